@@ -1,0 +1,61 @@
+# make demo: detects objects in a photo.   make test: runs the tests.
+# Both set up .venv first, on any machine that has Python 3.10 or newer and a C++ compiler.
+#
+#   PYTHON=3.12             another Python for .venv
+#   CUDA_ARCHITECTURES=90   instead of the local GPU's (or 75 to 120)
+#   TENSORRT_ROOT=/opt/tensorrt   where TensorRT's include/ and lib/ are, for the plugin
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/uv/bin/uv)
+PYTHON ?= $(shell python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+CUDA_ARCHITECTURES ?=
+PYTEST_FLAGS ?= -n 2
+CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
+
+.PHONY: demo test build lint format clean
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/built
+	$(BIN)/codetr demo --out out
+
+test: $(VENV)/built
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+build: $(VENV)/built
+
+# What the shared objects are made from; Python files need no rebuild.
+SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt kernels/include/msda/* kernels/src/* */csrc/*)
+
+$(VENV)/built: $(VENV)/packages $(SOURCES)
+	VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH" $(UV) pip install -q --no-build-isolation --no-deps -v -e . \
+	  $(if $(CUDA_ARCHITECTURES),-C cmake.define.MSDA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") 2>$(VENV)/build.log \
+	  || { cat $(VENV)/build.log; exit 1; }
+	@grep -h -A4 -E 'msda: |TensorRT plugin: ' $(VENV)/build.log || true
+	@touch $@
+
+$(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready
+	$(UV) venv -q --allow-existing --python $(PYTHON) $(VENV)
+	VIRTUAL_ENV=$(VENV) $(UV) pip install -q -c constraints.txt scikit-build-core cmake ninja \
+	  -r pyproject.toml --extra nvcc --extra onnx --extra dev
+	@touch $@
+
+# uv where the machine has it; else its own copy, through pip.
+$(VENV)/uv-ready:
+	@mkdir -p $(VENV)
+	@command -v uv >/dev/null || { echo "uv is missing: installing it into $(VENV)/uv"; \
+	  python3 -m venv $(VENV)/uv && $(VENV)/uv/bin/python -m pip install -q uv; }
+	@touch $@
+
+lint: $(VENV)/packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+
+format: $(VENV)/packages
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+clean:
+	rm -rf $(VENV) build out

@@ -1,0 +1,200 @@
+// The operator on the CPU: the same samples as on the GPU (sampling.h), for tests, exports and
+// machines without a GPU. A caller with several threads splits the range of items among them.
+//
+// T is the value's type: float, double, or a 16-bit type that converts to and from float.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "msda/params.h"
+#include "msda/sampling.h"
+
+namespace msda::cpu {
+
+template <typename T>
+using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Reads and writes a tensor that has either the value's type or the type of the sums.
+template <typename T>
+class Elements {
+ public:
+  using Real = Accumulate<T>;
+  Elements(const void* data, DataType type, DataType value_type)
+      : data_(const_cast<void*>(data)), widened_(type != value_type) {}
+  Real get(int64_t index) const {
+    return widened_ ? static_cast<const Real*>(data_)[index]
+                    : static_cast<Real>(static_cast<const T*>(data_)[index]);
+  }
+  void set(int64_t index, Real x) const {
+    if (widened_) {
+      static_cast<Real*>(data_)[index] = x;
+    } else {
+      static_cast<T*>(data_)[index] = static_cast<T>(x);
+    }
+  }
+
+ private:
+  void* data_;
+  bool widened_;
+};
+
+// Calls sample(point, weight, x, y, level) for every point of one (n, q, m), inside or not.
+// item = (n * Q + q) * M + m. The fused weights are normalised already.
+template <typename T, typename Sample>
+void for_each_sample(const Problem& problem, const ForwardArguments& arguments, int64_t item,
+                     const Sample& sample) {
+  using Real = Accumulate<T>;
+  const Elements<T> locations(arguments.sampling_locations, problem.location_type,
+                              problem.value_type);
+  const Elements<T> weights(arguments.attention_weights, problem.weight_type, problem.value_type);
+  const Real* const references = static_cast<const Real*>(arguments.reference_points);
+  const bool fused = problem.locations != Locations::kGiven;
+  const int64_t first_point = item * problem.total_points;
+
+  Real largest = -std::numeric_limits<Real>::infinity();
+  Real total_weight = 0;
+  if (fused) {
+    for (int64_t point = first_point; point < first_point + problem.total_points; ++point) {
+      largest = std::max(largest, weights.get(point));
+    }
+    for (int64_t point = first_point; point < first_point + problem.total_points; ++point) {
+      total_weight += std::exp(weights.get(point) - largest);
+    }
+  }
+
+  int64_t point = first_point;
+  for (int64_t level_index = 0; level_index < problem.num_levels; ++level_index) {
+    const Level level = read_level(arguments.spatial_shapes, arguments.level_start_index,
+                                   problem.int64_shapes, level_index, problem.num_cells);
+    const Real width = static_cast<Real>(level.width);
+    const Real height = static_cast<Real>(level.height);
+    const int64_t reference = item / problem.num_heads * problem.num_levels + level_index;
+    const int32_t num_points = problem.points_per_level[level_index];
+    for (int32_t i = 0; i < num_points; ++i, ++point) {
+      const Real location_x = locations.get(2 * point);
+      const Real location_y = locations.get(2 * point + 1);
+      Real weight = weights.get(point);
+      if (fused) weight = std::exp(weight - largest) / total_weight;
+      Coordinate<Real> x, y;
+      switch (problem.locations) {
+        case Locations::kGiven:
+          x = at_location(location_x, width);
+          y = at_location(location_y, height);
+          break;
+        case Locations::kReferencePoints:
+          x = at_offset(references[2 * reference], location_x, width);
+          y = at_offset(references[2 * reference + 1], location_y, height);
+          break;
+        case Locations::kReferenceBoxes: {
+          const Real* const box = references + 4 * reference;
+          const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
+          x = at_offset(box[0], location_x * (box[2] * half_per_point * width), width);
+          y = at_offset(box[1], location_y * (box[3] * half_per_point * height), height);
+          break;
+        }
+      }
+      sample(point, weight, x, y, level);
+    }
+  }
+}
+
+template <typename Real>
+bool touches_level(const Level& level, Coordinate<Real> x, Coordinate<Real> y) {
+  return level.valid && touches(x, static_cast<Real>(level.width)) &&
+         touches(y, static_cast<Real>(level.height));
+}
+
+// Output rows of the items first to last (exclusive) of the N * Q * M.
+template <typename T>
+void forward(const Problem& problem, const ForwardArguments& arguments, int64_t first,
+             int64_t last) {
+  using Real = Accumulate<T>;
+  const int64_t cell_stride = problem.num_heads * problem.head_dim;
+  std::vector<Real> sums(problem.head_dim);
+  for (int64_t item = first; item < last; ++item) {
+    const int64_t batch = item / problem.num_heads / problem.num_queries;
+    const T* const head_value = static_cast<const T*>(arguments.value) +
+                                batch * problem.num_cells * cell_stride +
+                                item % problem.num_heads * problem.head_dim;
+    std::fill(sums.begin(), sums.end(), Real(0));
+    for_each_sample<T>(
+        problem, arguments, item,
+        [&](int64_t, Real weight, Coordinate<Real> x, Coordinate<Real> y, const Level& level) {
+          if (!touches_level(level, x, y)) return;
+          const Corners<Real> corner = corners(x, y, level);
+          for (int c = 0; c < 4; ++c) {
+            if (!corner.inside[c]) continue;
+            const int64_t cell = static_cast<int64_t>(level.start) + corner.top_left +
+                                 (c >= 2 ? level.width : 0) + c % 2;
+            const T* const value = head_value + cell * cell_stride;
+            const Real scale = weight * corner.weight[c];
+            for (int64_t d = 0; d < problem.head_dim; ++d) {
+              sums[d] += scale * static_cast<Real>(value[d]);
+            }
+          }
+        });
+    T* const output = static_cast<T*>(arguments.output) + item * problem.head_dim;
+    for (int64_t d = 0; d < problem.head_dim; ++d) output[d] = static_cast<T>(sums[d]);
+  }
+}
+
+// Gradients of attention with given locations, for heads first to last (exclusive) of the N * M: a
+// head's part of grad_value has one writer, so the sums need no atomics and their order is fixed.
+template <typename T>
+void backward(const Problem& problem, const BackwardArguments& arguments, int64_t first,
+              int64_t last) {
+  using Real = Accumulate<T>;
+  const Elements<T> grad_locations(arguments.grad_sampling_locations, problem.location_type,
+                                   problem.value_type);
+  const Elements<T> grad_weights(arguments.grad_attention_weights, problem.weight_type,
+                                 problem.value_type);
+  const int64_t cell_stride = problem.num_heads * problem.head_dim;
+  for (int64_t head_index = first; head_index < last; ++head_index) {
+    const int64_t batch = head_index / problem.num_heads;
+    const int64_t head = head_index % problem.num_heads;
+    const int64_t head_offset = batch * problem.num_cells * cell_stride + head * problem.head_dim;
+    const T* const value = static_cast<const T*>(arguments.forward.value) + head_offset;
+    Real* const grad_value = static_cast<Real*>(arguments.grad_value) + head_offset;
+    for (int64_t query = 0; query < problem.num_queries; ++query) {
+      const int64_t item = (batch * problem.num_queries + query) * problem.num_heads + head;
+      const T* const grad = static_cast<const T*>(arguments.grad_output) + item * problem.head_dim;
+      for_each_sample<T>(
+          problem, arguments.forward, item,
+          [&](int64_t point, Real weight, Coordinate<Real> x, Coordinate<Real> y,
+              const Level& level) {
+            Real grad_weight = 0;
+            Real grad_x = 0;
+            Real grad_y = 0;
+            if (touches_level(level, x, y)) {
+              const Corners<Real> corner = corners(x, y, level);
+              const Real along_x[4] = {y.fraction - 1, 1 - y.fraction, -y.fraction, y.fraction};
+              const Real along_y[4] = {x.fraction - 1, -x.fraction, 1 - x.fraction, x.fraction};
+              for (int c = 0; c < 4; ++c) {
+                if (!corner.inside[c]) continue;
+                const int64_t cell = static_cast<int64_t>(level.start) + corner.top_left +
+                                     (c >= 2 ? level.width : 0) + c % 2;
+                const Real scale = weight * corner.weight[c];
+                Real product = 0;
+                for (int64_t d = 0; d < problem.head_dim; ++d) {
+                  product +=
+                      static_cast<Real>(grad[d]) * static_cast<Real>(value[cell * cell_stride + d]);
+                  grad_value[cell * cell_stride + d] += scale * static_cast<Real>(grad[d]);
+                }
+                grad_weight += corner.weight[c] * product;
+                grad_x += along_x[c] * product;
+                grad_y += along_y[c] * product;
+              }
+            }
+            grad_weights.set(point, grad_weight);
+            grad_locations.set(2 * point, weight * static_cast<Real>(level.width) * grad_x);
+            grad_locations.set(2 * point + 1, weight * static_cast<Real>(level.height) * grad_y);
+          });
+    }
+  }
+}
+
+}  // namespace msda::cpu

@@ -1,0 +1,181 @@
+// Forward of multi-scale deformable attention, with given locations and fused.
+//
+// Problem   out[n,q,m,:] = sum over levels l and points p of
+//           weight[n,q,m,l,p] * bilinear(value of level l, head m; location[n,q,m,l,p])
+//           (inner sum of eq. 3, Deformable DETR, arXiv:2010.04159). Outside samples count 0.
+//           Fused: weight is the softmax of the logits over all levels and points, and the location
+//           comes from a reference point and an offset (params.h).
+// Layout    value [N,S,M,D] and out [N,Q,M,D] row-major, stored as float, half, bfloat16 or double;
+//           coordinates, weights and sums are float (double with double values).
+// Threads   one thread makes kVec consecutive channels of one (n,q,m): 16 bytes where D and the
+//           addresses allow, else one channel. Thread t writes the t-th vector of the output, so
+//           stores coalesce, and the lanes of a head read consecutive parts of the same cells. All
+//           lanes of a head compute the same coordinates from broadcast loads. Blocks of 256
+//           threads, no shared memory; the fused kernel reads the logits twice (largest, then
+//           weights) from L1.
+// Traffic   per output vector and point: four corners of 16 bytes, one location, one weight. Every
+// byte
+//           of value is wanted many times; what misses L1 is served by L2.
+// Limits    those of check() in params.h. Deterministic: no atomics, a fixed order of sums.
+#pragma once
+
+#include "msda/launch.h"
+#include "msda/sampling.h"
+#include "msda/vector.cuh"
+
+namespace msda {
+
+inline constexpr int kForwardThreads = 256;
+
+template <typename T, int kVec, Locations kLocations>
+__global__ void __launch_bounds__(kForwardThreads)
+    forward_kernel(const __grid_constant__ Problem problem,
+                   const __grid_constant__ ForwardArguments arguments) {
+  using Real = typename Accumulate<T>::type;
+  constexpr bool kAligned = kVec > 1;
+  const int64_t vectors_per_head = problem.head_dim / kVec;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kForwardThreads + threadIdx.x;
+  const int64_t item = thread / vectors_per_head;  // (n, q, m)
+  const int64_t query = item / problem.num_heads;  // (n, q)
+  if (query >= problem.batch_size * problem.num_queries) return;
+  const int64_t head = item - query * problem.num_heads;
+  const int64_t batch = query / problem.num_queries;
+  const int64_t channel = (thread - item * vectors_per_head) * kVec;
+
+  const bool wide_locations =
+      problem.location_type != problem.value_type || sizeof(T) == sizeof(Real);
+  const bool wide_weights = problem.weight_type != problem.value_type || sizeof(T) == sizeof(Real);
+  const int64_t first_point = item * problem.total_points;
+
+  // Softmax in two passes over the logits: their largest first, then the weights as they are used,
+  // and one division at the end.
+  Real largest = 0;
+  if constexpr (kLocations != Locations::kGiven) {
+    largest = -INFINITY;
+    for (int64_t point = 0; point < problem.total_points; ++point) {
+      largest = max(largest,
+                    load_scalar<T>(arguments.attention_weights, first_point + point, wide_weights));
+    }
+  }
+  Real total_weight = 0;
+
+  const int64_t cell_stride = problem.num_heads * problem.head_dim;
+  const T* const head_value = static_cast<const T*>(arguments.value) +
+                              batch * problem.num_cells * cell_stride + head * problem.head_dim +
+                              channel;
+
+  Real sums[kVec] = {};
+  int64_t point = first_point;
+  for (int level_index = 0; level_index < problem.num_levels; ++level_index) {
+    const Level level = read_level(arguments.spatial_shapes, arguments.level_start_index,
+                                   problem.int64_shapes, level_index, problem.num_cells);
+    const Real width = static_cast<Real>(level.width);
+    const Real height = static_cast<Real>(level.height);
+    const T* const level_value = head_value + level.start * cell_stride;
+    const int64_t row_stride = level.width * cell_stride;
+    const int num_points = problem.points_per_level[level_index];
+
+    Pair<Real> reference{};
+    Pair<Real> cells_per_offset{};
+    if constexpr (kLocations == Locations::kReferencePoints) {
+      reference = load_pair<Real, kAligned>(arguments.reference_points,
+                                            query * problem.num_levels + level_index, true);
+    } else if constexpr (kLocations == Locations::kReferenceBoxes) {
+      const int64_t box = 2 * (query * problem.num_levels + level_index);
+      reference = load_pair<Real, kAligned>(arguments.reference_points, box, true);
+      const Pair<Real> size = load_pair<Real, kAligned>(arguments.reference_points, box + 1, true);
+      const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
+      cells_per_offset = {size.x * half_per_point * width, size.y * half_per_point * height};
+    }
+
+    for (int i = 0; i < num_points; ++i, ++point) {
+      Real weight = load_scalar<T>(arguments.attention_weights, point, wide_weights);
+      const Pair<Real> location =
+          load_pair<T, kAligned>(arguments.sampling_locations, point, wide_locations);
+      Coordinate<Real> x, y;
+      if constexpr (kLocations == Locations::kGiven) {
+        x = at_location(location.x, width);
+        y = at_location(location.y, height);
+      } else {
+        weight = exp(weight - largest);
+        total_weight += weight;
+        if constexpr (kLocations == Locations::kReferencePoints) {
+          x = at_offset(reference.x, location.x, width);
+          y = at_offset(reference.y, location.y, height);
+        } else {
+          x = at_offset(reference.x, location.x * cells_per_offset.x, width);
+          y = at_offset(reference.y, location.y * cells_per_offset.y, height);
+        }
+      }
+      if (!level.valid || !touches(x, width) || !touches(y, height)) continue;
+
+      const Corners<Real> corner = corners(x, y, level);
+      const T* const top_left = level_value + corner.top_left * cell_stride;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (!corner.inside[c]) continue;
+        const T* const address = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
+        const Vector<T, kVec> value = load<T, kVec>(address);
+        const Real scale = weight * corner.weight[c];
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) sums[k] += scale * widen(value.element[k]);
+      }
+    }
+  }
+
+  if constexpr (kLocations != Locations::kGiven) {
+    const Real scale = Real(1) / total_weight;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) sums[k] *= scale;
+  }
+  store<T, kVec>(static_cast<T*>(arguments.output) + item * problem.head_dim + channel, sums);
+}
+
+inline bool aligned(const void* address, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+// Whether 16 bytes of channels, and an (x, y) pair, can be read at once.
+template <typename T>
+bool can_vectorise(const Problem& problem, const ForwardArguments& arguments) {
+  using Real = typename Accumulate<T>::type;
+  return problem.head_dim % static_cast<int64_t>(16 / sizeof(T)) == 0 &&
+         aligned(arguments.value, 16) && aligned(arguments.sampling_locations, 2 * sizeof(Real)) &&
+         aligned(arguments.reference_points, 2 * sizeof(Real));
+}
+
+template <typename T, int kVec, Locations kLocations>
+cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
+                           cudaStream_t stream) {
+  const int64_t threads =
+      problem.batch_size * problem.num_queries * problem.num_heads * (problem.head_dim / kVec);
+  const int64_t blocks = (threads + kForwardThreads - 1) / kForwardThreads;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  forward_kernel<T, kVec, kLocations>
+      <<<static_cast<unsigned>(blocks), kForwardThreads, 0, stream>>>(problem, arguments);
+  return cudaGetLastError();
+}
+
+template <typename T, int kVec>
+cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
+                           cudaStream_t stream) {
+  switch (problem.locations) {
+    case Locations::kGiven:
+      return launch_forward<T, kVec, Locations::kGiven>(problem, arguments, stream);
+    case Locations::kReferencePoints:
+      return launch_forward<T, kVec, Locations::kReferencePoints>(problem, arguments, stream);
+    case Locations::kReferenceBoxes:
+      return launch_forward<T, kVec, Locations::kReferenceBoxes>(problem, arguments, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <typename T>
+cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
+                           cudaStream_t stream) {
+  return can_vectorise<T>(problem, arguments) && aligned(arguments.output, 16)
+             ? launch_forward<T, 16 / sizeof(T)>(problem, arguments, stream)
+             : launch_forward<T, 1>(problem, arguments, stream);
+}
+
+}  // namespace msda

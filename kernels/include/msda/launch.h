@@ -1,0 +1,19 @@
+// The launchers: what every wrapper calls. They use the caller's stream, allocate nothing and never
+// synchronise. The problem has passed check(); an empty one is a success that launches nothing.
+// Pointers are device pointers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "msda/params.h"
+
+namespace msda {
+
+// attention (Locations::kGiven) and fused_attention (the other two).
+cudaError_t forward(const Problem& problem, const ForwardArguments& arguments, cudaStream_t stream);
+
+// Gradients of attention; Locations::kGiven only, anything else is cudaErrorInvalidValue.
+cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
+                     cudaStream_t stream);
+
+}  // namespace msda

@@ -1,0 +1,131 @@
+// The contract between the kernels and whoever calls them: sizes, types and pointers of one
+// problem. Plain C++, no CUDA: the Torch operator, the TensorRT plugin and the tests fill the same
+// structs and get the same words from check().
+//
+// Shape letters (everywhere in this library):
+//   N  batch            S  cells of all levels, sum of H_l * W_l     M  heads       D  channels of
+//   a head Q  queries          L  levels        P  points of a level        K  points of all
+//   levels, sum of P_l
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace msda {
+
+// The levels' numbers of points travel to the GPU as kernel arguments; this bounds that array.
+inline constexpr int64_t kMaxLevels = 32;
+
+enum class DataType : int32_t { kFloat32, kFloat16, kBFloat16, kFloat64 };
+
+// How the sampling locations are given.
+enum class Locations : int32_t {
+  kGiven,            // sampling_locations and attention_weights, as they are
+  kReferencePoints,  // reference [N,Q,L,2] + offset / (W, H); softmax over K inside
+  kReferenceBoxes,   // reference [N,Q,L,4]: (cx, cy) + offset / P * (w, h) * 0.5; softmax over K
+                     // inside
+};
+
+struct Problem {
+  int64_t batch_size = 0;    // N
+  int64_t num_cells = 0;     // S
+  int64_t num_heads = 0;     // M
+  int64_t head_dim = 0;      // D
+  int64_t num_levels = 0;    // L
+  int64_t num_queries = 0;   // Q
+  int64_t total_points = 0;  // K
+  int32_t points_per_level[kMaxLevels] = {};
+  Locations locations = Locations::kGiven;
+  DataType value_type = DataType::kFloat32;     // value and output
+  DataType location_type = DataType::kFloat32;  // sampling_locations or sampling_offsets
+  DataType weight_type = DataType::kFloat32;    // attention_weights or attention_logits
+  bool int64_shapes = true;  // spatial_shapes, level_start_index: int64, else int32
+
+  bool empty() const {
+    return batch_size == 0 || num_queries == 0 || num_heads == 0 || head_dim == 0;
+  }
+};
+
+// All tensors are dense and row-major. Pointers need the alignment of their element only.
+struct ForwardArguments {
+  const void* value = nullptr;              // [N, S, M, D]
+  const void* spatial_shapes = nullptr;     // [L, 2] = (H, W)
+  const void* level_start_index = nullptr;  // [L]
+  const void* reference_points =
+      nullptr;  // [N, Q, L, 2 or 4] float (double with double values), or null
+  const void* sampling_locations =
+      nullptr;  // [N, Q, M, K, 2] = (x, y): locations, or offsets in cells
+  const void* attention_weights = nullptr;  // [N, Q, M, K]: weights, or logits
+  void* output = nullptr;                   // [N, Q, M, D]
+};
+
+// Gradients of the operator with given locations.
+struct BackwardArguments {
+  ForwardArguments forward;           // output is not read
+  const void* grad_output = nullptr;  // [N, Q, M, D], value_type
+  void* grad_value =
+      nullptr;  // [N, S, M, D] float (double with double values); zeroed by the caller, added to
+  void* grad_sampling_locations = nullptr;  // [N, Q, M, K, 2], location_type; written
+  void* grad_attention_weights = nullptr;   // [N, Q, M, K], weight_type; written
+};
+
+inline const char* name(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return "float32";
+    case DataType::kFloat16:
+      return "float16";
+    case DataType::kBFloat16:
+      return "bfloat16";
+    case DataType::kFloat64:
+      return "float64";
+  }
+  return "unknown";
+}
+
+// Says in one sentence what is wrong with the problem; empty when nothing is.
+inline std::string check(const Problem& problem) {
+  const auto got = [](const char* what, int64_t expected, int64_t actual) {
+    return std::string(what) + " should be " + std::to_string(expected) + ", got " +
+           std::to_string(actual);
+  };
+  const auto accumulates = [&](DataType type) {
+    return type == problem.value_type ||
+           (type == DataType::kFloat32 && problem.value_type != DataType::kFloat64);
+  };
+  if (problem.num_levels < 1 || problem.num_levels > kMaxLevels) {
+    return "spatial_shapes: the number of levels should be 1 to " + std::to_string(kMaxLevels) +
+           ", got " + std::to_string(problem.num_levels);
+  }
+  int64_t total = 0;
+  for (int64_t level = 0; level < problem.num_levels; ++level) {
+    if (problem.points_per_level[level] < 0) {
+      return "points_per_level: every number should be 0 or more, got " +
+             std::to_string(problem.points_per_level[level]) + " for level " +
+             std::to_string(level);
+    }
+    total += problem.points_per_level[level];
+  }
+  if (total != problem.total_points) {
+    return got("points_per_level: the sum over all levels", problem.total_points, total);
+  }
+  if (total < 1) return "points_per_level: at least one level should have a point, got none";
+  // Cell indices and the distance between cells are 32-bit in the kernels; their product is 64-bit.
+  constexpr int64_t kLimit = INT32_MAX;
+  if (problem.num_cells > kLimit || problem.num_heads * problem.head_dim > kLimit) {
+    return "value: S and M * D should each be below 2^31, got S=" +
+           std::to_string(problem.num_cells) +
+           ", M * D=" + std::to_string(problem.num_heads * problem.head_dim);
+  }
+  if (!accumulates(problem.location_type)) {
+    return std::string("sampling locations: the type should be ") + name(problem.value_type) +
+           " (the value's) or float32, got " + name(problem.location_type);
+  }
+  if (!accumulates(problem.weight_type)) {
+    return std::string("attention weights: the type should be ") + name(problem.value_type) +
+           " (the value's) or float32, got " + name(problem.weight_type);
+  }
+  return {};
+}
+
+}  // namespace msda

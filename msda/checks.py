@@ -1,0 +1,194 @@
+"""The one contract of the operator's arguments, for the reference, the compiled operator and the module.
+
+Every error names the argument, says what it should be and what it was. Shapes, types and devices are always
+checked; the numbers in `spatial_shapes` and `level_start_index` only where they can be read without waiting
+for a GPU, that is, on the CPU and outside of tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
+VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    points_per_level: Sequence[int] | None,
+) -> list[int]:
+    """Checks the arguments of :func:`msda.attention`; returns the number of points of each level."""
+    num_levels = _check_value_and_levels(value, spatial_shapes, level_start_index)
+    batch, _, heads, _ = value.shape
+    _check_float("sampling_locations", sampling_locations, value)
+    _check_float("attention_weights", attention_weights, value)
+    sizes = _points_per_level("sampling_locations", sampling_locations, num_levels, points_per_level)
+    queries = sampling_locations.shape[1]
+    if points_per_level is None:
+        points = (num_levels, sizes[0])
+        letters = "L, P"
+    else:
+        points = (sum(sizes),)
+        letters = "sum(points_per_level)"
+    _check_shape(
+        "sampling_locations",
+        sampling_locations,
+        f"[N, Q, M, {letters}, 2]",
+        (batch, queries, heads, *points, 2),
+    )
+    _check_shape(
+        "attention_weights", attention_weights, f"[N, Q, M, {letters}]", (batch, queries, heads, *points)
+    )
+    return sizes
+
+
+def check_fused_attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    reference_points: Tensor,
+    sampling_offsets: Tensor,
+    attention_logits: Tensor,
+    points_per_level: Sequence[int] | None,
+) -> list[int]:
+    """Checks the arguments of :func:`msda.fused_attention`; returns the number of points of each level."""
+    num_levels = _check_value_and_levels(value, spatial_shapes, level_start_index)
+    batch, _, heads, _ = value.shape
+    _check_float("sampling_offsets", sampling_offsets, value)
+    _check_float("attention_logits", attention_logits, value)
+    _check_tensor("reference_points", reference_points, value)
+    wide = torch.promote_types(value.dtype, torch.float32)
+    if reference_points.dtype != wide and not _autocasts(reference_points, value):
+        raise TypeError(
+            f"reference_points: expected {wide} with a value of {value.dtype}, got {reference_points.dtype}"
+        )
+    sizes = _points_per_level("sampling_offsets", sampling_offsets, num_levels, points_per_level)
+    queries = sampling_offsets.shape[1]
+    if points_per_level is None:
+        points, letters = (num_levels, sizes[0]), "L, P"
+    else:
+        points, letters = (sum(sizes),), "sum(points_per_level)"
+    _check_shape(
+        "sampling_offsets", sampling_offsets, f"[N, Q, M, {letters}, 2]", (batch, queries, heads, *points, 2)
+    )
+    _check_shape(
+        "attention_logits", attention_logits, "[N, Q, M, sum of points]", (batch, queries, heads, sum(sizes))
+    )
+    last = reference_points.shape[-1] if reference_points.dim() else 0
+    _check_shape(
+        "reference_points",
+        reference_points,
+        "[N, Q, L, 2] or [N, Q, L, 4]",
+        (batch, queries, num_levels, last if last in (2, 4) else 2),
+    )
+    return sizes
+
+
+def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor) -> int:
+    """Checks value, spatial_shapes and level_start_index; returns the number of levels."""
+    _check_tensor("value", value, None)
+    if value.dtype not in VALUE_TYPES:
+        raise TypeError(f"value: expected float32, float16, bfloat16 or float64, got {value.dtype}")
+    if value.dim() != 4:
+        raise ValueError(f"value: expected [N, S, M, D], got {list(value.shape)}")
+    for name, tensor in (("spatial_shapes", spatial_shapes), ("level_start_index", level_start_index)):
+        _check_tensor(name, tensor, value)
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{name}: expected int32 or int64, got {tensor.dtype}")
+    if spatial_shapes.dim() != 2 or spatial_shapes.shape[1] != 2:
+        raise ValueError(f"spatial_shapes: expected [L, 2] = (H, W), got {list(spatial_shapes.shape)}")
+    num_levels = spatial_shapes.shape[0]
+    if not 1 <= num_levels <= MAX_LEVELS:
+        raise ValueError(f"spatial_shapes: expected 1 to {MAX_LEVELS} levels, got {num_levels}")
+    _check_shape("level_start_index", level_start_index, "[L]", (num_levels,))
+    if level_start_index.dtype != spatial_shapes.dtype:
+        raise TypeError(
+            f"level_start_index: expected {spatial_shapes.dtype} as spatial_shapes, got {level_start_index.dtype}"
+        )
+    if _readable(spatial_shapes) and _readable(level_start_index):
+        _check_levels(spatial_shapes.tolist(), level_start_index.tolist(), value.shape[1])
+    return num_levels
+
+
+def _readable(tensor: Tensor) -> bool:
+    # Subclasses are fake tensors and tracing proxies, which have no numbers.
+    plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_levels(shapes: list[list[int]], starts: list[int], num_cells: int) -> None:
+    cells = 0
+    for i, ((height, width), start) in enumerate(zip(shapes, starts)):
+        if height < 1 or width < 1:
+            raise ValueError(
+                f"spatial_shapes: expected sizes of 1 or more, got (H, W) = ({height}, {width}) for level {i}"
+            )
+        if start < 0 or start + height * width > num_cells:
+            raise ValueError(
+                f"level_start_index: level {i} of {height} x {width} cells starts at {start}, "
+                f"expected it to lie within the S = {num_cells} cells of value"
+            )
+        cells += height * width
+    if cells != num_cells:
+        raise ValueError(
+            f"value: expected S = {cells} cells, the sum of H * W of spatial_shapes {shapes}, got S = {num_cells}"
+        )
+
+
+def _points_per_level(
+    name: str, tensor: Tensor, num_levels: int, points_per_level: Sequence[int] | None
+) -> list[int]:
+    if points_per_level is None:
+        if tensor.dim() != 6:
+            raise ValueError(f"{name}: expected [N, Q, M, L, P, 2], got {list(tensor.shape)}")
+        if tensor.shape[4] < 1:
+            raise ValueError(
+                f"{name}: expected [N, Q, M, L, P, 2] with P of 1 or more, got {list(tensor.shape)}"
+            )
+        return [tensor.shape[4]] * num_levels
+    sizes = list(points_per_level)
+    if len(sizes) != num_levels or any(size < 0 for size in sizes) or sum(sizes) < 1:
+        raise ValueError(
+            f"points_per_level: expected {num_levels} numbers of 0 or more that are not all 0, "
+            f"one for each level of spatial_shapes, got {sizes}"
+        )
+    if tensor.dim() != 5:
+        raise ValueError(
+            f"{name}: expected [N, Q, M, sum(points_per_level), 2] = [N, Q, M, {sum(sizes)}, 2], "
+            f"got {list(tensor.shape)}"
+        )
+    return sizes
+
+
+def _check_tensor(name: str, tensor: Tensor, value: Tensor | None) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if value is not None and tensor.device != value.device:
+        raise ValueError(f"{name}: expected a tensor on {value.device} as value, got one on {tensor.device}")
+
+
+def _check_float(name: str, tensor: Tensor, value: Tensor) -> None:
+    _check_tensor(name, tensor, value)
+    wide = torch.promote_types(value.dtype, torch.float32)
+    if tensor.dtype not in (value.dtype, wide) and not _autocasts(tensor, value):
+        expected = str(wide) if wide == value.dtype else f"{value.dtype} as value, or {wide}"
+        raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
+
+
+def _autocasts(tensor: Tensor, value: Tensor) -> bool:
+    """Whether autocast is on and will bring these types together."""
+    types = VALUE_TYPES[:3]
+    on = torch.is_autocast_enabled(value.device.type)
+    return on and tensor.dtype in types and value.dtype in types
+
+
+def _check_shape(name: str, tensor: Tensor, letters: str, expected: tuple[int, ...]) -> None:
+    if tensor.dim() != len(expected) or any(a != b for a, b in zip(tensor.shape, expected)):
+        raise ValueError(f"{name}: expected {letters} = {list(expected)}, got {list(tensor.shape)}")

@@ -1,0 +1,66 @@
+"""Finds and loads the compiled operators, `libmsda_torch.so`, which lies beside this file."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+FILE_NAME = "libmsda_torch.so"
+BUILD_COMMAND = "pip install --no-build-isolation -e . (or `make build`) in the source tree"
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """How the compiled operators were built: the file, and the CUDA architectures in it ("" without CUDA)."""
+
+    path: Path
+    cuda_architectures: str
+
+    @property
+    def has_cuda(self) -> bool:
+        return bool(self.cuda_architectures)
+
+
+def library_path() -> Path:
+    """The shared object: $MSDA_TORCH_LIBRARY where set, else the one beside this file.
+
+    Raises:
+        ImportError: naming the file that was looked for and the command that builds it.
+    """
+    override = os.environ.get("MSDA_TORCH_LIBRARY")
+    path = Path(override) if override else Path(__file__).with_name(FILE_NAME)
+    if not path.is_file():
+        source = "named by MSDA_TORCH_LIBRARY" if override else "of the msda package"
+        raise ImportError(
+            f"msda: the compiled operators {path} ({source}) do not exist; build them with {BUILD_COMMAND}"
+        )
+    return path
+
+
+@cache
+def load() -> BuildInfo:
+    """Registers the operators with Torch, once.
+
+    Raises:
+        ImportError: when the shared object is missing or can't be loaded, with the way out.
+    """
+    path = library_path()
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(
+            f"msda: {path} can't be loaded ({error}); rebuild it with {BUILD_COMMAND}"
+        ) from error
+    describe = ctypes.CDLL(str(path)).msda_cuda_architectures
+    describe.restype = ctypes.c_char_p
+    return BuildInfo(path=path, cuda_architectures=describe().decode())
+
+
+def build_info() -> BuildInfo:
+    """How the compiled operators in use were built."""
+    return load()

@@ -1,0 +1,110 @@
+"""The attention module around the operator, with the parameter names of the published checkpoints.
+
+Deformable DETR, arXiv:2010.04159, section 4.1 and appendix A.4 (initialisation).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from msda.ops import fused_attention
+
+
+class MultiScaleDeformableAttention(nn.Module):
+    """Each query looks at a few points of every level, which it chooses itself.
+
+    Args:
+        embed_dims: channels C of queries, values and results; a multiple of `num_heads`.
+        num_heads: M.
+        num_levels: L.
+        num_points: P, points of each level and head.
+
+    Parameters have the names of Deformable DETR's checkpoints: `sampling_offsets`, `attention_weights`,
+    `value_proj`, `output_proj`, each a `nn.Linear`.
+
+    Raises:
+        ValueError: naming the argument that does not fit.
+    """
+
+    def __init__(self, embed_dims: int = 256, num_heads: int = 8, num_levels: int = 4, num_points: int = 4):
+        super().__init__()
+        sizes = {"num_heads": num_heads, "num_levels": num_levels, "num_points": num_points}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {size}")
+        if embed_dims < 1 or embed_dims % num_heads:
+            raise ValueError(f"embed_dims: expected a multiple of num_heads = {num_heads}, got {embed_dims}")
+        self.embed_dims = embed_dims
+        self.num_heads = num_heads
+        self.num_levels = num_levels
+        self.num_points = num_points
+        self.sampling_offsets = nn.Linear(embed_dims, num_heads * num_levels * num_points * 2)
+        self.attention_weights = nn.Linear(embed_dims, num_heads * num_levels * num_points)
+        self.value_proj = nn.Linear(embed_dims, embed_dims)
+        self.output_proj = nn.Linear(embed_dims, embed_dims)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Offsets start as a star: head m points in its own direction, point p lies p + 1 cells away."""
+        angles = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
+        directions = torch.stack([angles.cos(), angles.sin()], -1)  # [M, 2]
+        directions = directions / directions.abs().amax(-1, keepdim=True)
+        distances = torch.arange(1, self.num_points + 1)
+        star = directions[:, None, None] * distances[:, None]  # [M, 1, P, 2]
+        self.sampling_offsets.bias.copy_(star.expand(-1, self.num_levels, -1, -1).flatten())
+        nn.init.zeros_(self.sampling_offsets.weight)
+        nn.init.zeros_(self.attention_weights.weight)
+        nn.init.zeros_(self.attention_weights.bias)
+        for projection in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        value: Tensor,
+        reference_points: Tensor,
+        spatial_shapes: Tensor,
+        level_start_index: Tensor,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attends from `query` to `value`.
+
+        Args:
+            query: [N, Q, C], its position added already.
+            value: [N, S, C], all levels flattened row by row and joined.
+            reference_points: [N, Q, L, 2] = (x, y) or [N, Q, L, 4] = (cx, cy, w, h), in [0, 1]; float32
+                whatever the queries' type (float64 with float64 queries).
+            spatial_shapes: [L, 2] = (H, W), int32 or int64.
+            level_start_index: [L], first cell of each level.
+            key_padding_mask: [N, S] bool, True for cells of `value` that are padding; they count as zero.
+
+        Returns:
+            [N, Q, C], without residual.
+        """
+        if query.dim() != 3 or query.shape[-1] != self.embed_dims:
+            raise ValueError(f"query: expected [N, Q, C] with C = {self.embed_dims}, got {list(query.shape)}")
+        if value.dim() != 3 or value.shape[-1] != self.embed_dims:
+            raise ValueError(f"value: expected [N, S, C] with C = {self.embed_dims}, got {list(value.shape)}")
+        value = self.value_proj(value)
+        if key_padding_mask is not None:
+            if key_padding_mask.shape != value.shape[:2] or key_padding_mask.dtype != torch.bool:
+                raise ValueError(
+                    f"key_padding_mask: expected [N, S] = {list(value.shape[:2])} of torch.bool, "
+                    f"got {list(key_padding_mask.shape)} of {key_padding_mask.dtype}"
+                )
+            value = value.masked_fill(key_padding_mask.unsqueeze(-1), 0)
+        heads, levels, points = self.num_heads, self.num_levels, self.num_points
+        attended = fused_attention(
+            value.unflatten(-1, (heads, -1)),
+            spatial_shapes,
+            level_start_index,
+            reference_points,
+            self.sampling_offsets(query).unflatten(-1, (heads, levels, points, 2)),
+            self.attention_weights(query).unflatten(-1, (heads, levels * points)),
+        )
+        return self.output_proj(attended)

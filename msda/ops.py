@@ -1,0 +1,277 @@
+"""The operators: public functions, and what C++ can't register of them (fake, autograd, autocast).
+
+Schemas and the implementations for CPU and CUDA are registered by `csrc/binding.cpp`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from msda import checks, library
+from msda.reference import offset_scale, sampling_locations
+
+_BUILD = library.load()
+
+
+def attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    points_per_level: Sequence[int] | None = None,
+) -> Tensor:
+    """Samples multi-scale features at given locations and sums them by weight.
+
+    Letters: N batch, S cells of all levels, M heads, D channels of a head, Q queries, L levels, P points.
+    Mind the order: `spatial_shapes` is (H, W), locations are (x, y).
+
+    Args:
+        value: [N, S, M, D] float32, float16, bfloat16 or float64; levels flattened row by row and joined,
+            S = sum of H_l * W_l.
+        spatial_shapes: [L, 2] = (H, W) in cells, int32 or int64, on value's device.
+        level_start_index: [L], first cell of each level in S, as spatial_shapes.
+        sampling_locations: [N, Q, M, L, P, 2] = (x, y), 0 to 1 over the whole level, in value's type or
+            float32. Location x lies at pixel x * W - 0.5; what is outside counts zero, and so does a sample
+            at a location that is not finite.
+        attention_weights: [N, Q, M, L, P] in value's type or float32; not normalised here.
+        points_per_level: P_l of each level where they differ; then sampling_locations is
+            [N, Q, M, sum P_l, 2] and attention_weights [N, Q, M, sum P_l].
+
+    Returns:
+        [N, Q, M * D] in value's type. Coordinates, weights and sums are float32 inside (float64 for
+        float64). Differentiable in value, sampling_locations and attention_weights.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was. On the GPU the numbers
+            in spatial_shapes and level_start_index are not read; a level outside of value counts zero.
+
+    Source: Deformable DETR, arXiv:2010.04159, eq. 3.
+
+    Example:
+        >>> value = torch.rand(1, 4 * 6 + 2 * 3, 8, 32)
+        >>> shapes, starts = torch.tensor([[4, 6], [2, 3]]), torch.tensor([0, 24])
+        >>> locations, weights = torch.rand(1, 5, 8, 2, 4, 2), torch.rand(1, 5, 8, 2, 4)
+        >>> attention(value, shapes, starts, locations, weights).shape
+        torch.Size([1, 5, 256])
+    """
+    sizes = checks.check_attention(
+        value, spatial_shapes, level_start_index, sampling_locations, attention_weights, points_per_level
+    )
+    _check_built_for(value)
+    return torch.ops.msda.attention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        sampling_locations,
+        attention_weights,
+        None if points_per_level is None else sizes,
+    )
+
+
+def fused_attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    reference_points: Tensor,
+    sampling_offsets: Tensor,
+    attention_logits: Tensor,
+    points_per_level: Sequence[int] | None = None,
+) -> Tensor:
+    """As :func:`attention`, computing weights and locations inside.
+
+    The weights are the softmax of the logits over all levels and points. The location of a point is
+
+    - for reference_points [N, Q, L, 2] = (x, y): reference + offset / (W, H);
+    - for reference_points [N, Q, L, 4] = (cx, cy, w, h): (cx, cy) + offset / P * (w, h) * 0.5.
+
+    Args:
+        value, spatial_shapes, level_start_index: as for :func:`attention`.
+        reference_points: as above, 0 to 1 over the level; float32 (float64 with a float64 value).
+        sampling_offsets: [N, Q, M, L, P, 2] = (x, y) in value's type or float32.
+        attention_logits: [N, Q, M, L * P] in value's type or float32.
+        points_per_level: P_l of each level where they differ; then sampling_offsets is
+            [N, Q, M, sum P_l, 2] and attention_logits [N, Q, M, sum P_l].
+
+    Returns:
+        [N, Q, M * D] in value's type. Differentiable in value, reference_points, sampling_offsets and
+        attention_logits.
+
+    Raises:
+        ValueError, TypeError: as :func:`attention`.
+
+    Source: Deformable DETR, arXiv:2010.04159, section 4.1 (points) and appendix A.4 (boxes).
+
+    Example:
+        >>> value = torch.rand(1, 4 * 6 + 2 * 3, 8, 32)
+        >>> shapes, starts = torch.tensor([[4, 6], [2, 3]]), torch.tensor([0, 24])
+        >>> reference = torch.rand(1, 5, 2, 2)
+        >>> offsets, logits = torch.randn(1, 5, 8, 2, 4, 2), torch.randn(1, 5, 8, 8)
+        >>> fused_attention(value, shapes, starts, reference, offsets, logits).shape
+        torch.Size([1, 5, 256])
+    """
+    sizes = checks.check_fused_attention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        reference_points,
+        sampling_offsets,
+        attention_logits,
+        points_per_level,
+    )
+    _check_built_for(value)
+    return torch.ops.msda.fused_attention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        reference_points,
+        sampling_offsets,
+        attention_logits,
+        None if points_per_level is None else sizes,
+    )
+
+
+def _check_built_for(value: Tensor) -> None:
+    if value.is_cuda and not _BUILD.has_cuda:
+        raise RuntimeError(
+            f"value: is on {value.device}, but msda was built without CUDA; install a CUDA compiler "
+            f"(pip install codetr-tensorrt[nvcc]) and build again with {library.BUILD_COMMAND}"
+        )
+
+
+# Fake implementations: shapes and types without numbers.
+
+
+@torch.library.register_fake("msda::attention")
+def _attention_fake(value, spatial_shapes, level_start_index, locations, weights, points_per_level=None):
+    return value.new_empty(value.shape[0], locations.shape[1], value.shape[2] * value.shape[3])
+
+
+@torch.library.register_fake("msda::fused_attention")
+def _fused_attention_fake(
+    value, spatial_shapes, level_start_index, reference_points, offsets, logits, points_per_level=None
+):
+    return value.new_empty(value.shape[0], offsets.shape[1], value.shape[2] * value.shape[3])
+
+
+@torch.library.register_fake("msda::attention_backward")
+def _attention_backward_fake(
+    grad_output, value, spatial_shapes, level_start_index, locations, weights, points_per_level=None
+):
+    return (
+        torch.empty_like(value, memory_format=torch.contiguous_format),
+        torch.empty_like(locations, memory_format=torch.contiguous_format),
+        torch.empty_like(weights, memory_format=torch.contiguous_format),
+    )
+
+
+# Autograd.
+
+
+def _attention_backward(
+    grad_output: Tensor,
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    locations: Tensor,
+    weights: Tensor,
+    points_per_level: list[int] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if value.is_cuda and torch.are_deterministic_algorithms_enabled():
+        message = (
+            "msda.attention: its backward on CUDA has no deterministic implementation (atomic adds to "
+            "grad_value); see torch.use_deterministic_algorithms"
+        )
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(message)
+        warnings.warn(message, stacklevel=2)
+    return torch.ops.msda.attention_backward(
+        grad_output, value, spatial_shapes, level_start_index, locations, weights, points_per_level
+    )
+
+
+def _save_inputs(ctx, inputs, output):
+    *tensors, ctx.points_per_level = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_attention(ctx, grad_output):
+    grads = _attention_backward(grad_output, *ctx.saved_tensors, ctx.points_per_level)
+    return grads[0], None, None, grads[1], grads[2], None
+
+
+def _differentiate_fused_attention(ctx, grad_output):
+    value, spatial_shapes, level_start_index, reference_points, offsets, logits = ctx.saved_tensors
+    sizes = ctx.points_per_level or [offsets.shape[4]] * reference_points.shape[2]
+    wide = reference_points.dtype
+    flat_offsets = offsets.to(wide).reshape(*logits.shape, 2)  # [N, Q, M, K, 2]
+    weights = logits.to(wide).softmax(-1)  # [N, Q, M, K]
+    locations = sampling_locations(reference_points, flat_offsets, spatial_shapes, sizes)
+    grad_value, grad_locations, grad_weights = _attention_backward(
+        grad_output, value, spatial_shapes, level_start_index, locations, weights, sizes
+    )
+    # softmax: each logit moves its own weight up and all of them down.
+    grad_logits = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))
+    grad_offsets = grad_locations * offset_scale(reference_points, spatial_shapes, sizes)
+    grad_reference = None
+    if ctx.needs_input_grad[3]:
+        # Every head and point of a level moves with its reference.
+        moved = grad_locations.split(sizes, 3)
+        grad_reference = torch.stack([part.sum((2, 3)) for part in moved], 2)  # [N, Q, L, 2]
+        if reference_points.shape[-1] == 4:
+            levels = zip(moved, flat_offsets.split(sizes, 3), sizes, strict=True)
+            stretched = [(part * offset).sum((2, 3)) * (0.5 / max(n, 1)) for part, offset, n in levels]
+            grad_reference = torch.cat([grad_reference, torch.stack(stretched, 2)], -1)
+    return (
+        grad_value,
+        None,
+        None,
+        grad_reference,
+        grad_offsets.reshape(offsets.shape).to(offsets.dtype),
+        grad_logits.to(logits.dtype),
+        None,
+    )
+
+
+torch.library.register_autograd("msda::attention", _differentiate_attention, setup_context=_save_inputs)
+torch.library.register_autograd(
+    "msda::fused_attention", _differentiate_fused_attention, setup_context=_save_inputs
+)
+
+
+# Autocast: the values in the autocast type, coordinates and weights as they are, for they only lose by it.
+
+_autocast = torch.library.Library("msda", "FRAGMENT")
+
+
+def _register_autocast(name: str, device_type: str, key: str) -> None:
+    operator = getattr(torch.ops.msda, name).default
+
+    def cast_and_call(value, *others):
+        target = torch.get_autocast_dtype(device_type)
+        if value.dtype != torch.float64:
+            value = value.to(target)
+            spatial_shapes, level_start_index, *floats, points_per_level = _with_default(others, operator)
+            floats = [t if t.dtype in (target, torch.float32) else t.float() for t in floats]
+            if name == "fused_attention":
+                floats[0] = floats[0].float()
+            others = (spatial_shapes, level_start_index, *floats, points_per_level)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
+            return operator(value, *others)
+
+    _autocast.impl(name, cast_and_call, key)
+
+
+def _with_default(arguments: tuple, operator: torch._ops.OpOverload) -> tuple:
+    """The arguments after the first, with points_per_level where the caller left it out."""
+    missing = len(operator._schema.arguments) - 1 - len(arguments)
+    return arguments + (None,) * missing
+
+
+for _name in ("attention", "fused_attention"):
+    _register_autocast(_name, "cuda", "AutocastCUDA")
+    _register_autocast(_name, "cpu", "AutocastCPU")
