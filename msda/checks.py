@@ -110,7 +110,8 @@ def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_i
     _check_shape("level_start_index", level_start_index, "[L]", (num_levels,))
     if level_start_index.dtype != spatial_shapes.dtype:
         raise TypeError(
-            f"level_start_index: expected {spatial_shapes.dtype} as spatial_shapes, got {level_start_index.dtype}"
+            f"level_start_index: expected {spatial_shapes.dtype} as spatial_shapes, "
+            f"got {level_start_index.dtype}"
         )
     if _readable(spatial_shapes) and _readable(level_start_index):
         _check_levels(spatial_shapes.tolist(), level_start_index.tolist(), value.shape[1])
@@ -138,7 +139,8 @@ def _check_levels(shapes: list[list[int]], starts: list[int], num_cells: int) ->
         cells += height * width
     if cells != num_cells:
         raise ValueError(
-            f"value: expected S = {cells} cells, the sum of H * W of spatial_shapes {shapes}, got S = {num_cells}"
+            f"value: expected S = {cells} cells, the sum of H * W of spatial_shapes {shapes}, "
+            f"got S = {num_cells}"
         )
 
 

@@ -1,0 +1,89 @@
+"""The build without a CUDA compiler, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import msda
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def test_build_info_names_the_library():
+    info = msda.build_info()
+    assert info.path.is_file()
+    assert info.has_cuda == bool(info.cuda_architectures)
+
+
+def test_missing_library_is_explained():
+    environment = {**os.environ, "MSDA_TORCH_LIBRARY": "/nowhere/libmsda_torch.so"}
+    command = [sys.executable, "-c", "import msda"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: msda: the compiled operators /nowhere/libmsda_torch.so")
+    assert "pip install" in last
+
+
+def test_unloadable_library_is_explained(tmp_path):
+    broken = tmp_path / "libmsda_torch.so"
+    broken.write_bytes(b"not a shared object")
+    environment = {**os.environ, "MSDA_TORCH_LIBRARY": str(broken)}
+    command = [sys.executable, "-c", "import msda"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
+    assert "can't be loaded" in result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_builds_without_cuda_for_the_cpu(tmp_path):
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake on the PATH")
+    build = tmp_path / "build"
+    configure = ["cmake", "-S", str(REPOSITORY), "-B", str(build), "-DMSDA_CUDA=OFF"]
+    configure.append(f"-DPython_EXECUTABLE={sys.executable}")
+    configured = subprocess.run(configure, capture_output=True, text=True)
+    assert configured.returncode == 0, configured.stderr
+    built = subprocess.run(
+        ["cmake", "--build", str(build), "--target", "msda_torch"], capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+
+    code = """
+import torch, msda
+assert not msda.build_info().has_cuda
+value, locations, weights = torch.rand(1, 4, 2, 8), torch.rand(1, 3, 2, 1, 4, 2), torch.rand(1, 3, 2, 1, 4)
+shapes, starts = torch.tensor([[2, 2]]), torch.tensor([0])
+arguments = (value, shapes, starts, locations, weights)
+torch.testing.assert_close(msda.attention(*arguments), msda.reference.attention(*arguments))
+"""
+    environment = {**os.environ, "MSDA_TORCH_LIBRARY": str(next(build.rglob("libmsda_torch.so")))}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("nvcc") is not None or Path("/usr/local/cuda").exists(),
+    reason="no cmake, or a CUDA toolkit in the system that the build would find",
+)
+@pytest.mark.parametrize(
+    ("wanted", "succeeds", "message"),
+    [("AUTO", True, "built for the CPU only"), ("ON", False, "no CUDA compiler was found")],
+)
+def test_missing_compiler_is_explained(tmp_path, wanted, succeeds, message):
+    # /bin/true stands for a Python that has no nvcc among its packages.
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.24)\nproject(p LANGUAGES NONE)\n"
+        f"set(Python_EXECUTABLE /bin/true)\ninclude({REPOSITORY}/cmake/MsdaCuda.cmake)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CUDA")}
+    command = ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), f"-DMSDA_CUDA={wanted}"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (result.returncode == 0) == succeeds
+    assert message in result.stderr
