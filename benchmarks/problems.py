@@ -1,0 +1,317 @@
+"""The one registry of problem sizes of multi-scale deformable attention, for benchmarks and for tests.
+
+A `Problem` is a size that makes its own tensors from a seed, for `msda.attention` and `msda.fused_attention`
+alike: both forms of one (problem, distribution, seed) sample the same places with the same weights.
+
+Shape letters: N batch, S cells of all levels, M heads, D channels of a head, Q queries, L levels, P points of
+a level, K points of all levels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+DISTRIBUTIONS = ("near", "uniform")
+"""near: around the reference points, in the pattern that Deformable DETR's published initialisation gives
+(head m looks in direction 2 pi m / M, point p is p + 1 cells away) plus normal noise of 1.5 cells; uniform:
+anywhere."""
+
+NOISE_CELLS = 1.5
+NECK_STRIDES = (4, 8, 16, 32, 64)
+
+
+class AttentionInputs(NamedTuple):
+    """The arguments of `msda.attention`, in its order."""
+
+    value: torch.Tensor  # [N, S, M, D]
+    spatial_shapes: torch.Tensor  # [L, 2] = (H, W)
+    level_start_index: torch.Tensor  # [L]
+    sampling_locations: torch.Tensor  # [N, Q, M, L, P, 2] or [N, Q, M, K, 2], (x, y) in 0..1
+    attention_weights: torch.Tensor  # [N, Q, M, L, P] or [N, Q, M, K]
+    points_per_level: list[int] | None
+
+
+class FusedInputs(NamedTuple):
+    """The arguments of `msda.fused_attention`, in its order."""
+
+    value: torch.Tensor  # [N, S, M, D]
+    spatial_shapes: torch.Tensor  # [L, 2] = (H, W)
+    level_start_index: torch.Tensor  # [L]
+    reference_points: torch.Tensor  # [N, Q, L, 2] = (x, y) or [N, Q, L, 4] = (cx, cy, w, h), fp32
+    sampling_offsets: torch.Tensor  # [N, Q, M, L, P, 2] or [N, Q, M, K, 2]
+    attention_logits: torch.Tensor  # [N, Q, M, K]
+    points_per_level: list[int] | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of one call of the operator.
+
+    Attributes:
+        name: how results and test ids call it.
+        batch: N.
+        spatial_shapes: (H, W) of each level, in cells.
+        num_queries: Q. When it equals S the queries are the cells of the levels (an encoder), in their order.
+        num_heads, head_dim: M, D.
+        num_points: P, the same for every level; ignored when points_per_level is given.
+        points_per_level: P_l of each level (ragged), or None.
+        reference_dim: 2 for reference points, 4 for reference boxes (fused form only).
+    """
+
+    name: str
+    batch: int
+    spatial_shapes: tuple[tuple[int, int], ...]
+    num_queries: int
+    num_heads: int = 8
+    head_dim: int = 32
+    num_points: int = 4
+    points_per_level: tuple[int, ...] | None = None
+    reference_dim: int = 2
+
+    def __post_init__(self) -> None:
+        if self.reference_dim not in (2, 4):
+            raise ValueError(f"reference_dim: expected 2 or 4, got {self.reference_dim}")
+        if self.points_per_level is not None and len(self.points_per_level) != self.num_levels:
+            raise ValueError(
+                f"points_per_level: expected {self.num_levels} numbers (from spatial_shapes), "
+                f"got {self.points_per_level}"
+            )
+
+    @property
+    def num_levels(self) -> int:
+        """L."""
+        return len(self.spatial_shapes)
+
+    @property
+    def num_cells(self) -> int:
+        """S."""
+        return sum(height * width for height, width in self.spatial_shapes)
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """P_l of every level, equal or not."""
+        return self.points_per_level or (self.num_points,) * self.num_levels
+
+    @property
+    def total_points(self) -> int:
+        """K."""
+        return sum(self.points)
+
+    def bytes_moved(
+        self,
+        dtype: torch.dtype,
+        fused: bool = False,
+        backward: bool = False,
+        location_dtype: torch.dtype | None = None,
+    ) -> int:
+        """Bytes that pass when every input is read once and every output written once.
+
+        Args:
+            dtype: the value's type.
+            fused: of `fused_attention` (offsets, logits, reference points) instead of `attention`.
+            backward: of the backward pass: the forward's inputs and grad_output read, all gradients written.
+            location_dtype: type of locations and weights; the value's by default.
+
+        Returns:
+            Bytes; the two small index tensors count nothing.
+        """
+        element, location_element = dtype.itemsize, (location_dtype or dtype).itemsize
+        rows = self.batch * self.num_queries
+        value = self.batch * self.num_cells * self.num_heads * self.head_dim * element
+        samples = rows * self.num_heads * self.total_points * 3 * location_element  # x, y, weight
+        reference = rows * self.num_levels * self.reference_dim * 4 if fused else 0
+        output = rows * self.num_heads * self.head_dim * element
+        return value + samples + reference + output + (value + samples + reference if backward else 0)
+
+    def byte_floor_us(self, bytes_per_second: float, dtype: torch.dtype, **kinds: bool) -> float:
+        """Microseconds that `bytes_moved` takes at a bandwidth: no version of the operator is faster with a
+        cold cache."""
+        return self.bytes_moved(dtype, **kinds) / bytes_per_second * 1e6
+
+    def index_tensors(
+        self, device: torch.device | str = "cpu", index_dtype: torch.dtype = torch.int64
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """spatial_shapes [L, 2] and level_start_index [L] on a device."""
+        sizes = [height * width for height, width in self.spatial_shapes]
+        starts = [sum(sizes[:level]) for level in range(self.num_levels)]
+        shapes = torch.tensor(self.spatial_shapes, dtype=index_dtype).reshape(-1, 2)
+        return shapes.to(device), torch.tensor(starts, dtype=index_dtype).to(device)
+
+    def fused_inputs(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        distribution: str = "near",
+        seed: int = 0,
+        index_dtype: torch.dtype = torch.int64,
+        location_dtype: torch.dtype | None = None,
+    ) -> FusedInputs:
+        """Arguments of `msda.fused_attention`.
+
+        Args:
+            dtype: type of value, offsets and logits.
+            device: where the tensors are made; one seed gives other numbers on other kinds of device.
+            distribution: one of DISTRIBUTIONS.
+            seed: of the generator.
+            index_dtype: int32 or int64, of spatial_shapes and level_start_index.
+            location_dtype: type of offsets and logits; the value's by default.
+
+        Raises:
+            ValueError: for an unknown distribution.
+        """
+        generator = torch.Generator(device).manual_seed(seed)
+        value = self._value(generator, dtype)
+        reference, offsets, logits = self._samples(generator, distribution)
+        small = location_dtype or dtype
+        shapes, starts = self.index_tensors(device, index_dtype)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        offsets = self.per_level(offsets).to(small)
+        return FusedInputs(
+            value, shapes, starts, reference.to(wide), offsets, logits.to(small), self._ragged()
+        )
+
+    def attention_inputs(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        distribution: str = "near",
+        seed: int = 0,
+        index_dtype: torch.dtype = torch.int64,
+        location_dtype: torch.dtype | None = None,
+    ) -> AttentionInputs:
+        """Arguments of `msda.attention`; see `fused_inputs` for the parameters."""
+        generator = torch.Generator(device).manual_seed(seed)
+        value = self._value(generator, dtype)
+        reference, offsets, logits = self._samples(generator, distribution)
+        offsets *= self.cells_to_unit(reference)
+        locations = offsets.add_(self.to_points(reference[..., :2]))
+        small = location_dtype or dtype
+        locations = self.per_level(locations).to(small)
+        weights = self.per_level(logits.softmax(-1)).to(small)
+        shapes, starts = self.index_tensors(device, index_dtype)
+        return AttentionInputs(value, shapes, starts, locations, weights, self._ragged())
+
+    def _ragged(self) -> list[int] | None:
+        return None if self.points_per_level is None else list(self.points_per_level)
+
+    def _value(self, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+        shape = (self.batch, self.num_cells, self.num_heads, self.head_dim)
+        return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
+
+    def _samples(
+        self, generator: torch.Generator, distribution: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Reference [N, Q, L, 2|4], offsets [N, Q, M, K, 2] (cells, or box units) and logits [N, Q, M, K],
+        all fp32."""
+        if distribution not in DISTRIBUTIONS:
+            raise ValueError(f"distribution: expected one of {DISTRIBUTIONS}, got {distribution!r}")
+        device = generator.device
+        shape = (self.batch, self.num_queries, self.num_heads, self.total_points)
+        reference = self._reference(generator)
+        if distribution == "near":
+            offsets = torch.randn((*shape, 2), generator=generator, device=device).mul_(NOISE_CELLS)
+            offsets += self._initial_pattern(device)
+        else:
+            places = torch.rand((*shape, 2), generator=generator, device=device)
+            offsets = places.sub_(self.to_points(reference[..., :2])).div_(self.cells_to_unit(reference))
+        logits = torch.randn(shape, generator=generator, device=device)
+        return reference, offsets, logits
+
+    def _reference(self, generator: torch.Generator) -> torch.Tensor:
+        """Cell centres when the queries are the cells, else random points; with boxes of 5 to 40% of the
+        image. [N, Q, L, .]"""
+        device = generator.device
+        if self.num_queries == self.num_cells:
+            centres = []
+            for height, width in self.spatial_shapes:
+                y = (torch.arange(height, device=device) + 0.5) / height
+                x = (torch.arange(width, device=device) + 0.5) / width
+                y, x = torch.meshgrid(y, x, indexing="ij")
+                centres.append(torch.stack((x, y), -1).reshape(-1, 2))
+            points = torch.cat(centres).expand(self.batch, -1, -1)
+        else:
+            points = torch.rand((self.batch, self.num_queries, 2), generator=generator, device=device)
+        if self.reference_dim == 4:
+            sizes = torch.rand((self.batch, self.num_queries, 2), generator=generator, device=device)
+            points = torch.cat((points, sizes * 0.35 + 0.05), -1)
+        return points[:, :, None].repeat(1, 1, self.num_levels, 1)
+
+    def _initial_pattern(self, device: torch.device) -> torch.Tensor:
+        """Deformable DETR's initial offsets (arXiv 2010.04159, appendix A.4): [M, K, 2]."""
+        angles = torch.arange(self.num_heads, device=device) * (2 * math.pi / self.num_heads)
+        directions = torch.stack((angles.cos(), angles.sin()), -1)
+        directions = directions / directions.abs().amax(-1, keepdim=True)
+        steps = torch.cat([torch.arange(1, points + 1, device=device) for points in self.points])
+        return directions[:, None] * steps[:, None]
+
+    def to_points(self, per_level: torch.Tensor) -> torch.Tensor:
+        """[N, Q, L, c] -> [N, Q, 1, K, c]: what belongs to a level, for each of its points."""
+        counts = torch.tensor(self.points, device=per_level.device)
+        return per_level.repeat_interleave(counts, 2, output_size=self.total_points)[:, :, None]
+
+    def cells_to_unit(self, reference: torch.Tensor) -> torch.Tensor:
+        """What an offset is multiplied with to become a distance in 0..1 of the level: broadcasts to [N, Q,
+        M, K, 2]."""
+        if self.reference_dim == 2:
+            sizes = torch.tensor(self.spatial_shapes, device=reference.device, dtype=torch.float32).flip(-1)
+            return self.to_points((1 / sizes)[None, None])
+        counts = torch.tensor(self.points, device=reference.device, dtype=torch.float32).clamp(min=1)
+        return self.to_points(reference[..., 2:] * (0.5 / counts)[:, None])
+
+    def per_level(self, per_point: torch.Tensor) -> torch.Tensor:
+        """[N, Q, M, K, ...] -> [N, Q, M, L, P, ...] when every level has the same number of points."""
+        if self.points_per_level is not None:
+            return per_point
+        return per_point.unflatten(3, (self.num_levels, self.num_points))
+
+
+def pyramid(height: int, width: int) -> tuple[tuple[int, int], ...]:
+    """Level sizes of Co-DETR's five-scale neck for an image: four of the backbone (strides 4 to 32, each half
+    of the last, rounded up), and one more by the neck's 3x3 convolution with stride 2 and padding 1."""
+    return tuple((math.ceil(height / stride), math.ceil(width / stride)) for stride in NECK_STRIDES)
+
+
+def _codino(height: int, width: int) -> tuple[Problem, Problem]:
+    levels = pyramid(height, width)
+    encoder = Problem(f"codino_encoder_{height}x{width}", 1, levels, sum(h * w for h, w in levels))
+    decoder = replace(encoder, name=f"codino_decoder_{height}x{width}", num_queries=900, reference_dim=4)
+    return encoder, decoder
+
+
+IMAGE_SIZES = ((608, 608), (768, 1152), (1280, 1920))
+"""(height, width) in pixels of the images whose Co-DINO sizes are measured."""
+
+REAL = tuple(problem for size in IMAGE_SIZES for problem in _codino(*size))
+"""Encoder (S = Q = 30,785, 73,656, 204,600) and decoder (900 queries) of Co-DINO at the three image sizes."""
+
+SMALL = (
+    Problem("one_cell", 1, ((1, 1),), 3, num_heads=1, head_dim=4, num_points=1),
+    Problem("one_cell_levels", 2, ((1, 1), (2, 1), (1, 3)), 5, num_heads=2, head_dim=8, num_points=2),
+    Problem("odd_head_dim", 2, ((5, 7), (3, 4)), 11, num_heads=3, head_dim=13, num_points=3, reference_dim=4),
+    Problem("one_channel", 1, ((6, 5),), 7, num_heads=5, head_dim=1, num_points=4),
+    Problem("pyramid", 2, ((12, 16), (6, 8), (3, 4), (2, 2)), 256, num_heads=8, head_dim=32),
+    Problem("boxes", 1, ((8, 8), (4, 4), (2, 2)), 30, num_heads=4, head_dim=16, reference_dim=4),
+    Problem("wide_heads", 1, ((9, 6), (5, 3)), 17, num_heads=2, head_dim=64, num_points=8),
+    Problem("very_wide_head", 1, ((4, 3),), 5, num_heads=1, head_dim=200, num_points=2),
+    Problem(
+        "ragged", 2, ((8, 10), (4, 5), (2, 3)), 21, points_per_level=(3, 6, 1), num_heads=4, reference_dim=4
+    ),
+    Problem(
+        "ragged_skipped_level",
+        1,
+        ((4, 4), (2, 2), (1, 1)),
+        9,
+        points_per_level=(2, 0, 5),
+        num_heads=2,
+        head_dim=20,
+    ),
+    Problem("no_queries", 2, ((4, 4), (2, 2)), 0, num_heads=2, head_dim=8),
+    Problem("no_batch", 0, ((4, 4), (2, 2)), 6, num_heads=2, head_dim=8),
+)
+"""Sizes for tests: quick on a CPU, and each with something that a kernel may forget."""
+
+BY_NAME = {problem.name: problem for problem in (*REAL, *SMALL)}

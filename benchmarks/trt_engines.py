@@ -1,0 +1,242 @@
+"""Engines of one plugin node with dynamic shapes, run over Torch tensors: ours and NVIDIA's own.
+
+For tests and benchmarks of the operators; a detector's engine is run by `trt_plugin.EngineRunner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from benchmarks.problems import AttentionInputs, FusedInputs
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
+"""TensorRT's own plugin, version "1": value, index tensors (int32), locations and weights of one type, fp32
+or fp16."""
+
+ATTENTION = "MultiScaleDeformableAttention"
+FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
+
+INPUT_NAMES = {
+    ATTENTION: AttentionInputs._fields[:-1],
+    FUSED_ATTENTION: FusedInputs._fields[:-1],
+    NVIDIA: AttentionInputs._fields[:-1],
+}
+
+
+@dataclass(frozen=True)
+class EngineKey:
+    """What an engine is built for; every size of its inputs but the rank is dynamic.
+
+    Attributes:
+        operator: ATTENTION, FUSED_ATTENTION or NVIDIA.
+        dtype: the value's type.
+        location_dtype: of locations and weights (offsets and logits).
+        index_dtype: int32 or int64, of spatial_shapes and level_start_index.
+        points_per_level: the plugin's field; None when every level has the same number.
+    """
+
+    operator: str
+    dtype: torch.dtype
+    location_dtype: torch.dtype
+    index_dtype: torch.dtype = torch.int64
+    points_per_level: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Smallest, usual and largest of each shape letter (B is the last size of reference_points, 2 or 4)."""
+
+    N: tuple[int, int, int] = (0, 1, 4)
+    S: tuple[int, int, int] = (1, 64, 4096)
+    M: tuple[int, int, int] = (1, 8, 8)
+    D: tuple[int, int, int] = (1, 32, 256)
+    L: tuple[int, int, int] = (1, 3, 6)
+    Q: tuple[int, int, int] = (0, 16, 512)
+    P: tuple[int, int, int] = (1, 4, 8)
+    B: tuple[int, int, int] = (2, 4, 4)
+
+
+def input_dimensions(key: EngineKey, limits: Limits) -> dict[str, list[tuple[int, int, int]]]:
+    """(smallest, usual, largest) of every dimension of every input, by input name."""
+    fixed = {number: (number,) * 3 for number in (1, 2)}
+    levels, total = limits.L, tuple(a * b for a, b in zip(limits.L, limits.P, strict=True))
+    if key.points_per_level is not None:
+        levels, total = (len(key.points_per_level),) * 3, (sum(key.points_per_level),) * 3
+    rows = [limits.N, limits.Q, limits.M]
+    points = [total] if key.points_per_level is not None else [levels, limits.P]
+    dimensions = {
+        "value": [limits.N, limits.S, limits.M, limits.D],
+        "spatial_shapes": [levels, fixed[2]],
+        "level_start_index": [levels],
+        "sampling_locations": [*rows, *points, fixed[2]],
+        "attention_weights": [*rows, *points],
+        "reference_points": [limits.N, limits.Q, levels, limits.B],
+        "sampling_offsets": [*rows, *points, fixed[2]],
+        "attention_logits": [*rows, total],
+    }
+    return {name: dimensions[name] for name in INPUT_NAMES[key.operator]}
+
+
+class PluginEngine:
+    """An engine of one plugin node, called with the operator's inputs as Torch CUDA tensors.
+
+    Args:
+        key: what to build.
+        limits: range of the sizes.
+
+    Raises:
+        RuntimeError: with TensorRT's own messages, when the engine cannot be built.
+    """
+
+    def __init__(self, key: EngineKey, limits: Limits | None = None) -> None:
+        import tensorrt as trt
+
+        self.key = key
+        self._logger = _make_logger()
+        plan = _build(key, limits or Limits(), self._logger)
+        self._runtime = trt.Runtime(self._logger)
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            raise RuntimeError(f"{key}: TensorRT cannot load the engine it built: {self._logger.text()}")
+        self._context = self._engine.create_execution_context()
+        # TensorRT wants a valid address of an empty tensor too.
+        self._nothing = torch.zeros(256, dtype=torch.uint8, device="cuda")
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies that the engine accepts: its types, contiguous, aligned to 256 bytes."""
+        key = self.key
+        wanted = {"value": key.dtype, "spatial_shapes": key.index_dtype, "level_start_index": key.index_dtype}
+        wanted["reference_points"] = torch.float32
+        names = INPUT_NAMES[key.operator]
+        return [
+            torch.empty(tensor.shape, dtype=wanted.get(name, key.location_dtype), device="cuda").copy_(tensor)
+            for name, tensor in zip(names, inputs, strict=True)
+        ]
+
+    def __call__(self, prepared: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Enqueues the engine on Torch's current stream.
+
+        Args:
+            prepared: what `prepare` gave.
+
+        Returns:
+            [N, Q, M * D], of the value's type.
+
+        Raises:
+            RuntimeError: with TensorRT's own messages.
+        """
+        context = self._context
+        for name, tensor in zip(INPUT_NAMES[self.key.operator], prepared, strict=True):
+            if not context.set_input_shape(name, tuple(tensor.shape)):
+                raise RuntimeError(f"{name}: shape {list(tensor.shape)} refused: {self._logger.text()}")
+            context.set_tensor_address(name, tensor.data_ptr() or self._nothing.data_ptr())
+        missing = context.infer_shapes()
+        if missing:
+            raise RuntimeError(f"shapes of {missing} are not known: {self._logger.text()}")
+        shape = tuple(context.get_tensor_shape("output"))
+        if any(size < 0 for size in shape):
+            raise RuntimeError(f"output shape {shape} is not known: {self._logger.text()}")
+        output = torch.empty(shape, dtype=self.key.dtype, device="cuda")
+        context.set_tensor_address("output", output.data_ptr() or self._nothing.data_ptr())
+        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+            raise RuntimeError(f"the engine did not run: {self._logger.text()}")
+        return output.flatten(2)
+
+
+def _make_logger() -> trt.ILogger:
+    """A TensorRT logger that keeps warnings and errors for the exception's text."""
+    import tensorrt as trt
+
+    class Logger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.lines: list[str] = []
+
+        def log(self, severity: trt.ILogger.Severity, message: str) -> None:
+            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
+                self.lines.append(message)
+
+        def text(self) -> str:
+            return "; ".join(self.lines[-3:]) or "TensorRT gave no reason"
+
+    return Logger()
+
+
+def create_plugin(key: EngineKey, logger: trt.ILogger) -> trt.IPluginV2 | trt.IPluginV3:
+    """The plugin object of a key; needs no GPU.
+
+    Raises:
+        RuntimeError: when the registry has no such plugin.
+    """
+    import tensorrt as trt
+
+    registry = trt.get_plugin_registry()
+    if key.operator == NVIDIA:
+        trt.init_libnvinfer_plugins(logger, "")
+        creator = registry.get_creator(NVIDIA, "1", "")
+        if creator is None:
+            raise RuntimeError(f"TensorRT {trt.__version__} has no plugin {NVIDIA} version 1")
+        return creator.create_plugin("nvidia", trt.PluginFieldCollection([]))
+    import trt_plugin
+
+    trt_plugin.load()
+    creator = registry.get_creator(key.operator, "1", "msda")
+    if creator is None:
+        raise RuntimeError(
+            f"{trt_plugin.library_path()} has no plugin {key.operator} version 1 in namespace msda"
+        )
+    fields = []
+    if key.points_per_level is not None:
+        counts = np.asarray(key.points_per_level, np.int32)
+        fields = [trt.PluginField("points_per_level", counts, trt.PluginFieldType.INT32)]
+    return creator.create_plugin("msda", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
+
+
+def _build(key: EngineKey, limits: Limits, logger: trt.ILogger) -> trt.IHostMemory:
+    import tensorrt as trt
+
+    types = {
+        torch.float32: trt.float32,
+        torch.float16: trt.float16,
+        torch.bfloat16: trt.bfloat16,
+        torch.int32: trt.int32,
+        torch.int64: trt.int64,
+    }
+    plugin = create_plugin(key, logger)
+    if plugin is None:
+        raise RuntimeError(f"{key}: the plugin could not be created: {logger.text()}")
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    config = builder.create_builder_config()
+    profile = builder.create_optimization_profile()
+    tensors = []
+    for name, dimensions in input_dimensions(key, limits).items():
+        dtype = {"value": key.dtype, "reference_points": torch.float32}.get(name, key.location_dtype)
+        if name in ("spatial_shapes", "level_start_index"):
+            dtype = key.index_dtype
+        shape = [low if low == high else -1 for low, _, high in dimensions]
+        tensors.append(network.add_input(name, types[dtype], shape))
+        if -1 in shape:
+            profile.set_shape(name, *(tuple(sizes) for sizes in zip(*dimensions, strict=True)))
+    if key.operator == NVIDIA:
+        layer = network.add_plugin_v2(tensors, plugin)
+    else:
+        layer = network.add_plugin_v3(tensors, [], plugin)
+    if layer is None:
+        raise RuntimeError(f"{key}: the plugin was refused: {logger.text()}")
+    output = layer.get_output(0)
+    output.name = "output"
+    network.mark_output(output)
+    config.add_optimization_profile(profile)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise RuntimeError(f"{key}: the engine could not be built: {logger.text()}")
+    return plan

@@ -1,0 +1,46 @@
+"""Co-DETR (Co-DINO, arXiv 2211.12860): the detector in plain PyTorch.
+
+Importing the package imports no Torch: what needs it is loaded when it is first asked for, so that detecting with an
+engine works where Torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from codetr.checkpoint import LoadReport, load_checkpoint, seeded_state_dict
+    from codetr.config import Config, load_config
+    from codetr.model import CoDino
+    from codetr.postprocess import apply_nms
+
+_MODULES = {
+    "CoDino": "codetr.model",
+    "Config": "codetr.config",
+    "LoadReport": "codetr.checkpoint",
+    "apply_nms": "codetr.postprocess",
+    "load_checkpoint": "codetr.checkpoint",
+    "load_config": "codetr.config",
+    "seeded_state_dict": "codetr.checkpoint",
+}
+
+__all__ = [
+    "CoDino",
+    "Config",
+    "LoadReport",
+    "apply_nms",
+    "load_checkpoint",
+    "load_config",
+    "seeded_state_dict",
+]
+
+
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

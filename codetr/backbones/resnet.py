@@ -1,0 +1,60 @@
+"""ResNet (arXiv 1512.03385) with bottleneck blocks, the stride in their 3x3 convolution, and frozen batch norms."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from codetr.config import ResNetConfig
+from codetr.layers import FrozenBatchNorm2d
+
+
+class Bottleneck(nn.Module):
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        out_channels = channels * self.expansion
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = FrozenBatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn2 = FrozenBatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = FrozenBatchNorm2d(out_channels)
+        self.downsample = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), FrozenBatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        channels = config.base_channels
+        self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+        self.bn1 = FrozenBatchNorm2d(channels)
+        in_channels = channels
+        for stage, depth in enumerate(config.depths):
+            blocks = []
+            for block in range(depth):
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(Bottleneck(in_channels, channels << stage, stride))
+                in_channels = (channels << stage) * Bottleneck.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """[N, 3, H, W] -> 4 maps [N, C_i, ceil(H / s), ceil(W / s)], s = 4, 8, 16, 32."""
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.max_pool2d(x, kernel_size=3, stride=2, padding=1)
+        outs = []
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+            outs.append(x)
+        return outs

@@ -1,0 +1,192 @@
+"""Swin Transformer (arXiv 2103.14030), as MMDetection runs it: any input size, each stage's map normalised."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from codetr.config import SwinConfig
+from codetr.layers import FeedForward
+
+
+class WindowAttention(nn.Module):
+    """Self-attention inside windows of window_size x window_size cells, with a learned bias per relative position.
+
+    Written as matmul, add, softmax, matmul: TensorRT fuses this chain, bias and mask included, into one kernel.
+    """
+
+    def __init__(self, channels: int, num_heads: int, window_size: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (channels // num_heads) ** -0.5
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window_size - 1) ** 2, num_heads))
+        index = relative_position_index(window_size)
+        self.register_buffer("relative_position_index", index, persistent=False)  # [L, L]
+        self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
+        self.proj = nn.Linear(channels, channels)
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x: [B, L, C], B windows of L cells; mask: [B, 1, L, L], added to the logits, or None -> [B, L, C]."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, L, 3, heads, D]
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, L, D]
+        bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)  # [heads, L, L]
+        logits = (query * self.scale) @ key.transpose(-2, -1) + bias  # [B, heads, L, L]
+        if mask is not None:
+            logits = logits + mask
+        out = logits.softmax(dim=-1) @ value  # [B, heads, L, D]
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+class SwinBlock(nn.Module):
+    def __init__(self, channels: int, num_heads: int, config: SwinConfig, shifted: bool) -> None:
+        super().__init__()
+        self.window_size = config.window_size
+        self.shift = config.window_size // 2 if shifted else 0
+        self.norm1 = nn.LayerNorm(channels)
+        self.attn = WindowAttention(channels, num_heads, config.window_size, config.qkv_bias)
+        self.norm2 = nn.LayerNorm(channels)
+        self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x: [N, H, W, C]; mask: as `shifted_window_mask` makes it, used by shifted blocks -> [N, H, W, C]."""
+        x = x + self._attend(self.norm1(x), mask)
+        return x + self.mlp(self.norm2(x))
+
+    def _attend(self, x: Tensor, mask: Tensor) -> Tensor:
+        height, width = x.shape[1:3]
+        x = pad_to_multiple(x, self.window_size)
+        padded_hw = x.shape[1:3]
+        if self.shift:
+            x = x.roll((-self.shift, -self.shift), dims=(1, 2))
+        windows = to_windows(x, self.window_size)
+        windows = self.attn(windows, mask if self.shift else None)
+        x = from_windows(windows, self.window_size, *padded_hw)
+        if self.shift:
+            x = x.roll((self.shift, self.shift), dims=(1, 2))
+        return x[:, :height, :width]
+
+
+class PatchMerging(nn.Module):
+    """Joins 2 x 2 cells into one of twice the channels. Upstream's order: channel, then row, then column."""
+
+    def __init__(self, channels: int, norm: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * channels) if norm else nn.Identity()
+        self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H, W, C] -> [N, ceil(H / 2), ceil(W / 2), 2 C]."""
+        x = pad_to_multiple(x, 2)
+        n, h, w, c = x.shape
+        x = x.reshape(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4)  # [N, H/2, W/2, C, 2, 2]
+        return self.reduction(self.norm(x.flatten(3)))
+
+
+class PatchEmbed(nn.Module):
+    """Patches of the image to vectors."""
+
+    def __init__(self, channels: int, patch_size: int, norm: bool) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.projection = nn.Conv2d(3, channels, patch_size, patch_size)
+        self.norm = nn.LayerNorm(channels) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 3, H, W] -> [N, ceil(H / patch), ceil(W / patch), C]."""
+        height, width = x.shape[2:]
+        x = F.pad(x, (0, -width % self.patch_size, 0, -height % self.patch_size))
+        return self.norm(self.projection(x).permute(0, 2, 3, 1))
+
+
+class SwinStage(nn.Module):
+    def __init__(self, channels: int, depth: int, num_heads: int, config: SwinConfig, last: bool) -> None:
+        super().__init__()
+        self.window_size = config.window_size
+        self.blocks = nn.ModuleList(
+            SwinBlock(channels, num_heads, config, shifted=index % 2 == 1) for index in range(depth)
+        )
+        self.downsample = nn.Identity() if last else PatchMerging(channels, config.patch_norm)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, H, W, C] -> the stage's own map [N, H, W, C] and the next stage's input."""
+        mask = shifted_window_mask(x, self.window_size)
+        for block in self.blocks:
+            x = block(x, mask)
+        return x, self.downsample(x)
+
+
+class SwinTransformer(nn.Module):
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__()
+        channels = config.out_channels
+        last = len(channels) - 1
+        self.patch_embed = PatchEmbed(channels[0], config.patch_size, config.patch_norm)
+        self.stages = nn.ModuleList(
+            SwinStage(channels[i], config.depths[i], config.num_heads[i], config, last=i == last)
+            for i in range(last + 1)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """[N, 3, H, W] -> maps [N, C_i, ceil(H / s), ceil(W / s)], s = 4, 8, 16, 32."""
+        x = self.patch_embed(x)
+        outs = []
+        for stage, norm in zip(self.stages, self.norms, strict=True):
+            out, x = stage(x)
+            outs.append(norm(out).permute(0, 3, 1, 2).contiguous())
+        return outs
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pads [N, H, W, C] with zeros at the bottom and right."""
+    height, width = x.shape[1:3]
+    return F.pad(x, (0, 0, 0, -width % multiple, 0, -height % multiple))
+
+
+def to_windows(x: Tensor, size: int) -> Tensor:
+    """[N, H, W, C] -> [N * windows, size * size, C], windows row by row."""
+    n, h, w, c = x.shape
+    x = x.reshape(n, h // size, size, w // size, size, c).transpose(2, 3)
+    return x.reshape(-1, size * size, c)
+
+
+def from_windows(windows: Tensor, size: int, height: int, width: int) -> Tensor:
+    """The inverse of `to_windows`: [N * windows, size * size, C] -> [N, height, width, C]."""
+    channels = windows.shape[-1]
+    x = windows.reshape(-1, height // size, width // size, size, size, channels).transpose(2, 3)
+    return x.reshape(-1, height, width, channels)
+
+
+def shifted_window_mask(x: Tensor, size: int) -> Tensor:
+    """What shifted windows must not attend to: cells that the cyclic shift brought from the other border.
+
+    The shifted map falls into three bands along each axis: before the last window, the last window's first half, and
+    the wrapped-around rest. Cells of different bands get -100 (upstream's value).
+
+    Args:
+        x: [N, H, W, C], a map of the stage: sizes, type and device are taken from it.
+        size: of a window.
+
+    Returns:
+        [N * windows, 1, size * size, size * size], 0 or -100.
+    """
+    shift = size // 2
+    bands = []
+    for length in x.shape[1:3]:
+        padded = length + -length % size
+        index = torch.arange(padded, device=x.device)
+        bands.append((index >= padded - size).to(x.dtype) + (index >= padded - shift).to(x.dtype))
+    region = 3.0 * bands[0][:, None] + bands[1]  # [H', W']
+    region = to_windows(region[None, :, :, None], size)  # [windows, size * size, 1]
+    mask = torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(x.dtype)  # [windows, L, L]
+    return mask.repeat(x.shape[0], 1, 1)[:, None]
+
+
+def relative_position_index(size: int) -> Tensor:
+    """[size * size, size * size] int64: the row of the bias table for a (query, key) pair of cells in a window."""
+    row, column = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    cells = torch.stack((row.flatten(), column.flatten()))  # [2, L]
+    offset = cells[:, :, None] - cells[:, None, :] + size - 1  # [2, L, L], 0 .. 2 size - 2
+    return offset[0] * (2 * size - 1) + offset[1]

@@ -1,0 +1,277 @@
+"""Upstream's checkpoints: their names, reading them, and seeded stand-ins for them.
+
+Names of MMDetection's Co-DINO appear in this file only. Ours map to them one to one (`upstream_name`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from codetr import weights
+from codetr.backbones.swin import relative_position_index
+from codetr.pth import read_pth
+
+# (ours, upstream's), tried in this order; every rule that matches applies once.
+_RENAMES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^backbone\.norms\.(\d+)\.", r"backbone.norm\1."),
+        (r"^(backbone\.stages\.\d+\.blocks\.\d+\.attn)\.", r"\1.w_msa."),
+        (r"^(backbone\.stages\.\d+\.blocks\.\d+)\.mlp\.fc1\.", r"\1.ffn.layers.0.0."),
+        (r"^(backbone\.stages\.\d+\.blocks\.\d+)\.mlp\.fc2\.", r"\1.ffn.layers.1."),
+        (r"^(neck\.(?:extra_)?convs\.\d+)\.norm\.", r"\1.gn."),
+        (r"^encoder\.level_embeds$", "query_head.transformer.level_embeds"),
+        (r"^decoder\.query_embed$", "query_head.transformer.query_embed.weight"),
+        (r"^decoder\.ref_point_head\.fc1\.", "query_head.transformer.decoder.ref_point_head.0."),
+        (r"^decoder\.ref_point_head\.fc2\.", "query_head.transformer.decoder.ref_point_head.2."),
+        (r"^decoder\.norm\.", "query_head.transformer.decoder.norm."),
+        (r"^query_selection\.output\.", "query_head.transformer.enc_output."),
+        (r"^query_selection\.norm\.", "query_head.transformer.enc_output_norm."),
+        (r"^decoder\.class_branches\.", "query_head.cls_branches."),
+        (r"^decoder\.box_branches\.", "query_head.reg_branches."),
+        (r"^(encoder|decoder)\.layers\.", r"query_head.transformer.\1.layers."),
+        (r"(transformer\.encoder\.layers\.\d+)\.self_attn\.", r"\1.attentions.0."),
+        (r"(transformer\.decoder\.layers\.\d+)\.self_attn\.", r"\1.attentions.0.attn."),
+        (r"(transformer\.decoder\.layers\.\d+)\.cross_attn\.", r"\1.attentions.1."),
+        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.ffn\.fc1\.", r"\1.ffns.0.layers.0.0."),
+        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.ffn\.fc2\.", r"\1.ffns.0.layers.1."),
+        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.norm1\.", r"\1.norms.0."),
+        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.norm2\.", r"\1.norms.1."),
+        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.norm3\.", r"\1.norms.2."),
+        (r"(query_head\.reg_branches\.\d+)\.fc1\.", r"\1.0."),
+        (r"(query_head\.reg_branches\.\d+)\.fc2\.", r"\1.2."),
+        (r"(query_head\.reg_branches\.\d+)\.fc3\.", r"\1.4."),
+    )
+]
+
+# What a checkpoint may hold and inference does not need.
+_IGNORED = re.compile(
+    r"^(rpn_head|roi_head|bbox_head)\."  # auxiliary heads
+    r"|^ema_"  # averaged copies of older training runs
+    r"|^data_preprocessor\."
+    r"|^query_head\.(dn_generator|downsample|transformer\.(aux_pos_trans|aux_pos_trans_norm|pos_feats_(trans|norm))\.)"
+    r"|\.relative_position_index$|\.num_batches_tracked$"  # follow from the configuration; of no use to a frozen norm
+)
+
+_LISTED = 10  # names of each kind in an error
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of a checkpoint's tensors, by their names in it."""
+
+    loaded: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.loaded)} tensors loaded, {len(self.ignored)} of training-only parts ignored"
+
+
+def upstream_name(name: str, decoder_layers: int) -> str:
+    """The name in upstream's checkpoints of one of our parameters or buffers."""
+    # Upstream keeps the branches of the query selection behind those of the decoder's layers.
+    name = name.replace("query_selection.class_branch.", f"decoder.class_branches.{decoder_layers}.")
+    name = name.replace("query_selection.box_branch.", f"decoder.box_branches.{decoder_layers}.")
+    for pattern, replacement in _RENAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, Tensor]) -> LoadReport:
+    """Loads upstream's weights into a detector. All or nothing: when it raises, the model is as it was.
+
+    Args:
+        model: a `codetr.CoDino`; its precision and device stay.
+        source: a `.pth` file (read without running what its pickle names), a `.safetensors` file, a URL of either, the
+            name of known weights (`codetr.weights`), or a mapping from upstream's names to tensors. A `state_dict`
+            container and a `module.` prefix are unwrapped.
+
+    Returns:
+        The names of what was loaded and of what was ignored (auxiliary heads and other training-only parts).
+
+    Raises:
+        ValueError: no such file, a damaged file, or tensors that do not fit; the first line of the message says which,
+            and lists of missing, unexpected and misshapen tensors follow.
+    """
+    label, tensors = _read(source)
+    ours = model.state_dict()
+    layers = model.config.decoder_layers
+    targets = {upstream_name(name, layers): tensor for name, tensor in ours.items()}
+
+    ignored = tuple(name for name in tensors if name not in targets and _IGNORED.search(name))
+    missing = [name for name in targets if name not in tensors]
+    unexpected = [name for name in tensors if name not in targets and not _IGNORED.search(name)]
+    misshapen = [
+        f"{name} {list(tensors[name].shape)} instead of {list(target.shape)}"
+        for name, target in targets.items()
+        if name in tensors and tensors[name].shape != target.shape
+    ]
+    if missing or unexpected or misshapen:
+        problems = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
+        raise ValueError(_misfit(label, model.config.name, problems))
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors[name])  # state_dict's tensors share the parameters' memory
+    return LoadReport(loaded=tuple(targets), ignored=ignored)
+
+
+def _misfit(label: str, model_name: str, problems: dict[str, list[str]]) -> str:
+    counts = ", ".join(f"{len(names)} {kind}" for kind, names in problems.items() if names)
+    lines = [f"{label}: the weights are not those of model {model_name} ({counts} tensors)"]
+    for kind, names in problems.items():
+        if names:
+            more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            lines.append(f"  {kind}: {', '.join(names[:_LISTED])}{more}")
+    return "\n".join(lines)
+
+
+def _read(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """Returns what to call the source in messages, and its tensors by upstream's names."""
+    if isinstance(source, Mapping):
+        label, content = "checkpoint", source
+    else:
+        known = source in weights.KNOWN_WEIGHTS and not Path(source).exists()
+        path = weights.fetch(source) if known or weights.is_url(source) else Path(source)
+        if not path.is_file():
+            raise ValueError(f"{path}: no such weights file")
+        label = str(path)
+        content = _read_safetensors(path) if path.suffix == ".safetensors" else read_pth(path)
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{label}: expected a checkpoint with tensors by name, got {type(content).__name__}")
+    tensors = {
+        str(name).removeprefix("module."): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)
+    }
+    if not tensors:
+        raise ValueError(f"{label}: the checkpoint holds no tensors by name")
+    return label, tensors
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: cut off, or not a safetensors file ({error})") from None
+
+
+def seeded_state_dict(source: str | os.PathLike | Mapping[str, list[int]] | nn.Module, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights under upstream's names that make a model behave: for benchmarks and tests without training.
+
+    Activations keep their size through the layers, class scores are spread, samples lie near their reference points,
+    and boxes move visibly in every decoder layer. All queries have the same content, so that two backends that order
+    nearly equal scores differently still give the same set of boxes.
+
+    Args:
+        source: shapes by upstream's names, a JSON file of them, or a `codetr.CoDino`.
+        seed: a tensor's values depend on the seed, its name and its shape, on no machine.
+
+    Returns:
+        Tensors by upstream's names, fp32 (int64 for counters and indices).
+    """
+    if isinstance(source, nn.Module):
+        layers = source.config.decoder_layers
+        shapes = {upstream_name(name, layers): list(tensor.shape) for name, tensor in source.state_dict().items()}
+    elif isinstance(source, Mapping):
+        shapes = dict(source)
+    else:
+        shapes = json.loads(Path(source).read_text(encoding="utf-8"))
+    tensors = {name: _seeded_tensor(name, shape, seed) for name, shape in shapes.items()}
+    _sink_unusable_cells(tensors)
+    return tensors
+
+
+# (pattern, factor on the usual deviation 1 / sqrt(fan in)) of weights that are no norms; the first match counts.
+_GAINS = [
+    (re.compile(pattern), gain)
+    for pattern, gain in (
+        (r"reg_branches\.\d+\.4\.weight", 0.3),  # box deltas of some tenths
+        (r"cls_branches", 1.2),  # logits of a deviation above 1
+        (r"attention_weights", 0.5),
+        (r"attentions\.1\.output_proj", 2.0),  # what a query sees, not its common content, makes it distinct
+        (r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head", math.sqrt(2.0)),  # before an activation
+    )
+]
+# Weights that follow an activation. Its output is positive on average; rows that sum to zero keep that average from
+# becoming the same large vector in every cell.
+_AFTER_ACTIVATION = re.compile(
+    r"ffns?\.(0\.)?layers\.1\.weight|backbone\.layer\d\.\d+\.(conv\d|downsample\.0)\.weight|reg_branches\.\d+\.[24]\.weight"
+    r"|ref_point_head\.2\.weight"
+)
+
+
+def _seeded_tensor(name: str, shape: list[int], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+
+    def normal(deviation: float = 1.0, mean: float = 0.0) -> Tensor:
+        return torch.empty(shape).normal_(mean, deviation, generator=generator)
+
+    if name.endswith("num_batches_tracked"):
+        return torch.zeros(shape, dtype=torch.int64)
+    if name.endswith("relative_position_index"):
+        return relative_position_index(math.isqrt(shape[0]))
+    if name.endswith("running_var"):
+        return torch.empty(shape).uniform_(0.5, 1.5, generator=generator)
+    if name.endswith("query_embed.weight"):
+        return torch.empty(shape[1]).normal_(generator=generator).repeat(shape[0], 1)
+    if name.endswith("sampling_offsets.bias"):
+        return _radial_offsets(shape[0]) + normal(0.3)
+    if re.search(r"query_head\.cls_branches\.\d+\.bias$", name):
+        return normal(0.3, mean=-math.log(99.0))  # a score of 0.01, the prior of focal losses
+    if name.endswith("relative_position_bias_table"):
+        return normal(0.5)
+    if name.endswith((".bias", "running_mean")):
+        return normal(0.05)
+    if name.endswith("bn3.weight"):
+        return normal(0.05, mean=0.3)  # the residual stream of ResNet grows by a tenth per block
+    if len(shape) <= 1:  # scales of norms
+        return normal(0.05, mean=1.0)
+    if name.endswith("level_embeds"):
+        return normal()
+    gain = next((gain for pattern, gain in _GAINS if pattern.search(name)), 1.0)
+    weight = normal(gain / math.sqrt(math.prod(shape[1:])))
+    if _AFTER_ACTIVATION.search(name):
+        weight -= weight.flatten(1).mean(dim=1).view(-1, *[1] * (len(shape) - 1))
+    return weight
+
+
+def _sink_unusable_cells(tensors: dict[str, Tensor]) -> None:
+    """Gives cells that cannot be proposals low class logits, in place, as training does.
+
+    Their features are zero before `enc_output`, so all of them have one logit, and they would fill the selection with
+    ties. A direction that the bias alone points to fully, and other cells by less than half, tells them apart.
+    """
+    bias = tensors.get("query_head.transformer.enc_output.bias")
+    branches = [name for name in tensors if re.match(r"query_head\.cls_branches\.\d+\.weight$", name)]
+    if bias is None or not branches:
+        return
+    direction = torch.ones_like(bias)
+    direction[1::2] = -1.0
+    bias += 0.5 * direction
+    selection = max(branches, key=lambda name: int(name.split(".")[2]))  # the decoder's branches come first
+    share = 0.5 / math.sqrt(1.0 + 0.5**2)  # of a usable cell, whose own features have variance 1
+    tensors[selection] -= 12.0 * direction / len(direction)
+    tensors[selection.replace(".weight", ".bias")] += 12.0 * share
+
+
+def _radial_offsets(length: int, num_heads: int = 8, num_points: int = 4) -> Tensor:
+    """Deformable DETR's initial offsets: head m looks in direction 2 pi m / M, its point p at distance p + 1."""
+    angle = torch.arange(num_heads) * (2.0 * math.pi / num_heads)
+    direction = torch.stack((angle.cos(), angle.sin()), dim=-1)
+    direction = direction / direction.abs().amax(dim=-1, keepdim=True)  # [M, 2]
+    distance = torch.arange(1, num_points + 1)[:, None]  # [P, 1]
+    num_levels = length // (num_heads * num_points * 2)
+    return (direction[:, None, None] * distance).expand(-1, num_levels, -1, -1).flatten()

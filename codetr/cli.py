@@ -1,0 +1,283 @@
+"""The command `codetr`: `codetr detect` on pictures, `codetr demo` on the photo of the source checkout.
+
+Exit status: 0, all pictures are done; 1, something failed while running, or some of many pictures could not
+be processed (the others are done, and detections.json holds them); 2, wrong arguments or no readable picture.
+Every failure ends in one line "codetr: error: …" on stderr; files are whole or absent. CODETR_TRACEBACK=1
+shows the Python traceback instead.
+
+Nothing here imports Torch: `--backend tensorrt` runs without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codetr.arguments import make_parser
+from codetr.console import complain, one_line, print_results, print_times, progress
+from codetr.inputs import OutputFolder, Picture, UsageError, find_pictures
+
+_MANY = 3  # pictures from which a progress bar helps
+# Random scores say nothing, so the best ten are drawn whatever they are, if they do not lie on each other.
+_DEMO_OPTIONS = {"threshold": 0.0, "top": 10, "nms": "hard", "nms_iou": 0.2}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the arguments; default sys.argv[1:].
+
+    Returns:
+        The exit status, see the module's docstring.
+    """
+    try:
+        arguments = make_parser(_run_detect, _run_demo).parse_args(argv)
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        complain("error", "interrupted")
+        return 130
+    except Exception as error:
+        if os.environ.get("CODETR_TRACEBACK"):
+            raise
+        complain("error", one_line(error))
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _run_detect(arguments: argparse.Namespace) -> int:
+    if arguments.backend is None:
+        arguments.backend = "tensorrt" if arguments.engine else "torch"
+    check = _check_tensorrt if arguments.backend == "tensorrt" else _check_torch
+    check(arguments)
+    pictures = find_pictures(arguments.images)
+
+    def make_detector() -> Any:
+        from codetr.detect import Detector
+
+        return Detector(
+            arguments.model,
+            arguments.weights,
+            backend=arguments.backend,
+            engine=arguments.engine,
+            device=arguments.device,
+            precision=arguments.precision or "fp32",
+            max_size=arguments.max_size,
+            height=arguments.height,
+            width=arguments.width,
+        )
+
+    options = {name: getattr(arguments, name) for name in ("threshold", "nms", "nms_iou", "top")}
+    return _detect(pictures, arguments.out, make_detector, arguments.batch, options)
+
+
+def _check_tensorrt(arguments: argparse.Namespace) -> None:
+    """Refuses what an engine has fixed, and an engine that is not there."""
+    if not arguments.engine:
+        raise UsageError("--backend tensorrt: needs --engine ENGINE")
+    for name in ("model", "weights", "precision", "max_size", "height", "width"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: is fixed in the engine {arguments.engine}, leave it out"
+            )
+    if not arguments.device.startswith(("auto", "cuda")):
+        raise UsageError(f"--device {arguments.device}: an engine runs on a GPU, give auto, cuda or cuda:<i>")
+    _check_file("--engine", arguments.engine)
+    if not Path(arguments.engine).with_suffix(".json").is_file():
+        raise UsageError(
+            f"--engine {arguments.engine}: its metadata {Path(arguments.engine).stem}.json is not beside it"
+        )
+
+
+def _check_torch(arguments: argparse.Namespace) -> None:
+    """Refuses an unknown model and weights that are neither a file, a URL nor a known name."""
+    from codetr.config import load_config
+    from codetr.weights import KNOWN_WEIGHTS
+
+    if arguments.engine:
+        raise UsageError("--engine: goes with --backend tensorrt, got --backend torch")
+    if not arguments.model:
+        raise UsageError(
+            "--model: needed, a name or a configuration JSON (or --engine for a TensorRT engine)"
+        )
+    if (arguments.height is None) != (arguments.width is None):
+        raise UsageError("--height and --width: give both or neither")
+    if arguments.height is not None and arguments.max_size is not None:
+        raise UsageError("--max-size: does not go with --height and --width")
+    try:
+        config = load_config(arguments.model)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"--model: {one_line(error)}") from error
+    weights = arguments.weights
+    if weights is None:
+        if config.name not in KNOWN_WEIGHTS:
+            raise UsageError(f"--weights: needed, none are published for model {arguments.model}")
+    elif weights not in KNOWN_WEIGHTS and "://" not in weights:
+        _check_file("--weights", weights, f"; known names: {', '.join(KNOWN_WEIGHTS)}")
+
+
+def _check_file(option: str, path: str, hint: str = "") -> None:
+    if Path(path).is_dir():
+        raise UsageError(f"{option} {path}: is a folder")
+    if not Path(path).is_file():
+        raise UsageError(f"{option} {path}: no such file{hint}")
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
+    root = _source_checkout()
+
+    def make_detector() -> Any:
+        from safetensors.torch import load_file
+
+        from codetr.detect import Detector
+
+        tensors = load_file(root / "tests/golden/codino_swin_tiny.safetensors")
+        parameters = {
+            name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")
+        }
+        return Detector(
+            root / "tests/golden/codino_swin_tiny.json", parameters, device=arguments.device, max_size=640
+        )
+
+    print(
+        "This demo runs a tiny Co-DINO whose weights are RANDOM. It shows that the chain works, from photo\n"
+        "to drawn boxes; boxes, classes and scores mean nothing until trained weights ship with the project."
+    )
+    pictures = find_pictures([str(root / "assets/coffee.jpg")])
+    return _detect(pictures, arguments.out, make_detector, 1, _DEMO_OPTIONS)
+
+
+def _source_checkout() -> Path:
+    """Finds the folder with the demo's photo and model: around this package, or around the current folder."""
+    needed = (
+        "assets/coffee.jpg",
+        "tests/golden/codino_swin_tiny.json",
+        "tests/golden/codino_swin_tiny.safetensors",
+    )
+    here = Path.cwd()
+    for root in (Path(__file__).resolve().parents[1], here, *here.parents):
+        if all((root / name).is_file() for name in needed):
+            return root
+    raise UsageError(f"demo: run it inside a source checkout; {' and '.join(needed)} are not in a wheel")
+
+
+@dataclass
+class _Run:
+    """What has been done so far."""
+
+    found: list[tuple[str, Any]]
+    times_ms: list[Mapping[str, float]]
+    failures: int = 0
+
+
+def _detect(
+    pictures: list[Picture],
+    out: str,
+    make_detector: Callable[[], Any],
+    batch: int,
+    options: Mapping[str, Any],
+) -> int:
+    """Detects in all pictures, writes and prints the results. Returns the exit status."""
+    from codetr.results import coco_document, write_document
+
+    with OutputFolder(out, pictures) as folder:
+        run = _Run([], [])
+        readable = list(_readable(pictures, run))
+        with make_detector() as detector:
+            with progress(len(readable), shown=len(readable) >= _MANY) as advance:
+                for start in range(0, len(readable), batch):
+                    _detect_chunk(
+                        readable[start : start + batch], detector, folder, options, run, len(pictures)
+                    )
+                    advance(min(batch, len(readable) - start))
+            if not run.found:
+                raise UsageError(f"none of the {len(pictures)} pictures could be processed")
+            info = {"description": "codetr detect", "network": detector.backend.description, **options}
+            write_document(
+                folder.path / "detections.json", coco_document(run.found, detector.class_names, info)
+            )
+        print_results(run.found)
+        print_times(run.times_ms)
+        print(f"wrote {folder.summary()}")
+    if run.failures:
+        complain(
+            "error",
+            f"{run.failures} of {len(pictures)} pictures could not be processed, see the warnings above",
+        )
+        return 1
+    return 0
+
+
+def _readable(pictures: list[Picture], run: _Run) -> Iterator[Picture]:
+    """Drops pictures whose header shows that they are none, before a model is loaded for them."""
+    from codetr.preprocess import ImageError, check_image
+
+    for picture in pictures:
+        try:
+            check_image(picture.path)
+            yield picture
+        except (ImageError, FileNotFoundError) as error:
+            _report_unreadable(error, run, len(pictures))
+    if run.failures == len(pictures):
+        raise UsageError(f"none of the {len(pictures)} pictures could be read")
+
+
+def _report_unreadable(error: Exception, run: _Run, total: int) -> None:
+    if total == 1:
+        raise UsageError(one_line(error)) from error
+    _report_failure(one_line(error), run)
+
+
+def _report_failure(message: str, run: _Run) -> None:
+    complain("warning", f"{message}; left out")
+    run.failures += 1
+
+
+def _detect_chunk(
+    chunk: list[Picture],
+    detector: Any,
+    folder: OutputFolder,
+    options: Mapping[str, Any],
+    run: _Run,
+    total: int,
+) -> None:
+    """Reads, detects, draws and saves the pictures of one batch."""
+    from codetr.draw import draw_detections
+    from codetr.preprocess import ImageError, load_image
+
+    started = time.perf_counter()
+    images, names = [], []
+    for picture in chunk:
+        try:
+            images.append(load_image(picture.path))
+            names.append(picture)
+        except (ImageError, FileNotFoundError) as error:
+            _report_unreadable(error, run, total)
+    if not images:
+        return
+    read = time.perf_counter()
+    try:
+        results = detector.detect_batch(images, **options)
+    except ValueError as error:  # pictures that this network cannot take, a 5000x3 strip for one
+        if total == 1:
+            raise
+        for picture in names:
+            _report_failure(f"{picture.path}: {one_line(error)}", run)
+        return
+    detected = time.perf_counter()
+    for picture, image, found in zip(names, images, results, strict=True):
+        drawn = draw_detections(image, found.boxes_xyxy_px, found.scores, found.labels, found.class_names)
+        folder.save_picture(picture, drawn)
+        run.found.append((picture.name, found))
+    share = 1000.0 / len(images)
+    outer = {"read": (read - started) * share, "draw": (time.perf_counter() - detected) * share}
+    run.times_ms.append({**outer, **results[0].times_ms})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Comparison of two lists of detections of the same images, for engines against PyTorch. NumPy only.
+
+Detections are matched one to one, not by their place in the list: two scores that differ in the last digit may swap
+places, which is no difference that a user sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FP32_BOX_TOLERANCE_PX = 0.05
+FP32_SCORE_TOLERANCE = 1e-4
+FP32_LEAST_SHARE = 0.99
+"""What an fp32 engine has to reach: this share of the detections equal within these tolerances."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the detections found compare with those expected. All images of a batch are counted together.
+
+    Attributes:
+        expected: number of detections expected.
+        matched: how many have a partner of the same label with IoU of at least 0.5.
+        equal: how many of these lie within both tolerances.
+        max_box_difference_px: largest coordinate difference among the matched, pixels.
+        median_box_difference_px: median over the matched of each one's largest coordinate difference.
+        max_score_difference: largest score difference among the matched.
+    """
+
+    expected: int
+    matched: int
+    equal: int
+    max_box_difference_px: float
+    median_box_difference_px: float
+    max_score_difference: float
+    box_tolerance_px: float
+    score_tolerance: float
+
+    @property
+    def equal_share(self) -> float:
+        """Share of the expected detections that is equal within the tolerances; 1 when none is expected."""
+        return self.equal / self.expected if self.expected else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.matched} of {self.expected} detections match, {self.equal} within {self.box_tolerance_px:g} px and "
+            f"{self.score_tolerance:g}; box difference: median {self.median_box_difference_px:.4g} px, max "
+            f"{self.max_box_difference_px:.4g} px; score difference: max {self.max_score_difference:.3g}"
+        )
+
+
+def compare_detections(
+    expected: Sequence[np.ndarray],
+    found: Sequence[np.ndarray],
+    box_tolerance_px: float = FP32_BOX_TOLERANCE_PX,
+    score_tolerance: float = FP32_SCORE_TOLERANCE,
+) -> Comparison:
+    """Matches the detections of each image and measures how far apart partners are.
+
+    Args:
+        expected: boxes [N, K, 4] (x1, y1, x2, y2, pixels), scores [N, K], labels [N, K].
+        found: the same of the other implementation; K may differ.
+        box_tolerance_px: largest coordinate difference of two equal boxes.
+        score_tolerance: largest difference of two equal scores.
+
+    Raises:
+        ValueError: the arrays do not have these shapes.
+    """
+    for name, (boxes, scores, labels) in (("expected", expected), ("found", found)):
+        if boxes.ndim != 3 or boxes.shape[2] != 4 or not boxes.shape[:2] == scores.shape == labels.shape:
+            shapes = [tuple(array.shape) for array in (boxes, scores, labels)]
+            raise ValueError(f"{name}: expected boxes [N, K, 4], scores [N, K], labels [N, K], got {shapes}")
+    if len(expected[0]) != len(found[0]):
+        raise ValueError(f"found: expected {len(expected[0])} image(s), got {len(found[0])}")
+
+    box_differences, score_differences = [], []
+    for image in range(len(expected[0])):
+        one, other = ([np.asarray(array[image]) for array in side] for side in (expected, found))
+        first, second = _match(one, other, box_tolerance_px, score_tolerance)
+        box_differences.append(np.abs(one[0][first] - other[0][second]).max(axis=1, initial=0.0))
+        score_differences.append(np.abs(one[1][first] - other[1][second]))
+    box_difference = np.concatenate([np.zeros(0), *box_differences])
+    score_difference = np.concatenate([np.zeros(0), *score_differences])
+    return Comparison(
+        expected=int(np.prod(expected[1].shape)),
+        matched=len(box_difference),
+        equal=int(((box_difference <= box_tolerance_px) & (score_difference <= score_tolerance)).sum()),
+        max_box_difference_px=float(box_difference.max(initial=0.0)),
+        median_box_difference_px=float(np.median(box_difference)) if len(box_difference) else 0.0,
+        max_score_difference=float(score_difference.max(initial=0.0)),
+        box_tolerance_px=box_tolerance_px,
+        score_tolerance=score_tolerance,
+    )
+
+
+def _match(
+    one: Sequence[np.ndarray], other: Sequence[np.ndarray], box_tolerance_px: float, score_tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs detections of the same label and IoU >= 0.5, the most alike first. Returns the indices of both sides."""
+    (boxes, scores, labels), (other_boxes, other_scores, other_labels) = one, other
+    box_cost = np.abs(boxes[:, None].astype(np.float64) - other_boxes[None]).max(axis=-1, initial=0.0)
+    score_cost = np.abs(scores[:, None].astype(np.float64) - other_scores[None])
+    cost = np.maximum(box_cost / box_tolerance_px, score_cost / score_tolerance)
+    overlaps = (_iou(boxes, other_boxes) >= 0.5) | (box_cost <= box_tolerance_px)  # the latter: boxes of no area
+    candidates = (labels[:, None] == other_labels[None]) & overlaps
+    first, second = np.nonzero(candidates & np.isfinite(cost))
+    order = np.argsort(cost[first, second], kind="stable")
+    free, other_free = np.ones(len(scores), bool), np.ones(len(other_scores), bool)
+    pairs = []
+    for i, j in zip(first[order], second[order], strict=True):
+        if free[i] and other_free[j]:
+            free[i] = other_free[j] = False
+            pairs.append((i, j))
+    matched = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+    return matched[:, 0], matched[:, 1]
+
+
+def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """IoU of every pair, [K, J]; 0 where both have no area."""
+    boxes, others = boxes[:, None].astype(np.float64), others[None].astype(np.float64)
+    overlap = np.clip(np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2]), 0, None)
+    intersection = overlap.prod(axis=-1)
+    areas = [np.clip(side[..., 2:] - side[..., :2], 0, None).prod(axis=-1) for side in (boxes, others)]
+    union = areas[0] + areas[1] - intersection
+    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)

@@ -1,0 +1,318 @@
+"""What the two export commands share: arguments, the model and a photo, PyTorch's detections, the files' folder.
+
+The commands (`onnx_path.export`, `dynamo_path.export`) never import each other, so this lies below both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codetr.classes import class_names_for
+from codetr.compare import FP32_LEAST_SHARE, Comparison, compare_detections
+from codetr.config import load_config
+from codetr.console import one_line
+from codetr.inputs import UsageError
+from codetr.preprocess import Batch, Preprocessor, load_image
+
+if TYPE_CHECKING:
+    import torch
+
+    from codetr.model import CoDino
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+INPUT_NAMES = ("images", "image_shapes")
+OUTPUT_NAMES = ("boxes", "scores", "labels")
+DEMO_PHOTO = Path(__file__).parent.parent / "assets" / "coffee.jpg"
+
+Detections = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""boxes [N, K, 4], scores [N, K], labels [N, K]."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an export command was asked for; the fields are its options."""
+
+    model: str
+    weights: str | None
+    height: int
+    width: int
+    precision: str
+    batch: int
+    out: Path
+    photo: Path | None
+    device: str
+    timing_cache: Path | None
+    optimization_level: int | None
+    keep_unequal: bool
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model with the photo that it is compared on.
+
+    Attributes:
+        model: on the CPU, in the precision asked for.
+        batch: the photo as the network's input.
+        source_weights: where the weights came from.
+        detections: PyTorch's for the photo, by precision: "fp32", and the one asked for. Empty without a GPU.
+    """
+
+    model: CoDino
+    batch: Batch
+    source_weights: str
+    detections: dict[str, Detections]
+
+
+def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Makes a parser with the options that both commands have."""
+    parser = _Parser(prog=program, description=description)
+    parser.add_argument("--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file")
+    parser.add_argument("--weights", metavar="NAME|FILE|URL", help="default: the model's published weights")
+    parser.add_argument("--height", type=_count, default=768, help="input height in pixels (default: 768)")
+    parser.add_argument("--width", type=_count, default=1152, help="input width in pixels (default: 1152)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default: fp32, TF32 off")
+    parser.add_argument("--batch", type=_count, default=1, help="images in one run (default: 1)")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder that the files are written to")
+    parser.add_argument("--photo", type=Path, metavar="FILE", help="compare on this picture (default: one we ship)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cpu builds no engine")
+    parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="read and updated; makes rebuilds quick")
+    parser.add_argument("--optimization-level", type=int, choices=range(6), metavar="0..5", help="TensorRT's; default 3")
+    parser.add_argument(
+        "--keep-unequal", action="store_true", help="keep the files of an fp32 engine that differs from PyTorch"
+    )
+    return parser
+
+
+def request_from(arguments: argparse.Namespace) -> Request:
+    """Takes the shared options out of what `make_parser`'s parser returned."""
+    return Request(**{name: getattr(arguments, name) for name in Request.__dataclass_fields__})
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Runs a command; an error becomes one line on stderr and the exit status (2 for wrong arguments, else 1).
+
+    CODETR_TRACEBACK=1 shows where the error came from.
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr, flush=True)
+        return 130
+    except Exception as error:
+        if os.environ.get("CODETR_TRACEBACK"):
+            raise
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Prints a line when a step begins and its seconds when it ends."""
+    print(f"{name} …", flush=True)
+    started = time.perf_counter()
+    yield
+    print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
+
+
+@contextmanager
+def staged_folder(out: Path) -> Iterator[Path]:
+    """Gives an empty temporary folder; its files are moved into `out` when the block succeeds, else it is removed.
+
+    Raises:
+        UsageError: `out` is a file, or nothing can be written there.
+    """
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    temporary = existing / f".codetr-{secrets.token_hex(6)}"
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError("is a file, not a folder")
+        temporary.mkdir()
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot write there ({error.strerror or error})") from error
+    try:
+        yield temporary
+        out.mkdir(parents=True, exist_ok=True)
+        for file in sorted(temporary.iterdir()):
+            os.replace(file, out / file.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def pick_device(device: str) -> torch.device:
+    """Turns "auto", "cpu" or "cuda" into a device that exists here."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: PyTorch finds no GPU here (nvidia-smi shows the driver's view)")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def prepare(request: Request) -> Subject:
+    """Loads model and photo, lets PyTorch detect on the GPU where there is one, and sets the model's precision.
+
+    Raises:
+        ValueError, OSError: model, weights, photo or size do not fit.
+    """
+    import codetr
+
+    device = pick_device(request.device)
+    config = load_config(request.model)
+    weights = _weights_source(config.name, request.weights)
+    preprocessor = Preprocessor(config.mean, config.std, height=request.height, width=request.width)
+    batch = _photo_batch(request, preprocessor)
+    with stage(f"load {config.name}, weights {weights}"):
+        model = codetr.CoDino(config).eval().requires_grad_(False)
+        _check_size(model, batch)
+        codetr.load_checkpoint(model, weights)
+
+    detections: dict[str, Detections] = {}
+    for precision in dict.fromkeys(("fp32", request.precision)):
+        model.set_precision(precision)
+        if device.type == "cuda":
+            with stage(f"detect with PyTorch {precision}"):
+                detections[precision] = _detect(model.to(device), batch, device)
+    return Subject(model.cpu(), batch, weights, detections)
+
+
+def example_inputs(subject: Subject, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """The photo as the model's arguments: images [N, 3, H, W] fp32, image_shapes [N, 2] int64."""
+    import torch
+
+    return torch.from_numpy(subject.batch.images).to(device), torch.from_numpy(subject.batch.image_shapes).to(device)
+
+
+def write_metadata(subject: Subject, request: Request, folder: Path) -> None:
+    """Writes model.json: everything that whoever runs the engine needs, see `trt_plugin.ArtifactMetadata`."""
+    import tensorrt
+    import torch
+    import trt_plugin
+
+    config, images = subject.model.config, subject.batch.images
+    boxes = (request.batch, config.max_per_img)
+    metadata = trt_plugin.ArtifactMetadata(
+        model=config.name,
+        inputs=_tensors(images=(images.shape, "float32"), image_shapes=((request.batch, 2), "int64")),
+        outputs=_tensors(boxes=((*boxes, 4), "float32"), scores=(boxes, "float32"), labels=(boxes, "int64")),
+        class_names=list(class_names_for(config.num_classes)),
+        mean=list(config.mean),
+        std=list(config.std),
+        resize={"height": request.height, "width": request.width, "mode": "fit_pad"},
+        max_per_img=config.max_per_img,
+        nms=dataclasses.asdict(config.nms),
+        precision=request.precision,
+        batch=request.batch,
+        tensorrt_version=tensorrt.__version__,
+        plugin_version=trt_plugin.PLUGIN_VERSION,
+        gpu=torch.cuda.get_device_name(),
+        torch_version=torch.__version__,
+        source_weights=subject.source_weights,
+    )
+    metadata.save(folder / "model.json")
+
+
+def compare_engine(subject: Subject, request: Request, engine: Path) -> None:
+    """Runs the engine on the photo and prints how its detections compare with PyTorch's.
+
+    Raises:
+        RuntimeError: an fp32 engine's detections are not PyTorch's (see `codetr.compare`), and the caller did not ask
+            to keep such files.
+    """
+    import trt_plugin
+
+    inputs = dict(zip(INPUT_NAMES, (subject.batch.images, subject.batch.image_shapes), strict=True))
+    with trt_plugin.EngineRunner(engine) as runner:
+        outputs = runner(inputs)
+        found = tuple(np.array(outputs[name]) for name in OUTPUT_NAMES)
+    for precision, expected in subject.detections.items():
+        comparison = compare_detections(expected, found)
+        print(f"engine {request.precision} against PyTorch {precision}: {comparison}", flush=True)
+        if precision == request.precision == "fp32":
+            _require_equal(comparison, request)
+
+
+def _require_equal(comparison: Comparison, request: Request) -> None:
+    if comparison.equal_share >= FP32_LEAST_SHARE:
+        return
+    message = (
+        f"the engine's detections are not PyTorch's: expected {FP32_LEAST_SHARE:.0%} equal, got "
+        f"{comparison.equal} of {comparison.expected}"
+    )
+    if not request.keep_unequal:
+        raise RuntimeError(f"{message}; nothing is kept (--keep-unequal keeps the files)")
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def _weights_source(name: str, weights: str | None) -> str:
+    from codetr.weights import KNOWN_WEIGHTS
+
+    if weights is None and name not in KNOWN_WEIGHTS:
+        raise UsageError(f"--weights: needed, none are published for model {name} (known: {', '.join(KNOWN_WEIGHTS)})")
+    return weights or name
+
+
+def _photo_batch(request: Request, preprocessor: Preprocessor) -> Batch:
+    """The photo `batch` times, each turned by another 90 degrees, so that the images differ in size."""
+    if request.photo is not None:
+        photo = load_image(request.photo)
+    elif DEMO_PHOTO.is_file():
+        photo = load_image(DEMO_PHOTO)
+    else:  # an installed package has no pictures
+        y, x = np.mgrid[:480, :640]
+        photo = np.stack([127.5 + 127.5 * np.sin(x * y / scale) for scale in (900, 1700, 4000)], -1).astype(np.uint8)
+    return preprocessor.batch([np.ascontiguousarray(np.rot90(photo, turn)) for turn in range(request.batch)])
+
+
+def _check_size(model: CoDino, batch: Batch) -> None:
+    """Runs the model without numbers, so that a size that it refuses is its own clear error."""
+    import torch
+
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    inputs = (torch.empty(batch.images.shape, device="meta"), torch.empty(batch.image_shapes.shape, device="meta"))
+    with torch.no_grad():
+        torch.func.functional_call(model, shapes, inputs)
+
+
+def _detect(model: CoDino, batch: Batch, device: torch.device) -> Detections:
+    """PyTorch's detections, with TF32 off."""
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        with torch.inference_mode():
+            images, image_shapes = (torch.from_numpy(array) for array in (batch.images, batch.image_shapes))
+            outputs = model(images.to(device), image_shapes.to(device))
+            boxes, scores, labels = (output.cpu().numpy() for output in outputs)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+    return boxes, scores, labels
+
+
+def _tensors(**tensors: tuple[tuple[int, ...], str]) -> list[dict[str, Any]]:
+    return [{"name": name, "shape": list(shape), "dtype": dtype} for name, (shape, dtype) in tensors.items()]

@@ -1,0 +1,85 @@
+"""Small modules and functions that several parts of the detector share."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer in fp32 whatever the precision around it: class logits and box deltas come out of one.
+
+    16-bit logits near the selection threshold tie (bf16 has steps of 0.03 at -4), and a tie is decided by order.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self.weight, self.bias)
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """Batch normalisation by stored statistics, as upstream trains and runs its ResNets.
+
+    The statistics stay fp32; one multiplication and one addition in the activations' type are left, which an engine
+    folds into the convolution before it.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("weight", torch.ones(channels))
+        self.register_buffer("bias", torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+        shift = self.bias - self.running_mean * scale
+        return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
+
+
+class MultiheadAttention(nn.Module):
+    """Self-attention whose queries and keys carry a position and whose values do not; no residual inside."""
+
+    def __init__(self, embed_dims: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dims, embed_dims))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dims))
+        self.out_proj = nn.Linear(embed_dims, embed_dims)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """x, position: [N, Q, C] -> [N, Q, C]."""
+        channels = x.shape[-1]
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        query_key = F.linear(x + position, weight[: 2 * channels], bias[: 2 * channels])
+        query, key = query_key.split(channels, dim=-1)
+        value = F.linear(x, weight[2 * channels :], bias[2 * channels :])
+        query, key, value = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (query, key, value))
+        out = F.scaled_dot_product_attention(query, key, value)  # [N, heads, Q, C / heads]
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between; no residual inside."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(in_channels, hidden_channels)
+        self.activation = activation()
+        self.fc2 = nn.Linear(hidden_channels, out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
+    """log(x / (1 - x)) with both sides of the fraction held at `eps` or more; DINO refines boxes with 1e-3."""
+    x = x.clamp(0.0, 1.0)
+    return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
+
+
+def device_constant(values: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A 1-D tensor made on the device: `torch.tensor` would copy from the host, which a CUDA graph cannot capture."""
+    return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])

@@ -1,0 +1,122 @@
+"""Co-DINO, the detector (DETRs with Collaborative Hybrid Assignments Training, arXiv 2211.12860).
+
+Only the query head runs at inference; the auxiliary heads that give the method its name teach the encoder and are gone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from codetr.backbones import make_backbone
+from codetr.config import Config
+from codetr.geometry import make_pyramid
+from codetr.head import QuerySelection, detections
+from codetr.layers import Float32Linear, FrozenBatchNorm2d
+from codetr.neck import ChannelMapper
+from codetr.transformer import Decoder, Encoder
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class CoDino(nn.Module):
+    """A detector in evaluation mode.
+
+    Args:
+        config: see `codetr.load_config`.
+
+    Example:
+        >>> config = codetr.load_config("co_dino_r50")
+        >>> model = codetr.CoDino(config)
+        >>> report = codetr.load_checkpoint(model, "co_dino_r50")
+        >>> boxes, scores, labels = model(images, image_shapes)
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = torch.float32
+        self.backbone = make_backbone(config.backbone)
+        self.neck = ChannelMapper(config.neck)
+        self.encoder = Encoder(config)
+        self.query_selection = QuerySelection(config)
+        self.decoder = Decoder(config)
+        self.eval()
+
+    def forward(self, images: Tensor, image_shapes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Detects objects.
+
+        Args:
+            images: [N, 3, H, W] fp32, RGB normalised by the configuration's mean and std, each image in the upper left
+                and zero outside it.
+            image_shapes: [N, 2], (h, w) of each image inside H x W, in pixels; any number type.
+
+        Returns:
+            boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image; scores [N, K] fp32, descending;
+            labels [N, K] int64. K is the configuration's `max_per_img`. No NMS: see `codetr.postprocess`.
+
+        Raises:
+            ValueError: the images have fewer cells than the model has queries.
+        """
+        outputs = self._run(images, image_shapes, every_layer=False)
+        return outputs["det_boxes"], outputs["det_scores"], outputs["det_labels"]
+
+    def stages(self, images: Tensor, image_shapes: Tensor) -> dict[str, Tensor]:
+        """As `forward`, with what happens on the way.
+
+        Returns:
+            `backbone.i` and `neck.i` [N, C, H_i, W_i]; `memory` [N, S, C]; `topk_scores` [N, Q, classes] (logits) and
+            `topk_boxes` [N, Q, 4] of the selected queries; `class_logits` [layers, N, Q, classes] and `boxes_cxcywh`
+            [layers, N, Q, 4] after every decoder layer; `det_boxes`, `det_scores`, `det_labels`. Boxes but the last
+            are (cx, cy, w, h) in units of the image.
+        """
+        return self._run(images, image_shapes, every_layer=True)
+
+    def set_precision(self, precision: str) -> CoDino:
+        """Sets the type of weights and activations, in place.
+
+        In a 16-bit model these stay fp32: images and reference points, box arithmetic, arguments of sine embeddings,
+        class logits and box deltas (`Float32Linear`), statistics of frozen batch norms, scores and final boxes.
+
+        Args:
+            precision: "fp32", "fp16" or "bf16". Weights once rounded to 16 bits stay rounded.
+
+        Returns:
+            The model.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+        self.dtype = PRECISIONS[precision]
+        for module in self.modules():
+            if isinstance(module, (Float32Linear, FrozenBatchNorm2d)):
+                continue
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(self.dtype)
+        return self
+
+    def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
+        features = self.backbone(images.to(self.dtype))
+        maps = self.neck(features)
+        pyramid = make_pyramid(image_shapes, images.shape[2:], [feature.shape[2:] for feature in maps])
+        cells = sum(h * w for h, w in pyramid.level_hw)
+        if cells < self.config.num_queries:
+            height, width = images.shape[2:]
+            raise ValueError(
+                f"images: {height} x {width} pixels give {cells} cells, fewer than the model's "
+                f"{self.config.num_queries} queries; use larger images"
+            )
+
+        memory = self.encoder(maps, pyramid)
+        topk_logits, topk_boxes = self.query_selection(memory, pyramid)
+        logits, boxes = self.decoder(memory, topk_boxes, pyramid, every_layer)
+        det = detections(logits[-1], boxes[-1], image_shapes, self.config.max_per_img)
+        return {
+            **{f"backbone.{i}": feature for i, feature in enumerate(features)},
+            **{f"neck.{i}": feature for i, feature in enumerate(maps)},
+            "memory": memory,
+            "topk_scores": topk_logits,
+            "topk_boxes": topk_boxes,
+            "class_logits": torch.stack(logits),
+            "boxes_cxcywh": torch.stack(boxes),
+            **dict(zip(("det_boxes", "det_scores", "det_labels"), det)),
+        }

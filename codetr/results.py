@@ -1,0 +1,129 @@
+"""What a detection run gives: the detections of one picture, and the COCO-style document of many.
+
+Free of Torch; NumPy and the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codetr.classes import category_ids_for
+from codetr.files import atomic_write
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The detections of one picture, best score first.
+
+    Attributes:
+        boxes_xyxy_px: float32 [K, 4], x1 y1 x2 y2 in pixels of the original picture, inside it.
+        scores: float32 [K], 0..1.
+        labels: int64 [K], indices into class_names.
+        class_names: a name for each label of the model.
+        height: of the original picture, pixels.
+        width: of the original picture, pixels.
+        times_ms: by stage ("preprocess", "inference", "postprocess"), this picture's share of its batch.
+    """
+
+    boxes_xyxy_px: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    height: int
+    width: int
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def select(self, threshold: float = 0.0, top: int | None = None) -> Detections:
+        """Returns the detections with score >= threshold, at most `top` of them, best first."""
+        order = np.argsort(-self.scores, kind="stable")
+        keep = order[self.scores[order] >= threshold][:top]
+        return replace(
+            self, boxes_xyxy_px=self.boxes_xyxy_px[keep], scores=self.scores[keep], labels=self.labels[keep]
+        )
+
+    def names(self) -> list[str]:
+        """Returns the class name of each detection."""
+        return [self.class_names[label] for label in self.labels.tolist()]
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Returns a dictionary a detection: category_id, category_name, bbox (x, y, w, h), score."""
+        ids = category_ids_for(self.class_names)
+        rows = []
+        for (x1, y1, x2, y2), score, label in zip(
+            self.boxes_xyxy_px.tolist(), self.scores.tolist(), self.labels.tolist(), strict=True
+        ):
+            rows.append(
+                {
+                    "category_id": ids[label],
+                    "category_name": self.class_names[label],
+                    "bbox": [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)],
+                    "score": round(score, 6),
+                }
+            )
+        return rows
+
+
+def image_ids_for(file_names: Sequence[str]) -> list[int]:
+    """Returns an id for each picture: its name where all are numbers (000000000139.jpg), else 1, 2, 3, …"""
+    stems = [Path(name).stem for name in file_names]
+    if all(stem.isascii() and stem.isdigit() for stem in stems) and len({int(stem) for stem in stems}) == len(
+        stems
+    ):
+        return [int(stem) for stem in stems]
+    return list(range(1, len(stems) + 1))
+
+
+def coco_document(
+    pictures: Sequence[tuple[str, Detections]],
+    class_names: Sequence[str],
+    info: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Builds the document that `codetr detect` writes as detections.json.
+
+    It has the form of a COCO annotation file with a score in every annotation, so that
+    `pycocotools.coco.COCO` and annotation tools read it; its "annotations" alone are a COCO results list, as
+    `COCO.loadRes` takes it.
+
+    Args:
+        pictures: (file name, detections) of each picture.
+        class_names: a name for each label; COCO's 80 names get COCO's category ids, others the label index.
+        info: facts about the run.
+    """
+    image_ids = image_ids_for([name for name, _ in pictures])
+    images, annotations = [], []
+    for image_id, (name, detections) in zip(image_ids, pictures, strict=True):
+        images.append(
+            {"id": image_id, "file_name": name, "width": detections.width, "height": detections.height}
+        )
+        for row in detections.as_dicts():
+            area = round(row["bbox"][2] * row["bbox"][3], 3)
+            place = {"id": len(annotations) + 1, "image_id": image_id, "file_name": name}
+            annotations.append({**place, **row, "area": area, "iscrowd": 0})
+    categories = [
+        {"id": identifier, "name": name}
+        for identifier, name in zip(category_ids_for(class_names), class_names, strict=True)
+    ]
+    return {"info": dict(info or {}), "images": images, "categories": categories, "annotations": annotations}
+
+
+def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
+    """Writes a document as JSON, one list entry a line; the file is whole or absent."""
+    parts = []
+    for key, value in document.items():
+        if isinstance(value, list) and value:
+            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value)
+            text = f"[\n  {rows}\n ]"
+        else:
+            text = json.dumps(value, ensure_ascii=False)
+        parts.append(f" {json.dumps(key)}: {text}")
+    with atomic_write(path) as temporary:
+        temporary.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")

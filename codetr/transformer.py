@@ -1,0 +1,144 @@
+"""Encoder and decoder of Deformable DETR (arXiv 2010.04159) with DINO's iterative refinement (arXiv 2203.03605)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from codetr.config import Config
+from codetr.geometry import Pyramid, encoder_positions, sine_embedding
+from codetr.head import BoxBranch
+from codetr.layers import FeedForward, Float32Linear, MultiheadAttention, inverse_sigmoid
+from msda import MultiScaleDeformableAttention
+
+
+def _deformable_attention(config: Config) -> MultiScaleDeformableAttention:
+    return MultiScaleDeformableAttention(config.embed_dims, config.num_heads, config.num_levels, config.num_points)
+
+
+def _feed_forward(config: Config) -> FeedForward:
+    return FeedForward(config.embed_dims, config.feedforward_channels, config.embed_dims, nn.ReLU)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.self_attn = _deformable_attention(config)
+        self.norm1 = nn.LayerNorm(config.embed_dims)
+        self.ffn = _feed_forward(config)
+        self.norm2 = nn.LayerNorm(config.embed_dims)
+
+    def forward(self, x: Tensor, positions: Tensor, reference_points: Tensor, pyramid: Pyramid) -> Tensor:
+        """x, positions: [N, S, C]; reference_points: [N, S, L, 2] -> [N, S, C]."""
+        attended = self.self_attn(
+            x + positions,
+            x,
+            reference_points,
+            pyramid.spatial_shapes,
+            pyramid.level_start_index,
+            key_padding_mask=pyramid.padding_mask,
+        )
+        x = self.norm1(x + attended)
+        return self.norm2(x + self.ffn(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.encoding = config.positional_encoding
+        self.level_embeds = nn.Parameter(torch.randn(config.num_levels, config.embed_dims))
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+
+    def forward(self, features: list[Tensor], pyramid: Pyramid) -> Tensor:
+        """Maps [N, C, H_l, W_l] -> memory [N, S, C]."""
+        x = torch.cat([feature.flatten(2).transpose(1, 2) for feature in features], dim=1)  # [N, S, C]
+        levels = encoder_positions(pyramid, self.encoding.num_feats, self.encoding.temperature, x.dtype)
+        positions = torch.cat([position + embed for position, embed in zip(levels, self.level_embeds)], dim=1)
+        reference_points = pyramid.reference_points  # [N, S, L, 2]
+        for layer in self.layers:
+            x = layer(x, positions, reference_points, pyramid)
+        return x
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.self_attn = MultiheadAttention(config.embed_dims, config.num_heads)
+        self.norm1 = nn.LayerNorm(config.embed_dims)
+        self.cross_attn = _deformable_attention(config)
+        self.norm2 = nn.LayerNorm(config.embed_dims)
+        self.ffn = _feed_forward(config)
+        self.norm3 = nn.LayerNorm(config.embed_dims)
+
+    def forward(self, x: Tensor, position: Tensor, memory: Tensor, reference_points: Tensor, pyramid: Pyramid) -> Tensor:
+        """x, position: [N, Q, C]; memory: [N, S, C]; reference_points: [N, Q, L, 4] -> [N, Q, C]."""
+        x = self.norm1(x + self.self_attn(x, position))
+        attended = self.cross_attn(
+            x + position,
+            memory,
+            reference_points,
+            pyramid.spatial_shapes,
+            pyramid.level_start_index,
+            key_padding_mask=pyramid.padding_mask,
+        )
+        x = self.norm2(x + attended)
+        return self.norm3(x + self.ffn(x))
+
+
+class Decoder(nn.Module):
+    """Refines the selected boxes layer by layer.
+
+    Two boxes come out of a layer, both from the box it was given. The next layer attends around the one predicted from
+    the layer's raw output; the layer's answer is predicted from its normalised output. The answer is not refined again.
+    """
+
+    TEMPERATURE = 10000.0  # of the sine embedding of boxes
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        dims = config.embed_dims
+        self.query_embed = nn.Parameter(torch.randn(config.num_queries, dims))
+        self.ref_point_head = FeedForward(2 * dims, dims, dims, nn.ReLU)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.norm = nn.LayerNorm(dims)
+        self.class_branches = nn.ModuleList(Float32Linear(dims, config.num_classes) for _ in self.layers)
+        self.box_branches = nn.ModuleList(BoxBranch(dims) for _ in self.layers)
+
+    def forward(
+        self, memory: Tensor, boxes: Tensor, pyramid: Pyramid, every_layer: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Decodes.
+
+        Args:
+            memory: [N, S, C].
+            boxes: [N, Q, 4] fp32, (cx, cy, w, h) in units of the image.
+            every_layer: the answers of all layers, else of the last one only.
+
+        Returns:
+            Class logits [N, Q, classes] and boxes [N, Q, 4], fp32, of each layer.
+        """
+        ratios = pyramid.valid_ratios.repeat(1, 1, 2)[:, None]  # [N, 1, L, 4]
+        x = self.query_embed.expand(memory.shape[0], -1, -1)  # [N, Q, C]
+        all_logits, all_boxes = [], []
+        last = len(self.layers) - 1
+        reference = boxes.detach()
+        for index, layer in enumerate(self.layers):
+            # The layer looks at `reference`, which stops gradients; answers start from `boxes`, which lets the layer
+            # before learn from this one's answer too ("look forward twice", DINO section 3.5).
+            reference_points = reference[:, :, None] * ratios  # [N, Q, L, 4]
+            x = layer(x, self._position(reference_points[:, :, 0]).to(x.dtype), memory, reference_points, pyramid)
+            if every_layer or index == last:
+                answer = self.norm(x)
+                all_logits.append(self.class_branches[index](answer))
+                all_boxes.append(torch.sigmoid(self.box_branches[index](answer) + inverse_sigmoid(boxes)))
+            if index < last:
+                boxes = torch.sigmoid(self.box_branches[index](x) + inverse_sigmoid(reference))
+                reference = boxes.detach()
+        return all_logits, all_boxes
+
+    def _position(self, boxes: Tensor) -> Tensor:
+        """(cx, cy, w, h) [N, Q, 4] fp32 -> [N, Q, C]; upstream orders the four embeddings y, x, w, h."""
+        cx, cy, w, h = boxes.unbind(-1)
+        num_feats = self.query_embed.shape[-1] // 2
+        embedding = sine_embedding(torch.stack((cy, cx, w, h), dim=-1), num_feats, self.TEMPERATURE)
+        return self.ref_point_head(embedding.flatten(2).to(self.query_embed.dtype))

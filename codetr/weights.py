@@ -1,0 +1,128 @@
+"""Weights by name or URL: downloaded once, verified, cached. Standard library only; no Torch.
+
+The cache is `$CODETR_CACHE`, else `~/.cache/codetr`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from codetr.files import atomic_write
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A published checkpoint.
+
+    Attributes:
+        name: the configuration it belongs to.
+        url: where upstream keeps it.
+        sha256_prefix: the first hexadecimal digits of the file's SHA-256.
+        box_ap: on COCO val2017, as upstream states it.
+    """
+
+    name: str
+    url: str
+    sha256_prefix: str
+    box_ap: float
+
+
+_UPSTREAM = "https://download.openmmlab.com/mmdetection/v3.0/codetr"
+
+KNOWN_WEIGHTS = {
+    weights.name: weights
+    for weights in (
+        Weights(
+            "co_dino_swin_l", f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth", "614254c9", 64.1
+        ),
+        Weights("co_dino_r50", f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth", "7481f903", 52.1),
+    )
+}
+
+
+def is_url(source: object) -> bool:
+    return isinstance(source, str) and source.startswith(("https://", "http://", "file://"))
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("CODETR_CACHE") or Path.home() / ".cache" / "codetr")
+
+
+def fetch(source: str, progress: bool = True) -> Path:
+    """Finds weights in the cache or downloads them into it.
+
+    Args:
+        source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal digits>` states
+            the SHA-256 that the file must begin with.
+        progress: draw a bar on stderr.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ValueError: unknown name; the download failed, or the file is not what its hash says. Nothing stays behind.
+    """
+    if source in KNOWN_WEIGHTS:
+        url, prefix = KNOWN_WEIGHTS[source].url, KNOWN_WEIGHTS[source].sha256_prefix
+    elif is_url(source):
+        url, prefix = source, _hash_prefix(source)
+    else:
+        raise ValueError(f"weights {source!r}: expected one of {', '.join(KNOWN_WEIGHTS)}, or a URL")
+    name = Path(urllib.parse.urlsplit(url).path).name
+    # URLs without a hash in their name may share the name: the URL itself keeps them apart.
+    path = cache_folder() / (name if prefix else f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}")
+    if path.is_file():
+        return path  # files appear here only after they were verified
+    try:
+        with atomic_write(path) as temporary:
+            digest = _download(url, temporary, name, progress)
+            if not digest.startswith(prefix):
+                raise ValueError(f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}")
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise ValueError(f"{url}: download to {path.parent} failed ({reason})") from None
+    return path
+
+
+def _hash_prefix(url: str) -> str:
+    match = re.search(r"-([0-9a-f]{8,64})\.\w+$", urllib.parse.urlsplit(url).path)
+    return match[1] if match else ""
+
+
+def _download(url: str, path: Path, name: str, progress: bool) -> str:
+    """Returns the SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
+        total = int(response.headers.get("Content-Length") or 0)
+        done = 0
+        while chunk := response.read(_CHUNK_BYTES):
+            file.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            if progress:
+                _draw_progress(name, done, total)
+    if progress:
+        print(file=sys.stderr)
+    if total and done != total:
+        raise urllib.error.URLError(f"got {done} of {total} bytes")
+    return digest.hexdigest()
+
+
+def _draw_progress(name: str, done: int, total: int) -> None:
+    mebibytes = f"{done / 2**20:.0f}"
+    if total:
+        filled = 30 * done // total
+        bar = "#" * filled + "-" * (30 - filled)
+        print(f"\r{name} [{bar}] {mebibytes} / {total / 2**20:.0f} MiB", end="", file=sys.stderr, flush=True)
+    else:
+        print(f"\r{name} {mebibytes} MiB", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""Torch-TensorRT converters: torch.ops.msda.attention and fused_attention become layers of the MSDA plugins.
+
+What a converter adds to the network, `add_plugin_layer`, needs TensorRT only; `register` needs Torch-TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import msda  # noqa: F401  (registers torch.ops.msda)
+import trt_plugin
+
+ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
+TARGETS = {
+    torch.ops.msda.attention.default: ATTENTION,
+    torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
+}
+VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_registered = False
+
+
+def register() -> None:
+    """Registers the converters, for static and dynamic shapes; calling it again does nothing.
+
+    Raises:
+        ImportError: Torch-TensorRT is not installed.
+    """
+    global _registered
+    if _registered:
+        return
+    from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
+
+    for target in TARGETS:
+        dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(convert)
+    _registered = True
+
+
+def is_supported(node: torch.fx.Node, settings: Any = None) -> bool:
+    """Tells whether the plugin takes this call: its value must be fp32, fp16 or bf16."""
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+    return value is None or value.dtype in VALUE_TYPES
+
+
+def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
+    """The converter of both operators, with the signature that Torch-TensorRT calls.
+
+    Args:
+        ctx: torch_tensorrt's ConversionContext.
+        target: the operator, a key of `TARGETS`.
+        args, kwargs: of the call; tensors are TensorRT's, or constants of Torch's.
+        name: of the node.
+
+    Returns:
+        The plugin layer's output tensor.
+    """
+    from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
+
+    values: dict[str, Any] = {}
+    for argument, value in zip(target._schema.arguments, args):
+        values[argument.name] = value
+    values.update(kwargs)
+    points_per_level = values.pop("points_per_level", None)
+    inputs = [get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()]
+    return add_plugin_layer(ctx.net, TARGETS[target], inputs, points_per_level, f"{TARGETS[target]}-[{name}]")
+
+
+def add_plugin_layer(
+    network: Any, operator: str, inputs: Sequence[Any], points_per_level: Sequence[int] | None, name: str
+) -> Any:
+    """Adds one MSDA plugin layer to a TensorRT network.
+
+    Args:
+        network: tensorrt.INetworkDefinition.
+        operator: name of the plugin, one of `trt_plugin.OPERATORS`.
+        inputs: the operator's tensors in order.
+        points_per_level: P_l of each level, or None where all have equally many.
+        name: of the layer.
+
+    Returns:
+        The layer's output tensor.
+
+    Raises:
+        RuntimeError: TensorRT refused the plugin or the layer; its logger has said why.
+    """
+    import tensorrt as trt
+
+    trt_plugin.load()
+    creator = trt.get_plugin_registry().get_creator(operator, trt_plugin.PLUGIN_VERSION, trt_plugin.NAMESPACE)
+    fields = []
+    if points_per_level is not None:
+        points = np.array(points_per_level, dtype=np.int32)
+        fields.append(trt.PluginField("points_per_level", points, trt.PluginFieldType.INT32))
+    plugin = creator.create_plugin(name, trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
+    if plugin is None:
+        raise RuntimeError(f"{name}: TensorRT could not create the plugin {operator}")
+    layer = network.add_plugin_v3(list(inputs), [], plugin)
+    if layer is None:
+        raise RuntimeError(f"{name}: TensorRT could not add the plugin {operator} to the network")
+    layer.name = name
+    return layer.get_output(0)

@@ -1,0 +1,173 @@
+"""`python -m dynamo_path.export`: a detector as model.ep, model.engine and model.json, compared with PyTorch.
+
+model.ep is the exported program (torch.export), model.engine what Torch-TensorRT makes of it: one TensorRT engine that
+needs neither of them. Without a GPU it stops after model.ep. Exit status: 0 done, 1 failed, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codetr.exporting import (
+    OUTPUT_NAMES,
+    Request,
+    compare_engine,
+    example_inputs,
+    make_parser,
+    pick_device,
+    prepare,
+    request_from,
+    run_command,
+    stage,
+    staged_folder,
+    write_metadata,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_command(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = make_parser("python -m dynamo_path.export", __doc__.partition("\n")[0].partition(": ")[2])
+    request = request_from(parser.parse_args(argv))
+    device = pick_device(request.device)
+    if device.type == "cuda":
+        import_requirements()
+    with staged_folder(request.out) as folder:
+        subject = prepare(request)
+        model, inputs = subject.model.to(device), example_inputs(subject, device)
+        with stage("export model.ep"):
+            program = export_program(model, inputs)
+            with open(folder / "model.ep", "wb") as file:  # given a path, Torch wants it to end in .pt2
+                torch.export.save(program, file)
+        if device.type == "cuda":
+            with stage("build model.engine with Torch-TensorRT"):
+                engine = build_engine(program, inputs, request)
+                (folder / "model.engine").write_bytes(engine)
+            write_metadata(subject, request, folder)
+            with stage("compare with PyTorch"):
+                compare_engine(subject, request, folder / "model.engine")
+    if device.type != "cuda":
+        print(f"wrote {request.out / 'model.ep'}; stopped there: no GPU to build a TensorRT engine for")
+    else:
+        print(f"wrote model.ep, model.engine and model.json in {request.out}")
+    return 0
+
+
+def import_requirements() -> None:
+    """Imports Torch-TensorRT, registers the converters and the plugins.
+
+    Raises:
+        ImportError: naming what to install.
+        trt_plugin.EngineError: TensorRT or the plugin library is missing or cannot be loaded.
+    """
+    import trt_plugin
+
+    trt_plugin.load()
+    try:
+        import torch_tensorrt  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"Torch-TensorRT cannot be imported ({error}): pip install codetr-tensorrt[dynamo]"
+        ) from error
+    from dynamo_path import converter
+
+    converter.register()
+
+
+def export_program(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+    """Traces a detector strictly, with the inputs' sizes."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return torch.export.export(model, inputs, strict=True)
+
+
+def build_engine(
+    program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: Request
+) -> bytes:
+    """Builds one strongly typed engine of a whole program: the model's types are the engine's, and TF32 is off.
+
+    Args:
+        program: of `export_program`, on the GPU.
+        inputs: as given to it.
+        request: timing cache and optimisation level.
+
+    Raises:
+        RuntimeError: an operator has no converter, or TensorRT cannot build the engine.
+    """
+    from torch_tensorrt import dynamo
+
+    with tempfile.TemporaryDirectory() as folder, _named_outputs() as errors:
+        timing_cache = request.timing_cache or Path(folder) / "timing.cache"
+        try:
+            return dynamo.convert_exported_program_to_serialized_trt_engine(
+                program,
+                arg_inputs=list(inputs),
+                use_explicit_typing=True,
+                disable_tf32=True,
+                require_full_compilation=True,
+                truncate_double=False,
+                immutable_weights=True,
+                optimization_level=request.optimization_level,
+                timing_cache_path=str(timing_cache.absolute()),
+            )
+        except Exception as error:
+            # Torch-TensorRT logs what went wrong and then fails over the missing result.
+            cause = errors[0] if errors else error
+            raise RuntimeError(f"Torch-TensorRT cannot build the engine: {type(cause).__name__}: {cause}") from cause
+
+
+@contextmanager
+def _named_outputs() -> Iterator[list[Exception]]:
+    """Lets Torch-TensorRT build engines with our output names (its own are output0, output1, …), fully profiled.
+
+    Its functions have no setting for either, so its interpreter is replaced by a subclass while the block runs.
+
+    Yields:
+        A list that collects the errors of the interpreter.
+    """
+    import tensorrt as trt
+    from torch_tensorrt.dynamo.conversion import _conversion
+
+    original = _conversion.TRTInterpreter
+    errors: list[Exception] = []
+
+    class Interpreter(original):
+        def output(self, target: str, args: Any, kwargs: Any) -> list[Any]:
+            outputs = super().output(target, args, kwargs)
+            for index, name in enumerate(OUTPUT_NAMES):
+                self.ctx.net.get_output(index).name = name
+            self._output_names = list(OUTPUT_NAMES)
+            return outputs
+
+        def _populate_trt_builder_config(self, *args: Any, **kwargs: Any) -> Any:
+            config = super()._populate_trt_builder_config(*args, **kwargs)
+            config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+            return config
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().run(*args, **kwargs)
+            except Exception as error:
+                errors.append(error)
+                raise
+
+    _conversion.TRTInterpreter = Interpreter
+    try:
+        yield errors
+    finally:
+        _conversion.TRTInterpreter = original
+
+
+if __name__ == "__main__":
+    sys.exit(main())

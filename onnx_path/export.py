@@ -1,0 +1,138 @@
+"""`python -m onnx_path.export`: a detector as model.onnx, model.engine and model.json, compared with PyTorch.
+
+Without a GPU it stops after model.onnx. Exit status: 0 done, 1 failed, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from codetr.exporting import (
+    INPUT_NAMES,
+    OUTPUT_NAMES,
+    Request,
+    Subject,
+    compare_engine,
+    example_inputs,
+    make_parser,
+    pick_device,
+    prepare,
+    request_from,
+    run_command,
+    stage,
+    staged_folder,
+    write_metadata,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_command(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = make_parser("python -m onnx_path.export", __doc__.partition("\n")[0].partition(": ")[2])
+    parser.add_argument("--onnx-only", action="store_true", help="stop after model.onnx")
+    parser.add_argument(
+        "--no-function-body",
+        action="store_true",
+        help="MSDA nodes without a body of standard operators: for parsers that prefer the body to the plugin "
+        "(TensorRT up to 10.6; our own build takes bodies out), but runtimes without the plugin cannot run the file",
+    )
+    arguments = parser.parse_args(argv)
+    request = request_from(arguments)
+    if not arguments.onnx_only and pick_device(request.device).type == "cuda":
+        return _export_engine(request, function_bodies=not arguments.no_function_body)
+    with staged_folder(request.out) as folder:
+        _write_onnx(prepare(request), folder, not arguments.no_function_body)
+    if arguments.onnx_only:
+        print(f"wrote {request.out / 'model.onnx'}")
+    else:
+        print(f"wrote {request.out / 'model.onnx'}; stopped there: no GPU to build a TensorRT engine for")
+    return 0
+
+
+def _export_engine(request: Request, function_bodies: bool) -> int:
+    from onnx_path.build import build_engine, import_requirements
+
+    import_requirements()
+    with staged_folder(request.out) as folder:
+        subject = prepare(request)
+        _write_onnx(subject, folder, function_bodies)
+        with stage("build model.engine with TensorRT"):
+            build_engine(
+                folder / "model.onnx", folder / "model.engine", request.timing_cache, request.optimization_level
+            )
+        write_metadata(subject, request, folder)
+        with stage("compare with PyTorch"):
+            compare_engine(subject, request, folder / "model.engine")
+    print(f"wrote model.onnx, model.engine and model.json in {request.out}")
+    return 0
+
+
+def _write_onnx(subject: Subject, folder: Path, function_bodies: bool) -> None:
+    with stage("export model.onnx"):
+        counts = export_onnx(subject.model, example_inputs(subject), folder / "model.onnx", function_bodies)
+    print(f"model.onnx: {counts.total()} nodes, {sum(counts[name] for name in _operators())} of them MSDA", flush=True)
+
+
+def _operators() -> tuple[str, ...]:
+    from onnx_path.operator import OPERATORS
+
+    return OPERATORS
+
+
+def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) -> Counter[str]:
+    """Writes a detector as an ONNX file with static shapes, its MSDA calls as nodes of domain `msda`.
+
+    Weights lie in the file, or in <path>.data beside it when they exceed what protobuf can hold.
+
+    Args:
+        model: a `codetr.CoDino` on the CPU, in the precision that the file shall have.
+        inputs: example images and image_shapes; their sizes are the file's.
+        path: the file to write.
+        function_bodies: give the MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
+
+    Returns:
+        How many nodes of each operator the file has, bodies not counted.
+
+    Raises:
+        ImportError: onnx or onnxscript is missing.
+    """
+    try:
+        import onnx
+        import onnx_ir
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error.name} is not installed: pip install codetr-tensorrt[onnx]") from error
+    import torch
+
+    from onnx_path import operator
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        exported = torch.export.export(model, inputs, strict=True)
+        program = torch.onnx.export(
+            exported,
+            input_names=INPUT_NAMES,
+            output_names=OUTPUT_NAMES,
+            opset_version=operator.OPSET_VERSION,
+            custom_translation_table=operator.translation_table(),
+            dynamo=True,
+            verbose=False,
+        )
+    if function_bodies:
+        for body in operator.function_bodies():
+            function = onnx_ir.serde.deserialize_function(body)
+            program.model.functions[function.identifier()] = function
+    program.save(path)
+    onnx.checker.check_model(path)
+    return Counter(node.op_type for node in program.model.graph)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The two MSDA operators as ONNX: node names, attributes, translation from Torch, bodies in standard operators.
+
+A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order, and TensorRT
+replaces it by the plugin of the same name. Its body, a function of standard operators stored in the file, lets every
+other ONNX runtime run the file. The bodies know no attribute but `points_per_level` and no fixed shape: levels, points
+and queries may all be dynamic.
+
+TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name, so whoever hands the file to
+it takes the bodies out first (`onnx_path.build` does). Later parsers prefer the plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx
+import onnxscript
+from onnxscript import opset20 as op
+
+DOMAIN = "msda"
+DOMAIN_VERSION = 1
+OPSET_VERSION = 20  # of the standard operators, in the bodies and in the exported file
+ATTENTION = "MultiScaleDeformableAttention"
+FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
+OPERATORS = (ATTENTION, FUSED_ATTENTION)
+PLUGIN_ATTRIBUTES = {"plugin_namespace": "msda", "plugin_version": "1"}
+"""TensorRT's parser looks the plugin up by these; without them it searches the empty namespace only."""
+
+_msda = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
+_FLOAT = onnx.TensorProto.FLOAT
+_INT64 = onnx.TensorProto.INT64
+
+
+def translation_table() -> dict[Callable, Callable]:
+    """Returns what `torch.onnx.export(custom_translation_table=...)` needs to write the two operators as nodes."""
+    import torch
+
+    import msda.ops  # noqa: F401  (registers torch.ops.msda)
+
+    node = _node(ATTENTION, ("sampling_locations", "attention_weights"))
+    fused_node = _node(FUSED_ATTENTION, ("reference_points", "sampling_offsets", "attention_logits"))
+
+    def attention(
+        value, spatial_shapes, level_start_index, sampling_locations, attention_weights, points_per_level=None
+    ):
+        tensors = (value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+        return node(*tensors, **_attributes(points_per_level))
+
+    def fused_attention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        reference_points,
+        sampling_offsets,
+        attention_logits,
+        points_per_level=None,
+    ):
+        tensors = (value, spatial_shapes, level_start_index, reference_points, sampling_offsets, attention_logits)
+        return fused_node(*tensors, **_attributes(points_per_level))
+
+    return {
+        torch.ops.msda.attention.default: attention,
+        torch.ops.msda.fused_attention.default: fused_attention,
+    }
+
+
+def function_bodies() -> list[onnx.FunctionProto]:
+    """Returns the bodies of both operators, and the two helper functions that they call."""
+    functions = (MultiScaleDeformableAttention, FusedMultiScaleDeformableAttention, PointsOfLevels, SampledCorner)
+    return [function.to_function_proto() for function in functions]
+
+
+def add_function_bodies(model: onnx.ModelProto) -> None:
+    """Adds the bodies to a model in place, so that a runtime without the operators can run it."""
+    remove_function_bodies(model)
+    model.functions.extend(function_bodies())
+
+
+def remove_function_bodies(model: onnx.ModelProto) -> None:
+    """Takes the bodies out of a model in place, so that TensorRT's parser turns the nodes into plugins."""
+    others = [function for function in model.functions if function.domain != DOMAIN]
+    del model.functions[:]
+    model.functions.extend(others)
+
+
+def _attributes(points_per_level: Sequence[int] | None) -> dict[str, str | list[int]]:
+    """Returns a node's attributes; equal points have no `points_per_level`."""
+    return PLUGIN_ATTRIBUTES | ({"points_per_level": list(points_per_level)} if points_per_level else {})
+
+
+def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
+    """Describes a node for the exporter: the result has value's type, the inputs after the levels may be wider."""
+    schema = onnx.defs.OpSchema
+    floats = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
+    types = {"value": "T", "spatial_shapes": "I", "level_start_index": "I"}
+    types |= {argument: f"T{i}" for i, argument in enumerate(inputs)}
+    description = schema(
+        name,
+        DOMAIN,
+        DOMAIN_VERSION,
+        inputs=[schema.FormalParameter(argument, of_type) for argument, of_type in types.items()],
+        outputs=[schema.FormalParameter("output", "T")],
+        type_constraints=[
+            ("T", floats, ""),
+            ("I", ["tensor(int64)", "tensor(int32)"], ""),
+            *((f"T{i}", floats, "") for i in range(len(inputs))),
+        ],
+        attributes=[
+            schema.Attribute("points_per_level", schema.AttrType.INTS, required=False),
+            *(schema.Attribute(key, schema.AttrType.STRING) for key in PLUGIN_ATTRIBUTES),
+        ],
+    )
+    return onnxscript.values.Op(_msda, name, description)
+
+
+# The bodies follow msda.reference step by step. Letters: N images, S cells, M heads, D channels of a head, Q queries,
+# L levels, P points of all levels together.
+
+
+@onnxscript.script(_msda, default_opset=op)
+def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int] = ()):
+    """Tells for each of the P points which level it samples, [P], and how many points that level has, [P]."""
+    num_levels = op.Shape(level_start_index)
+    equal = op.Expand(num_points / num_levels, num_levels)
+    # The attribute is empty when all levels have equally many points: then the first L entries are `equal`.
+    counts = op.Slice(op.Concat(op.Constant(value_ints=points_per_level), equal, axis=0), [0], num_levels)
+    level = op.Range(0, op.Squeeze(num_levels), 1)
+    up_to = op.Cast(op.Unsqueeze(level, [0]) <= op.Unsqueeze(level, [1]), to=_INT64)  # [L, L]
+    end_of_level = op.ReduceSum(up_to * counts, [1], keepdims=0)  # a sum, as not every runtime has an integer CumSum
+    passed = op.Unsqueeze(op.Range(0, op.Squeeze(num_points), 1), [1]) >= end_of_level  # [P, L]
+    level_of_point = op.ReduceSum(op.Cast(passed, to=_INT64), [1], keepdims=0)
+    return level_of_point, op.Gather(counts, level_of_point)
+
+
+@onnxscript.script(_msda, default_opset=op)
+def SampledCorner(rows, row_of_cell_0, row_step, column, line, width, height, weight):
+    """Reads one corner of every sample and sums over the points.
+
+    rows [R + 1, D], the last one zero; column, line, weight [N, Q, M, P]; width, height, row_of_cell_0 broadcast to
+    that. Returns [N, Q, M, 1, D]. A corner outside its level reads the zero row, so that not even 0 * NaN is added.
+    """
+    inside = op.And(op.And(column >= 0.0, column < width), op.And(line >= 0.0, line < height))
+    cell = op.Cast(line, to=_INT64) * op.Cast(width, to=_INT64) + op.Cast(column, to=_INT64)
+    zero_row = op.Shape(rows, start=0, end=1) - 1
+    corner = op.Gather(rows, op.Where(inside, row_of_cell_0 + cell * row_step, zero_row))
+    return op.MatMul(op.Unsqueeze(weight, [-2]), corner)
+
+
+@onnxscript.script(_msda, default_opset=op)
+def MultiScaleDeformableAttention(
+    value,
+    spatial_shapes,
+    level_start_index,
+    sampling_locations,
+    attention_weights,
+    points_per_level: Sequence[int] = (),
+):
+    """msda.attention: bilinear samples of value, weighted and summed. Returns [N, Q, M * D] of value's type."""
+    num_images = op.Shape(value, start=0, end=1)
+    num_cells = op.Shape(value, start=1, end=2)
+    num_heads = op.Shape(value, start=2, end=3)
+    head_dim = op.Shape(value, start=3, end=4)
+    num_queries = op.Shape(sampling_locations, start=1, end=2)
+    # [L, P_l] when all levels have equally many points, else [P]
+    num_points = op.ReduceProd(op.Shape(sampling_locations, start=3, end=-1), keepdims=1)
+    level, _ = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
+
+    shapes = op.Gather(op.Cast(spatial_shapes, to=_FLOAT), level)  # [P, 2] = (H, W)
+    height = op.Gather(shapes, 0, axis=1)
+    width = op.Gather(shapes, 1, axis=1)
+    samples = op.Concat(num_images, num_queries, num_heads, num_points, axis=0)
+    locations = op.Reshape(op.Cast(sampling_locations, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1)
+    weights = op.Reshape(op.Cast(attention_weights, to=_FLOAT), samples, allowzero=1)
+    x = op.Gather(locations, 0, axis=4) * width - 0.5  # pixels, [N, Q, M, P]
+    y = op.Gather(locations, 1, axis=4) * height - 0.5
+    # False for NaN too. What lies outside is moved before it becomes an integer, and its weight is 0.
+    inside = op.And(op.And(x > -1.0, x < width), op.And(y > -1.0, y < height))
+    x = op.Where(inside, x, 0.0)
+    y = op.Where(inside, y, 0.0)
+    weights = op.Where(inside, weights, 0.0)
+    left = op.Floor(x)
+    top = op.Floor(y)
+    right_share = x - left
+    bottom_share = y - top
+
+    num_rows = num_images * num_cells * num_heads
+    flat = op.Reshape(op.Cast(value, to=_FLOAT), op.Concat(num_rows, head_dim, axis=0), allowzero=1)
+    rows = op.Concat(flat, op.Expand(0.0, op.Concat([1], head_dim, axis=0)), axis=0)
+    image = op.Unsqueeze(op.Range(0, op.Squeeze(num_images), 1), [1, 2, 3])
+    head = op.Unsqueeze(op.Range(0, op.Squeeze(num_heads), 1), [0, 1, 3])
+    start = op.Gather(op.Cast(level_start_index, to=_INT64), level)
+    row_of_cell_0 = (image * num_cells + start) * num_heads + head  # [N, 1, M, P]
+
+    right = left + 1.0
+    bottom = top + 1.0
+    left_weights = weights * (1.0 - right_share)
+    right_weights = weights * right_share
+    top_share = 1.0 - bottom_share
+    output = (
+        _msda.SampledCorner(rows, row_of_cell_0, num_heads, left, top, width, height, left_weights * top_share)
+        + _msda.SampledCorner(rows, row_of_cell_0, num_heads, right, top, width, height, right_weights * top_share)
+        + _msda.SampledCorner(rows, row_of_cell_0, num_heads, left, bottom, width, height, left_weights * bottom_share)
+        + _msda.SampledCorner(rows, row_of_cell_0, num_heads, right, bottom, width, height, right_weights * bottom_share)
+    )
+    shape = op.Concat(num_images, num_queries, num_heads * head_dim, axis=0)
+    return op.CastLike(op.Reshape(output, shape, allowzero=1), value)
+
+
+@onnxscript.script(_msda, default_opset=op)
+def FusedMultiScaleDeformableAttention(
+    value,
+    spatial_shapes,
+    level_start_index,
+    reference_points,
+    sampling_offsets,
+    attention_logits,
+    points_per_level: Sequence[int] = (),
+):
+    """msda.fused_attention: softmax and locations first, then as above. Returns [N, Q, M * D] of value's type."""
+    num_points = op.Shape(attention_logits, start=3, end=4)
+    level, points_of_level = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
+    samples = op.Shape(attention_logits)
+    offsets = op.Reshape(
+        op.Cast(sampling_offsets, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1
+    )  # [N, Q, M, P, 2]
+    reference = op.Gather(op.Cast(reference_points, to=_FLOAT), level, axis=2)  # [N, Q, P, 2 or 4]
+    reference = op.Unsqueeze(reference, [2])
+    centre = op.Slice(reference, [0], [2], [-1])
+    box_size = op.Slice(reference, [2], [4], [-1])  # [N, Q, 1, P, 0 or 2]
+    # One of two rules, without a branch: of (by the box, by the level) the first two columns are the right ones.
+    shapes = op.Cast(op.Gather(spatial_shapes, level), to=_FLOAT)  # [P, 2] = (H, W)
+    sizes = op.Gather(shapes, [1, 0], axis=1)
+    boxed = op.Slice(offsets, [0], op.Shape(box_size, start=4), [-1])
+    by_box = boxed / op.Unsqueeze(op.Cast(points_of_level, to=_FLOAT), [1]) * box_size * 0.5
+    by_level = offsets / sizes
+    locations = centre + op.Slice(op.Concat(by_box, by_level, axis=-1), [0], [2], [-1])
+    weights = op.Softmax(op.Cast(attention_logits, to=_FLOAT), axis=-1)
+
+    return _msda.MultiScaleDeformableAttention(
+        value, spatial_shapes, level_start_index, locations, weights, points_per_level=points_per_level
+    )

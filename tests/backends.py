@@ -1,0 +1,229 @@
+"""The registry of backends: everything that computes the operators, held against the same truth.
+
+A backend is one row: what it can compute, whether it can run here (and if not, what is missing), and how far
+it may be from `msda.reference` in float64 on the same inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import msda
+from benchmarks.accuracy import relative_error
+from benchmarks.problems import AttentionInputs, FusedInputs, Problem
+from tests import strategies
+
+TOLERANCE = {
+    # Everything in double: rounding of some hundred additions.
+    torch.float64: 1e-12,
+    # Coordinates, weights and sums in float: about 1e-7 an operation, and coordinates of hundreds of cells.
+    torch.float32: 1e-5,
+    # Inputs are compared as rounded and sums are float, so what is left is rounding the output: half a unit
+    # in the last place at most, 2^-11 of the value for half and 2^-8 for bfloat16; twice that is allowed.
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+}
+"""Largest relative L2 error by the value's type."""
+
+FLOOR = 0.05
+"""A result smaller than this share of what it would be with every sample inside counts absolutely: a lone
+sample that just touches a level has a weight that is all rounding."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute the operators.
+
+    Attributes:
+        name: in test ids.
+        device: where it wants its inputs: "cpu" or "cuda".
+        dtypes: value types.
+        missing: says what is missing to run here for a type, or None.
+        run: inputs -> [N, Q, M * D].
+        operators: "attention", "fused".
+        gradients: whether its result is differentiable.
+        ragged: the ragged lists it can run; None for any.
+        empty: whether it takes N = 0 and Q = 0.
+    """
+
+    name: str
+    device: str
+    dtypes: tuple[torch.dtype, ...]
+    missing: Callable[[torch.dtype], str | None]
+    run: Callable[[AttentionInputs | FusedInputs], torch.Tensor]
+    operators: tuple[str, ...] = ("attention", "fused")
+    gradients: bool = False
+    ragged: tuple[tuple[int, ...], ...] | None = None
+    empty: bool = True
+
+    def can_run(self, dtype: torch.dtype) -> str | None:
+        """None when the backend can run here with a type, else the reason why not."""
+        if dtype not in self.dtypes:
+            return f"{self.name} has no {dtype}"
+        return self.missing(dtype)
+
+    def cases(self, operator: str, smooth: bool = False):
+        """The hypothesis strategy of calls that the backend takes."""
+        return strategies.cases(operator == "fused", self.ragged, self.empty, smooth)
+
+
+def run_msda(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """The public operator on any device."""
+    operator = msda.fused_attention if isinstance(inputs, FusedInputs) else msda.attention
+    return operator(*inputs)
+
+
+def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
+    """What is missing to run the CUDA operator with a type, or None."""
+    if not torch.cuda.is_available():
+        return "no NVIDIA GPU"
+    if not msda.build_info().has_cuda:
+        return "msda was built without CUDA"
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
+        return "no GPU of compute capability 8.0 or newer, which bfloat16 needs"
+    return None
+
+
+def no_tensorrt(dtype: torch.dtype = torch.float32) -> str | None:
+    """What is missing to run the TensorRT plugin, or None."""
+    if no_gpu(dtype):
+        return no_gpu(dtype)
+    return _no_plugin()
+
+
+@functools.cache
+def _no_plugin() -> str | None:
+    try:
+        import tensorrt  # noqa: F401
+
+        import trt_plugin
+
+        trt_plugin.load()
+    except Exception as error:
+        return f"no TensorRT plugin: {error}".splitlines()[0]
+    return None
+
+
+@functools.cache
+def _engine(key):
+    from benchmarks.trt_engines import PluginEngine
+
+    return PluginEngine(key)
+
+
+def run_tensorrt(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """The plugin in an engine with dynamic shapes, built once a session for each combination of types."""
+    from benchmarks.trt_engines import ATTENTION, FUSED_ATTENTION, EngineKey
+
+    fused = isinstance(inputs, FusedInputs)
+    location_dtype = inputs[-2].dtype
+    key = EngineKey(
+        operator=FUSED_ATTENTION if fused else ATTENTION,
+        dtype=inputs.value.dtype,
+        location_dtype=location_dtype,
+        # The plugin takes both; both are tested without twice as many engines: the types share them out.
+        index_dtype=torch.int32 if location_dtype == torch.float16 else torch.int64,
+        points_per_level=None if inputs.points_per_level is None else tuple(inputs.points_per_level),
+    )
+    engine = _engine(key)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        output = engine(engine.prepare(inputs[:-1]))
+    stream.synchronize()
+    return output
+
+
+def no_onnx(dtype: torch.dtype = torch.float32) -> str | None:
+    """What is missing to run the ONNX function bodies in onnxruntime, or None."""
+    try:
+        import onnxruntime  # noqa: F401
+
+        from onnx_path import operator
+    except ImportError as error:
+        return f"no ONNX runtime: {error}".splitlines()[0]
+    return None if hasattr(operator, "function_protos") else "onnx_path.operator offers no function bodies"
+
+
+ALL = (
+    Backend(
+        "torch-cpu",
+        "cpu",
+        (torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        missing=lambda dtype: None,
+        run=run_msda,
+        gradients=True,
+    ),
+    Backend(
+        "torch-cuda",
+        "cuda",
+        (torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        missing=no_gpu,
+        run=run_msda,
+        gradients=True,
+    ),
+    Backend(
+        "tensorrt",
+        "cuda",
+        (torch.float32, torch.float16, torch.bfloat16),
+        missing=no_tensorrt,
+        run=run_tensorrt,
+        ragged=strategies.RAGGED,
+    ),
+)
+
+
+def weights_of(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """The attention weights [N, Q, M, K] in float64, after softmax where the operator takes logits."""
+    if isinstance(inputs, FusedInputs):
+        return inputs.attention_logits.double().softmax(-1)
+    return inputs.attention_weights.double().flatten(3)
+
+
+def output_floor(inputs: AttentionInputs | FusedInputs, expected: torch.Tensor) -> float:
+    """FLOOR times the norm that the result would have if every sample hit: see `relative_error`."""
+    if not expected.numel():
+        return 0.0
+    value = inputs.value.double()
+    value = value[value.isfinite()]
+    if not value.numel():
+        return 0.0
+    size = value.square().mean().sqrt() * weights_of(inputs).square().sum(-1).mean().sqrt()
+    return FLOOR * size.item() * math.sqrt(expected.numel())
+
+
+def gradient_floors(problem: Problem, inputs: AttentionInputs | FusedInputs) -> dict[str, float]:
+    """FLOOR times the norm that each gradient usually has, for a standard normal value and output
+    gradient."""
+    weight = weights_of(inputs).square().mean().sqrt().item()
+    product = math.sqrt(problem.head_dim)
+    cells = sum(height + width for height, width in problem.spatial_shapes) / (2 * problem.num_levels)
+    sizes = {
+        "value": weight,
+        "sampling_locations": product * weight * cells,
+        "attention_weights": product,
+        "reference_points": product * weight * cells * math.sqrt(problem.num_heads),
+        "sampling_offsets": product * weight,
+        "attention_logits": product * weight,
+    }
+    tensors = inputs._asdict()
+    return {
+        name: FLOOR * size * math.sqrt(tensors[name].numel())
+        for name, size in sizes.items()
+        if name in tensors
+    }
+
+
+def assert_result(
+    actual: torch.Tensor, expected: torch.Tensor, inputs: AttentionInputs | FusedInputs, dtype: torch.dtype
+) -> None:
+    """Fails unless a result has the value's type and is as near to the truth as its type allows."""
+    assert actual.dtype == dtype
+    assert actual.shape == expected.shape
+    error = relative_error(actual, expected, output_floor(inputs, expected))
+    assert error <= TOLERANCE[dtype], f"relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"

@@ -1,0 +1,217 @@
+"""What hypothesis draws for the operator: sizes, contents, memory layouts and types.
+
+A `Case` is what was drawn: small and printable, so that a failing example can be read and run again. It makes
+its tensors on any device. `smooth` cases keep every sample away from the places where bilinear interpolation
+has a kink (a sample on a cell centre): there its derivative is not defined and no two implementations need
+agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from benchmarks.problems import AttentionInputs, FusedInputs, Problem
+
+PLACES = ("inside", "centres", "borders", "edges", "outside", "huge", "nan", "infinite")
+"""Where samples go. centres: exactly on cell centres; borders: exactly between cells; edges: 0, 1 and half a
+cell beyond either, where a sample starts to count; outside: up to two levels away; the last three count
+nothing."""
+
+LAYOUTS = ("contiguous", "strided", "expanded", "transposed", "unaligned")
+"""Memory of a tensor. strided: every second element; expanded: one batch entry with stride 0; transposed:
+batch and second dimension stored the other way round; unaligned: its storage begins one element late."""
+
+RAGGED = ((3, 1), (2, 0, 5))
+"""Ragged lists for a backend that is built for one list at a time, as a TensorRT engine is."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One drawn call of the operator.
+
+    Attributes:
+        problem: its sizes.
+        fused: `fused_attention` instead of `attention`.
+        places: which of PLACES occur; one is picked at random for every sample.
+        layouts: memory of the three large tensors: value, locations or offsets, weights or logits.
+        wide_locations: locations and weights (offsets and logits) in fp32 beside a 16-bit value.
+        index_dtype: of spatial_shapes and level_start_index.
+        seed: of the numbers.
+        smooth: samples keep 0.1 cells away from cell centres; `places` is ignored.
+    """
+
+    problem: Problem
+    fused: bool
+    places: tuple[str, ...] = ("inside",)
+    layouts: tuple[str, str, str] = ("contiguous",) * 3
+    wide_locations: bool = False
+    index_dtype: torch.dtype = torch.int64
+    seed: int = 0
+    smooth: bool = False
+
+    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> AttentionInputs | FusedInputs:
+        """The arguments of the operator, already rounded to their types.
+
+        Args:
+            dtype: of value; the rest follows.
+            device: "cpu" or "cuda"; the numbers are the same on both.
+        """
+        problem = self.problem
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (problem.batch, problem.num_cells, problem.num_heads, problem.head_dim)
+        value = torch.randn(shape, generator=generator, dtype=torch.float64)
+        rows = (problem.batch, problem.num_queries, problem.num_heads, problem.total_points)
+        cells = self._cells(generator, rows)  # [N, Q, M, K, 2], pixels of the level
+        logits = torch.randn(rows, generator=generator, dtype=torch.float64)
+        small = torch.float32 if self.wide_locations and dtype.itemsize == 2 else dtype
+        levels = torch.tensor(problem.spatial_shapes, dtype=torch.float64).flip(-1)  # [L, 2] = (W, H)
+        sizes = levels.repeat_interleave(torch.tensor(problem.points), 0)  # [K, 2]
+        locations = (cells + 0.5) / sizes
+        shapes, starts = problem.index_tensors(device, self.index_dtype)
+        points = None if problem.points_per_level is None else list(problem.points_per_level)
+
+        def place(tensor: torch.Tensor, layout: str, to: torch.dtype) -> torch.Tensor:
+            return with_layout(tensor.to(to), layout, device)
+
+        if not self.fused:
+            weights = problem.per_level(logits.softmax(-1))
+            locations = problem.per_level(locations)
+            return AttentionInputs(
+                place(value, self.layouts[0], dtype),
+                shapes,
+                starts,
+                place(locations, self.layouts[1], small),
+                place(weights, self.layouts[2], small),
+                points,
+            )
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        reference = torch.rand(
+            (*rows[:2], problem.num_levels, problem.reference_dim), generator=generator, dtype=torch.float64
+        )
+        reference[..., 2:] = reference[..., 2:] * 0.5 + 0.05
+        reference = reference.to(wide)
+        origin = problem.to_points(reference[..., :2].double())
+        offsets = (locations - origin) / problem.cells_to_unit(reference.double())
+        return FusedInputs(
+            place(value, self.layouts[0], dtype),
+            shapes,
+            starts,
+            reference.to(device),
+            place(problem.per_level(offsets), self.layouts[1], small),
+            place(logits, self.layouts[2], small),
+            points,
+        )
+
+    def _cells(self, generator: torch.Generator, rows: tuple[int, ...]) -> torch.Tensor:
+        """Sample positions [N, Q, M, K, 2] = (x, y) in cells of the level; 0 is the first cell's centre."""
+        problem = self.problem
+        levels = torch.tensor(problem.spatial_shapes, dtype=torch.float64).flip(-1)
+        sizes = levels.repeat_interleave(torch.tensor(problem.points), 0)  # [K, 2] = (W, H)
+        uniform = torch.rand((*rows, 2), generator=generator, dtype=torch.float64)
+        if self.smooth:
+            whole = (
+                uniform * (sizes + 2)
+            ).floor() - 2  # -2 .. size - 1: some samples lie half or wholly outside
+            fraction = torch.rand((*rows, 2), generator=generator, dtype=torch.float64)
+            return whole + 0.1 + 0.8 * fraction
+        whole = (uniform * sizes).floor()
+        sign = (torch.rand((*rows, 2), generator=generator) < 0.5).double() * 2 - 1
+        choices = {
+            "inside": uniform * sizes - 0.5,
+            "centres": whole,
+            "borders": whole - 0.5,
+            "edges": torch.where(sign > 0, sizes, -1.0) - 0.5 * (uniform * 3).floor() * sign,
+            "outside": (uniform - 0.5) * 5 * sizes,
+            "huge": sign * 10.0 ** (4 + 30 * uniform),
+            "nan": torch.full_like(uniform, math.nan),
+            "infinite": sign * math.inf,
+        }
+        pick = torch.randint(len(self.places), (*rows, 2), generator=generator)
+        # One coordinate in four picks for itself, so that (nan, fine) and (border, outside) occur too.
+        own = torch.rand((*rows, 1), generator=generator) < 0.25
+        pick = torch.where(own, pick, pick[..., :1])
+        candidates = torch.stack([choices[name] for name in self.places])
+        return candidates.gather(0, pick[None])[0]
+
+
+def with_layout(tensor: torch.Tensor, layout: str, device: str = "cpu") -> torch.Tensor:
+    """Equal numbers in another memory layout ("expanded" repeats the first batch entry instead)."""
+    if layout == "expanded" and tensor.shape[0] > 0:
+        return tensor[:1].contiguous().to(device).expand(tensor.shape)
+    if layout == "strided":
+        wide = torch.full((*tensor.shape, 2), math.nan, dtype=tensor.dtype, device=device)
+        wide[..., 0] = tensor.to(device)
+        return wide[..., 0]
+    if layout == "transposed":
+        return tensor.transpose(0, 1).contiguous().to(device).transpose(0, 1)
+    if layout == "unaligned":
+        late = torch.full((tensor.numel() + 1,), math.nan, dtype=tensor.dtype, device=device)
+        late[1:] = tensor.reshape(-1).to(device)
+        return late[1:].view(tensor.shape)
+    return tensor.contiguous().to(device)
+
+
+def levels(min_levels: int = 1, max_levels: int = 4) -> st.SearchStrategy[tuple[tuple[int, int], ...]]:
+    """Level sizes: each side 1 to 9 cells, one-cell levels often."""
+    side = st.integers(1, 9)
+    size = st.one_of(
+        st.tuples(side, side), st.just((1, 1)), st.tuples(st.just(1), side), st.tuples(side, st.just(1))
+    )
+    return st.lists(size, min_size=min_levels, max_size=max_levels).map(tuple)
+
+
+@st.composite
+def problems(draw: st.DrawFn, ragged: Iterable[tuple[int, ...]] | None = None, empty: bool = True) -> Problem:
+    """Draws sizes.
+
+    Args:
+        ragged: the only ragged lists to draw from; None draws any.
+        empty: whether Q = 0 and N = 0 occur.
+    """
+    points = None
+    if draw(st.booleans()):
+        if ragged is None:
+            lists = st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any).map(tuple)
+        else:
+            lists = st.sampled_from(tuple(ragged))
+        points = draw(lists)
+    shapes = draw(levels(len(points), len(points)) if points else levels())
+    least = 0 if empty else 1
+    return Problem(
+        name="drawn",
+        batch=draw(st.sampled_from((1, 2, 3, 0)[: 4 - least])),
+        spatial_shapes=shapes,
+        num_queries=draw(st.integers(least, 12) | st.integers(13, 70)),
+        num_heads=draw(st.sampled_from((1, 2, 3, 5, 8))),
+        head_dim=draw(st.sampled_from((1, 2, 3, 4, 7, 8, 12, 16, 20, 32, 33, 40, 64))),
+        num_points=draw(st.sampled_from((1, 2, 3, 4, 5, 8))),
+        points_per_level=points,
+        reference_dim=draw(st.sampled_from((2, 4))),
+    )
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    fused: bool,
+    ragged: Iterable[tuple[int, ...]] | None = None,
+    empty: bool = True,
+    smooth: bool = False,
+) -> Case:
+    """Draws a whole call; see `problems` and `Case` for the parameters."""
+    layout = st.sampled_from(LAYOUTS)
+    return Case(
+        problem=draw(problems(ragged, empty)),
+        fused=fused,
+        places=("inside",) if smooth else tuple(draw(st.sets(st.sampled_from(PLACES), min_size=1))),
+        layouts=draw(st.tuples(layout, layout, layout)),
+        wide_locations=draw(st.booleans()),
+        index_dtype=draw(st.sampled_from((torch.int64, torch.int32))),
+        seed=draw(st.integers(0, 2**16)),
+        smooth=smooth,
+    )

@@ -1,0 +1,450 @@
+"""The matrix of the operator: every backend x type x (forward, gradient) against `msda.reference` in float64.
+
+`pytest -k msda` is the whole picture. HYPOTHESIS_PROFILE=thorough draws more examples.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import msda
+from benchmarks import accuracy
+from benchmarks.problems import DISTRIBUTIONS, REAL, SMALL, AttentionInputs, FusedInputs, Problem
+from tests import backends, strategies
+from tests.backends import TOLERANCE, Backend, assert_result
+
+for name, examples in (("quick", 25), ("gpu", 100), ("thorough", 1000)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=name != "thorough",
+    )
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("gpu" if torch.cuda.is_available() else "quick")
+)
+
+SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+
+
+def dtype_id(dtype: torch.dtype) -> str:
+    """How test ids call a type."""
+    return SHORT[dtype]
+
+
+def matrix(gradients: bool = False):
+    """One row for each backend, operator and type."""
+    rows = [
+        pytest.param(backend, operator, dtype, id=f"{backend.name}-{operator}-{SHORT[dtype]}")
+        for backend in backends.ALL
+        if backend.gradients or not gradients
+        for operator, dtype in itertools.product(backend.operators, backend.dtypes)
+    ]
+    return pytest.mark.parametrize(("backend", "operator", "dtype"), rows)
+
+
+def skip_unless(reason: str | None) -> None:
+    """Skips the test with a reason, if there is one."""
+    if reason:
+        pytest.skip(reason)
+
+
+def requires_gpu(dtype: torch.dtype = torch.float32) -> None:
+    """Skips the test where the CUDA operator cannot run."""
+    skip_unless(backends.no_gpu(dtype))
+
+
+def make(
+    problem: Problem, operator: str, dtype: torch.dtype, device: str, **options
+) -> AttentionInputs | FusedInputs:
+    """Inputs of either operator."""
+    build = problem.fused_inputs if operator == "fused" else problem.attention_inputs
+    return build(dtype, device, **options)
+
+
+def gradients(
+    inputs: AttentionInputs | FusedInputs, grad_output: torch.Tensor, run=backends.run_msda
+) -> dict[str, torch.Tensor]:
+    """Gradients of every floating input, by name."""
+    leaves = {
+        name: tensor.detach().requires_grad_()
+        for name, tensor in inputs._asdict().items()
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    }
+    output = run(inputs._replace(**leaves))
+    return dict(zip(leaves, torch.autograd.grad(output, list(leaves.values()), grad_output), strict=True))
+
+
+def reference(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """The reference of the inputs' operator, in the inputs' types."""
+    operator = msda.reference.fused_attention if isinstance(inputs, FusedInputs) else msda.reference.attention
+    return operator(*inputs)
+
+
+def assert_gradients(problem: Problem, inputs: AttentionInputs | FusedInputs, seed: int = 0) -> None:
+    """Fails unless every gradient is as near to the reference's in float64 as its type allows."""
+    dtype = inputs.value.dtype
+    rows = inputs[-2].shape[:2]
+    generator = torch.Generator().manual_seed(seed)
+    grad_output = torch.randn(
+        (*rows, problem.num_heads * problem.head_dim), generator=generator, dtype=torch.float64
+    )
+    grad_output = grad_output.to(inputs.value.device, dtype)
+    actual = gradients(inputs, grad_output)
+    expected = gradients(accuracy.in_float64(inputs), grad_output.double(), reference)
+    floors = backends.gradient_floors(problem, inputs)
+    for name, gradient in actual.items():
+        assert gradient.dtype == getattr(inputs, name).dtype, name
+        error = accuracy.relative_error(gradient, expected[name], floors[name])
+        assert error <= TOLERANCE[dtype], (
+            f"{name}: relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"
+        )
+
+
+@matrix()
+@given(data=st.data())
+def test_forward(backend: Backend, operator: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    skip_unless(backend.can_run(dtype))
+    case = data.draw(backend.cases(operator))
+    inputs = case.inputs(dtype, backend.device)
+    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+
+
+@matrix(gradients=True)
+@given(data=st.data())
+def test_gradient(backend: Backend, operator: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    skip_unless(backend.can_run(dtype))
+    case = data.draw(backend.cases(operator, smooth=True))
+    assert_gradients(case.problem, case.inputs(dtype, backend.device), case.seed)
+
+
+@matrix(gradients=True)
+@pytest.mark.parametrize("place", ["outside", "huge", "nan", "infinite"])
+def test_gradient_of_samples_that_miss(
+    backend: Backend, operator: str, dtype: torch.dtype, place: str
+) -> None:
+    """Samples outside give zero gradients, not NaN."""
+    skip_unless(backend.can_run(dtype))
+    problem = Problem("misses", 1, ((4, 5), (2, 2)), 6, num_heads=2, head_dim=8)
+    case = strategies.Case(problem, operator == "fused", (place,), seed=1)
+    inputs = case.inputs(dtype, backend.device)
+    found = gradients(inputs, torch.ones((1, 6, 16), dtype=dtype, device=backend.device))
+    for name, gradient in found.items():
+        if place == "outside" or not gradient.isfinite().all():
+            assert gradient.isfinite().all(), name
+        else:
+            assert not gradient.any(), name
+
+
+@matrix()
+@pytest.mark.parametrize("problem", SMALL, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_small(
+    backend: Backend, operator: str, dtype: torch.dtype, problem: Problem, distribution: str
+) -> None:
+    skip_unless(backend.can_run(dtype))
+    if backend.ragged is not None and problem.points_per_level not in (None, *backend.ragged):
+        pytest.skip(
+            f"{backend.name} tests the ragged lists {backend.ragged} only: an engine is built for one list"
+        )
+    inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=3)
+    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+
+
+@matrix()
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("problem", REAL, ids=lambda problem: problem.name)
+def test_real_size(
+    backend: Backend, operator: str, dtype: torch.dtype, problem: Problem, distribution: str
+) -> None:
+    skip_unless(backend.can_run(dtype))
+    if backend.name == "tensorrt":
+        pytest.skip(
+            "the engines of the tests are built for small sizes; benchmarks.msda checks the plugin at these"
+        )
+    small = problem.name == "codino_decoder_608x608" and distribution == "near" and dtype == torch.float32
+    if backend.device == "cpu" and not small:
+        pytest.skip("too slow on a CPU: one decoder in fp32 stands for the real sizes")
+    inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=4)
+    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *SIXTEEN_BIT], ids=dtype_id)
+@pytest.mark.parametrize("name", ["codino_encoder_608x608", "codino_decoder_1280x1920"])
+def test_gradient_of_real_size(name: str, dtype: torch.dtype) -> None:
+    requires_gpu(dtype)
+    problem = next(problem for problem in REAL if problem.name == name)
+    inputs = problem.attention_inputs(dtype, "cuda", seed=5)
+    if dtype == torch.float32:
+        # A 16-bit location is exact in cells; an fp32 one may round across a kink, where the gradient jumps.
+        inputs = inputs._replace(sampling_locations=away_from_kinks(problem, inputs.sampling_locations))
+    assert_gradients(problem, inputs)
+
+
+def away_from_kinks(problem: Problem, locations: torch.Tensor) -> torch.Tensor:
+    """Locations [N, Q, M, L, P, 2] moved to at least 0.05 cells from a cell centre."""
+    sizes = torch.tensor(problem.spatial_shapes, device=locations.device).flip(-1)[
+        :, None
+    ]  # [L, 1, 2] = (W, H)
+    cells = locations.double() * sizes - 0.5
+    whole = cells.floor()
+    return ((whole + (cells - whole).clamp(0.05, 0.95) + 0.5) / sizes).to(locations.dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("operator", ["attention", "fused"])
+@pytest.mark.parametrize("reference_dim", [2, 4])
+@pytest.mark.parametrize("ragged", [None, (2, 0, 3)], ids=["equal", "ragged"])
+def test_gradcheck(device: str, operator: str, reference_dim: int, ragged: tuple[int, ...] | None) -> None:
+    if device == "cuda":
+        requires_gpu()
+    problem = Problem("gradcheck", 2, ((3, 4), (1, 1), (2, 3)), 3, 2, 5, 2, ragged, reference_dim)
+    inputs = strategies.Case(problem, operator == "fused", seed=7, smooth=True).inputs(torch.float64, device)
+    names = [
+        name for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor) and x.is_floating_point()
+    ]
+
+    def run(*leaves: torch.Tensor) -> torch.Tensor:
+        return backends.run_msda(inputs._replace(**dict(zip(names, leaves, strict=True))))
+
+    leaves = [getattr(inputs, name).requires_grad_() for name in names]
+    # The CUDA backward adds by atomics, so two runs differ by rounding.
+    assert torch.autograd.gradcheck(run, leaves, nondet_tol=1e-12 if device == "cuda" else 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *SIXTEEN_BIT], ids=dtype_id)
+def test_tolerance_is_tight(dtype: torch.dtype) -> None:
+    """Mistakes that implementations have made fail the tolerance."""
+    problem = Problem("wrong", 1, ((96, 144), (48, 72)), 300, num_heads=2, head_dim=8)
+    inputs = problem.attention_inputs(dtype, seed=8)
+    right = accuracy.in_float64(inputs)
+    expected = reference(right)
+    sizes = torch.tensor(problem.spatial_shapes).flip(-1)[:, None].double()  # [L, 1, 2] = (W, H)
+    locations, weights = right.sampling_locations, right.attention_weights
+    corners_aligned = ((locations * (sizes - 1)) + 0.5) / sizes
+    rounded = ((locations * sizes - 0.5).half().double() + 0.5) / sizes
+    dropped = weights.clone()
+    dropped[:, :, :, 1] = 0
+    wrong = {
+        "align_corners=True": right._replace(sampling_locations=corners_aligned),
+        "coordinates in half": right._replace(sampling_locations=rounded),
+        "x and y swapped": right._replace(sampling_locations=locations.flip(-1)),
+        "one level dropped": right._replace(attention_weights=dropped),
+    }
+    assert_result(expected.to(dtype), expected, inputs, dtype)
+    for mistake, changed in wrong.items():
+        with pytest.raises(AssertionError, match="relative error"):
+            assert_result(reference(changed).to(dtype), expected, inputs, dtype)
+            pytest.fail(f"{mistake} passes")
+
+
+def test_tolerance_sees_non_finite_results() -> None:
+    """A NaN where a number belongs fails, and so does a number in the place of a NaN."""
+    expected = torch.tensor([1.0, float("nan"), float("inf")], dtype=torch.float64)
+    assert accuracy.relative_error(expected.clone(), expected) == 0.0
+    for wrong in ([1.0, 0.0, float("inf")], [float("nan")] * 3, [1.0, float("nan"), -float("inf")]):
+        assert accuracy.relative_error(torch.tensor(wrong), expected) == float("inf")
+
+
+@given(case=st.booleans().flatmap(strategies.cases))
+def test_reference_is_the_definition(case: strategies.Case) -> None:
+    """The reference against the definition, written as loops over samples and corners."""
+    inputs = case.inputs(torch.float64)
+    expected = definition(case.problem, inputs)
+    assert (
+        accuracy.relative_error(reference(inputs), expected, backends.output_floor(inputs, expected)) <= 1e-12
+    )
+
+
+def definition(problem: Problem, inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """design.md's sentences, one level and corner at a time."""
+    weights = backends.weights_of(inputs)
+    if isinstance(inputs, FusedInputs):
+        origin = problem.to_points(inputs.reference_points[..., :2])
+        sizes = torch.tensor(problem.spatial_shapes, dtype=torch.float64).flip(-1)  # [L, 2] = (W, H)
+        if problem.reference_dim == 2:
+            scale = problem.to_points((1 / sizes)[None, None])
+        else:
+            counts = torch.tensor(problem.points, dtype=torch.float64)[:, None]
+            scale = problem.to_points(inputs.reference_points[..., 2:] * 0.5 / counts)
+        locations = origin + inputs.sampling_offsets.reshape(*weights.shape, 2) * scale
+    else:
+        locations = inputs.sampling_locations.reshape(*weights.shape, 2)
+    batch, queries, heads, _ = weights.shape
+    output = torch.zeros((batch, queries, heads, problem.head_dim), dtype=torch.float64)
+    n, m = torch.arange(batch)[:, None, None], torch.arange(heads)
+    first = 0
+    for (height, width), start, points in zip(
+        problem.spatial_shapes, inputs.level_start_index.tolist(), problem.points, strict=True
+    ):
+        for point in range(first, first + points):
+            x = locations[..., point, 0] * width - 0.5
+            y = locations[..., point, 1] * height - 0.5
+            for row, column in itertools.product(range(height), range(width)):
+                share = (1 - (x - column).abs()).clamp(min=0) * (1 - (y - row).abs()).clamp(min=0)
+                share = torch.where((x - column).isfinite() & (y - row).isfinite(), share, 0.0)
+                value = inputs.value[n, start + row * width + column, m]  # [N, 1, M, D]
+                output += (share * weights[..., point])[..., None] * value
+        first += points
+    return output.flatten(2)
+
+
+@matrix()
+def test_values_that_are_not_finite(backend: Backend, operator: str, dtype: torch.dtype) -> None:
+    """A NaN or infinite cell spoils the samples that read it, and no others."""
+    skip_unless(backend.can_run(dtype))
+    problem = Problem("spoiled", 1, ((5, 6), (3, 2)), 40, num_heads=2, head_dim=8)
+    inputs = strategies.Case(problem, operator == "fused", seed=9, smooth=True).inputs(dtype, backend.device)
+    for cell, number in ((7, float("nan")), (16, float("inf")), (33, -float("inf"))):
+        inputs.value[0, cell, cell % 2] = number
+    expected = accuracy.truth(inputs)
+    assert not expected.isfinite().all()
+    assert expected.isfinite().any()
+    assert_result(backend.run(inputs), expected, inputs, dtype)
+
+
+@matrix()
+def test_large_values(backend: Backend, operator: str, dtype: torch.dtype) -> None:
+    """Values near fp16's largest number do not overflow on the way to a result that fits."""
+    skip_unless(backend.can_run(dtype))
+    problem = Problem("large", 1, ((6, 7), (3, 3)), 20, num_heads=2, head_dim=8, num_points=8)
+    inputs = make(problem, operator, dtype, backend.device, seed=10)
+    inputs = inputs._replace(value=inputs.value.sign() * 60000)
+    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+
+
+@matrix()
+def test_deterministic(backend: Backend, operator: str, dtype: torch.dtype) -> None:
+    skip_unless(backend.can_run(dtype))
+    problem = next(problem for problem in SMALL if problem.name == "pyramid")
+    inputs = make(problem, operator, dtype, backend.device, seed=11)
+    assert torch.equal(backend.run(inputs), backend.run(inputs))
+
+
+@pytest.mark.parametrize("operator", ["attention", "fused"])
+def test_cuda_equals_cpu(operator: str) -> None:
+    """Both share their arithmetic: in fp32 they differ by rounding of sums alone."""
+    requires_gpu()
+    problem = next(problem for problem in SMALL if problem.name == "pyramid")
+    inputs = make(problem, operator, torch.float32, "cpu", seed=12)
+    on_gpu = type(inputs)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs))
+    result = backends.run_msda(on_gpu).cpu()
+    assert accuracy.relative_error(result, backends.run_msda(inputs).double()) < 1e-6
+
+
+@pytest.mark.parametrize("operator", ["attention", "fused"])
+def test_runs_on_the_current_stream(operator: str) -> None:
+    """The operator waits for work of its own stream, so it sees values that come late."""
+    requires_gpu()
+    problem = next(problem for problem in SMALL if problem.name == "pyramid")
+    inputs = make(problem, operator, torch.float32, "cuda", seed=13)
+    expected = accuracy.truth(inputs)
+    late = torch.zeros_like(inputs.value)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(inputs.value)
+        result = backends.run_msda(inputs._replace(value=late))
+    stream.synchronize()
+    assert_result(result, expected, inputs, torch.float32)
+
+
+def test_gradient_on_another_stream() -> None:
+    """The backward pass runs on the forward's stream, too."""
+    requires_gpu()
+    problem = next(problem for problem in SMALL if problem.name == "pyramid")
+    case = strategies.Case(problem, fused=True, seed=14, smooth=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert_gradients(problem, case.inputs(torch.float32, "cuda"))
+
+
+@pytest.mark.parametrize("operator", ["attention", "fused"])
+def test_second_device(operator: str) -> None:
+    """Inputs on a GPU that is not the current one: the operator switches by itself, and back."""
+    requires_gpu()
+    if torch.cuda.device_count() < 2:
+        pytest.skip("no second GPU")
+    problem = next(problem for problem in SMALL if problem.name == "pyramid")
+    inputs = make(problem, operator, torch.float32, "cuda:1", seed=15)
+    result = backends.run_msda(inputs)
+    assert result.device == torch.device("cuda", 1)
+    assert torch.cuda.current_device() == 0
+    assert_result(result, accuracy.truth(inputs), inputs, torch.float32)
+
+
+@pytest.mark.parametrize("operator", ["attention", "fused"])
+def test_cuda_graph(operator: str) -> None:
+    """The operator is captured, and a replay reads what its inputs hold then."""
+    requires_gpu()
+    problem = next(problem for problem in SMALL if problem.name == "pyramid")
+    inputs = make(problem, operator, torch.float32, "cuda", seed=16)
+    graph = torch.cuda.CUDAGraph()
+    backends.run_msda(inputs)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result = backends.run_msda(inputs)
+    inputs.value.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_result(result, accuracy.truth(inputs), inputs, torch.float32)
+
+
+def test_value_beyond_2_to_31_elements() -> None:
+    """Offsets into the value tensor are 64 bits wide: samples of its last rows."""
+    requires_gpu(torch.float16)
+    side, rows = 2900, 4
+    problem = Problem("huge", 1, ((side, side),), 64, head_dim=32, num_heads=8)
+    count = problem.num_cells * 256
+    assert count > 2**31
+    require_memory(2 * count)
+    shapes, starts = problem.index_tensors("cuda")
+    value = torch.zeros((1, problem.num_cells, 8, 32), dtype=torch.float16, device="cuda")
+    last = torch.randn((1, rows * side, 8, 32), device="cuda").half()
+    value[:, -rows * side :] = last
+    generator = torch.Generator("cuda").manual_seed(17)
+    cells = torch.rand((1, 64, 8, 1, 4, 2), generator=generator, device="cuda", dtype=torch.float64)
+    cells = cells * torch.tensor(
+        [side - 1, rows - 1], device="cuda"
+    )  # within the last rows, no neighbour above
+    weights = torch.full((1, 64, 8, 1, 4), 0.25, device="cuda", dtype=torch.float16)
+    offset = torch.tensor([0, side - rows], device="cuda")
+    locations = ((cells + offset + 0.5) / side).float()
+    result = msda.attention(value, shapes, starts, locations, weights)
+    # The same samples of a level that has the last rows only, where the rounded locations put them.
+    cells = locations.double() * side - 0.5 - offset
+    cropped = torch.tensor([[rows, side]], device="cuda")
+    locations = (cells + 0.5) / torch.tensor([side, rows], device="cuda")
+    inputs = AttentionInputs(last.double(), cropped, starts, locations, weights.double(), None)
+    assert_result(result, reference(inputs), inputs, torch.float16)
+
+
+def test_output_beyond_2_to_31_elements() -> None:
+    """Offsets into locations, weights and output are 64 bits wide."""
+    requires_gpu(torch.float16)
+    queries = 2**31 // 256 + 1000
+    require_memory(queries * (256 * 2 + 8 * 6))
+    value = torch.randn((1, 1, 8, 32), device="cuda").half()
+    shapes, starts = Problem("tiny", 1, ((1, 1),), 1).index_tensors("cuda")
+    locations = torch.full((1, queries, 8, 1, 1, 2), 0.5, device="cuda", dtype=torch.float16)
+    weights = torch.rand((1, queries, 8, 1, 1), device="cuda", dtype=torch.float16)
+    result = msda.attention(value, shapes, starts, locations, weights)
+    for part in (slice(0, 100), slice(queries - 2000, queries)):
+        expected = (weights[:, part].double().flatten(3) * value.double()).flatten(2)
+        inputs = AttentionInputs(value, shapes, starts, locations[:, part], weights[:, part], None)
+        assert_result(result[:, part], expected, inputs, torch.float16)
+
+
+def require_memory(needed: int) -> None:
+    """Skips the test where the GPU has less free memory than three times what its tensors take."""
+    free, _ = torch.cuda.mem_get_info()
+    if free < 3 * needed:
+        pytest.skip(f"no GPU with {3 * needed / 2**30:.0f} GiB of free memory")

@@ -1,0 +1,282 @@
+"""Reading, resizing, normalising, padding, and boxes back to the picture: against upstream's arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from codetr.preprocess import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ImageError,
+    Preprocessor,
+    check_image,
+    fit_size,
+    load_image,
+    rescale_size,
+)
+
+SIDE = st.integers(1, 6000)
+SWIN_L, R50 = (2048, 1280), (1333, 800)
+
+
+def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+# Resizing
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "expected"),
+    [
+        ((480, 640), R50, (800, 1067)),
+        ((427, 640), R50, (800, 1199)),
+        ((640, 427), R50, (1199, 800)),
+        ((375, 500), R50, (800, 1067)),
+        ((300, 640), R50, (625, 1333)),
+        ((480, 640), SWIN_L, (1280, 1707)),
+        ((427, 640), SWIN_L, (1280, 1919)),
+        ((800, 1333), R50, (800, 1333)),
+        ((1, 5000), R50, (1, 1333)),
+    ],
+)
+def test_rescale_size_known(size, scale, expected):
+    assert rescale_size(*size, scale) == expected
+    assert rescale_size(*size, scale[::-1]) == expected
+
+
+@given(SIDE, SIDE, st.sampled_from([SWIN_L, R50, (608, 608), (640, 333)]))
+def test_rescale_size_is_upstreams(height, width, scale):
+    """mmcv: factor = min(long / longer side, short / shorter side); each side int(side * factor + 0.5)."""
+    factor = min(scale[0] / max(height, width), scale[1] / min(height, width))
+    expected = (int(height * factor + 0.5), int(width * factor + 0.5))
+    result = rescale_size(height, width, scale)
+    assert result == tuple(max(1, side) for side in expected)
+    assert max(result) <= scale[0] and min(result) <= scale[1]
+
+
+@given(SIDE, SIDE, st.integers(1, 2000), st.integers(1, 2000))
+def test_fit_size_is_largest_that_fits(height, width, max_height, max_width):
+    h, w = fit_size(height, width, max_height, max_width)
+    assert 1 <= h <= max_height and 1 <= w <= max_width
+    assert h == max_height or w == max_width
+    factor = min(max_height / height, max_width / width)
+    assert abs(h - height * factor) <= 0.5 + 1e-6 or h == 1
+    assert abs(w - width * factor) <= 0.5 + 1e-6 or w == 1
+
+
+@pytest.mark.parametrize("size", [(37, 53), (480, 640), (90, 31), (1, 1)])
+def test_pixels_are_upstreams(size):
+    """The 8-bit picture is resized by cv2.INTER_LINEAR, then normalised in float32."""
+    image = photo(*size)
+    normalised, shape = Preprocessor(scale=(200, 120)).one(image)
+    height, width = rescale_size(*size, (200, 120))
+    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR).astype(np.float32)
+    expected = (resized - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_STD)
+    assert shape == (height, width) and normalised.dtype == np.float32
+    np.testing.assert_array_equal(normalised, expected.transpose(2, 0, 1))
+
+
+def test_channels_stay_rgb():
+    red = np.zeros((4, 4, 3), dtype=np.uint8)
+    red[..., 0] = 255
+    normalised, _ = Preprocessor(scale=(4, 4)).one(red)
+    assert normalised[0, 0, 0] == pytest.approx((255 - 123.675) / 58.395)
+    assert normalised[2, 0, 0] == pytest.approx(-103.53 / 57.375)
+
+
+# Batches
+
+
+def test_batch_pads_right_and_bottom_with_zeros():
+    images = [photo(40, 100, 1), photo(90, 60, 2), photo(50, 50, 3)]
+    preprocessor = Preprocessor(scale=(128, 80), pad_divisor=32)
+    batch = preprocessor.batch(images)
+    assert batch.images.shape == (3, 3, 128, 128) and batch.images.dtype == np.float32
+    assert batch.image_shapes.dtype == np.int64
+    for index, image in enumerate(images):
+        single, (height, width) = preprocessor.one(image)
+        assert tuple(batch.image_shapes[index]) == (height, width)
+        assert tuple(batch.original_shapes[index]) == image.shape[:2]
+        np.testing.assert_array_equal(batch.images[index, :, :height, :width], single)
+        assert not batch.images[index, :, height:].any() and not batch.images[index, :, :, width:].any()
+
+
+def test_batch_without_divisor_is_as_large_as_its_largest_image():
+    batch = Preprocessor(scale=(128, 80)).batch([photo(40, 100), photo(90, 60)])
+    assert batch.images.shape[2:] == (120, 128)
+    np.testing.assert_array_equal(batch.image_shapes, [[51, 128], [120, 80]])
+
+
+def test_fixed_size():
+    batch = Preprocessor(height=96, width=160).batch([photo(480, 640), photo(200, 50)])
+    assert batch.images.shape == (2, 3, 96, 160)
+    np.testing.assert_array_equal(batch.image_shapes, [[96, 128], [96, 24]])
+    assert not batch.images[0, :, :, 128:].any() and batch.images[0, :, :, :128].any()
+
+
+@given(st.data())
+def test_boxes_return_to_the_original_picture(data):
+    height, width = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 60))
+    fixed = data.draw(st.booleans())
+    preprocessor = Preprocessor(height=48, width=80) if fixed else Preprocessor(scale=(96, 64))
+    batch = preprocessor.batch([photo(5, 7), np.zeros((height, width, 3), dtype=np.uint8)])
+    fractions = np.array(data.draw(st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=5)))
+    original = fractions * (width, height, width, height)
+    resized_height, resized_width = batch.image_shapes[1]
+    resized = fractions * (resized_width, resized_height, resized_width, resized_height)
+    np.testing.assert_allclose(batch.restore_boxes(1, resized), original, atol=1e-4)
+
+
+def test_boxes_are_clipped_and_may_be_none():
+    batch = Preprocessor(scale=(100, 100)).batch([photo(50, 200)])
+    boxes = batch.restore_boxes(0, np.array([[-5.0, -5.0, 500.0, 500.0]]))
+    np.testing.assert_array_equal(boxes, [[0, 0, 200, 50]])
+    assert batch.restore_boxes(0, np.zeros((0, 4))).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "scale"),
+        ({"height": 4}, "width"),
+        ({"scale": (4, 4), "height": 4, "width": 4}, "either"),
+        ({"height": 0, "width": 4}, "height: expected a positive"),
+        ({"scale": (4, 0)}, "scale: expected"),
+        ({"scale": (4, 4), "std": (1, 0, 1)}, "std positive"),
+    ],
+)
+def test_wrong_settings(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessor(**arguments)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 4, 4), (0, 4, 3)])
+def test_wrong_array(shape):
+    with pytest.raises(ValueError, match=r"image: expected uint8 \[H, W, 3\]"):
+        Preprocessor(scale=(8, 8)).batch([np.zeros(shape, dtype=np.uint8)])
+    with pytest.raises(ValueError, match="got float32"):
+        Preprocessor(scale=(8, 8)).one(np.zeros((4, 4, 3), dtype=np.float32))
+
+
+# Reading
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(tmp_path, orientation):
+    """All eight orientations show the same upright picture: red top left, green top right, blue below."""
+    upright = np.zeros((32, 64, 3), dtype=np.uint8)
+    upright[:16, :32, 0] = 255
+    upright[:16, 32:, 1] = 255
+    upright[16:, :32, 2] = 255
+    stored = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: np.rot90(a, 1),
+        7: lambda a: a.transpose(1, 0, 2)[::-1, ::-1],
+        8: lambda a: np.rot90(a, -1),
+    }[orientation](upright)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "rotated.png"
+    Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif)
+    np.testing.assert_array_equal(load_image(path), upright)
+
+
+def test_color_types(tmp_path):
+    rgb = photo(8, 8)
+    source = Image.fromarray(rgb)
+
+    def read(image: Image.Image, name: str) -> np.ndarray:
+        image.save(tmp_path / name)
+        result = load_image(tmp_path / name)
+        assert result.dtype == np.uint8 and result.shape == (8, 8, 3)
+        return result
+
+    np.testing.assert_array_equal(read(source, "rgb.png"), rgb)
+    np.testing.assert_array_equal(read(source, "rgb.bmp"), rgb)
+    np.testing.assert_array_equal(
+        read(source.convert("L"), "gray.png"), np.asarray(source.convert("L").convert("RGB"))
+    )
+    np.testing.assert_array_equal(read(source.convert("RGBA"), "opaque.png"), rgb)
+    np.testing.assert_array_equal(
+        read(source.convert("1"), "bits.png")[..., 0], np.asarray(source.convert("1")) * 255
+    )
+    read(source.convert("P"), "palette.png")
+    read(source, "lossy.webp")
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    assert np.abs(read(cmyk, "cmyk.jpg").astype(int) - [255, 0, 0]).max() <= 8
+    clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
+    assert (read(clear, "transparent.png") == 255).all()
+    assert (read(Image.new("LA", (8, 8), (10, 0)), "gray_alpha.png") == 255).all()
+
+
+def test_sixteen_bits(tmp_path):
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    for name in ("deep.png", "deep.tif"):
+        Image.fromarray(values).save(tmp_path / name)
+        loaded = load_image(tmp_path / name)
+        assert loaded.min() == 0 and loaded.max() == 255
+        assert np.abs(loaded[..., 1] - values / 257.0).max() <= 0.5
+
+
+def unreadable(folder: Path) -> dict[str, bytes]:
+    Image.fromarray(photo(64, 64)).save(folder / "whole.png")
+    Image.fromarray(photo(64, 64)).save(folder / "whole.jpg")
+    return {
+        "empty.jpg": b"",
+        "text.jpg": b"this is no picture\n" * 10,
+        "short.jpg": (folder / "whole.jpg").read_bytes()[:1500],
+        "short.png": (folder / "whole.png").read_bytes()[:4000],
+        "header.png": (folder / "whole.png").read_bytes()[:20],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("empty.jpg", "the file is empty"),
+        ("text.jpg", "not an image"),
+        ("short.jpg", "truncated or damaged"),
+        ("short.png", "truncated or damaged"),
+        ("header.png", "not an image|truncated or damaged"),
+    ],
+)
+def test_unreadable_files(tmp_path, name, message):
+    path = tmp_path / name
+    path.write_bytes(unreadable(tmp_path)[name])
+    with pytest.raises(ImageError, match=message) as caught:
+        load_image(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_image(tmp_path / "absent.jpg")
+    with pytest.raises(ImageError, match="is a folder"):
+        load_image(tmp_path)
+
+
+def test_floating_point_pixels_are_refused(tmp_path):
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(ImageError, match="float32"):
+        load_image(tmp_path / "float.tif")
+
+
+def test_check_image_reads_only_the_header(tmp_path):
+    path = tmp_path / "short.jpg"
+    path.write_bytes(unreadable(tmp_path)["short.jpg"])
+    check_image(path)
+    (tmp_path / "text.jpg").write_bytes(b"text")
+    with pytest.raises(ImageError, match="not an image"):
+        check_image(tmp_path / "text.jpg")

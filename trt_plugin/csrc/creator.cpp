@@ -1,0 +1,89 @@
+#include "creator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plugin.h"
+#include "report.h"
+
+namespace msda::trt {
+namespace {
+
+template <class Integer>
+std::vector<int32_t> read_integers(nvinfer1::PluginField const& field) {
+  auto const* values = static_cast<Integer const*>(field.data);
+  std::vector<int32_t> result;
+  for (int32_t i = 0; i < field.length; ++i) {
+    if (values[i] < 0 || values[i] > INT32_MAX) {
+      throw std::invalid_argument("points_per_level: expected numbers from 0 to 2^31 - 1, got " +
+                                  std::to_string(values[i]) + " for level " + std::to_string(i));
+    }
+    result.push_back(static_cast<int32_t>(values[i]));
+  }
+  const bool none = std::all_of(result.begin(), result.end(), [](int32_t n) { return n == 0; });
+  if (none) throw std::invalid_argument("points_per_level: expected numbers that are not all 0");
+  return result;
+}
+
+std::vector<int32_t> read_points_per_level(nvinfer1::PluginField const& field) {
+  if (field.length < 0 || (field.length > 0 && field.data == nullptr)) {
+    throw std::invalid_argument("points_per_level: expected a list of integers, got none");
+  }
+  if (field.length == 0) return {};
+  if (field.length > kMaxLevels) {
+    throw std::invalid_argument("points_per_level: expected at most " + std::to_string(kMaxLevels) +
+                                " levels, got " + std::to_string(field.length));
+  }
+  switch (field.type) {
+    case nvinfer1::PluginFieldType::kINT32:
+      return read_integers<int32_t>(field);
+    case nvinfer1::PluginFieldType::kINT64:
+      return read_integers<int64_t>(field);
+    default:
+      throw std::invalid_argument(
+          "points_per_level: expected a field of type INT32 or INT64, got PluginFieldType " +
+          std::to_string(static_cast<int32_t>(field.type)));
+  }
+}
+
+std::vector<int32_t> read_fields(nvinfer1::PluginFieldCollection const* fields) {
+  std::vector<int32_t> points_per_level;
+  if (fields == nullptr) return points_per_level;
+  for (int32_t i = 0; i < fields->nbFields; ++i) {
+    nvinfer1::PluginField const& field = fields->fields[i];
+    if (field.name == nullptr || std::strcmp(field.name, kPointsPerLevel) != 0) {
+      throw std::invalid_argument(std::string("unknown field \"") +
+                                  (field.name ? field.name : "") +
+                                  "\", expected points_per_level or none");
+    }
+    points_per_level = read_points_per_level(field);
+  }
+  return points_per_level;
+}
+
+}  // namespace
+
+Creator::Creator(Operator op)
+    : op_(op),
+      field_(kPointsPerLevel, nullptr, nvinfer1::PluginFieldType::kINT32, 0),
+      fields_{1, &field_} {}
+
+nvinfer1::IPluginV3* Creator::createPlugin(char const* /*layer_name*/,
+                                           nvinfer1::PluginFieldCollection const* fields,
+                                           nvinfer1::TensorRTPhase /*phase*/) noexcept {
+  nvinfer1::IPluginV3* plugin = nullptr;
+  guarded(getPluginName(), [&] { plugin = new Plugin(op_, read_fields(fields)); });
+  return plugin;
+}
+
+char const* Creator::getPluginName() const noexcept { return operator_name(op_); }
+
+char const* Creator::getPluginVersion() const noexcept { return kVersion; }
+
+char const* Creator::getPluginNamespace() const noexcept { return kNamespace; }
+
+}  // namespace msda::trt

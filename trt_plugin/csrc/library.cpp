@@ -1,0 +1,64 @@
+// The library's entry points. Two ways of loading it work, in either order:
+//   IPluginRegistry::loadLibrary (trt_plugin.load(), trtexec --dynamicPlugins): TensorRT opens the library, then
+//     asks getCreators() for the creators, which it registers itself and refuses if they are registered;
+//   dlopen (polygraphy --plugins, trtexec --staticPlugins): the constructor of `registration` registers the
+//     creators. It runs before getCreators() too, which therefore takes back what it did. Only where the
+//     headers are of the library's major version, see report.h.
+// The linker keeps the library mapped for the life of the process (-z nodelete), so the registry never points
+// into an unmapped library.
+#include <NvInferRuntime.h>
+
+#include "creator.h"
+#include "plugin.h"
+#include "report.h"
+
+namespace {
+
+using msda::trt::Creator;
+using msda::trt::Operator;
+
+constexpr int32_t kNumCreators = 2;
+
+nvinfer1::IPluginCreatorInterface* const* creators() {
+  static Creator attention{Operator::kAttention};
+  static Creator fused_attention{Operator::kFusedAttention};
+  static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {&attention,
+                                                                       &fused_attention};
+  return all;
+}
+
+struct Registration {
+  Registration() noexcept {
+    if (!msda::trt::headers_match_library()) return;
+    nvinfer1::IPluginRegistry* registry = getPluginRegistry();
+    if (registry == nullptr) return;
+    for (int32_t i = 0; i < kNumCreators; ++i) {
+      registered[i] = registry->registerCreator(*creators()[i], msda::trt::kNamespace);
+    }
+  }
+
+  void take_back() noexcept {
+    for (int32_t i = 0; i < kNumCreators; ++i) {
+      if (registered[i]) getPluginRegistry()->deregisterCreator(*creators()[i]);
+      registered[i] = false;
+    }
+  }
+
+  bool registered[kNumCreators] = {};
+};
+
+Registration registration;
+
+}  // namespace
+
+#define MSDA_EXPORT extern "C" __attribute__((visibility("default")))
+
+MSDA_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
+  registration.take_back();
+  count = kNumCreators;
+  return creators();
+}
+
+MSDA_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
+  msda::trt::set_logger_finder(finder);
+}

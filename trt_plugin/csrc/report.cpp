@@ -1,0 +1,39 @@
+#include "report.h"
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+namespace msda::trt {
+namespace {
+
+std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
+
+nvinfer1::ILogger* find_logger() {
+  nvinfer1::ILoggerFinder* finder = logger_finder.load();
+  if (finder != nullptr && headers_match_library()) {
+    if (nvinfer1::ILogger* logger = finder->findLogger()) return logger;
+  }
+  return getLogger();
+}
+
+}  // namespace
+
+bool headers_match_library() noexcept { return getInferLibVersion() / 10000 == NV_TENSORRT_MAJOR; }
+
+void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept { logger_finder.store(finder); }
+
+void report_error(const char* plugin, const char* message) noexcept {
+  try {
+    const std::string line = std::string("msda::") + plugin + ": " + message;
+    if (nvinfer1::ILogger* logger = find_logger()) {
+      logger->log(nvinfer1::ILogger::Severity::kERROR, line.c_str());
+    } else {
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+  } catch (...) {
+    std::fprintf(stderr, "msda::%s: %s\n", plugin, message);
+  }
+}
+
+}  // namespace msda::trt

@@ -1,0 +1,72 @@
+"""TensorRT's messages: passed on to Python's logging, and collected where an error needs its reason.
+
+TensorRT keeps one global logger, the first that a builder or runtime of the process was given, and plugins
+may report through it. So there is one logger here for everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trt_plugin.errors import import_tensorrt
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_log = logging.getLogger(__name__)
+_collectors: list[list[str]] = []
+
+
+@functools.cache
+def tensorrt_logger() -> trt.ILogger:
+    """The logger to give to every `trt.Builder`, `trt.Runtime` and parser of the process.
+
+    Raises:
+        EngineError: TensorRT is not installed.
+    """
+    trt = import_tensorrt()
+    levels = {
+        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.ERROR: logging.ERROR,
+        trt.ILogger.WARNING: logging.WARNING,
+        trt.ILogger.INFO: logging.INFO,
+        trt.ILogger.VERBOSE: logging.DEBUG,
+    }
+
+    class Logger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: trt.ILogger.Severity, message: str) -> None:
+            level = levels.get(severity, logging.INFO)
+            if level == logging.ERROR and _collectors:
+                level = logging.DEBUG
+                for lines in _collectors:
+                    lines.append(message)
+            _log.log(level, "%s", message)
+
+    return Logger()
+
+
+@contextlib.contextmanager
+def collect_errors() -> Iterator[list[str]]:
+    """Collects TensorRT's error messages into a list; meanwhile they are logged with the level DEBUG only.
+
+    For calls that fail by returning None or False: the list holds the reason, to be put into an exception.
+    """
+    lines: list[str] = []
+    _collectors.append(lines)
+    try:
+        yield lines
+    finally:
+        # By identity: lists with the same content are equal.
+        _collectors[:] = [other for other in _collectors if other is not lines]
+
+
+def describe(lines: list[str]) -> str:
+    """The collected messages in one line, each once."""
+    return "; ".join(dict.fromkeys(" ".join(line.split()) for line in lines)) or "TensorRT gave no reason"

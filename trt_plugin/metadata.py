@@ -1,0 +1,157 @@
+"""What lies beside an engine as <engine>.json: everything that whoever runs it needs to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trt_plugin.errors import EngineError
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ArtifactMetadata:
+    """Inputs, outputs and meaning of an engine of the detector, and what it was made from.
+
+    Attributes:
+        model: the configuration's name.
+        inputs, outputs: {"name", "shape", "dtype"} of each tensor; -1 for a size decided at run time.
+        class_names: name of each label, from 0.
+        mean, std: of R, G, B in 0..255; an image is normalised as (image - mean) / std.
+        resize: {"height", "width", "mode"}: how an image is brought to the input's size. Mode "fit_pad": the
+            largest size of the same aspect ratio that fits, then zeros right and below, after normalising.
+        max_per_img: K, the number of boxes of each image before non-maximum suppression.
+        nms: parameters of the default post-processing, for `codetr.postprocess.apply_nms`.
+        precision: "fp32", "fp16" or "bf16".
+        batch: N of the inputs.
+        tensorrt_version, plugin_version, torch_version: that the engine was built with.
+        gpu: name of the GPU that it was built on.
+        source_weights: name, file or URL of the weights.
+
+    Raises:
+        ValueError: naming the field, what it was and what it should be.
+    """
+
+    model: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    class_names: list[str]
+    mean: list[float]
+    std: list[float]
+    resize: dict[str, Any]
+    max_per_img: int
+    nms: dict[str, Any]
+    precision: str
+    batch: int
+    tensorrt_version: str
+    plugin_version: str
+    gpu: str
+    torch_version: str
+    source_weights: str
+
+    def __post_init__(self) -> None:
+        for name in ("model", "tensorrt_version", "plugin_version", "gpu", "torch_version", "source_weights"):
+            _require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
+        for name in ("batch", "max_per_img"):
+            value = getattr(self, name)
+            _require(_is_size(value) and value > 0, name, "a positive integer", value)
+        for name in ("inputs", "outputs"):
+            _check_tensors(name, getattr(self, name))
+        names = self.class_names
+        _require(_is_list(names, str), "class_names", "a list of strings", names)
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            fine = _is_list(value, (int, float)) and len(value) == 3
+            _require(fine, name, "three numbers (R, G, B)", value)
+        _require(min(self.std) > 0, "std", "three positive numbers", self.std)
+        precision = self.precision
+        _require(precision in ("fp32", "fp16", "bf16"), "precision", "fp32, fp16 or bf16", precision)
+        _require(isinstance(self.nms, dict), "nms", "an object", self.nms)
+        resize = self.resize
+        _require(
+            isinstance(resize, dict)
+            and resize.get("mode") == "fit_pad"
+            and all(_is_size(resize.get(side)) and resize[side] > 0 for side in ("height", "width")),
+            "resize",
+            '{"height": H, "width": W, "mode": "fit_pad"}',
+            resize,
+        )
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the file, whole or not at all."""
+        path = Path(path)
+        text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(name, 0o666 & ~umask)  # mkstemp's files are private
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> ArtifactMetadata:
+        """Reads and checks the file.
+
+        Raises:
+            EngineError: it does not exist or is not what `save` writes; the message names file and field.
+        """
+        path = Path(path)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise EngineError(f"the metadata {path} does not exist") from None
+        except (OSError, ValueError) as error:
+            raise EngineError(f"the metadata {path} cannot be read: {error}") from error
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise EngineError(f'the metadata {path}: expected an object with "format": {FORMAT}')
+        fields = {field.name for field in dataclasses.fields(cls)}
+        missing, unknown = sorted(fields - content.keys()), sorted(content.keys() - fields)
+        if missing or unknown:
+            raise EngineError(f"the metadata {path} has wrong fields: missing {missing}, unknown {unknown}")
+        try:
+            return cls(**content)
+        except ValueError as error:
+            raise EngineError(f"the metadata {path} is wrong: {error}") from error
+
+
+def _require(fine: bool, field: str, expected: str, got: object) -> None:
+    if not fine:
+        raise ValueError(f"{field}: expected {expected}, got {got!r}")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: object, kind: type | tuple[type, ...]) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
+
+
+def _check_tensors(field: str, tensors: object) -> None:
+    expected = 'a list of {"name", "shape", "dtype"} with different names'
+    _require(isinstance(tensors, list) and len(tensors) > 0, field, expected, tensors)
+    for tensor in tensors:
+        _require(
+            isinstance(tensor, dict)
+            and tensor.keys() == {"name", "shape", "dtype"}
+            and isinstance(tensor["name"], str)
+            and isinstance(tensor["dtype"], str)
+            and isinstance(tensor["shape"], list | tuple)
+            and all(_is_size(size) and size >= -1 for size in tensor["shape"]),
+            field,
+            expected,
+            tensor,
+        )
+    _require(len({tensor["name"] for tensor in tensors}) == len(tensors), field, expected, tensors)

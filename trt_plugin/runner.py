@@ -1,0 +1,333 @@
+"""Runs engines with TensorRT and cuda-python alone: NumPy arrays in and out, a CUDA graph in between."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trt_plugin.device import Buffer, Event, Graph, Stream, call
+from trt_plugin.engine import load_engine
+from trt_plugin.errors import EngineError, import_tensorrt
+from trt_plugin.log import collect_errors, describe
+from trt_plugin.metadata import ArtifactMetadata
+from trt_plugin.tensors import (
+    DTYPE_NAMES,
+    TensorInfo,
+    format_range,
+    format_shape,
+    from_storage,
+    storage_dtype,
+    to_storage,
+)
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_log = logging.getLogger(__name__)
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass
+class _Session:
+    """All that belongs to one set of input shapes.
+
+    Each has its own execution context, because a graph may hold addresses of the context's own memory, which
+    changes with the shapes. They share the memory for intermediate results: one stream runs them in turn.
+    """
+
+    context: trt.IExecutionContext
+    shapes: Shapes
+    graph: Graph = field(default_factory=Graph)
+    capture_tried: bool = False
+
+
+class EngineRunner:
+    """Runs an engine. Not for several threads at once.
+
+    The first call with a set of input shapes enqueues the engine, then captures it in a CUDA graph; later
+    calls replay the graph.
+
+    Args:
+        engine: path of the engine; if <stem>.json lies beside it, that is its metadata.
+        device: number of the GPU.
+        profile: index of the optimization profile.
+        cuda_graph: whether to capture graphs.
+        max_sessions: for how many sets of input shapes contexts and graphs are kept.
+
+    Attributes:
+        inputs, outputs: `TensorInfo` (shape with -1 for a dynamic size, type name) by name.
+        metadata: `ArtifactMetadata`, or None.
+
+    Raises:
+        EngineError: one line that says what is wrong with the engine or the machine.
+
+    Example:
+        with EngineRunner("model.engine") as runner:
+            outputs = runner({"images": images, "image_shapes": image_shapes})
+    """
+
+    def __init__(
+        self,
+        engine: str | os.PathLike,
+        *,
+        device: int = 0,
+        profile: int = 0,
+        cuda_graph: bool = True,
+        max_sessions: int = 8,
+    ) -> None:
+        path = Path(engine)
+        self._sessions: OrderedDict[tuple, _Session] = OrderedDict()
+        self._buffers: dict[str, Buffer] = {}
+        self._scratch: Buffer | None = None
+        self._stream: Stream | None = None
+        self._engine = self._runtime = None
+        self._path, self._device, self._profile = path, device, profile
+        self._cuda_graph, self._max_sessions = cuda_graph, max_sessions
+        self._runtime, self._engine = load_engine(path, device)
+        try:
+            metadata_path = path.with_suffix(".json")
+            self.metadata = ArtifactMetadata.load(metadata_path) if metadata_path.is_file() else None
+            self._read_tensors()
+            self._stream = Stream()
+            self._scratch = Buffer(self._engine.device_memory_size_v2, pinned=False)
+            self._reserve_largest()
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Runs the engine.
+
+        Args:
+            inputs: an array for every input. Floating-point types are converted to the engine's, integer
+                types too if the values fit. bfloat16 is given and returned as float32.
+
+        Returns:
+            A fresh array for every output, by name.
+
+        Raises:
+            ValueError, TypeError: naming the input, what it was and what it should be.
+            EngineError: the engine fails.
+        """
+        session = self._prepare(inputs)
+        self._enqueue(session)
+        outputs = self._read_outputs(session)
+        self._capture(session)
+        return outputs
+
+    def time(self, inputs: Mapping[str, np.ndarray], iterations: int = 100, warmup: int = 20) -> list[float]:
+        """Measures the GPU time of the engine alone, without the copies of inputs and outputs.
+
+        Args:
+            inputs: as in a call; copied once.
+            iterations: number of samples.
+            warmup: number of runs before them.
+
+        Returns:
+            Milliseconds between two CUDA events around each run (graph replay, or enqueueing without graphs).
+        """
+        if iterations < 1 or warmup < 0:
+            raise ValueError(f"expected iterations >= 1 and warmup >= 0, got {iterations} and {warmup}")
+        session = self._prepare(inputs)
+        self._enqueue(session)
+        self._stream.synchronize()
+        self._capture(session)
+        for _ in range(warmup):
+            self._enqueue(session)
+        start, end, samples = Event(), Event(), []
+        try:
+            for _ in range(iterations):
+                self._stream.record(start)
+                self._enqueue(session)
+                self._stream.record(end)
+                samples.append(end.milliseconds_since(start))
+        finally:
+            start.close()
+            end.close()
+        return samples
+
+    def close(self) -> None:
+        """Frees everything. The runner cannot be used afterwards."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._drop_sessions()
+        for buffer in (*self._buffers.values(), self._scratch):
+            if buffer is not None:
+                buffer.close()
+        self._buffers, self._scratch = {}, None
+        if self._stream is not None:
+            self._stream.close()
+        # The engine goes before the runtime that made it.
+        self._stream = self._engine = None
+        self._runtime = None
+
+    def __enter__(self) -> EngineRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def uses_cuda_graph(self) -> bool:
+        """Whether the last call's shapes have a captured graph."""
+        return bool(self._sessions) and next(reversed(self._sessions.values())).graph.executable is not None
+
+    def _read_tensors(self) -> None:
+        """Fills inputs, outputs and the range of the inputs' shapes."""
+        trt = import_tensorrt()
+        engine = self._engine
+        count = engine.num_optimization_profiles
+        if not 0 <= self._profile < count:
+            raise EngineError(f"{self._path}: expected a profile below {count}, got {self._profile}")
+        self.inputs: dict[str, TensorInfo] = {}
+        self.outputs: dict[str, TensorInfo] = {}
+        self._ranges: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
+            dtype = engine.get_tensor_dtype(name).name
+            if dtype not in DTYPE_NAMES:
+                raise EngineError(f"{self._path}: the type {dtype} of tensor {name} is not supported")
+            if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+                raise EngineError(f"{self._path}: tensor {name} is in host memory, which is not supported")
+            info = TensorInfo(tuple(engine.get_tensor_shape(name)), DTYPE_NAMES[dtype])
+            if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
+                self.inputs[name] = info
+                smallest = largest = info.shape
+                if -1 in info.shape:
+                    smallest, _, largest = engine.get_tensor_profile_shape(name, self._profile)
+                self._ranges[name] = tuple(smallest), tuple(largest)
+            else:
+                self.outputs[name] = info
+
+    def _prepare(self, inputs: Mapping[str, np.ndarray]) -> _Session:
+        """Checks the inputs, enqueues their copies and returns the session of their shapes."""
+        if self._engine is None:
+            raise EngineError(f"the runner of {self._path} is closed")
+        call("cudaSetDevice", self._device)
+        arrays = self._check(inputs)
+        session = self._session({name: array.shape for name, array in arrays.items()})
+        for name, array in arrays.items():
+            buffer = self._buffers[name]
+            np.copyto(buffer.view(array.shape, array.dtype), array)
+            self._stream.copy_to_device(buffer, array.nbytes)
+        return session
+
+    def _check(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        missing = [name for name in self.inputs if name not in inputs]
+        unknown = [name for name in inputs if name not in self.inputs]
+        if missing or unknown:
+            raise ValueError(f"inputs: expected {list(self.inputs)}; missing {missing}, unknown {unknown}")
+        arrays = {}
+        for name, info in self.inputs.items():
+            array = np.asarray(inputs[name])
+            smallest, largest = self._ranges[name]
+            if array.ndim != len(smallest) or not all(
+                low <= size <= high for low, size, high in zip(smallest, array.shape, largest, strict=True)
+            ):
+                expected = format_range(smallest, largest)
+                raise ValueError(f"{name}: expected shape {expected}, got {format_shape(array.shape)}")
+            arrays[name] = to_storage(array, info.dtype, name)
+        return arrays
+
+    def _session(self, input_shapes: Shapes) -> _Session:
+        """The session of these shapes, made when it is their first time, as the last of the sessions."""
+        key = tuple(input_shapes[name] for name in self.inputs)
+        if key not in self._sessions:
+            while len(self._sessions) >= self._max_sessions:
+                self._sessions.popitem(last=False)[1].graph.close()
+            context = self._make_context(input_shapes)
+            shapes = {name: tuple(context.get_tensor_shape(name)) for name in (*self.inputs, *self.outputs)}
+            for name, shape in shapes.items():
+                if any(size < 0 for size in shape):
+                    raise EngineError(f"{self._path}: the shape of {name} depends on data: not supported")
+                self._reserve(name, shape)
+                context.set_tensor_address(name, self._buffers[name].device)
+            self._sessions[key] = _Session(context, shapes)
+        self._sessions.move_to_end(key)
+        return self._sessions[key]
+
+    def _make_context(self, input_shapes: Shapes) -> trt.IExecutionContext:
+        trt = import_tensorrt()
+        with collect_errors() as messages:
+            strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = self._engine.create_execution_context(strategy)
+            if context is None:
+                raise EngineError(f"{self._path}: no execution context could be made: {describe(messages)}")
+            context.set_device_memory(self._scratch.device, self._scratch.num_bytes)
+            if context.active_optimization_profile != self._profile:
+                if not context.set_optimization_profile_async(self._profile, self._stream.handle):
+                    raise EngineError(f"{self._path}: no profile {self._profile}: {describe(messages)}")
+                self._stream.synchronize()
+            for name, shape in input_shapes.items():
+                if not context.set_input_shape(name, shape):
+                    raise EngineError(f"{self._path}: {name} refuses {list(shape)}: {describe(messages)}")
+            try:
+                unknown = context.infer_shapes()
+            except RuntimeError as error:
+                raise EngineError(f"{self._path}: {error}: {describe(messages)}") from error
+            if unknown:
+                raise EngineError(f"{self._path}: the shapes of {', '.join(unknown)} are not known")
+        return context
+
+    def _reserve(self, name: str, shape: tuple[int, ...]) -> None:
+        """Makes a tensor's buffer large enough; the sessions that know the smaller one go."""
+        info = self.inputs.get(name) or self.outputs[name]
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * storage_dtype(info.dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is not None and buffer.num_bytes >= num_bytes:
+            return
+        if buffer is not None:
+            self._drop_sessions()
+            del self._buffers[name]
+            buffer.close()
+        self._buffers[name] = Buffer(num_bytes)
+
+    def _reserve_largest(self) -> None:
+        """Makes every buffer large enough for the profile, so that no later shape has to replace one."""
+        try:
+            self._session({name: largest for name, (_, largest) in self._ranges.items()})
+        except EngineError as error:
+            # The largest size of each input alone: together they may be no valid shapes.
+            _log.debug("%s: buffers will grow as needed: %s", self._path, error)
+
+    def _drop_sessions(self) -> None:
+        for session in self._sessions.values():
+            session.graph.close()
+        self._sessions.clear()
+
+    def _enqueue(self, session: _Session) -> None:
+        if session.graph.executable is not None:
+            self._stream.launch(session.graph)
+            return
+        with collect_errors() as messages:
+            enqueued = session.context.execute_async_v3(self._stream.handle)
+        if not enqueued:
+            raise EngineError(f"{self._path} does not run: {describe(messages)}")
+
+    def _capture(self, session: _Session) -> None:
+        """Captures the engine in a graph, once its first run has set up all that is set up lazily."""
+        if not self._cuda_graph or session.capture_tried:
+            return
+        session.capture_tried = True
+        try:
+            with self._stream.capture() as graph:
+                self._enqueue(session)
+            session.graph = graph
+        except EngineError as error:
+            _log.warning("%s runs without a CUDA graph: %s", self._path, error)
+
+    def _read_outputs(self, session: _Session) -> dict[str, np.ndarray]:
+        views = {}
+        for name, info in self.outputs.items():
+            view = self._buffers[name].view(session.shapes[name], storage_dtype(info.dtype))
+            self._stream.copy_to_host(self._buffers[name], view.nbytes)
+            views[name] = view
+        self._stream.synchronize()
+        return {name: from_storage(view, self.outputs[name].dtype) for name, view in views.items()}

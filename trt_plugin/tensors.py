@@ -1,0 +1,97 @@
+"""Types and shapes of an engine's tensors, and NumPy arrays on their way in and out.
+
+NumPy has no bfloat16: such tensors are given and returned as float32, and stored as the upper 16 bits in
+uint16.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# By the name of tensorrt.DataType's member. TensorRT's other types have no NumPy equivalent.
+DTYPE_NAMES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+
+
+class TensorInfo(NamedTuple):
+    """Shape (-1: decided at run time) and type name (NumPy's, or "bfloat16") of an input or output."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def storage_dtype(dtype: str) -> np.dtype:
+    """The NumPy type with a tensor's bytes."""
+    return np.dtype(np.uint16) if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def to_storage(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    """Converts an input to the engine's type.
+
+    Any floating-point type becomes any other (rounded to nearest), any integer type any other that holds its
+    values.
+
+    Args:
+        array: the input.
+        dtype: type name of the engine's tensor.
+        name: the input's name, for errors.
+
+    Returns:
+        Contiguous array of `storage_dtype(dtype)`.
+
+    Raises:
+        TypeError: the types are of different kinds.
+        ValueError: an integer does not fit.
+    """
+    given = array.dtype.name
+    floating = given == "bfloat16" or np.issubdtype(array.dtype, np.floating)
+    integer = np.issubdtype(array.dtype, np.integer)
+    target = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
+    if given != dtype and not (
+        (floating and np.issubdtype(target, np.floating)) or (integer and np.issubdtype(target, np.integer))
+    ):
+        raise TypeError(f"{name}: expected {dtype}, got {given}")
+    if integer and array.size and array.dtype != target:
+        limits = np.iinfo(target)
+        if array.min() < limits.min or array.max() > limits.max:
+            found = f"{array.min()} to {array.max()}"
+            raise ValueError(f"{name}: expected numbers that fit into {dtype}, got {found}")
+    with np.errstate(over="ignore"):  # what is too large for float16 becomes infinite
+        array = np.ascontiguousarray(array, target).reshape(array.shape)
+    return _round_to_bfloat16(array) if dtype == "bfloat16" else array
+
+
+def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
+    """A fresh array of the tensor's type (float32 for bfloat16) from its bytes."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.copy()
+
+
+def _round_to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """float32 to the nearest bfloat16, ties to even, as uint16."""
+    bits = array.view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    # Rounding could turn a NaN into infinity: keep its upper bits and set the quiet bit.
+    return np.where(np.isnan(array), ((bits >> 16) | 0x40).astype(np.uint16), rounded)
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """[1, 3, ?] for (1, 3, -1)."""
+    return "[" + ", ".join("?" if size < 0 else str(size) for size in shape) + "]"
+
+
+def format_range(smallest: tuple[int, ...], largest: tuple[int, ...]) -> str:
+    """[1 to 8, 3] for (1, 3) and (8, 3)."""
+    pairs = zip(smallest, largest, strict=True)
+    return "[" + ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in pairs) + "]"
