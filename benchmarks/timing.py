@@ -112,8 +112,8 @@ def time_graph(
 
     Args:
         calls: each runs the same work over its own tensors; they are captured together.
-        bytes_per_call: of the tensors of one call; with the number of calls it says whether the cache is
-        cold. iterations: replays, one sample each.
+        bytes_per_call: of one call's tensors; with the number of calls it says whether the cache is cold.
+        iterations: replays, one sample each.
         warmup: replays before them.
         seconds: stop sampling after about so much GPU time, with at least 10 samples: for slow baselines.
 
@@ -143,6 +143,32 @@ def time_graph(
     graph.reset()
     cold = bytes_per_call * len(calls) >= 2 * l2_bytes()
     return Timing(samples, len(calls), warmup, "cold" if cold else "warm")
+
+
+def time_eager(
+    call: Callable[[], object], iterations: int = 100, warmup: int = 3, seconds: float = 1.5
+) -> Timing:
+    """Times a call that cannot be captured, because it waits for the GPU inside; its waiting counts.
+
+    Args:
+        call: runs the work on the current stream.
+        iterations: calls, one sample each.
+        warmup: calls before them.
+        seconds: stop sampling after about so much time, with at least 5 samples.
+    """
+    require_gpu()
+    samples: list[float] = []
+    for index in range(warmup + iterations):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        if index >= warmup:
+            samples.append(begin.elapsed_time(end))
+        if len(samples) >= 5 and sum(samples) > seconds * 1e3:
+            break
+    return Timing(samples, 1, warmup, "warm", "CUDA events around eager calls, one set of inputs")
 
 
 def copy_bandwidth(megabytes: int = 2048) -> float:

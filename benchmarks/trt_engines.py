@@ -99,14 +99,18 @@ class PluginEngine:
     def __init__(self, key: EngineKey, limits: Limits | None = None) -> None:
         import tensorrt as trt
 
+        from trt_plugin.log import collect_errors, describe, tensorrt_logger
+
         self.key = key
-        self._logger = _make_logger()
-        plan = _build(key, limits or Limits(), self._logger)
-        self._runtime = trt.Runtime(self._logger)
-        self._engine = self._runtime.deserialize_cuda_engine(plan)
-        if self._engine is None:
-            raise RuntimeError(f"{key}: TensorRT cannot load the engine it built: {self._logger.text()}")
-        self._context = self._engine.create_execution_context()
+        with collect_errors() as errors:
+            plan = _build(key, limits or Limits())
+            if plan is None:
+                raise RuntimeError(f"{key}: the engine could not be built: {describe(errors)}")
+            self._runtime = trt.Runtime(tensorrt_logger())
+            self._engine = self._runtime.deserialize_cuda_engine(plan)
+            if self._engine is None:
+                raise RuntimeError(f"{key}: TensorRT cannot load the engine it built: {describe(errors)}")
+            self._context = self._engine.create_execution_context()
         # TensorRT wants a valid address of an empty tensor too.
         self._nothing = torch.zeros(256, dtype=torch.uint8, device="cuda")
 
@@ -133,44 +137,26 @@ class PluginEngine:
         Raises:
             RuntimeError: with TensorRT's own messages.
         """
+        from trt_plugin.log import collect_errors, describe
+
         context = self._context
-        for name, tensor in zip(INPUT_NAMES[self.key.operator], prepared, strict=True):
-            if not context.set_input_shape(name, tuple(tensor.shape)):
-                raise RuntimeError(f"{name}: shape {list(tensor.shape)} refused: {self._logger.text()}")
-            context.set_tensor_address(name, tensor.data_ptr() or self._nothing.data_ptr())
-        missing = context.infer_shapes()
-        if missing:
-            raise RuntimeError(f"shapes of {missing} are not known: {self._logger.text()}")
-        shape = tuple(context.get_tensor_shape("output"))
-        if any(size < 0 for size in shape):
-            raise RuntimeError(f"output shape {shape} is not known: {self._logger.text()}")
-        output = torch.empty(shape, dtype=self.key.dtype, device="cuda")
-        context.set_tensor_address("output", output.data_ptr() or self._nothing.data_ptr())
-        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-            raise RuntimeError(f"the engine did not run: {self._logger.text()}")
+        with collect_errors() as errors:
+            for name, tensor in zip(INPUT_NAMES[self.key.operator], prepared, strict=True):
+                if not context.set_input_shape(name, tuple(tensor.shape)):
+                    raise RuntimeError(f"{name}: shape {list(tensor.shape)} refused: {describe(errors)}")
+                context.set_tensor_address(name, tensor.data_ptr() or self._nothing.data_ptr())
+            missing = context.infer_shapes()
+            shape = tuple(context.get_tensor_shape("output"))
+            if missing or any(size < 0 for size in shape):
+                raise RuntimeError(f"output: shape {list(shape)} is not known: {describe(errors)}")
+            output = torch.empty(shape, dtype=self.key.dtype, device="cuda")
+            context.set_tensor_address("output", output.data_ptr() or self._nothing.data_ptr())
+            if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+                raise RuntimeError(f"the engine did not run: {describe(errors)}")
         return output.flatten(2)
 
 
-def _make_logger() -> trt.ILogger:
-    """A TensorRT logger that keeps warnings and errors for the exception's text."""
-    import tensorrt as trt
-
-    class Logger(trt.ILogger):
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.lines: list[str] = []
-
-        def log(self, severity: trt.ILogger.Severity, message: str) -> None:
-            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
-                self.lines.append(message)
-
-        def text(self) -> str:
-            return "; ".join(self.lines[-3:]) or "TensorRT gave no reason"
-
-    return Logger()
-
-
-def create_plugin(key: EngineKey, logger: trt.ILogger) -> trt.IPluginV2 | trt.IPluginV3:
+def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
     """The plugin object of a key; needs no GPU.
 
     Raises:
@@ -178,9 +164,11 @@ def create_plugin(key: EngineKey, logger: trt.ILogger) -> trt.IPluginV2 | trt.IP
     """
     import tensorrt as trt
 
+    from trt_plugin.log import tensorrt_logger
+
     registry = trt.get_plugin_registry()
     if key.operator == NVIDIA:
-        trt.init_libnvinfer_plugins(logger, "")
+        trt.init_libnvinfer_plugins(tensorrt_logger(), "")
         creator = registry.get_creator(NVIDIA, "1", "")
         if creator is None:
             raise RuntimeError(f"TensorRT {trt.__version__} has no plugin {NVIDIA} version 1")
@@ -200,8 +188,10 @@ def create_plugin(key: EngineKey, logger: trt.ILogger) -> trt.IPluginV2 | trt.IP
     return creator.create_plugin("msda", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
 
 
-def _build(key: EngineKey, limits: Limits, logger: trt.ILogger) -> trt.IHostMemory:
+def _build(key: EngineKey, limits: Limits) -> trt.IHostMemory | None:
     import tensorrt as trt
+
+    from trt_plugin.log import tensorrt_logger
 
     types = {
         torch.float32: trt.float32,
@@ -210,10 +200,10 @@ def _build(key: EngineKey, limits: Limits, logger: trt.ILogger) -> trt.IHostMemo
         torch.int32: trt.int32,
         torch.int64: trt.int64,
     }
-    plugin = create_plugin(key, logger)
+    plugin = create_plugin(key)
     if plugin is None:
-        raise RuntimeError(f"{key}: the plugin could not be created: {logger.text()}")
-    builder = trt.Builder(logger)
+        return None
+    builder = trt.Builder(tensorrt_logger())
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     config = builder.create_builder_config()
     profile = builder.create_optimization_profile()
@@ -231,12 +221,9 @@ def _build(key: EngineKey, limits: Limits, logger: trt.ILogger) -> trt.IHostMemo
     else:
         layer = network.add_plugin_v3(tensors, [], plugin)
     if layer is None:
-        raise RuntimeError(f"{key}: the plugin was refused: {logger.text()}")
+        return None
     output = layer.get_output(0)
     output.name = "output"
     network.mark_output(output)
     config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(network, config)
-    if plan is None:
-        raise RuntimeError(f"{key}: the engine could not be built: {logger.text()}")
-    return plan
+    return builder.build_serialized_network(network, config)

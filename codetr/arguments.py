@@ -48,7 +48,10 @@ def _add_detect(commands: Any, run: Command) -> None:
         description="Detects objects in pictures: writes each with its boxes drawn, and detections.json.",
         epilog="""examples:
   codetr detect street.jpg --model co_dino_swin_l --precision fp16 --out found
-  codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found""",
+  codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found
+
+exit status: 0 all done; 1 a failure, or some of many pictures were left out (each is named);
+2 wrong arguments or no readable picture""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     detect.set_defaults(run=run)

@@ -59,8 +59,10 @@ _IGNORED = re.compile(
     r"^(rpn_head|roi_head|bbox_head)\."  # auxiliary heads
     r"|^ema_"  # averaged copies of older training runs
     r"|^data_preprocessor\."
-    r"|^query_head\.(dn_generator|downsample|transformer\.(aux_pos_trans|aux_pos_trans_norm|pos_feats_(trans|norm))\.)"
-    r"|\.relative_position_index$|\.num_batches_tracked$"  # follow from the configuration; of no use to a frozen norm
+    r"|^query_head\.(dn_generator|downsample)\."  # training-only parts of the query head
+    r"|^query_head\.transformer\.(aux_pos_trans|aux_pos_trans_norm|pos_feats_trans|pos_feats_norm)\."
+    r"|\.relative_position_index$"  # follows from the window size
+    r"|\.num_batches_tracked$"  # of no use to a frozen norm
 )
 
 _LISTED = 10  # names of each kind in an error
@@ -92,16 +94,16 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
 
     Args:
         model: a `codetr.CoDino`; its precision and device stay.
-        source: a `.pth` file (read without running what its pickle names), a `.safetensors` file, a URL of either, the
-            name of known weights (`codetr.weights`), or a mapping from upstream's names to tensors. A `state_dict`
-            container and a `module.` prefix are unwrapped.
+        source: a `.pth` file (read without running what its pickle names), a `.safetensors` file, a URL of
+            either, the name of known weights (`codetr.weights`), or a mapping from upstream's names to
+            tensors. A `state_dict` container and a `module.` prefix are unwrapped.
 
     Returns:
         The names of what was loaded and of what was ignored (auxiliary heads and other training-only parts).
 
     Raises:
-        ValueError: no such file, a damaged file, or tensors that do not fit; the first line of the message says which,
-            and lists of missing, unexpected and misshapen tensors follow.
+        ValueError: no such file, a damaged file, or tensors that do not fit; the first line of the message
+            says which, and lists of missing, unexpected and misshapen tensors follow.
     """
     label, tensors = _read(source)
     ours = model.state_dict()
@@ -151,7 +153,9 @@ def _read(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[s
     if not isinstance(content, Mapping):
         raise ValueError(f"{label}: expected a checkpoint with tensors by name, got {type(content).__name__}")
     tensors = {
-        str(name).removeprefix("module."): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)
+        str(name).removeprefix("module."): tensor
+        for name, tensor in content.items()
+        if isinstance(tensor, Tensor)
     }
     if not tensors:
         raise ValueError(f"{label}: the checkpoint holds no tensors by name")
@@ -168,12 +172,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: cut off, or not a safetensors file ({error})") from None
 
 
-def seeded_state_dict(source: str | os.PathLike | Mapping[str, list[int]] | nn.Module, seed: int = 0) -> dict[str, Tensor]:
-    """Random weights under upstream's names that make a model behave: for benchmarks and tests without training.
+def seeded_state_dict(
+    source: str | os.PathLike | Mapping[str, list[int]] | nn.Module, seed: int = 0
+) -> dict[str, Tensor]:
+    """Random weights under upstream's names that make a model behave: for benchmarks and tests without
+    training.
 
-    Activations keep their size through the layers, class scores are spread, samples lie near their reference points,
-    and boxes move visibly in every decoder layer. All queries have the same content, so that two backends that order
-    nearly equal scores differently still give the same set of boxes.
+    Activations keep their size through the layers, class scores are spread, samples lie near their reference
+    points, and boxes move visibly in every decoder layer. All queries have the same content, so that two
+    backends that order nearly equal scores differently still give the same set of boxes.
 
     Args:
         source: shapes by upstream's names, a JSON file of them, or a `codetr.CoDino`.
@@ -184,7 +191,9 @@ def seeded_state_dict(source: str | os.PathLike | Mapping[str, list[int]] | nn.M
     """
     if isinstance(source, nn.Module):
         layers = source.config.decoder_layers
-        shapes = {upstream_name(name, layers): list(tensor.shape) for name, tensor in source.state_dict().items()}
+        shapes = {
+            upstream_name(name, layers): list(tensor.shape) for name, tensor in source.state_dict().items()
+        }
     elif isinstance(source, Mapping):
         shapes = dict(source)
     else:
@@ -194,7 +203,8 @@ def seeded_state_dict(source: str | os.PathLike | Mapping[str, list[int]] | nn.M
     return tensors
 
 
-# (pattern, factor on the usual deviation 1 / sqrt(fan in)) of weights that are no norms; the first match counts.
+# (pattern, factor on the usual deviation 1 / sqrt(fan in)) of weights that are no norms; the first match
+# counts.
 _GAINS = [
     (re.compile(pattern), gain)
     for pattern, gain in (
@@ -202,11 +212,14 @@ _GAINS = [
         (r"cls_branches", 1.2),  # logits of a deviation above 1
         (r"attention_weights", 0.5),
         (r"attentions\.1\.output_proj", 2.0),  # what a query sees, not its common content, makes it distinct
-        (r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head", math.sqrt(2.0)),  # before an activation
+        (
+            r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head",
+            math.sqrt(2.0),
+        ),  # before an activation
     )
 ]
-# Weights that follow an activation. Its output is positive on average; rows that sum to zero keep that average from
-# becoming the same large vector in every cell.
+# Weights that follow an activation. Its output is positive on average; rows that sum to zero keep that
+# average from becoming the same large vector in every cell.
 _AFTER_ACTIVATION = re.compile(
     r"ffns?\.(0\.)?layers\.1\.weight|backbone\.layer\d\.\d+\.(conv\d|downsample\.0)\.weight|reg_branches\.\d+\.[24]\.weight"
     r"|ref_point_head\.2\.weight"
@@ -251,8 +264,9 @@ def _seeded_tensor(name: str, shape: list[int], seed: int) -> Tensor:
 def _sink_unusable_cells(tensors: dict[str, Tensor]) -> None:
     """Gives cells that cannot be proposals low class logits, in place, as training does.
 
-    Their features are zero before `enc_output`, so all of them have one logit, and they would fill the selection with
-    ties. A direction that the bias alone points to fully, and other cells by less than half, tells them apart.
+    Their features are zero before `enc_output`, so all of them have one logit, and they would fill the
+    selection with ties. A direction that the bias alone points to fully, and other cells by less than half,
+    tells them apart.
     """
     bias = tensors.get("query_head.transformer.enc_output.bias")
     branches = [name for name in tensors if re.match(r"query_head\.cls_branches\.\d+\.weight$", name)]
@@ -268,7 +282,7 @@ def _sink_unusable_cells(tensors: dict[str, Tensor]) -> None:
 
 
 def _radial_offsets(length: int, num_heads: int = 8, num_points: int = 4) -> Tensor:
-    """Deformable DETR's initial offsets: head m looks in direction 2 pi m / M, its point p at distance p + 1."""
+    """Deformable DETR's initial offsets: head m looks in direction m of M, its point p at distance p + 1."""
     angle = torch.arange(num_heads) * (2.0 * math.pi / num_heads)
     direction = torch.stack((angle.cos(), angle.sin()), dim=-1)
     direction = direction / direction.abs().amax(dim=-1, keepdim=True)  # [M, 2]

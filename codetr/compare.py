@@ -1,7 +1,7 @@
 """Comparison of two lists of detections of the same images, for engines against PyTorch. NumPy only.
 
-Detections are matched one to one, not by their place in the list: two scores that differ in the last digit may swap
-places, which is no difference that a user sees.
+Detections are matched one to one, not by their place in the list: two scores that differ in the last digit
+may swap places, which is no difference that a user sees.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.matched} of {self.expected} detections match, {self.equal} within {self.box_tolerance_px:g} px and "
-            f"{self.score_tolerance:g}; box difference: median {self.median_box_difference_px:.4g} px, max "
-            f"{self.max_box_difference_px:.4g} px; score difference: max {self.max_score_difference:.3g}"
+            f"{self.matched} of {self.expected} detections match, {self.equal} within "
+            f"{self.box_tolerance_px:g} px and {self.score_tolerance:g}; box difference: "
+            f"median {self.median_box_difference_px:.4g} px, max {self.max_box_difference_px:.4g} px; "
+            f"score difference: max {self.max_score_difference:.3g}"
         )
 
 
@@ -99,12 +100,13 @@ def compare_detections(
 def _match(
     one: Sequence[np.ndarray], other: Sequence[np.ndarray], box_tolerance_px: float, score_tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs detections of the same label and IoU >= 0.5, the most alike first. Returns the indices of both sides."""
+    """Pairs detections of one label and IoU >= 0.5, the most alike first. Returns both sides' indices."""
     (boxes, scores, labels), (other_boxes, other_scores, other_labels) = one, other
     box_cost = np.abs(boxes[:, None].astype(np.float64) - other_boxes[None]).max(axis=-1, initial=0.0)
     score_cost = np.abs(scores[:, None].astype(np.float64) - other_scores[None])
     cost = np.maximum(box_cost / box_tolerance_px, score_cost / score_tolerance)
-    overlaps = (_iou(boxes, other_boxes) >= 0.5) | (box_cost <= box_tolerance_px)  # the latter: boxes of no area
+    # Two boxes without area have no IoU.
+    overlaps = (_iou(boxes, other_boxes) >= 0.5) | (box_cost <= box_tolerance_px)
     candidates = (labels[:, None] == other_labels[None]) & overlaps
     first, second = np.nonzero(candidates & np.isfinite(cost))
     order = np.argsort(cost[first, second], kind="stable")
@@ -121,7 +123,9 @@ def _match(
 def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
     """IoU of every pair, [K, J]; 0 where both have no area."""
     boxes, others = boxes[:, None].astype(np.float64), others[None].astype(np.float64)
-    overlap = np.clip(np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2]), 0, None)
+    overlap = np.clip(
+        np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2]), 0, None
+    )
     intersection = overlap.prod(axis=-1)
     areas = [np.clip(side[..., 2:] - side[..., :2], 0, None).prod(axis=-1) for side in (boxes, others)]
     union = areas[0] + areas[1] - intersection

@@ -1,7 +1,8 @@
 """Configurations of the detector: frozen dataclasses, loaded by name or from a JSON file. No Torch.
 
-A JSON file holds the fields below, nested as the dataclasses are; `backbone.type` picks the backbone. What it omits
-has upstream's default (MMDetection, projects/CO-DETR). A wrong file is a ValueError that names the field.
+A JSON file holds the fields below, nested as the dataclasses are; `backbone.type` picks the backbone. What it
+omits has upstream's default (MMDetection, projects/CO-DETR). A wrong file is a ValueError that names the
+field.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ class SwinConfig:
 
     def __post_init__(self) -> None:
         if len(self.depths) != len(self.num_heads):
-            raise ValueError(f"backbone.num_heads: expected one per stage ({len(self.depths)}), got {self.num_heads}")
+            raise ValueError(
+                f"backbone.num_heads: expected one per stage ({len(self.depths)}), got {self.num_heads}"
+            )
         for channels, heads in zip(self.out_channels, self.num_heads, strict=True):
             if channels % heads:
-                raise ValueError(f"backbone.num_heads: {heads} heads do not divide the stage's {channels} channels")
+                raise ValueError(
+                    f"backbone.num_heads: {heads} heads do not divide the stage's {channels} channels"
+                )
 
     @property
     def out_channels(self) -> tuple[int, ...]:
@@ -72,7 +77,9 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class NeckConfig:
-    """Maps each backbone level to `out_channels`; levels beyond the backbone's come from strided convolutions."""
+    """Maps each backbone level to `out_channels`; levels beyond the backbone's come from strided
+    convolutions.
+    """
 
     in_channels: tuple[int, ...]
     out_channels: int = 256
@@ -108,7 +115,8 @@ class Config:
         resize_scale: (long, short) sides in pixels that a photo is resized into, its ratio kept.
         mean, std: of RGB, 0..255; pixel' = (pixel - mean) / std.
         max_per_img: detections per image.
-        input_hw, image_shapes_hw: sizes of a sample input, when the file carries one; the model does not use them.
+        input_hw, image_shapes_hw: sizes of a sample input, when the file carries one; the model does not use
+            them.
     """
 
     backbone: SwinConfig | ResNetConfig
@@ -145,9 +153,13 @@ class Config:
         if self.embed_dims % self.num_heads:
             raise ValueError(f"num_heads: {self.num_heads} heads do not divide embed_dims {self.embed_dims}")
         if self.num_levels < len(self.neck.in_channels):
-            raise ValueError(f"num_levels: expected at least {len(self.neck.in_channels)}, got {self.num_levels}")
+            raise ValueError(
+                f"num_levels: expected at least {len(self.neck.in_channels)}, got {self.num_levels}"
+            )
         if self.max_per_img > self.num_queries * self.num_classes:
-            raise ValueError(f"max_per_img: expected at most num_queries * num_classes, got {self.max_per_img}")
+            raise ValueError(
+                f"max_per_img: expected at most num_queries * num_classes, got {self.max_per_img}"
+            )
 
 
 def load_config(source: str | os.PathLike) -> Config:
@@ -157,14 +169,17 @@ def load_config(source: str | os.PathLike) -> Config:
         source: `co_dino_swin_l`, `co_dino_r50`, or the path of a JSON file.
 
     Raises:
-        ValueError: unknown name, no such file, not JSON, or a field that is unknown, missing or of a wrong type.
+        ValueError: unknown name, no such file, not JSON, or a field that is unknown, missing or of a wrong
+            type.
     """
     path = Path(source)
     known = {file.stem: file for file in sorted(CONFIG_FOLDER.glob("*.json"))}
     if str(source) in known:
         path = known[str(source)]
     elif not path.is_file():
-        raise ValueError(f"model {str(source)!r}: expected one of {', '.join(known)}, or the path of a JSON file")
+        raise ValueError(
+            f"model {str(source)!r}: expected one of {', '.join(known)}, or the path of a JSON file"
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -178,7 +193,7 @@ def load_config(source: str | os.PathLike) -> Config:
 
 
 def _parse(expected: object, value: object, where: str) -> object:
-    """Checks `value` (parsed JSON) against a type hint and converts lists to tuples, objects to dataclasses."""
+    """Checks parsed JSON against a type hint; lists become tuples, and objects dataclasses."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if dataclasses.is_dataclass(expected):
         return _parse_dataclass(expected, value, where)
@@ -197,8 +212,11 @@ def _parse(expected: object, value: object, where: str) -> object:
             arguments = (arguments[0],) * len(value)
         if not value or len(value) != len(arguments):
             raise ValueError(f"{where}: expected a list of {len(arguments) or 'some'} items, got {value!r}")
-        return tuple(_parse(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(arguments, value)))
-    # JSON's numbers: an int is a fine float; a bool is an int only to Python. All our integers count something.
+        return tuple(
+            _parse(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(arguments, value))
+        )
+    # JSON's numbers: an int is a fine float; a bool is an int only to Python. All our integers count
+    # something.
     accepted = (int, float) if expected is float else expected
     if not isinstance(value, accepted) or (isinstance(value, bool) and expected is not bool):
         raise ValueError(f"{where}: expected {expected.__name__}, got {value!r}")

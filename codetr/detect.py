@@ -204,7 +204,7 @@ class Detector:
         ]
 
     def _run(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Runs the backend, in parts if its batch is fixed; too small a part is filled with its last image."""
+        """Runs the backend; if its batch is fixed, in parts of it, the last filled up with the last image."""
         size = self.backend.batch
         count = len(batch.images)
         if size is None:

@@ -1,4 +1,4 @@
-"""What the two export commands share: arguments, the model and a photo, PyTorch's detections, the files' folder.
+"""What the two export commands share: options, the model and a photo, PyTorch's detections, the files.
 
 The commands (`onnx_path.export`, `dynamo_path.export`) never import each other, so this lies below both.
 """
@@ -79,19 +79,33 @@ class Subject:
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Makes a parser with the options that both commands have."""
     parser = _Parser(prog=program, description=description)
-    parser.add_argument("--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file")
+    parser.add_argument(
+        "--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file"
+    )
     parser.add_argument("--weights", metavar="NAME|FILE|URL", help="default: the model's published weights")
     parser.add_argument("--height", type=_count, default=768, help="input height in pixels (default: 768)")
     parser.add_argument("--width", type=_count, default=1152, help="input width in pixels (default: 1152)")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default: fp32, TF32 off")
     parser.add_argument("--batch", type=_count, default=1, help="images in one run (default: 1)")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder that the files are written to")
-    parser.add_argument("--photo", type=Path, metavar="FILE", help="compare on this picture (default: one we ship)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cpu builds no engine")
-    parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="read and updated; makes rebuilds quick")
-    parser.add_argument("--optimization-level", type=int, choices=range(6), metavar="0..5", help="TensorRT's; default 3")
     parser.add_argument(
-        "--keep-unequal", action="store_true", help="keep the files of an fp32 engine that differs from PyTorch"
+        "--out", required=True, type=Path, metavar="DIR", help="folder that the files are written to"
+    )
+    parser.add_argument(
+        "--photo", type=Path, metavar="FILE", help="compare on this picture (default: one we ship)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="cpu builds no engine"
+    )
+    parser.add_argument(
+        "--timing-cache", type=Path, metavar="FILE", help="read and updated; makes rebuilds quick"
+    )
+    parser.add_argument(
+        "--optimization-level", type=int, choices=range(6), metavar="0..5", help="TensorRT's; default 3"
+    )
+    parser.add_argument(
+        "--keep-unequal",
+        action="store_true",
+        help="keep the files of an fp32 engine that differs from PyTorch",
     )
     return parser
 
@@ -102,7 +116,7 @@ def request_from(arguments: argparse.Namespace) -> Request:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Runs a command; an error becomes one line on stderr and the exit status (2 for wrong arguments, else 1).
+    """Runs a command; an error becomes one line on stderr and a status (2 for wrong arguments, else 1).
 
     CODETR_TRACEBACK=1 shows where the error came from.
     """
@@ -129,7 +143,7 @@ def stage(name: str) -> Iterator[None]:
 
 @contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
-    """Gives an empty temporary folder; its files are moved into `out` when the block succeeds, else it is removed.
+    """Gives an empty temporary folder; its files move into `out` if the block succeeds, else they are gone.
 
     Raises:
         UsageError: `out` is a file, or nothing can be written there.
@@ -161,7 +175,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def prepare(request: Request) -> Subject:
-    """Loads model and photo, lets PyTorch detect on the GPU where there is one, and sets the model's precision.
+    """Loads model and photo, lets PyTorch detect if there is a GPU, and sets the model's precision.
 
     Raises:
         ValueError, OSError: model, weights, photo or size do not fit.
@@ -191,14 +205,17 @@ def example_inputs(subject: Subject, device: str | torch.device = "cpu") -> tupl
     """The photo as the model's arguments: images [N, 3, H, W] fp32, image_shapes [N, 2] int64."""
     import torch
 
-    return torch.from_numpy(subject.batch.images).to(device), torch.from_numpy(subject.batch.image_shapes).to(device)
+    return torch.from_numpy(subject.batch.images).to(device), torch.from_numpy(subject.batch.image_shapes).to(
+        device
+    )
 
 
 def write_metadata(subject: Subject, request: Request, folder: Path) -> None:
     """Writes model.json: everything that whoever runs the engine needs, see `trt_plugin.ArtifactMetadata`."""
-    import tensorrt
     import torch
+
     import trt_plugin
+    from trt_plugin.errors import import_tensorrt
 
     config, images = subject.model.config, subject.batch.images
     boxes = (request.batch, config.max_per_img)
@@ -214,7 +231,7 @@ def write_metadata(subject: Subject, request: Request, folder: Path) -> None:
         nms=dataclasses.asdict(config.nms),
         precision=request.precision,
         batch=request.batch,
-        tensorrt_version=tensorrt.__version__,
+        tensorrt_version=import_tensorrt().__version__,
         plugin_version=trt_plugin.PLUGIN_VERSION,
         gpu=torch.cuda.get_device_name(),
         torch_version=torch.__version__,
@@ -227,8 +244,8 @@ def compare_engine(subject: Subject, request: Request, engine: Path) -> None:
     """Runs the engine on the photo and prints how its detections compare with PyTorch's.
 
     Raises:
-        RuntimeError: an fp32 engine's detections are not PyTorch's (see `codetr.compare`), and the caller did not ask
-            to keep such files.
+        RuntimeError: an fp32 engine's detections are not PyTorch's (see `codetr.compare`), and the request
+            does not ask to keep such files.
     """
     import trt_plugin
 
@@ -270,7 +287,8 @@ def _weights_source(name: str, weights: str | None) -> str:
     from codetr.weights import KNOWN_WEIGHTS
 
     if weights is None and name not in KNOWN_WEIGHTS:
-        raise UsageError(f"--weights: needed, none are published for model {name} (known: {', '.join(KNOWN_WEIGHTS)})")
+        known = ", ".join(KNOWN_WEIGHTS)
+        raise UsageError(f"--weights: needed, none are published for model {name} (only for {known})")
     return weights or name
 
 
@@ -282,7 +300,9 @@ def _photo_batch(request: Request, preprocessor: Preprocessor) -> Batch:
         photo = load_image(DEMO_PHOTO)
     else:  # an installed package has no pictures
         y, x = np.mgrid[:480, :640]
-        photo = np.stack([127.5 + 127.5 * np.sin(x * y / scale) for scale in (900, 1700, 4000)], -1).astype(np.uint8)
+        photo = np.stack([127.5 + 127.5 * np.sin(x * y / scale) for scale in (900, 1700, 4000)], -1).astype(
+            np.uint8
+        )
     return preprocessor.batch([np.ascontiguousarray(np.rot90(photo, turn)) for turn in range(request.batch)])
 
 
@@ -292,7 +312,10 @@ def _check_size(model: CoDino, batch: Batch) -> None:
 
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    inputs = (torch.empty(batch.images.shape, device="meta"), torch.empty(batch.image_shapes.shape, device="meta"))
+    inputs = (
+        torch.empty(batch.images.shape, device="meta"),
+        torch.empty(batch.image_shapes.shape, device="meta"),
+    )
     with torch.no_grad():
         torch.func.functional_call(model, shapes, inputs)
 

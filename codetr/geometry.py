@@ -1,7 +1,8 @@
 """Where the cells of the feature pyramid lie: masks, valid ratios, reference points and sine positions.
 
-Upstream draws each image's padding mask in pixels, shrinks it to every level, and sums it up (`cumsum`) for positions.
-An image fills the upper left rectangle of its padded tensor, so all of that has a closed form in its height and width.
+Upstream draws each image's padding mask in pixels, shrinks it to every level, and sums it up (`cumsum`) for
+positions. An image fills the upper left rectangle of its padded tensor, so all of that has a closed form in
+its height and width.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Pyramid(NamedTuple):
         return self.centers[:, :, None] * self.valid_ratios[:, None]
 
 
-def make_pyramid(image_shapes: Tensor, input_hw: tuple[int, int], level_hw: Sequence[tuple[int, int]]) -> Pyramid:
+def make_pyramid(
+    image_shapes: Tensor, input_hw: tuple[int, int], level_hw: Sequence[tuple[int, int]]
+) -> Pyramid:
     """Lays out a batch of images in the upper left of tensors of `input_hw` pixels.
 
     Args:
@@ -46,7 +49,9 @@ def make_pyramid(image_shapes: Tensor, input_hw: tuple[int, int], level_hw: Sequ
     starts = [0]
     for h, w in level_hw[:-1]:
         starts.append(starts[-1] + h * w)
-    spatial_shapes = device_constant([size for hw in level_hw for size in hw], torch.int64, device).view(-1, 2)
+    spatial_shapes = device_constant([size for hw in level_hw for size in hw], torch.int64, device).view(
+        -1, 2
+    )
     level_start_index = device_constant(starts, torch.int64, device)
 
     cells = spatial_shapes.float()  # [L, 2]
@@ -75,8 +80,9 @@ def make_pyramid(image_shapes: Tensor, input_hw: tuple[int, int], level_hw: Sequ
 def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tensor:
     """Counts the cells of each level whose nearest pixel lies in the image.
 
-    Upstream shrinks the mask by nearest interpolation: cell i takes pixel floor(i * step), where step is pixels per
-    cell rounded to fp32 and the product is rounded too. That pixel is inside when i * step < size, so the count is the
+    Upstream shrinks the mask by nearest interpolation: cell i takes pixel floor(i * step), where step is
+    pixels per cell rounded to fp32 and the product is rounded too. That pixel is inside when i * step < size,
+    so the count is the
     first i for which this fails: the integer nearest to size / step, or one more.
 
     Args:
@@ -91,7 +97,9 @@ def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tenso
     return torch.minimum(nearest + (nearest * step < sizes).float(), cells)
 
 
-def encoder_positions(pyramid: Pyramid, num_feats: int, temperature: float, dtype: torch.dtype) -> list[Tensor]:
+def encoder_positions(
+    pyramid: Pyramid, num_feats: int, temperature: float, dtype: torch.dtype
+) -> list[Tensor]:
     """Sine encoding of every cell, (y, x), normalised to 0..2 pi over the image.
 
     Args:
@@ -112,8 +120,11 @@ def encoder_positions(pyramid: Pyramid, num_feats: int, temperature: float, dtyp
             embedding = sine_embedding(count / (valid + 1e-6), num_feats, temperature)
             axes.append(embedding.to(dtype))  # [N, cells, num_feats]
             inside.append(index < valid)  # [N, cells]
-        # Rows of a column outside the image count nothing: their position is that of 0; and columns of such a row.
-        zero = sine_embedding(torch.zeros_like(valid_h), num_feats, temperature).to(dtype)[:, :, None]  # [N, 1, 1, F]
+        # Rows of a column outside the image count nothing: their position is that of 0; and columns of such a
+        # row.
+        zero = sine_embedding(torch.zeros_like(valid_h), num_feats, temperature).to(dtype)[
+            :, :, None
+        ]  # [N, 1, 1, F]
         y = torch.where(inside[1][:, None, :, None], axes[0][:, :, None], zero)  # [N, H, W, F]
         x = torch.where(inside[0][:, :, None, None], axes[1][:, None], zero)  # [N, H, W, F]
         positions.append(torch.cat((y, x), dim=-1).flatten(1, 2))
@@ -138,8 +149,8 @@ def proposal_boxes(pyramid: Pyramid) -> tuple[Tensor, Tensor]:
     """One box proposal per cell: its centre, and a side of 5% of the image that doubles with each level.
 
     Returns:
-        boxes [N, S, 4] fp32, (cx, cy, w, h) in units of the image, and usable [N, S] bool: not in the padding, and
-        every coordinate within 0.01..0.99.
+        boxes [N, S, 4] fp32, (cx, cy, w, h) in units of the image, and usable [N, S] bool: not in the
+        padding, and every coordinate within 0.01..0.99.
     """
     sides = [
         torch.full((1, h * w, 2), 0.05 * 2.0**level, dtype=torch.float32, device=pyramid.centers.device)
@@ -147,5 +158,5 @@ def proposal_boxes(pyramid: Pyramid) -> tuple[Tensor, Tensor]:
     ]
     sides = torch.cat(sides, dim=1).expand(pyramid.centers.shape[0], -1, -1)
     boxes = torch.cat((pyramid.centers, sides), dim=-1)  # [N, S, 4]
-    usable = ((boxes > 0.01) & (boxes < 0.99)).all(dim=-1) & ~pyramid.padding_mask
+    usable = (boxes.amin(dim=-1) > 0.01) & (boxes.amax(dim=-1) < 0.99) & ~pyramid.padding_mask
     return boxes, usable

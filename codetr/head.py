@@ -10,8 +10,8 @@ from codetr.config import Config
 from codetr.geometry import Pyramid, proposal_boxes
 from codetr.layers import Float32Linear
 
-# The logit of a coordinate 1 that no predicted delta moves: cells that cannot be proposals get boxes at the corner.
-# Upstream writes infinity; a finite number survives every compiler.
+# The logit of a coordinate 1 that no predicted delta moves: cells that cannot be proposals get boxes at the
+# corner. Upstream writes infinity; a finite number survives every compiler.
 UNUSABLE_LOGIT = 1e4
 
 
@@ -30,7 +30,7 @@ class BoxBranch(nn.Module):
 
 
 class QuerySelection(nn.Module):
-    """Picks the `num_queries` cells of the encoder with the highest class logit and predicts a box for each."""
+    """Picks the `num_queries` cells of the encoder with the highest class logit, and a box for each."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class QuerySelection(nn.Module):
             memory: [N, S, C].
 
         Returns:
-            Class logits [N, Q, classes] and boxes [N, Q, 4] (cx, cy, w, h in units of the image), both fp32, best
-            first.
+            Class logits [N, Q, classes] and boxes [N, Q, 4] (cx, cy, w, h in units of the image), both fp32,
+            best first.
         """
         proposals, usable = proposal_boxes(pyramid)
         x = memory.masked_fill(~usable[:, :, None], 0.0)
@@ -63,7 +63,9 @@ class QuerySelection(nn.Module):
         return _gather_rows(logits, index), boxes
 
 
-def detections(logits: Tensor, boxes: Tensor, image_shapes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def detections(
+    logits: Tensor, boxes: Tensor, image_shapes: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The `count` best (query, class) pairs of each image.
 
     Args:
@@ -73,12 +75,13 @@ def detections(logits: Tensor, boxes: Tensor, image_shapes: Tensor, count: int) 
         count: K.
 
     Returns:
-        boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image, clipped to it; scores [N, K] fp32, best
-        first; labels [N, K] int64.
+        boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image, clipped to it; scores [N, K]
+        fp32, best first; labels [N, K] int64.
     """
     num_classes = logits.shape[-1]
     best, index = logits.flatten(1).topk(count, dim=1)  # [N, K]
-    query = index // num_classes
+    # Integer division is a chain of ten nodes in ONNX; this one is exact below 2^22 pairs.
+    query = torch.floor((index.float() + 0.5) / num_classes).long()
     labels = index - query * num_classes
     cx, cy, w, h = _gather_rows(boxes, query).unbind(-1)
     corners = torch.stack((cx - 0.5 * w, cy - 0.5 * h, cx + 0.5 * w, cy + 0.5 * h), dim=-1)

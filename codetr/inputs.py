@@ -52,7 +52,7 @@ def find_pictures(arguments: Sequence[str]) -> list[Picture]:
     taken: set[str] = set()
     pictures = []
     for path, full in zip(paths.values(), absolute, strict=True):
-        name = (full.relative_to(shared) if shared else full).as_posix()
+        name = _printable((full.relative_to(shared) if shared else full).as_posix())
         pictures.append(Picture(path, name, _free_name(path.stem, taken)))
     return pictures
 
@@ -82,6 +82,11 @@ def _is_picture(path: Path) -> bool:
 
 def _one_drive(paths: Sequence[Path]) -> bool:
     return len({path.drive for path in paths}) == 1
+
+
+def _printable(path: str) -> str:
+    """Replaces what is no UTF-8 in a file's name, which neither a terminal nor JSON takes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _free_name(stem: str, taken: set[str]) -> str:
@@ -151,7 +156,7 @@ class OutputFolder:
     def summary(self) -> str:
         """Returns what was written, for the last line printed."""
         pictures = str(self._written[0]) if len(self._written) == 1 else f"{len(self._written)} pictures"
-        return f"{pictures} and {self.path / 'detections.json'}"
+        return _printable(f"{pictures} and {self.path / 'detections.json'}")
 
     def _remove_created(self) -> None:
         for folder in reversed(self._created):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 class Float32Linear(nn.Linear):
     """A linear layer in fp32 whatever the precision around it: class logits and box deltas come out of one.
 
-    16-bit logits near the selection threshold tie (bf16 has steps of 0.03 at -4), and a tie is decided by order.
+    16-bit logits near the selection threshold tie (bf16 has steps of 0.03 at -4), and a tie is decided by
+    order.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -20,8 +21,8 @@ class Float32Linear(nn.Linear):
 class FrozenBatchNorm2d(nn.Module):
     """Batch normalisation by stored statistics, as upstream trains and runs its ResNets.
 
-    The statistics stay fp32; one multiplication and one addition in the activations' type are left, which an engine
-    folds into the convolution before it.
+    The statistics stay fp32; one multiplication and one addition in the activations' type are left, which an
+    engine folds into the convolution before it.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -56,7 +57,9 @@ class MultiheadAttention(nn.Module):
         query_key = F.linear(x + position, weight[: 2 * channels], bias[: 2 * channels])
         query, key = query_key.split(channels, dim=-1)
         value = F.linear(x, weight[2 * channels :], bias[2 * channels :])
-        query, key, value = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (query, key, value))
+        query, key, value = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (query, key, value)
+        )
         out = F.scaled_dot_product_attention(query, key, value)  # [N, heads, Q, C / heads]
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
@@ -64,7 +67,9 @@ class MultiheadAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between; no residual inside."""
 
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, activation: type[nn.Module]) -> None:
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, activation: type[nn.Module]
+    ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(in_channels, hidden_channels)
         self.activation = activation()
@@ -75,11 +80,13 @@ class FeedForward(nn.Module):
 
 
 def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
-    """log(x / (1 - x)) with both sides of the fraction held at `eps` or more; DINO refines boxes with 1e-3."""
+    """log(x / (1 - x)), both sides of the fraction held at `eps` or more; DINO refines boxes with 1e-3."""
     x = x.clamp(0.0, 1.0)
     return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
 
 
 def device_constant(values: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 1-D tensor made on the device: `torch.tensor` would copy from the host, which a CUDA graph cannot capture."""
+    """A 1-D tensor made on the device: `torch.tensor` would copy from the host, which a CUDA graph cannot
+    capture.
+    """
     return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])

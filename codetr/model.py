@@ -1,6 +1,7 @@
 """Co-DINO, the detector (DETRs with Collaborative Hybrid Assignments Training, arXiv 2211.12860).
 
-Only the query head runs at inference; the auxiliary heads that give the method its name teach the encoder and are gone.
+Only the query head runs at inference; the auxiliary heads that give the method its name teach the encoder and
+are gone.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ class CoDino(nn.Module):
         """Detects objects.
 
         Args:
-            images: [N, 3, H, W] fp32, RGB normalised by the configuration's mean and std, each image in the upper left
-                and zero outside it.
+            images: [N, 3, H, W] fp32, RGB normalised by the configuration's mean and std, each image in the
+                upper left and zero outside it.
             image_shapes: [N, 2], (h, w) of each image inside H x W, in pixels; any number type.
 
         Returns:
-            boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image; scores [N, K] fp32, descending;
-            labels [N, K] int64. K is the configuration's `max_per_img`. No NMS: see `codetr.postprocess`.
+            boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image; scores [N, K] fp32,
+            descending; labels [N, K] int64. K is the configuration's `max_per_img`. No NMS: see
+            `codetr.postprocess`.
 
         Raises:
             ValueError: the images have fewer cells than the model has queries.
@@ -65,18 +67,19 @@ class CoDino(nn.Module):
         """As `forward`, with what happens on the way.
 
         Returns:
-            `backbone.i` and `neck.i` [N, C, H_i, W_i]; `memory` [N, S, C]; `topk_scores` [N, Q, classes] (logits) and
-            `topk_boxes` [N, Q, 4] of the selected queries; `class_logits` [layers, N, Q, classes] and `boxes_cxcywh`
-            [layers, N, Q, 4] after every decoder layer; `det_boxes`, `det_scores`, `det_labels`. Boxes but the last
-            are (cx, cy, w, h) in units of the image.
+            `backbone.i` and `neck.i` [N, C, H_i, W_i]; `memory` [N, S, C]; `topk_scores` [N, Q, classes]
+            (logits) and `topk_boxes` [N, Q, 4] of the selected queries; `class_logits` [layers, N, Q,
+            classes] and `boxes_cxcywh` [layers, N, Q, 4] after every decoder layer; `det_boxes`,
+            `det_scores`, `det_labels`. Boxes but the last are (cx, cy, w, h) in units of the image.
         """
         return self._run(images, image_shapes, every_layer=True)
 
     def set_precision(self, precision: str) -> CoDino:
         """Sets the type of weights and activations, in place.
 
-        In a 16-bit model these stay fp32: images and reference points, box arithmetic, arguments of sine embeddings,
-        class logits and box deltas (`Float32Linear`), statistics of frozen batch norms, scores and final boxes.
+        In a 16-bit model these stay fp32: images and reference points, box arithmetic, arguments of sine
+        embeddings, class logits and box deltas (`Float32Linear`), statistics of frozen batch norms, scores
+        and final boxes.
 
         Args:
             precision: "fp32", "fp16" or "bf16". Weights once rounded to 16 bits stay rounded.

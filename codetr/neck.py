@@ -10,7 +10,9 @@ from codetr.config import NeckConfig
 class ConvNorm(nn.Module):
     """Convolution without bias, then group normalisation; no activation."""
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int, kernel_size: int, stride: int) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, groups: int, kernel_size: int, stride: int
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
         self.norm = nn.GroupNorm(groups, out_channels)
@@ -29,7 +31,9 @@ class ChannelMapper(nn.Module):
         self.extra_convs = nn.ModuleList(ConvNorm(c, out, groups, 3, 2) for c in extra_channels)
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...], each extra one half the size before."""
+        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...], each extra one half the size
+        before.
+        """
         outs = [conv(feature) for conv, feature in zip(self.convs, features, strict=True)]
         x = features[-1]
         for conv in self.extra_convs:

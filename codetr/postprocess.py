@@ -1,7 +1,7 @@
 """Non-maximum suppression of one image's detections, in NumPy. No Torch.
 
-Meaning and defaults are those of mmcv's `batched_nms` as upstream configures it for Co-DINO: classes do not suppress
-each other, soft-NMS (arXiv 1704.04503) with linear decay from IoU 0.8.
+Meaning and defaults are those of mmcv's `batched_nms` as upstream configures it for Co-DINO: classes do not
+suppress each other, soft-NMS (arXiv 1704.04503) with linear decay from IoU 0.8.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def apply_nms(
         boxes: [K, 4], (x1, y1, x2, y2), any unit.
         scores: [K].
         labels: [K].
-        method: "hard" drops boxes whose IoU with a kept one is above the threshold; "soft" lowers their scores and
-            drops them below `min_score`; "none" only sorts.
+        method: "hard" drops boxes whose IoU with a kept one is above the threshold; "soft" lowers their
+            scores and drops them below `min_score`; "none" only sorts.
         iou_threshold: of "hard", and of "soft" with linear decay (from the threshold on).
         decay: of "soft": by 1 - IoU from the threshold on, or by exp(-IoU^2 / sigma) always.
         max_per_img: keeps at most so many.
@@ -46,9 +46,8 @@ def apply_nms(
     labels = np.asarray(labels)
     count = len(scores)
     if scores.ndim != 1 or boxes.shape != (count, 4) or labels.shape != (count,):
-        raise ValueError(
-            f"boxes, scores, labels: expected [K, 4], [K], [K], got {boxes.shape}, {scores.shape}, {labels.shape}"
-        )
+        got = f"{boxes.shape}, {scores.shape}, {labels.shape}"
+        raise ValueError(f"boxes, scores, labels: expected [K, 4], [K], [K], got {got}")
     if method == "none":
         keep = np.argsort(-scores, kind="stable")
     elif method == "hard":

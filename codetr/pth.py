@@ -1,8 +1,8 @@
 """Reads tensors from files of `torch.save` without running them.
 
-A `.pth` file is a pickle, and a pickle names functions to call. Here only what builds tensors and plain containers is
-understood, by functions of this module; every other name becomes an inert `Skipped` object, and nothing is imported.
-Both the zip format and the one before PyTorch 1.6 are read.
+A `.pth` file is a pickle, and a pickle names functions to call. Here only what builds tensors and plain
+containers is understood, by functions of this module; every other name becomes an inert `Skipped` object, and
+nothing is imported. Both the zip format and the one before PyTorch 1.6 are read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def read_pth(path: str | os.PathLike) -> object:
         path: the file. Tensors of a zip file stay mapped to it and are read when they are used.
 
     Returns:
-        The saved object: dicts, lists, numbers, strings, tensors on the CPU, and `Skipped` in place of all else.
+        The saved object: dicts, lists, numbers, strings, tensors on the CPU, and `Skipped` in place of all
+            else.
 
     Raises:
         ValueError: the file is cut off or no checkpoint; one line that names it.
@@ -127,7 +128,8 @@ class _ZipUnpickler(_Unpickler):
             info = self.archive.getinfo(f"{self.folder}data/{key}")
             if info.compress_type != zipfile.ZIP_STORED or numel * dtype.itemsize > info.file_size:
                 raise ValueError(f"record {info.filename} is compressed or too short")
-            # The bytes follow the record's own header, whose name and extra field may differ from the directory's.
+            # The bytes follow the record's own header, whose name and extra field may differ from the
+            # directory's.
             name_length, extra_length = struct.unpack_from("<HH", self.data, info.header_offset + 26)
             start = info.header_offset + 30 + name_length + extra_length
             self.storages[key] = _from_buffer(self.data, dtype, numel, start)

@@ -120,10 +120,10 @@ def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
     parts = []
     for key, value in document.items():
         if isinstance(value, list) and value:
-            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value)
+            rows = ",\n  ".join(json.dumps(row) for row in value)
             text = f"[\n  {rows}\n ]"
         else:
-            text = json.dumps(value, ensure_ascii=False)
+            text = json.dumps(value)
         parts.append(f" {json.dumps(key)}: {text}")
     with atomic_write(path) as temporary:
         temporary.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")

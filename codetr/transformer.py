@@ -1,4 +1,6 @@
-"""Encoder and decoder of Deformable DETR (arXiv 2010.04159) with DINO's iterative refinement (arXiv 2203.03605)."""
+"""Encoder and decoder of Deformable DETR (arXiv 2010.04159) with DINO's iterative refinement (arXiv
+2203.03605).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from msda import MultiScaleDeformableAttention
 
 
 def _deformable_attention(config: Config) -> MultiScaleDeformableAttention:
-    return MultiScaleDeformableAttention(config.embed_dims, config.num_heads, config.num_levels, config.num_points)
+    return MultiScaleDeformableAttention(
+        config.embed_dims, config.num_heads, config.num_levels, config.num_points
+    )
 
 
 def _feed_forward(config: Config) -> FeedForward:
@@ -70,7 +74,9 @@ class DecoderLayer(nn.Module):
         self.ffn = _feed_forward(config)
         self.norm3 = nn.LayerNorm(config.embed_dims)
 
-    def forward(self, x: Tensor, position: Tensor, memory: Tensor, reference_points: Tensor, pyramid: Pyramid) -> Tensor:
+    def forward(
+        self, x: Tensor, position: Tensor, memory: Tensor, reference_points: Tensor, pyramid: Pyramid
+    ) -> Tensor:
         """x, position: [N, Q, C]; memory: [N, S, C]; reference_points: [N, Q, L, 4] -> [N, Q, C]."""
         x = self.norm1(x + self.self_attn(x, position))
         attended = self.cross_attn(
@@ -88,8 +94,9 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Refines the selected boxes layer by layer.
 
-    Two boxes come out of a layer, both from the box it was given. The next layer attends around the one predicted from
-    the layer's raw output; the layer's answer is predicted from its normalised output. The answer is not refined again.
+    Two boxes come out of a layer, both from the box it was given. The next layer attends around the one
+    predicted from the layer's raw output; the layer's answer is predicted from its normalised output. The
+    answer is not refined again.
     """
 
     TEMPERATURE = 10000.0  # of the sine embedding of boxes
@@ -123,10 +130,12 @@ class Decoder(nn.Module):
         last = len(self.layers) - 1
         reference = boxes.detach()
         for index, layer in enumerate(self.layers):
-            # The layer looks at `reference`, which stops gradients; answers start from `boxes`, which lets the layer
-            # before learn from this one's answer too ("look forward twice", DINO section 3.5).
+            # The layer looks at `reference`, which stops gradients; answers start from `boxes`, which lets
+            # the layer before learn from this one's answer too ("look forward twice", DINO section 3.5).
             reference_points = reference[:, :, None] * ratios  # [N, Q, L, 4]
-            x = layer(x, self._position(reference_points[:, :, 0]).to(x.dtype), memory, reference_points, pyramid)
+            x = layer(
+                x, self._position(reference_points[:, :, 0]).to(x.dtype), memory, reference_points, pyramid
+            )
             if every_layer or index == last:
                 answer = self.norm(x)
                 all_logits.append(self.class_branches[index](answer))

@@ -43,7 +43,10 @@ KNOWN_WEIGHTS = {
     weights.name: weights
     for weights in (
         Weights(
-            "co_dino_swin_l", f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth", "614254c9", 64.1
+            "co_dino_swin_l",
+            f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth",
+            "614254c9",
+            64.1,
         ),
         Weights("co_dino_r50", f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth", "7481f903", 52.1),
     )
@@ -62,15 +65,16 @@ def fetch(source: str, progress: bool = True) -> Path:
     """Finds weights in the cache or downloads them into it.
 
     Args:
-        source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal digits>` states
-            the SHA-256 that the file must begin with.
+        source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal
+            digits>` states the SHA-256 that the file must begin with.
         progress: draw a bar on stderr.
 
     Returns:
         The file's path.
 
     Raises:
-        ValueError: unknown name; the download failed, or the file is not what its hash says. Nothing stays behind.
+        ValueError: unknown name; the download failed, or the file is not what its hash says. Nothing stays
+            behind.
     """
     if source in KNOWN_WEIGHTS:
         url, prefix = KNOWN_WEIGHTS[source].url, KNOWN_WEIGHTS[source].sha256_prefix
@@ -87,7 +91,9 @@ def fetch(source: str, progress: bool = True) -> Path:
         with atomic_write(path) as temporary:
             digest = _download(url, temporary, name, progress)
             if not digest.startswith(prefix):
-                raise ValueError(f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}")
+                raise ValueError(
+                    f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}"
+                )
     except OSError as error:
         reason = getattr(error, "reason", None) or error.strerror or error
         raise ValueError(f"{url}: download to {path.parent} failed ({reason})") from None

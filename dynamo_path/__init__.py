@@ -1,7 +1,8 @@
 """The dynamo path: the detector through torch.export and Torch-TensorRT into a TensorRT engine.
 
-Importing this package registers the converters of `torch.ops.msda` with Torch-TensorRT where that is installed and
-there is a GPU (without one, Torch-TensorRT cannot be imported). `python -m dynamo_path.export` does the whole way.
+Importing this package registers the converters of `torch.ops.msda` with Torch-TensorRT, where that is
+installed and there is a GPU (without one, Torch-TensorRT cannot be imported). `python -m dynamo_path.export`
+goes the whole way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Torch-TensorRT converters: torch.ops.msda.attention and fused_attention become layers of the MSDA plugins.
 
-What a converter adds to the network, `add_plugin_layer`, needs TensorRT only; `register` needs Torch-TensorRT.
+`add_plugin_layer`, what a converter does to the network, needs only TensorRT;
+`register` needs Torch-TensorRT.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def register() -> None:
     from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
 
     for target in TARGETS:
-        dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(convert)
+        dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(
+            convert
+        )
     _registered = True
 
 

@@ -1,11 +1,14 @@
 """`python -m dynamo_path.export`: a detector as model.ep, model.engine and model.json, compared with PyTorch.
 
-model.ep is the exported program (torch.export), model.engine what Torch-TensorRT makes of it: one TensorRT engine that
-needs neither of them. Without a GPU it stops after model.ep. Exit status: 0 done, 1 failed, 2 wrong arguments.
+model.ep is the exported program (torch.export), model.engine what Torch-TensorRT makes of it: one TensorRT
+engine that needs neither of them. Without a GPU it stops after model.ep.
+
+Exit status: 0 done, 1 failed, 2 wrong arguments.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 import warnings
@@ -95,7 +98,7 @@ def export_program(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
 def build_engine(
     program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: Request
 ) -> bytes:
-    """Builds one strongly typed engine of a whole program: the model's types are the engine's, and TF32 is off.
+    """Builds one strongly typed engine of a program: the model's types are the engine's, and TF32 is off.
 
     Args:
         program: of `export_program`, on the GPU.
@@ -105,9 +108,10 @@ def build_engine(
     Raises:
         RuntimeError: an operator has no converter, or TensorRT cannot build the engine.
     """
+    import tensorrt as trt
     from torch_tensorrt import dynamo
 
-    with tempfile.TemporaryDirectory() as folder, _named_outputs() as errors:
+    with tempfile.TemporaryDirectory() as folder, _quiet_log(), _named_outputs() as errors:
         timing_cache = request.timing_cache or Path(folder) / "timing.cache"
         try:
             return dynamo.convert_exported_program_to_serialized_trt_engine(
@@ -118,20 +122,38 @@ def build_engine(
                 require_full_compilation=True,
                 truncate_double=False,
                 immutable_weights=True,
+                # Torch-TensorRT writes attention as a layer that older TensorRT lacks, and takes every mask
+                # for a causal one unless told otherwise.
+                decompose_attention=not hasattr(trt.INetworkDefinition, "add_attention"),
+                attn_bias_is_causal=False,
                 optimization_level=request.optimization_level,
                 timing_cache_path=str(timing_cache.absolute()),
             )
         except Exception as error:
             # Torch-TensorRT logs what went wrong and then fails over the missing result.
             cause = errors[0] if errors else error
-            raise RuntimeError(f"Torch-TensorRT cannot build the engine: {type(cause).__name__}: {cause}") from cause
+            raise RuntimeError(
+                f"Torch-TensorRT cannot build the engine: {type(cause).__name__}: {cause}"
+            ) from cause
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Keeps Torch-TensorRT's log to itself: a warning for each layer, and every error's stack."""
+    logger = logging.getLogger("torch_tensorrt")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
 def _named_outputs() -> Iterator[list[Exception]]:
-    """Lets Torch-TensorRT build engines with our output names (its own are output0, output1, …), fully profiled.
+    """Lets Torch-TensorRT build engines with our output names (its own are output0, …) and full profiles.
 
-    Its functions have no setting for either, so its interpreter is replaced by a subclass while the block runs.
+    It has no setting for either, so its interpreter is replaced by a subclass while the block runs.
 
     Yields:
         A list that collects the errors of the interpreter.

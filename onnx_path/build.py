@@ -70,7 +70,7 @@ def build_engine(
 
 @contextmanager
 def _without_function_bodies(path: Path) -> Iterator[Path]:
-    """Gives a file in the same folder (external weights are found by folder) without bodies of the MSDA nodes.
+    """Gives a file in the same folder (external weights are found by it) without bodies of the MSDA nodes.
 
     TensorRT's parser up to 10.6 would otherwise build the bodies, not the plugins.
     """

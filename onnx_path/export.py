@@ -40,8 +40,8 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument(
         "--no-function-body",
         action="store_true",
-        help="MSDA nodes without a body of standard operators: for parsers that prefer the body to the plugin "
-        "(TensorRT up to 10.6; our own build takes bodies out), but runtimes without the plugin cannot run the file",
+        help="leave out the standard operators that let any runtime run the MSDA nodes: for other tools with "
+        "TensorRT up to 10.6, which prefers them to the plugin (our own build takes them out)",
     )
     arguments = parser.parse_args(argv)
     request = request_from(arguments)
@@ -65,7 +65,10 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
         _write_onnx(subject, folder, function_bodies)
         with stage("build model.engine with TensorRT"):
             build_engine(
-                folder / "model.onnx", folder / "model.engine", request.timing_cache, request.optimization_level
+                folder / "model.onnx",
+                folder / "model.engine",
+                request.timing_cache,
+                request.optimization_level,
             )
         write_metadata(subject, request, folder)
         with stage("compare with PyTorch"):
@@ -77,7 +80,10 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
 def _write_onnx(subject: Subject, folder: Path, function_bodies: bool) -> None:
     with stage("export model.onnx"):
         counts = export_onnx(subject.model, example_inputs(subject), folder / "model.onnx", function_bodies)
-    print(f"model.onnx: {counts.total()} nodes, {sum(counts[name] for name in _operators())} of them MSDA", flush=True)
+    print(
+        f"model.onnx: {counts.total()} nodes, {sum(counts[name] for name in _operators())} of them MSDA",
+        flush=True,
+    )
 
 
 def _operators() -> tuple[str, ...]:
@@ -95,7 +101,7 @@ def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) 
         model: a `codetr.CoDino` on the CPU, in the precision that the file shall have.
         inputs: example images and image_shapes; their sizes are the file's.
         path: the file to write.
-        function_bodies: give the MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
+        function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
 
     Returns:
         How many nodes of each operator the file has, bodies not counted.

@@ -1,12 +1,12 @@
-"""The two MSDA operators as ONNX: node names, attributes, translation from Torch, bodies in standard operators.
+"""The two MSDA operators as ONNX: names, attributes, translation from Torch, bodies in standard operators.
 
-A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order, and TensorRT
-replaces it by the plugin of the same name. Its body, a function of standard operators stored in the file, lets every
-other ONNX runtime run the file. The bodies know no attribute but `points_per_level` and no fixed shape: levels, points
-and queries may all be dynamic.
+A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order, and
+TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators stored in the
+file, lets every other ONNX runtime run the file. The bodies know no attribute but `points_per_level` and no
+fixed shape: levels, points and queries may all be dynamic.
 
-TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name, so whoever hands the file to
-it takes the bodies out first (`onnx_path.build` does). Later parsers prefer the plugin.
+TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name, so whoever hands it
+the file takes the bodies out first (`onnx_path.build` does). Later parsers prefer the plugin.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INT64 = onnx.TensorProto.INT64
 
 
 def translation_table() -> dict[Callable, Callable]:
-    """Returns what `torch.onnx.export(custom_translation_table=...)` needs to write the two operators as nodes."""
+    """Returns the `custom_translation_table` by which `torch.onnx.export` writes the operators as nodes."""
     import torch
 
     import msda.ops  # noqa: F401  (registers torch.ops.msda)
@@ -55,7 +55,14 @@ def translation_table() -> dict[Callable, Callable]:
         attention_logits,
         points_per_level=None,
     ):
-        tensors = (value, spatial_shapes, level_start_index, reference_points, sampling_offsets, attention_logits)
+        tensors = (
+            value,
+            spatial_shapes,
+            level_start_index,
+            reference_points,
+            sampling_offsets,
+            attention_logits,
+        )
         return fused_node(*tensors, **_attributes(points_per_level))
 
     return {
@@ -66,8 +73,8 @@ def translation_table() -> dict[Callable, Callable]:
 
 def function_bodies() -> list[onnx.FunctionProto]:
     """Returns the bodies of both operators, and the two helper functions that they call."""
-    functions = (MultiScaleDeformableAttention, FusedMultiScaleDeformableAttention, PointsOfLevels, SampledCorner)
-    return [function.to_function_proto() for function in functions]
+    operators = (MultiScaleDeformableAttention, FusedMultiScaleDeformableAttention)
+    return [function.to_function_proto() for function in (*operators, PointsOfLevels, SampledCorner)]
 
 
 def add_function_bodies(model: onnx.ModelProto) -> None:
@@ -89,7 +96,7 @@ def _attributes(points_per_level: Sequence[int] | None) -> dict[str, str | list[
 
 
 def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
-    """Describes a node for the exporter: the result has value's type, the inputs after the levels may be wider."""
+    """Describes a node for the exporter: the result has value's type, the later inputs may be wider."""
     schema = onnx.defs.OpSchema
     floats = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
     types = {"value": "T", "spatial_shapes": "I", "level_start_index": "I"}
@@ -113,8 +120,8 @@ def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
     return onnxscript.values.Op(_msda, name, description)
 
 
-# The bodies follow msda.reference step by step. Letters: N images, S cells, M heads, D channels of a head, Q queries,
-# L levels, P points of all levels together.
+# The bodies follow msda.reference step by step. Letters: N images, S cells, M heads, D channels of a head,
+# Q queries, L levels, P points of all levels together.
 
 
 @onnxscript.script(_msda, default_opset=op)
@@ -126,7 +133,7 @@ def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int
     counts = op.Slice(op.Concat(op.Constant(value_ints=points_per_level), equal, axis=0), [0], num_levels)
     level = op.Range(0, op.Squeeze(num_levels), 1)
     up_to = op.Cast(op.Unsqueeze(level, [0]) <= op.Unsqueeze(level, [1]), to=_INT64)  # [L, L]
-    end_of_level = op.ReduceSum(up_to * counts, [1], keepdims=0)  # a sum, as not every runtime has an integer CumSum
+    end_of_level = op.ReduceSum(up_to * counts, [1], keepdims=0)  # not every runtime has an integer CumSum
     passed = op.Unsqueeze(op.Range(0, op.Squeeze(num_points), 1), [1]) >= end_of_level  # [P, L]
     level_of_point = op.ReduceSum(op.Cast(passed, to=_INT64), [1], keepdims=0)
     return level_of_point, op.Gather(counts, level_of_point)
@@ -136,8 +143,8 @@ def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int
 def SampledCorner(rows, row_of_cell_0, row_step, column, line, width, height, weight):
     """Reads one corner of every sample and sums over the points.
 
-    rows [R + 1, D], the last one zero; column, line, weight [N, Q, M, P]; width, height, row_of_cell_0 broadcast to
-    that. Returns [N, Q, M, 1, D]. A corner outside its level reads the zero row, so that not even 0 * NaN is added.
+    rows [R + 1, D], the last one zero; column, line, weight [N, Q, M, P]; the others broadcast to that.
+    Returns [N, Q, M, 1, D]. A corner outside its level reads the zero row: not even 0 * NaN is added.
     """
     inside = op.And(op.And(column >= 0.0, column < width), op.And(line >= 0.0, line < height))
     cell = op.Cast(line, to=_INT64) * op.Cast(width, to=_INT64) + op.Cast(column, to=_INT64)
@@ -155,7 +162,7 @@ def MultiScaleDeformableAttention(
     attention_weights,
     points_per_level: Sequence[int] = (),
 ):
-    """msda.attention: bilinear samples of value, weighted and summed. Returns [N, Q, M * D] of value's type."""
+    """msda.attention: bilinear samples of value, weighted and summed: [N, Q, M * D] of value's type."""
     num_images = op.Shape(value, start=0, end=1)
     num_cells = op.Shape(value, start=1, end=2)
     num_heads = op.Shape(value, start=2, end=3)
@@ -169,7 +176,9 @@ def MultiScaleDeformableAttention(
     height = op.Gather(shapes, 0, axis=1)
     width = op.Gather(shapes, 1, axis=1)
     samples = op.Concat(num_images, num_queries, num_heads, num_points, axis=0)
-    locations = op.Reshape(op.Cast(sampling_locations, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1)
+    locations = op.Reshape(
+        op.Cast(sampling_locations, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1
+    )
     weights = op.Reshape(op.Cast(attention_weights, to=_FLOAT), samples, allowzero=1)
     x = op.Gather(locations, 0, axis=4) * width - 0.5  # pixels, [N, Q, M, P]
     y = op.Gather(locations, 1, axis=4) * height - 0.5
@@ -197,10 +206,18 @@ def MultiScaleDeformableAttention(
     right_weights = weights * right_share
     top_share = 1.0 - bottom_share
     output = (
-        _msda.SampledCorner(rows, row_of_cell_0, num_heads, left, top, width, height, left_weights * top_share)
-        + _msda.SampledCorner(rows, row_of_cell_0, num_heads, right, top, width, height, right_weights * top_share)
-        + _msda.SampledCorner(rows, row_of_cell_0, num_heads, left, bottom, width, height, left_weights * bottom_share)
-        + _msda.SampledCorner(rows, row_of_cell_0, num_heads, right, bottom, width, height, right_weights * bottom_share)
+        _msda.SampledCorner(
+            rows, row_of_cell_0, num_heads, left, top, width, height, left_weights * top_share
+        )
+        + _msda.SampledCorner(
+            rows, row_of_cell_0, num_heads, right, top, width, height, right_weights * top_share
+        )
+        + _msda.SampledCorner(
+            rows, row_of_cell_0, num_heads, left, bottom, width, height, left_weights * bottom_share
+        )
+        + _msda.SampledCorner(
+            rows, row_of_cell_0, num_heads, right, bottom, width, height, right_weights * bottom_share
+        )
     )
     shape = op.Concat(num_images, num_queries, num_heads * head_dim, axis=0)
     return op.CastLike(op.Reshape(output, shape, allowzero=1), value)
@@ -216,9 +233,9 @@ def FusedMultiScaleDeformableAttention(
     attention_logits,
     points_per_level: Sequence[int] = (),
 ):
-    """msda.fused_attention: softmax and locations first, then as above. Returns [N, Q, M * D] of value's type."""
+    """msda.fused_attention: softmax and locations first, then as above: [N, Q, M * D] of value's type."""
     num_points = op.Shape(attention_logits, start=3, end=4)
-    level, points_of_level = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
+    level, counts = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
     samples = op.Shape(attention_logits)
     offsets = op.Reshape(
         op.Cast(sampling_offsets, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1
@@ -227,11 +244,11 @@ def FusedMultiScaleDeformableAttention(
     reference = op.Unsqueeze(reference, [2])
     centre = op.Slice(reference, [0], [2], [-1])
     box_size = op.Slice(reference, [2], [4], [-1])  # [N, Q, 1, P, 0 or 2]
-    # One of two rules, without a branch: of (by the box, by the level) the first two columns are the right ones.
+    # One of two rules, without a branch: of (by the box, by the level) the first two columns are right.
     shapes = op.Cast(op.Gather(spatial_shapes, level), to=_FLOAT)  # [P, 2] = (H, W)
     sizes = op.Gather(shapes, [1, 0], axis=1)
     boxed = op.Slice(offsets, [0], op.Shape(box_size, start=4), [-1])
-    by_box = boxed / op.Unsqueeze(op.Cast(points_of_level, to=_FLOAT), [1]) * box_size * 0.5
+    by_box = boxed / op.Unsqueeze(op.Cast(counts, to=_FLOAT), [1]) * box_size * 0.5
     by_level = offsets / sizes
     locations = centre + op.Slice(op.Concat(by_box, by_level, axis=-1), [0], [2], [-1])
     weights = op.Softmax(op.Cast(attention_logits, to=_FLOAT), axis=-1)

@@ -139,15 +139,68 @@ def run_tensorrt(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
     return output
 
 
+@functools.cache
 def no_onnx(dtype: torch.dtype = torch.float32) -> str | None:
     """What is missing to run the ONNX function bodies in onnxruntime, or None."""
     try:
+        import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
-
-        from onnx_path import operator
+        import onnxscript  # noqa: F401
     except ImportError as error:
-        return f"no ONNX runtime: {error}".splitlines()[0]
-    return None if hasattr(operator, "function_protos") else "onnx_path.operator offers no function bodies"
+        return f"no {error.name}: pip install codetr-tensorrt[onnx]"
+    return None
+
+
+@functools.cache
+def _onnx_session(
+    fused: bool, types: tuple[torch.dtype, ...], ranks: tuple[int, ...], points: tuple[int, ...]
+):
+    """A session of one node whose function body the file carries; every size is dynamic."""
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    from onnx_path import operator
+
+    codes = {
+        torch.float32: TensorProto.FLOAT,
+        torch.float16: TensorProto.FLOAT16,
+        torch.int32: TensorProto.INT32,
+        torch.int64: TensorProto.INT64,
+    }
+    names = (FusedInputs if fused else AttentionInputs)._fields[:-1]
+    inputs = [
+        helper.make_tensor_value_info(name, codes[dtype], [None] * rank)
+        for name, dtype, rank in zip(names, types, ranks, strict=True)
+    ]
+    attributes = {"points_per_level": list(points)} if points else {}
+    name = operator.FUSED_ATTENTION if fused else operator.ATTENTION
+    node = helper.make_node(name, list(names), ["output"], domain=operator.DOMAIN, **attributes)
+    output = helper.make_tensor_value_info("output", codes[types[0]], [None] * 3)
+    standard = next(entry.version for entry in operator.function_bodies()[0].opset_import if not entry.domain)
+    opsets = [
+        helper.make_opsetid("", standard),
+        helper.make_opsetid(operator.DOMAIN, operator.DOMAIN_VERSION),
+    ]
+    model = helper.make_model(
+        helper.make_graph([node], "one_node", inputs, [output]), opset_imports=opsets, ir_version=10
+    )
+    operator.add_function_bodies(model)
+    onnx.checker.check_model(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def run_onnx(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """The ONNX function body in onnxruntime on the CPU."""
+    tensors = dict(zip(inputs._fields, inputs[:-1], strict=False))
+    types = tuple(tensor.dtype for tensor in tensors.values())
+    ranks = tuple(tensor.dim() for tensor in tensors.values())
+    points = tuple(inputs.points_per_level or ())
+    session = _onnx_session(isinstance(inputs, FusedInputs), types, ranks, points)
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+    return torch.from_numpy(session.run(None, arrays)[0])
 
 
 ALL = (
@@ -173,6 +226,15 @@ ALL = (
         (torch.float32, torch.float16, torch.bfloat16),
         missing=no_tensorrt,
         run=run_tensorrt,
+        ragged=strategies.RAGGED,
+    ),
+    Backend(
+        "onnxruntime-cpu",
+        "cpu",
+        # NumPy, through which onnxruntime takes its inputs, has no bfloat16.
+        (torch.float32, torch.float16),
+        missing=no_onnx,
+        run=run_onnx,
         ragged=strategies.RAGGED,
     ),
 )

@@ -113,6 +113,20 @@ def test_folders_globs_and_repeats(fake, photos, tmp_path, capsys):
     assert "3 pictures: 6 detections" in capsys.readouterr().out
 
 
+def test_odd_file_names(fake, tmp_path, capsys):
+    """Characters that rich would take for markup, a glob for a pattern, and bytes that are no UTF-8."""
+    folder = tmp_path / "[bold]in"
+    folder.mkdir()
+    names = ["[red]a*.png", "gr\u00fc\u00df.png", os.fsdecode(b"\xff.png")]
+    for name in names:
+        Image.new("RGB", (40, 30)).save(folder / name)
+    assert run(*(folder / name for name in names), "--out", tmp_path / "out") == 0
+    assert [image["file_name"] for image in load(tmp_path / "out")["images"]] == [*names[:2], "\ufffd.png"]
+    printed = capsys.readouterr().out
+    assert "[red]a*.png" in printed and "gr\u00fc\u00df.png" in printed and "\ufffd.png" in printed
+    assert (tmp_path / "out" / os.fsdecode(b"\xff.jpg")).is_file()
+
+
 def test_threshold_top_and_nms(fake, photos, tmp_path):
     def scores(*arguments: object) -> list[float]:
         assert run(photos / "a.jpg", "--out", tmp_path / "out", *arguments) == 0
@@ -150,6 +164,16 @@ def test_plain_output_without_rich(fake, photos, tmp_path, capsys, monkeypatch):
     assert "cup    0.900   0.0   0.0   45.0    60.0" in capsys.readouterr().out
     assert run(photos, "--out", tmp_path / "two") == 0
     assert "a.jpg    90x60      2  1 cup, 1 spoon" in capsys.readouterr().out
+
+
+def test_select_sorts_and_keeps_the_threshold_itself():
+    scores = np.float32([0.25, 0.75, 0.5])
+    boxes = np.arange(12, dtype=np.float32).reshape(3, 4)
+    detections = Detections(boxes, scores, np.array([3, 1, 2]), COCO_CLASSES, 30, 40)
+    assert detections.select().labels.tolist() == [1, 2, 3]
+    kept = detections.select(threshold=0.5)
+    assert kept.labels.tolist() == [1, 2] and kept.boxes_xyxy_px[:, 0].tolist() == [4, 8]
+    assert detections.select(top=1).names() == ["bicycle"] and len(detections.select(threshold=0.8)) == 0
 
 
 def test_document_is_coco():
@@ -362,8 +386,9 @@ class Runner:
         assert shapes.shape == (2, 2) and shapes.dtype == np.int64
         boxes = np.zeros((2, 3, 4), np.float32)
         boxes[:, 0] = np.tile(shapes[:, ::-1], 2) * (0, 0, 1, 1)
-        scores = np.float32([[0.8, 0.1, np.nan]] * 2)
-        return {"boxes": boxes, "scores": scores, "labels": np.int32([[1, 0, 0]] * 2)}
+        boxes[:, 1], boxes[:, 2] = np.nan, boxes[:, 0]  # what is not finite neither counts nor suppresses
+        scores = np.float32([[0.8, 0.9, np.nan]] * 2)
+        return {"boxes": boxes, "scores": scores, "labels": np.int32([[1, 0, 1]] * 2)}
 
 trt_plugin.EngineRunner = Runner
 from codetr.cli import main
@@ -423,7 +448,8 @@ def test_engine_without_torch(engine, photos, tmp_path):
     assert done.returncode == 0, done.stderr
     document = load(tmp_path / "out")
     assert document["categories"] == [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}]
-    assert [row["category_name"] for row in document["annotations"]] == ["dog"] * 3
+    found = [(row["category_name"], row["score"]) for row in document["annotations"]]
+    assert found == [("dog", 0.8)] * 3
     sizes = [[image["width"], image["height"]] for image in document["images"]]
     assert [row["bbox"][2:] for row in document["annotations"]] == sizes
 

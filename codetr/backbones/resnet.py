@@ -1,4 +1,6 @@
-"""ResNet (arXiv 1512.03385) with bottleneck blocks, the stride in their 3x3 convolution, and frozen batch norms."""
+"""ResNet (arXiv 1512.03385) with bottleneck blocks, the stride in their 3x3 convolution, and frozen batch
+norms.
+"""
 
 from __future__ import annotations
 

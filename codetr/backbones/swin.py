@@ -1,4 +1,4 @@
-"""Swin Transformer (arXiv 2103.14030), as MMDetection runs it: any input size, each stage's map normalised."""
+"""Swin Transformer (arXiv 2103.14030), as MMDetection runs it: any input size, each stage's map normed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from codetr.layers import FeedForward
 
 
 class WindowAttention(nn.Module):
-    """Self-attention inside windows of window_size x window_size cells, with a learned bias per relative position.
+    """Self-attention inside windows of window_size x window_size cells, with a learned bias per relative
+    position.
 
-    Written as matmul, add, softmax, matmul: TensorRT fuses this chain, bias and mask included, into one kernel.
+    Written as matmul, add, softmax, matmul: TensorRT fuses this chain, bias and mask included, into one
+    kernel.
     """
 
     def __init__(self, channels: int, num_heads: int, window_size: int, qkv_bias: bool) -> None:
@@ -28,10 +30,12 @@ class WindowAttention(nn.Module):
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [B, L, C], B windows of L cells; mask: [B, 1, L, L], added to the logits, or None -> [B, L, C]."""
+        """x: [B, L, C], B windows of L cells; mask: [B, 1, L, L] to add to the logits -> [B, L, C]."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, L, 3, heads, D]
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, L, D]
-        bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)  # [heads, L, L]
+        bias = self.relative_position_bias_table[self.relative_position_index].permute(
+            2, 0, 1
+        )  # [heads, L, L]
         logits = (query * self.scale) @ key.transpose(-2, -1) + bias  # [B, heads, L, L]
         if mask is not None:
             logits = logits + mask
@@ -50,7 +54,7 @@ class SwinBlock(nn.Module):
         self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: [N, H, W, C]; mask: as `shifted_window_mask` makes it, used by shifted blocks -> [N, H, W, C]."""
+        """x: [N, H, W, C]; mask: from `shifted_window_mask`, for shifted blocks -> [N, H, W, C]."""
         x = x + self._attend(self.norm1(x), mask)
         return x + self.mlp(self.norm2(x))
 
@@ -96,7 +100,9 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, 3, H, W] -> [N, ceil(H / patch), ceil(W / patch), C]."""
         height, width = x.shape[2:]
-        x = F.pad(x, (0, -width % self.patch_size, 0, -height % self.patch_size))
+        bottom, right = -height % self.patch_size, -width % self.patch_size
+        if bottom or right:
+            x = F.pad(x, (0, right, 0, bottom))
         return self.norm(self.projection(x).permute(0, 2, 3, 1))
 
 
@@ -142,7 +148,8 @@ class SwinTransformer(nn.Module):
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Pads [N, H, W, C] with zeros at the bottom and right."""
     height, width = x.shape[1:3]
-    return F.pad(x, (0, 0, 0, -width % multiple, 0, -height % multiple))
+    bottom, right = -height % multiple, -width % multiple
+    return F.pad(x, (0, 0, 0, right, 0, bottom)) if bottom or right else x
 
 
 def to_windows(x: Tensor, size: int) -> Tensor:
@@ -162,8 +169,8 @@ def from_windows(windows: Tensor, size: int, height: int, width: int) -> Tensor:
 def shifted_window_mask(x: Tensor, size: int) -> Tensor:
     """What shifted windows must not attend to: cells that the cyclic shift brought from the other border.
 
-    The shifted map falls into three bands along each axis: before the last window, the last window's first half, and
-    the wrapped-around rest. Cells of different bands get -100 (upstream's value).
+    The shifted map falls into three bands along each axis: before the last window, the last window's first
+    half, and the wrapped-around rest. Cells of different bands get -100 (upstream's value).
 
     Args:
         x: [N, H, W, C], a map of the stage: sizes, type and device are taken from it.
@@ -185,7 +192,9 @@ def shifted_window_mask(x: Tensor, size: int) -> Tensor:
 
 
 def relative_position_index(size: int) -> Tensor:
-    """[size * size, size * size] int64: the row of the bias table for a (query, key) pair of cells in a window."""
+    """[size * size, size * size] int64: the row of the bias table for a (query, key) pair of cells in a
+    window.
+    """
     row, column = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     cells = torch.stack((row.flatten(), column.flatten()))  # [2, L]
     offset = cells[:, :, None] - cells[:, None, :] + size - 1  # [2, L, L], 0 .. 2 size - 2

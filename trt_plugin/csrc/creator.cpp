@@ -56,8 +56,7 @@ std::vector<int32_t> read_fields(nvinfer1::PluginFieldCollection const* fields) 
   for (int32_t i = 0; i < fields->nbFields; ++i) {
     nvinfer1::PluginField const& field = fields->fields[i];
     if (field.name == nullptr || std::strcmp(field.name, kPointsPerLevel) != 0) {
-      throw std::invalid_argument(std::string("unknown field \"") +
-                                  (field.name ? field.name : "") +
+      throw std::invalid_argument(std::string("unknown field \"") + (field.name ? field.name : "") +
                                   "\", expected points_per_level or none");
     }
     points_per_level = read_points_per_level(field);

@@ -86,8 +86,7 @@ int32_t Plugin::getOutputDataTypes(nvinfer1::DataType* output_types, int32_t num
 int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t num_inputs,
                                 nvinfer1::DimsExprs const* /*shape_inputs*/,
                                 int32_t /*num_shape_inputs*/, nvinfer1::DimsExprs* outputs,
-                                int32_t num_outputs,
-                                nvinfer1::IExprBuilder& expressions) noexcept {
+                                int32_t num_outputs, nvinfer1::IExprBuilder& expressions) noexcept {
   return guarded(name(), [&] {
     std::vector<nvinfer1::Dims> dims;
     for (int32_t i = 0; i < num_inputs; ++i) dims.push_back(constant_part(inputs[i]));
@@ -128,11 +127,16 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs,
     std::vector<nvinfer1::DataType> types;
     std::vector<nvinfer1::Dims> declared, smallest, typical, largest;
     for (int32_t i = 0; i < num_inputs; ++i) {
+      nvinfer1::Dims const& dims = inputs[i].desc.dims;
+      // A bound without sizes was not given.
+      const auto known = [&](nvinfer1::Dims const& bound) {
+        return bound.nbDims > 0 ? bound : dims;
+      };
       types.push_back(inputs[i].desc.type);
-      declared.push_back(inputs[i].desc.dims);
-      smallest.push_back(inputs[i].min);
-      typical.push_back(inputs[i].opt);
-      largest.push_back(inputs[i].max);
+      declared.push_back(dims);
+      smallest.push_back(known(inputs[i].min));
+      typical.push_back(known(inputs[i].opt));
+      largest.push_back(known(inputs[i].max));
     }
     check_types(op_, types.data(), num_inputs);
     for (auto const* dims : {&declared, &smallest, &typical, &largest}) {

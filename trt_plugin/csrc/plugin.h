@@ -1,6 +1,6 @@
 // The TensorRT plugin of both operators: reads its tensors into the kernels' Problem, calls the one
-// launcher, turns what is wrong into TensorRT's kind of error. No arithmetic, no workspace, no state
-// between calls.
+// launcher, turns what is wrong into TensorRT's kind of error. No arithmetic, no workspace, no
+// state between calls.
 #pragma once
 
 #include <NvInferRuntime.h>

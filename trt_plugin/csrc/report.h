@@ -8,12 +8,13 @@
 
 namespace msda::trt {
 
-// The registry's and the logger finder's layouts in memory change between major versions of TensorRT, the
-// plugin interfaces' do not. A library built with the headers of one version also serves another, but
-// then has to do without these two.
+// The registry's and the logger finder's layouts in memory change between major versions of
+// TensorRT, the plugin interfaces' do not. A library built with the headers of one version also
+// serves another, but then has to do without these two.
 bool headers_match_library() noexcept;
 
-// TensorRT gives the finder when it loads the library itself; without one the process-wide logger is used.
+// TensorRT gives the finder when it loads the library itself; without one the process-wide logger
+// is used.
 void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept;
 
 void report_error(const char* plugin, const char* message) noexcept;

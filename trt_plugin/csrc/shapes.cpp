@@ -10,8 +10,8 @@ namespace {
 
 using nvinfer1::Dims;
 
-// A pattern is a letter or digit for each size: a digit stands for itself, C for "2 or 4" and T for the
-// L * P points of all levels in one size; the other letters are those of the header.
+// A pattern is a letter or digit for each size: a digit stands for itself, C for "2 or 4" and T for
+// the L * P points of all levels in one size; the other letters are those of the header.
 struct Input {
   const char* name;
   const char* equal;   // every level has P points
@@ -146,8 +146,8 @@ class Letters {
 
   [[noreturn]] static void fail(const char* argument, const char* pattern, Dims const& dims,
                                 std::string const& because) {
-    throw std::invalid_argument(std::string(argument) + ": expected " + describe(pattern) + because +
-                                ", got " + describe(dims));
+    throw std::invalid_argument(std::string(argument) + ": expected " + describe(pattern) +
+                                because + ", got " + describe(dims));
   }
 
   int64_t values_[26];
@@ -263,7 +263,7 @@ Problem read_problem(Operator op, std::vector<int32_t> const& points_per_level,
                                           ? static_cast<int32_t>(sizes.num_points)
                                           : points_per_level[static_cast<size_t>(level)];
   }
-  problem.locations = op == Operator::kAttention  ? Locations::kGiven
+  problem.locations = op == Operator::kAttention ? Locations::kGiven
                       : sizes.reference_dim == 2 ? Locations::kReferencePoints
                                                  : Locations::kReferenceBoxes;
   problem.value_type = convert(types[0]);

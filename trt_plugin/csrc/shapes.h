@@ -1,8 +1,9 @@
 // What the two operators take: the names, types and sizes of their inputs, and the one place that
-// checks them. Everything here throws std::invalid_argument with a sentence that names the argument.
+// checks them. Everything here throws std::invalid_argument with a sentence that names the
+// argument.
 //
-// Shape letters as in kernels/include/msda/params.h: N batch, S cells, M heads, D channels of a head,
-// Q queries, L levels, P points of a level, K points of all levels.
+// Shape letters as in kernels/include/msda/params.h: N batch, S cells, M heads, D channels of a
+// head, Q queries, L levels, P points of a level, K points of all levels.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -22,27 +23,27 @@ int32_t num_inputs(Operator op);
 // The position of the locations (or offsets), whose second size is Q.
 int32_t locations_index(Operator op);
 
-// The type of input `index` may be `type`, given the type of the value (input 0) and of spatial_shapes
-// (input 1); the types of inputs 0 to index - 1 are read.
+// The type of input `index` may be `type`, given the type of the value (input 0) and of
+// spatial_shapes (input 1); the types of inputs 0 to index - 1 are read.
 bool accepts_type(Operator op, int32_t index, nvinfer1::DataType const* types);
 
 void check_types(Operator op, nvinfer1::DataType const* types, int32_t count);
 
 // Sizes that the inputs agree on; -1 where no input tells (dynamic shapes before they are known).
 struct Sizes {
-  int64_t batch_size;    // N
-  int64_t num_cells;     // S
-  int64_t num_heads;     // M
-  int64_t head_dim;      // D
-  int64_t num_levels;    // L
-  int64_t num_queries;   // Q
-  int64_t num_points;    // P, -1 when points_per_level is given
-  int64_t total_points;  // K
+  int64_t batch_size;     // N
+  int64_t num_cells;      // S
+  int64_t num_heads;      // M
+  int64_t head_dim;       // D
+  int64_t num_levels;     // L
+  int64_t num_queries;    // Q
+  int64_t num_points;     // P, -1 when points_per_level is given
+  int64_t total_points;   // K
   int64_t reference_dim;  // 2 or 4; -1 without reference points
 };
 
-// A negative size in `dims` is unknown and agrees with anything. An empty points_per_level means that
-// every level has the same number of points, P.
+// A negative size in `dims` is unknown and agrees with anything. An empty points_per_level means
+// that every level has the same number of points, P.
 Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level,
                   nvinfer1::Dims const* dims, int32_t count);
 

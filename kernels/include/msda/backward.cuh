@@ -95,22 +95,26 @@ __global__ void __launch_bounds__(kBackwardThreads)
              channel += group_size * kVec) {
           const Vector<T, kVec> grad = load<T, kVec>(grad_output + channel);
           const int64_t top_left = level_offset + corner.top_left * cell_stride + channel;
+          Vector<T, kVec> value[4];
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
-            if (!corner.inside[c]) continue;
             const int64_t offset = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
-            const Vector<T, kVec> value =
-                load<T, kVec>(static_cast<const T*>(forward.value) + offset);
+            value[c] = load_if<T, kVec>(corner.inside[c], static_cast<const T*>(forward.value) + offset);
+          }
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int64_t offset = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
             const Real scale = weight * corner.weight[c];
             Real product = 0;
             Real grad_value[kVec];
 #pragma unroll
             for (int k = 0; k < kVec; ++k) {
-              product += widen(grad.element[k]) * widen(value.element[k]);
+              product += widen(grad.element[k]) * widen(value[c].element[k]);
               grad_value[k] = scale * widen(grad.element[k]);
             }
-            if (writes)
+            if (writes && corner.inside[c]) {
               atomic_add<Real, kVec>(static_cast<Real*>(arguments.grad_value) + offset, grad_value);
+            }
             grad_weight += corner.weight[c] * product;
             grad_x += along_x[c] * product;
             grad_y += along_y[c] * product;
@@ -147,9 +151,11 @@ cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arg
 template <typename T>
 cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
                             cudaStream_t stream) {
+  // 16 bytes of grad_value a lane, so that the atomics of neighbouring lanes are adjacent.
+  constexpr int kVec = 16 / sizeof(typename Accumulate<T>::type);
   return can_vectorise<T>(problem, arguments.forward) && aligned(arguments.grad_output, 16) &&
                  aligned(arguments.grad_value, 16)
-             ? launch_backward<T, 16 / sizeof(T)>(problem, arguments, stream)
+             ? launch_backward<T, kVec>(problem, arguments, stream)
              : launch_backward<T, 1>(problem, arguments, stream);
 }
 

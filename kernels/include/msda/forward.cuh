@@ -26,9 +26,14 @@
 namespace msda {
 
 inline constexpr int kForwardThreads = 256;
+#ifndef UNROLLV
+#define UNROLLV 1
+#define MINB 1
+#endif
+inline constexpr int kUnrolledPoints = UNROLLV;
 
 template <typename T, int kVec, Locations kLocations>
-__global__ void __launch_bounds__(kForwardThreads)
+__global__ void __launch_bounds__(kForwardThreads, MINB)
     forward_kernel(const __grid_constant__ Problem problem,
                    const __grid_constant__ ForwardArguments arguments) {
   using Real = typename Accumulate<T>::type;
@@ -88,6 +93,7 @@ __global__ void __launch_bounds__(kForwardThreads)
       cells_per_offset = {size.x * half_per_point * width, size.y * half_per_point * height};
     }
 
+#pragma unroll kUnrolledPoints
     for (int i = 0; i < num_points; ++i, ++point) {
       Real weight = load_scalar<T>(arguments.attention_weights, point, wide_weights);
       const Pair<Real> location =
@@ -111,14 +117,18 @@ __global__ void __launch_bounds__(kForwardThreads)
 
       const Corners<Real> corner = corners(x, y, level);
       const T* const top_left = level_value + corner.top_left * cell_stride;
+      // All four loads are under way before the first is used.
+      Vector<T, kVec> value[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        if (!corner.inside[c]) continue;
-        const T* const address = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
-        const Vector<T, kVec> value = load<T, kVec>(address);
+        value[c] = load_if<T, kVec>(corner.inside[c], top_left + (c >= 2 ? row_stride : 0) +
+                                                          (c % 2 ? cell_stride : 0));
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
         const Real scale = weight * corner.weight[c];
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) sums[k] += scale * widen(value.element[k]);
+        for (int k = 0; k < kVec; ++k) sums[k] += scale * widen(value[c].element[k]);
       }
     }
   }

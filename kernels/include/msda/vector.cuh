@@ -65,6 +65,14 @@ __device__ __forceinline__ Vector<T, kSize> load(const T* address) {
   return vector;
 }
 
+// Zeros where the condition is false, and then the address is not read.
+template <typename T, int kSize>
+__device__ __forceinline__ Vector<T, kSize> load_if(bool condition, const T* address) {
+  Vector<T, kSize> vector{};
+  if (condition) vector = load<T, kSize>(address);
+  return vector;
+}
+
 template <typename T, int kSize>
 __device__ __forceinline__ void store(T* address,
                                       const typename Accumulate<T>::type (&sums)[kSize]) {

@@ -1,0 +1,132 @@
+"""Engines of one plugin node, made through TensorRT's network API, for the tests of plugin and runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+import trt_plugin
+from trt_plugin.errors import EngineError
+from trt_plugin.log import collect_errors, describe, tensorrt_logger
+
+ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
+INPUT_NAMES = {
+    ATTENTION: (
+        "value",
+        "spatial_shapes",
+        "level_start_index",
+        "sampling_locations",
+        "attention_weights",
+    ),
+    FUSED_ATTENTION: (
+        "value",
+        "spatial_shapes",
+        "level_start_index",
+        "reference_points",
+        "sampling_offsets",
+        "attention_logits",
+    ),
+}
+# (smallest, usual, largest) shape of an input
+Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def create_plugin(operator: str, points_per_level: list[int] | None = None):
+    """The plugin object for a network; needs no GPU."""
+    import tensorrt as trt
+
+    trt_plugin.load()
+    creator = trt.get_plugin_registry().get_creator(operator, trt_plugin.PLUGIN_VERSION, trt_plugin.NAMESPACE)
+    fields = []
+    if points_per_level is not None:
+        values = np.asarray(points_per_level, np.int32)
+        fields = [trt.PluginField("points_per_level", values, trt.PluginFieldType.INT32)]
+    plugin = creator.create_plugin("attention", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
+    assert plugin is not None
+    return plugin
+
+
+def build(
+    define: Callable, ranges: Mapping[str, Range] | None = None, *, strongly_typed: bool = True
+) -> bytes:
+    """Builds an engine.
+
+    Args:
+        define: fills the network that it is given.
+        ranges: shapes of the dynamic inputs.
+        strongly_typed: else with the flag FP16, and TensorRT chooses.
+
+    Raises:
+        EngineError: with TensorRT's messages.
+    """
+    import tensorrt as trt
+
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if strongly_typed else 0
+    with collect_errors() as messages:
+        builder = trt.Builder(tensorrt_logger())
+        network = builder.create_network(flags)
+        config = builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        config.clear_flag(trt.BuilderFlag.TF32)
+        if not strongly_typed:
+            config.set_flag(trt.BuilderFlag.FP16)
+        define(network)
+        if ranges:
+            profile = builder.create_optimization_profile()
+            for name, (smallest, usual, largest) in ranges.items():
+                profile.set_shape(name, smallest, usual, largest)
+            config.add_optimization_profile(profile)
+        plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise EngineError(f"the engine could not be built: {describe(messages)}")
+    return bytes(plan)
+
+
+def define_plugin(
+    operator: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    points_per_level: list[int] | None = None,
+) -> Callable:
+    """For `build`: a network of one plugin node with an input tensor for each of its inputs, and "output".
+
+    Args:
+        operator: the plugin's name.
+        shapes: of each input; -1 is dynamic.
+        dtypes: name of tensorrt's type of each input, such as "bfloat16".
+        points_per_level: the plugin's field.
+    """
+
+    def define(network) -> None:
+        import tensorrt as trt
+
+        tensors = [
+            network.add_input(name, getattr(trt, dtypes[name]), shapes[name])
+            for name in INPUT_NAMES[operator]
+        ]
+        layer = network.add_plugin_v3(tensors, [], create_plugin(operator, points_per_level))
+        if layer is None:
+            return  # the errors say why, and an empty network does not build
+        layer.name = "attention"
+        layer.get_output(0).name = "output"
+        network.mark_output(layer.get_output(0))
+
+    return define
+
+
+def save(folder: Path, plan: bytes) -> Path:
+    """Writes an engine file."""
+    path = folder / "test.engine"
+    path.write_bytes(plan)
+    return path
+
+
+def missing_plugin() -> str | None:
+    """Why the plugin cannot be used here, or None."""
+    try:
+        trt_plugin.load()
+    except EngineError as error:
+        return str(error)
+    return None

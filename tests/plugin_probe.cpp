@@ -1,0 +1,102 @@
+// Asks a plugin of the library about one call, without a GPU and without TensorRT's builder:
+//   plugin_probe LIBRARY OPERATOR POINTS_PER_LEVEL TENSOR...
+// POINTS_PER_LEVEL is "-" or "3,6,1"; a TENSOR is "float16:2,7,4". The plugin is made from its
+// fields, serialised, made again from that, cloned and attached to a context, so that what answers
+// has come all this way. Prints "types N", "shapes N" (the results of getOutputDataTypes and
+// onShapeChange) and the timing cache id.
+#include <NvInferRuntime.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+using namespace nvinfer1;
+
+namespace {
+
+std::vector<int64_t> numbers(std::string const& text) {
+  std::vector<int64_t> result;
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) result.push_back(std::stoll(item));
+  return result;
+}
+
+PluginTensorDesc tensor(std::string const& text) {
+  static const std::map<std::string, DataType> kTypes = {
+      {"float32", DataType::kFLOAT}, {"float16", DataType::kHALF}, {"bfloat16", DataType::kBF16},
+      {"int32", DataType::kINT32},   {"int64", DataType::kINT64},  {"int8", DataType::kINT8}};
+  const size_t colon = text.find(':');
+  PluginTensorDesc result{};
+  result.type = kTypes.at(text.substr(0, colon));
+  result.format = TensorFormat::kLINEAR;
+  for (int64_t size : numbers(text.substr(colon + 1))) result.dims.d[result.dims.nbDims++] = size;
+  return result;
+}
+
+template <class Interface>
+Interface* capability(IPluginV3* plugin, PluginCapabilityType type) {
+  return static_cast<Interface*>(plugin->getCapabilityInterface(type));
+}
+
+IPluginV3OneRuntime* runtime(IPluginV3* plugin) {
+  return capability<IPluginV3OneRuntime>(plugin, PluginCapabilityType::kRUNTIME);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 4) return 2;
+  void* library = dlopen(arguments[1], RTLD_NOW);
+  if (library == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 2;
+  }
+  using GetCreators = IPluginCreatorInterface* const* (*)(int32_t&);
+  int32_t num_creators = 0;
+  auto* const* creators =
+      reinterpret_cast<GetCreators>(dlsym(library, "getCreators"))(num_creators);
+  IPluginCreatorV3One* creator = nullptr;
+  for (int32_t i = 0; i < num_creators; ++i) {
+    auto* candidate = static_cast<IPluginCreatorV3One*>(creators[i]);
+    if (candidate->getPluginName() == std::string(arguments[2])) creator = candidate;
+  }
+  if (creator == nullptr) return 2;
+
+  std::vector<int32_t> points;
+  if (arguments[3] != std::string("-")) {
+    for (int64_t number : numbers(arguments[3])) points.push_back(static_cast<int32_t>(number));
+  }
+  PluginField field{"points_per_level", points.data(), PluginFieldType::kINT32,
+                    static_cast<int32_t>(points.size())};
+  PluginFieldCollection fields{points.empty() ? 0 : 1, &field};
+  IPluginV3* built = creator->createPlugin("probe", &fields, TensorRTPhase::kBUILD);
+  if (built == nullptr) return 1;
+  IPluginV3* loaded = creator->createPlugin("probe", runtime(built)->getFieldsToSerialize(),
+                                            TensorRTPhase::kRUNTIME);
+  delete built;
+  if (loaded == nullptr) return 1;
+  IPluginV3* copy = loaded->clone();
+  delete loaded;
+  IPluginV3* plugin = runtime(copy)->attachToContext(nullptr);
+  delete copy;
+
+  std::vector<PluginTensorDesc> inputs;
+  std::vector<DataType> types;
+  for (int i = 4; i < count; ++i) {
+    inputs.push_back(tensor(arguments[i]));
+    types.push_back(inputs.back().type);
+  }
+  const auto num_inputs = static_cast<int32_t>(inputs.size());
+  auto* build = capability<IPluginV3OneBuild>(plugin, PluginCapabilityType::kBUILD);
+  DataType output_type{};
+  const int32_t types_status = build->getOutputDataTypes(&output_type, 1, types.data(), num_inputs);
+  PluginTensorDesc output{};
+  const int32_t shapes_status =
+      runtime(plugin)->onShapeChange(inputs.data(), num_inputs, &output, 1);
+  std::printf("types %d\nshapes %d\n%s\n", types_status, shapes_status, build->getTimingCacheID());
+  delete plugin;
+  return 0;
+}

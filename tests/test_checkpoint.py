@@ -1,0 +1,350 @@
+"""Checkpoints: upstream's names, files that are damaged, hostile or of another model, seeded weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import codetr
+from codetr import weights
+from codetr.checkpoint import upstream_name
+from codetr.files import atomic_write
+from codetr.pth import Skipped, read_pth
+
+GOLDEN = Path(__file__).parent / "golden"
+KEYS = {
+    "co_dino_r50": GOLDEN / "checkpoint_keys_co_dino_5scale_r50_8xb2_1x_coco.json",
+    "co_dino_swin_l": GOLDEN / "checkpoint_keys_co_dino_5scale_swin_l_16xb1_16e_o365tococo.json",
+}
+
+
+@pytest.fixture(scope="module")
+def parameters() -> dict[str, torch.Tensor]:
+    tensors = load_file(GOLDEN / "codino_resnet_tiny.safetensors")
+    return {key.removeprefix("param/"): value for key, value in tensors.items() if key.startswith("param/")}
+
+
+@pytest.fixture
+def model() -> codetr.CoDino:
+    return codetr.CoDino(codetr.load_config(GOLDEN / "codino_resnet_tiny.json"))
+
+
+def is_loaded(model: codetr.CoDino, parameters: dict[str, torch.Tensor]) -> bool:
+    state = model.state_dict()
+    return all(torch.equal(tensor, parameters[upstream_name(name, 2)]) for name, tensor in state.items())
+
+
+# The first values of seed 0's neck.convs.0.conv.weight.
+KNOWN_VALUES = [0.1790764, 0.2335738, 0.006877577]
+
+
+class Run:
+    """A pickle that runs a command when it is loaded by something less careful."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+class TestSources:
+    def test_mapping(self, model, parameters):
+        report = codetr.load_checkpoint(model, parameters)
+        assert is_loaded(model, parameters)
+        assert set(report.loaded) | set(report.ignored) == set(parameters)
+        assert "query_head.dn_generator.label_embedding.weight" in report.ignored
+        assert "backbone.bn1.num_batches_tracked" in report.ignored
+        assert str(report).startswith(f"{len(report.loaded)} tensors loaded")
+
+    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+    def test_pth(self, model, parameters, tmp_path, zipped):
+        path = tmp_path / "model.pth"
+        content = {"meta": {"epoch": 12}, "state_dict": parameters, "ema_state_dict": {"x": torch.zeros(1)}}
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        codetr.load_checkpoint(model, path)
+        assert is_loaded(model, parameters)
+
+    def test_prefix_and_extra_parts(self, model, parameters):
+        tensors = {f"module.{name}": tensor for name, tensor in parameters.items()}
+        tensors["module.roi_head.0.bbox_head.fc_cls.weight"] = torch.zeros(2)
+        tensors["ema_backbone_conv1_weight"] = torch.zeros(2)
+        report = codetr.load_checkpoint(model, {"state_dict": tensors})
+        assert is_loaded(model, parameters)
+        assert {"roi_head.0.bbox_head.fc_cls.weight", "ema_backbone_conv1_weight"} <= set(report.ignored)
+
+    def test_safetensors(self, model, parameters, tmp_path):
+        path = tmp_path / "model.safetensors"
+        save_file(parameters, path)
+        codetr.load_checkpoint(model, str(path))
+        assert is_loaded(model, parameters)
+
+    def test_url_is_downloaded_once(self, model, parameters, tmp_path, monkeypatch, capsys):
+        monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+        path = tmp_path / "model.pth"
+        torch.save(parameters, path)
+        path = path.rename(tmp_path / f"model-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.pth")
+        codetr.load_checkpoint(model, path.as_uri())
+        assert is_loaded(model, parameters)
+        assert "MiB" in capsys.readouterr().err
+        url = path.as_uri()
+        path.unlink()
+        codetr.load_checkpoint(model, url)
+        assert [file.name for file in (tmp_path / "cache").iterdir()] == [path.name]
+
+    def test_precision_stays(self, model, parameters):
+        model.set_precision("bf16")
+        codetr.load_checkpoint(model, parameters)
+        assert model.neck.convs[0].conv.weight.dtype == torch.bfloat16
+        assert torch.equal(model.neck.convs[0].conv.weight, parameters["neck.convs.0.conv.weight"].bfloat16())
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+    def test_nothing_is_run(self, model, parameters, tmp_path, zipped):
+        trace = tmp_path / "trace"
+        content = {"meta": {"hook": Run(f"touch {trace}")}, "state_dict": parameters}
+        path = tmp_path / "model.pth"
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        torch.load(path, weights_only=False)
+        assert trace.exists(), "the file would not have done anything"
+        trace.unlink()
+        codetr.load_checkpoint(model, path)
+        assert not trace.exists() and is_loaded(model, parameters)
+
+    def test_unknown_classes_are_skipped(self, parameters, tmp_path):
+        """As mmengine's: subclasses of dict and list, states, slots, reduce with items."""
+        module = types.ModuleType("unknown_engine")
+        exec(
+            "import collections\n"
+            "class Config(dict): pass\n"
+            "class History(list): pass\n"
+            "class Buffer:\n    def __init__(self): self.data = [1, 2]\n"
+            "class Pair(collections.namedtuple('Pair', 'a b')): pass\n",
+            module.__dict__,
+        )
+        sys.modules["unknown_engine"] = module
+        try:
+            for cls in (module.Config, module.History, module.Buffer, module.Pair):
+                cls.__module__ = "unknown_engine"
+            meta = {
+                "config": module.Config(a=1),
+                "history": module.History([1, 2]),
+                "buffer": module.Buffer(),
+                "pair": module.Pair(1, 2),
+                "dtype": torch.float16,
+                "set": {1, 2},
+                "path": Path("x"),
+            }
+            torch.save({"meta": meta, "state_dict": parameters}, tmp_path / "model.pth")
+        finally:
+            del sys.modules["unknown_engine"]
+        content = read_pth(tmp_path / "model.pth")
+        assert isinstance(content["meta"]["config"], Skipped) and isinstance(
+            content["meta"]["buffer"], Skipped
+        )
+        assert all(torch.equal(content["state_dict"][name], tensor) for name, tensor in parameters.items())
+        assert "unknown_engine" not in sys.modules
+
+    def test_views_strides_and_types(self, tmp_path):
+        base = torch.arange(24, dtype=torch.float32).view(4, 6)
+        saved = {
+            "transposed": base.t(),
+            "slice": base[1:3, ::2],
+            "half": base.half(),
+            "bf16": base.bfloat16(),
+            "bool": base > 3,
+            "scalar": torch.tensor(7),
+            "empty": torch.zeros(0, 3),
+            "parameter": torch.nn.Parameter(base.clone()),
+        }
+        torch.save(saved, tmp_path / "model.pth")
+        loaded = read_pth(tmp_path / "model.pth")
+        for name, tensor in saved.items():
+            assert torch.equal(loaded[name], tensor) and loaded[name].dtype == tensor.dtype, name
+
+    def test_a_tensor_may_not_reach_beyond_its_storage(self, tmp_path):
+        class Beyond:
+            def __reduce__(self):
+                return torch._utils._rebuild_tensor_v2, (
+                    torch.storage.TypedStorage(
+                        wrap_storage=torch.zeros(4).untyped_storage(), dtype=torch.float32, _internal=True
+                    ),
+                    0,
+                    (1 << 20,),
+                    (1,),
+                    False,
+                    {},
+                )
+
+        torch.save({"x": Beyond()}, tmp_path / "model.pth")
+        with pytest.raises(ValueError, match="not a PyTorch checkpoint"):
+            read_pth(tmp_path / "model.pth")
+
+
+class TestDamagedFiles:
+    @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
+    @pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.999])
+    def test_cut_off(self, model, parameters, tmp_path, kind, part):
+        path = tmp_path / ("model.safetensors" if kind == "safetensors" else "model.pth")
+        if kind == "safetensors":
+            save_file(parameters, path)
+        else:
+            torch.save(parameters, path, _use_new_zipfile_serialization=kind == "zip")
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * part)])
+        with pytest.raises(ValueError, match="cut off, or not a") as error:
+            codetr.load_checkpoint(model, path)
+        assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "data", [b"hello, world\n" * 99, pickle.dumps([1, 2]), b"PK\x03\x04" + bytes(100)]
+    )
+    def test_something_else(self, model, tmp_path, data):
+        path = tmp_path / "model.pth"
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"model\.pth: cut off, or not a PyTorch checkpoint"):
+            codetr.load_checkpoint(model, path)
+
+    def test_no_tensors(self, model, tmp_path):
+        torch.save([1, 2], tmp_path / "model.pth")
+        with pytest.raises(ValueError, match="expected a checkpoint with tensors by name, got list"):
+            codetr.load_checkpoint(model, tmp_path / "model.pth")
+        with pytest.raises(ValueError, match="holds no tensors by name"):
+            codetr.load_checkpoint(model, {"a": 1})
+
+    def test_no_such_file(self, model, tmp_path):
+        with pytest.raises(ValueError, match=r"nowhere\.pth: no such weights file"):
+            codetr.load_checkpoint(model, tmp_path / "nowhere.pth")
+
+
+class TestMisfits:
+    def test_all_kinds_are_listed_and_the_model_is_untouched(self, model, parameters):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        wrong = dict(parameters)
+        del wrong["neck.convs.0.conv.weight"]
+        wrong["backbone.fc.weight"] = torch.zeros(3)
+        wrong["query_head.cls_branches.0.bias"] = torch.zeros(91)
+        with pytest.raises(ValueError) as error:
+            codetr.load_checkpoint(model, wrong)
+        first, *rest = str(error.value).splitlines()
+        assert first == (
+            "checkpoint: the weights are not those of model codino_resnet_tiny "
+            "(1 missing, 1 unexpected, 1 misshapen tensors)"
+        )
+        assert rest == [
+            "  missing: neck.convs.0.conv.weight",
+            "  unexpected: backbone.fc.weight",
+            "  misshapen: query_head.cls_branches.0.bias [91] instead of [80]",
+        ]
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+    def test_weights_of_another_model(self, model):
+        other = load_file(GOLDEN / "codino_swin_tiny.safetensors")
+        other = {
+            key.removeprefix("param/"): value for key, value in other.items() if key.startswith("param/")
+        }
+        with pytest.raises(
+            ValueError, match="the weights are not those of model codino_resnet_tiny"
+        ) as error:
+            codetr.load_checkpoint(model, other)
+        assert ", and " in str(error.value) and len(str(error.value)) < 4000
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_full_size_checkpoint(name, tmp_path):
+    """Nothing missing, nothing unexpected; only known training parts ignored."""
+    tensors = codetr.seeded_state_dict(KEYS[name])
+    path = tmp_path / "full.pth"
+    torch.save({"meta": {}, "state_dict": tensors}, path)
+    model = codetr.CoDino(codetr.load_config(name))
+    report = codetr.load_checkpoint(model, path)
+    assert set(report.loaded) | set(report.ignored) == set(tensors)
+    assert len(report.loaded) == len(model.state_dict())
+    layers = model.config.decoder_layers
+    assert all(
+        torch.equal(value, tensors[upstream_name(key, layers)]) for key, value in model.state_dict().items()
+    )
+    path.unlink()
+
+
+class TestSeededWeights:
+    def test_depends_on_seed_and_name_only(self, model):
+        first, again = codetr.seeded_state_dict(model, 3), codetr.seeded_state_dict(model, 3)
+        other = codetr.seeded_state_dict(model, 4)
+        shapes = {name: list(tensor.shape) for name, tensor in first.items()}
+        for name, tensor in codetr.seeded_state_dict(dict(reversed(shapes.items())), 3).items():
+            assert torch.equal(tensor, first[name]) and torch.equal(tensor, again[name])
+        assert not torch.equal(first["neck.convs.0.conv.weight"], other["neck.convs.0.conv.weight"])
+
+    def test_known_values(self, model):
+        """The same on every machine, or engines and models built apart would differ."""
+        tensor = codetr.seeded_state_dict(model, 0)["neck.convs.0.conv.weight"]
+        assert tensor.flatten()[:3].tolist() == pytest.approx(KNOWN_VALUES, rel=1e-6)
+
+    @torch.inference_mode()
+    @pytest.mark.parametrize("name", ["codino_resnet_tiny", "codino_swin_tiny"])
+    def test_the_model_behaves(self, name):
+        model = codetr.CoDino(codetr.load_config(GOLDEN / f"{name}.json"))
+        codetr.load_checkpoint(model, codetr.seeded_state_dict(model))
+        images = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
+        stages = model.stages(images, torch.tensor([[80, 110]]))
+        for stage, tensor in stages.items():
+            assert tensor.isfinite().all(), stage
+        assert 0.5 < stages["memory"].std() < 2.0
+        best = stages["topk_scores"].amax(-1)[0]
+        assert (best[:-1] > best[1:]).all(), "ties in the selection"
+        moved = (stages["boxes_cxcywh"][-1] - stages["topk_boxes"]).abs().amax(-1)
+        assert moved.median() > 0.01
+        assert stages["boxes_cxcywh"][-1][0].std(0).min() > 0.01
+        scores = stages["det_scores"][0]
+        assert scores[0] - scores[-1] > 0.02 and 0.05 < scores[0] < 0.95
+
+
+class TestWeights:
+    def test_known(self):
+        assert set(weights.KNOWN_WEIGHTS) == {"co_dino_swin_l", "co_dino_r50"}
+        for name, known in weights.KNOWN_WEIGHTS.items():
+            assert known.name == name and known.url.endswith(f"-{known.sha256_prefix}.pth")
+            assert codetr.load_config(name).name == name
+
+    def test_wrong_hash_and_no_such_file_leave_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+        path = tmp_path / "model-00000000.pth"
+        path.write_bytes(b"x")
+        with pytest.raises(ValueError, match="SHA-256 begins with 2d711642, not 00000000"):
+            weights.fetch(path.as_uri(), progress=False)
+        with pytest.raises(ValueError, match=r"gone\.pth: download to .* failed"):
+            weights.fetch((tmp_path / "gone.pth").as_uri(), progress=False)
+        assert not list((tmp_path / "cache").iterdir())
+
+    def test_unknown_name(self):
+        with pytest.raises(
+            ValueError, match="weights 'co_dino': expected one of co_dino_swin_l, co_dino_r50, or a URL"
+        ):
+            weights.fetch("co_dino")
+
+
+class TestAtomicWrite:
+    def test_appears_whole(self, tmp_path):
+        target = tmp_path / "new" / "file.bin"
+        with atomic_write(target) as temporary:
+            temporary.write_bytes(b"abc")
+            assert not target.exists() and temporary.parent == target.parent
+        assert target.read_bytes() == b"abc" and len(list(target.parent.iterdir())) == 1
+
+    def test_or_not_at_all(self, tmp_path):
+        target = tmp_path / "file.bin"
+        target.write_bytes(b"old")
+        with pytest.raises(RuntimeError), atomic_write(target) as temporary:
+            temporary.write_bytes(b"half")
+            raise RuntimeError
+        assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1

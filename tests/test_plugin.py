@@ -1,0 +1,396 @@
+"""The TensorRT plugin: the library and its creators without a GPU, engines of one node with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import trt_plugin
+from benchmarks.accuracy import relative_error, truth
+from benchmarks.problems import BY_NAME, Problem
+from tests import plugin_engines
+from tests.backends import TOLERANCE
+from tests.plugin_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES, build, define_plugin, save
+
+OPERATORS = (ATTENTION, FUSED_ATTENTION)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Path:
+    reason = plugin_engines.missing_plugin()
+    if reason:
+        pytest.skip(reason)
+    return trt_plugin.library_path()
+
+
+def python(code: str) -> str:
+    """Runs code in a process of its own, with its standard error after its output."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+# Without a GPU.
+
+
+@pytest.mark.parametrize("ways", ["load", "load load", "dlopen load", "load dlopen"])
+def test_every_way_of_loading_registers_each_creator_once(ways):
+    calls = {
+        "load": "trt_plugin.load()",
+        "dlopen": "import tensorrt, ctypes; ctypes.CDLL(str(trt_plugin.library_path()))",
+    }
+    code = ["import trt_plugin", *(calls[way] for way in ways.split())]
+    code.append("import tensorrt as trt")
+    code.append("creators = trt.get_plugin_registry().all_creators")
+    code.append("ours = [c for c in creators if c.plugin_namespace == 'msda']")
+    code.append("print('creators', *sorted(c.name + ':' + c.plugin_version for c in ours))")
+    expected = " ".join(["creators", *sorted(f"{name}:1" for name in OPERATORS)])
+    assert expected in python("\n".join(code)).splitlines()
+
+
+def test_creators_have_one_field():
+    import tensorrt as trt
+
+    for operator in OPERATORS:
+        creator = trt.get_plugin_registry().get_creator(operator, "1", "msda")
+        fields = [(field.name, field.type) for field in creator.field_names]
+        assert fields == [("points_per_level", trt.PluginFieldType.INT32)]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("points", [None, [3, 6, 1]])
+def test_plugin_keeps_its_field(operator, points):
+    import tensorrt as trt
+
+    plugin = plugin_engines.create_plugin(operator, points)
+    core = plugin.get_capability_interface(trt.PluginCapabilityType.CORE)
+    assert (core.plugin_name, core.plugin_version, core.plugin_namespace) == (operator, "1", "msda")
+    made = plugin.get_capability_interface(trt.PluginCapabilityType.BUILD)
+    assert made.num_outputs == 1
+    assert made.metadata_string == ("points_per_level=[3,6,1]" if points else "equal points per level")
+    assert made.metadata_string in made.timing_cache_id
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            "'points_per_level', np.array([1, -1], np.int32), INT32",
+            "points_per_level: expected numbers from 0",
+        ),
+        (
+            "'points_per_level', np.array([0, 0], np.int32), INT32",
+            "points_per_level: expected numbers that are not",
+        ),
+        (
+            "'points_per_level', np.array([1.0], np.float32), FLOAT32",
+            "points_per_level: expected a field of type",
+        ),
+        (
+            "'points_per_level', np.ones(33, np.int32), INT32",
+            "points_per_level: expected at most 32 levels, got 33",
+        ),
+        ("'num_heads', np.ones(1, np.int32), INT32", 'unknown field "num_heads", expected points_per_level'),
+    ],
+)
+def test_wrong_field_is_refused_with_a_message(field, message):
+    output = python(
+        f"""
+import numpy as np, tensorrt as trt, trt_plugin
+trt_plugin.load()
+INT32, FLOAT32 = trt.PluginFieldType.INT32, trt.PluginFieldType.FLOAT32
+creator = trt.get_plugin_registry().get_creator("{ATTENTION}", "1", "msda")
+fields = trt.PluginFieldCollection([trt.PluginField({field})])
+assert creator.create_plugin("attention", fields, trt.TensorRTPhase.BUILD) is None
+"""
+    )
+    assert f"msda::{ATTENTION}: {message}" in output
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory) -> Path:
+    """The compiled plugin_probe.cpp."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    root = Path(os.environ.get("TENSORRT_ROOT", "/usr"))
+    headers = [Path(os.environ.get("TENSORRT_HEADERS", root / "include"))]
+    headers += [root / "include" / f"{os.uname().machine}-linux-gnu"]
+    headers = [folder for folder in headers if (folder / "NvInferRuntime.h").is_file()]
+    if not headers:
+        pytest.skip("no TensorRT headers (TENSORRT_ROOT)")
+    packages = Path(sysconfig.get_paths()["purelib"])
+    cuda = [*sorted(packages.glob("nvidia/cu*/include")), Path("/usr/local/cuda/include")]
+    if not any((folder / "cuda_runtime_api.h").is_file() for folder in cuda):
+        pytest.skip("no CUDA headers")
+    program = tmp_path_factory.mktemp("probe") / "plugin_probe"
+    source = Path(__file__).with_name("plugin_probe.cpp")
+    includes = [f"-I{folder}" for folder in (*headers, *cuda)]
+    subprocess.run(
+        [compiler, "-std=c++17", "-w", *includes, str(source), "-o", str(program), "-ldl"], check=True
+    )
+    return program
+
+
+GOOD = {
+    (ATTENTION, "-"): "float16:2,30,4,8 int64:3,2 int64:3 float32:2,7,4,3,5,2 float16:2,7,4,3,5",
+    (ATTENTION, "3,6,1"): "float32:2,30,4,8 int32:3,2 int32:3 float32:2,7,4,10,2 float32:2,7,4,10",
+    (FUSED_ATTENTION, "-"): (
+        "bfloat16:2,30,4,8 int64:3,2 int64:3 float32:2,7,3,2 bfloat16:2,7,4,3,5,2 float32:2,7,4,15"
+    ),
+    (FUSED_ATTENTION, "3,6,1"): (
+        "float16:0,30,4,8 int32:3,2 int32:3 float32:0,0,3,4 float16:0,0,4,10,2 float16:0,0,4,10"
+    ),
+}
+# operator, points_per_level, input to change, its new value, what the message says of it
+BAD = [
+    (ATTENTION, "-", 0, "float16:2,30,32", "expected [N, S, M, D], got [2, 30, 32]"),
+    (ATTENTION, "-", 0, "int8:2,30,4,8", "expected float32, float16 or bfloat16, got int8"),
+    (ATTENTION, "-", 1, "int64:3,3", "expected [L, 2], got [3, 3]"),
+    (ATTENTION, "-", 1, "float32:3,2", "expected int32 or int64, got float32"),
+    (ATTENTION, "-", 2, "int64:4", "expected [L] with L=3 (from spatial_shapes), got [4]"),
+    (ATTENTION, "-", 2, "int32:3", "expected int64 (as spatial_shapes), got int32"),
+    (
+        ATTENTION,
+        "-",
+        3,
+        "float32:2,7,4,2,5,2",
+        "expected [N, Q, M, L, P, 2] with L=3 (from spatial_shapes), got [2, 7, 4, 2, 5, 2]",
+    ),
+    (ATTENTION, "-", 3, "bfloat16:2,7,4,3,5,2", "expected float16 (the value's) or float32, got bfloat16"),
+    (ATTENTION, "-", 4, "float16:2,8,4,3,5", "with Q=7 (from sampling_locations), got [2, 8, 4, 3, 5]"),
+    (ATTENTION, "3,6,1", 1, "int32:4,2", "expected [L, 2] with L=3 (from points_per_level), got [4, 2]"),
+    (ATTENTION, "3,6,1", 3, "float32:2,7,4,9,2", "with K=10 (from points_per_level), got [2, 7, 4, 9, 2]"),
+    (FUSED_ATTENTION, "-", 3, "float32:2,7,3,3", "expected [N, Q, L, 2 or 4], got [2, 7, 3, 3]"),
+    (FUSED_ATTENTION, "-", 3, "bfloat16:2,7,3,2", "expected float32, got bfloat16"),
+    (FUSED_ATTENTION, "-", 4, "bfloat16:2,7,5,3,5,2", "with M=4 (from value), got [2, 7, 5, 3, 5, 2]"),
+    (FUSED_ATTENTION, "-", 5, "float32:2,7,4,14", "with L*P=15 (from sampling_offsets), got [2, 7, 4, 14]"),
+]
+
+
+def run_probe(
+    probe: Path, library: Path, operator: str, points: str, tensors: list[str]
+) -> tuple[list[str], str]:
+    command = [str(probe), str(library), operator, points, *tensors]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=probe_environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def probe_environment() -> dict[str, str]:
+    """The environment in which the library finds the libnvinfer that this process uses."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    folders = {str(Path(line.split()[-1]).parent) for line in maps if "libnvinfer.so" in line}
+    known = os.environ.get("LD_LIBRARY_PATH", "")
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join([*folders, known])}
+
+
+@pytest.mark.parametrize(("operator", "points"), GOOD)
+def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, operator, points):
+    lines, errors = run_probe(probe, library, operator, points, GOOD[operator, points].split())
+    ending = "equal points per level" if points == "-" else f"points_per_level=[{points}]"
+    assert lines == ["types 0", "shapes 0", f"{operator} 1 {ending}"]
+    assert not errors
+
+
+@pytest.mark.parametrize(("operator", "points", "index", "tensor", "message"), BAD)
+def test_wrong_input_is_named(probe, library, operator, points, index, tensor, message):
+    tensors = GOOD[operator, points].split()
+    wrong_type = tensors[index].split(":")[0] != tensor.split(":")[0]
+    tensors[index] = tensor
+    lines, errors = run_probe(probe, library, operator, points, tensors)
+    assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
+    name = INPUT_NAMES[operator][index]
+    assert all(line.startswith(f"msda::{operator}: {name}: ") for line in errors.splitlines())
+    assert message in errors
+
+
+# With a GPU.
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def make_inputs(operator: str, problem: Problem, **options):
+    make = problem.attention_inputs if operator == ATTENTION else problem.fused_inputs
+    return make(**options)
+
+
+def as_arrays(operator: str, inputs) -> dict[str, np.ndarray]:
+    tensors = dict(zip(INPUT_NAMES[operator], inputs[:-1], strict=True))
+    return {
+        name: (tensor.float() if torch.is_floating_point(tensor) else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
+
+
+def define(operator: str, inputs, shapes=None):
+    tensors = dict(zip(INPUT_NAMES[operator], inputs[:-1], strict=True))
+    shapes = shapes or {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    dtypes = {name: dtype_name(tensor) for name, tensor in tensors.items()}
+    return define_plugin(operator, shapes, dtypes, inputs.points_per_level)
+
+
+def assert_close(output: np.ndarray, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert output.shape == expected.shape
+    error = relative_error(torch.from_numpy(output), expected)
+    assert error <= TOLERANCE[dtype], error
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", ["pyramid", "boxes", "odd_head_dim", "ragged", "one_cell_levels"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_engine_equals_the_reference(tmp_path, operator, name, dtype):
+    # The rarer types take their turns: fp32 locations beside 16-bit values, 32-bit indices.
+    location_dtype = torch.float32 if name in ("boxes", "ragged") else dtype
+    index_dtype = torch.int32 if name in ("odd_head_dim", "ragged") else torch.int64
+    inputs = make_inputs(
+        operator, BY_NAME[name], dtype=dtype, location_dtype=location_dtype, index_dtype=index_dtype
+    )
+    path = save(tmp_path, build(define(operator, inputs)))
+    with trt_plugin.EngineRunner(path) as runner:
+        assert runner.outputs["output"].dtype == dtype_name(inputs.value)
+        output = runner(as_arrays(operator, inputs))["output"]
+    assert_close(output, truth(inputs), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_engine_serves_all_shapes(tmp_path, operator, dtype):
+    names = ("pyramid", "one_cell_levels", "wide_heads", "one_cell", "no_queries", "no_batch")
+    calls = [make_inputs(operator, BY_NAME[name], dtype=dtype, seed=seed) for seed, name in enumerate(names)]
+    shapes, ranges = {}, {}
+    for index, name in enumerate(INPUT_NAMES[operator]):
+        sizes = np.array([call[index].shape for call in calls])
+        smallest, usual, largest = sizes.min(0), sizes[0], sizes.max(0)
+        if name == "attention_logits":  # L * P
+            offsets = np.array([call[index - 1].shape for call in calls])
+            smallest[-1] = offsets[:, 3].min() * offsets[:, 4].min()
+            largest[-1] = offsets[:, 3].max() * offsets[:, 4].max()
+        ranges[name] = tuple(tuple(map(int, size)) for size in (smallest, usual, largest))
+        shapes[name] = tuple(
+            -1 if low < high else int(low) for low, high in zip(smallest, largest, strict=True)
+        )
+    path = save(tmp_path, build(define(operator, calls[0], shapes), ranges))
+    with trt_plugin.EngineRunner(path) as runner:
+        for call in calls:
+            output = runner(as_arrays(operator, call))["output"]
+            assert_close(output, truth(call), dtype)
+        # No shape of the last calls sticks.
+        output = runner(as_arrays(operator, calls[0]))["output"]
+        assert_close(output, truth(calls[0]), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator):
+    import tensorrt as trt
+
+    from trt_plugin.engine import load_engine
+
+    inputs = make_inputs(operator, BY_NAME["pyramid"], dtype=torch.float16)
+    path = save(tmp_path, build(define(operator, inputs), strongly_typed=False))
+    _runtime, engine = load_engine(path)
+    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    layers = [layer for layer in json.loads(text)["Layers"] if layer["Name"] == "attention"]
+    assert len(layers) == 1, text
+    value, output = (layers[0][side][0]["Format/Datatype"] for side in ("Inputs", "Outputs"))
+    assert all("Half" in text or "FP16" in text for text in (value, output)), (value, output)
+    with trt_plugin.EngineRunner(path) as runner:
+        output = runner(as_arrays(operator, inputs))["output"]
+    assert_close(output, truth(inputs), torch.float16)
+
+
+# case -> what the message says. One process of its own makes them all, since plugins report to the first
+# logger that TensorRT was given in a process, and that may be another test's.
+FAILURES = {
+    f"{operator} {case}": (INPUT_NAMES[operator][index], message)
+    for operator in OPERATORS
+    for case, index, message in (
+        ("static shape", -1, "with Q=256 (from "),
+        ("dynamic shape", -1, "with Q=256 (from "),
+        ("shape at run time", -1, "with Q=256 (from "),
+        ("type", 2, "expected int64 (as spatial_shapes), got int32"),
+    )
+}
+
+
+def fail(operator: str, case: str, folder: Path) -> None:
+    """Does what a case of FAILURES names, and should raise EngineError."""
+    inputs = make_inputs(operator, BY_NAME["pyramid"])
+    if case == "type":
+        inputs = inputs._replace(level_start_index=inputs.level_start_index.int())
+        build(define(operator, inputs))
+    names = INPUT_NAMES[operator]
+    shapes = {name: tuple(tensor.shape) for name, tensor in zip(names, inputs[:-1], strict=True)}
+    last = names[-1]
+    batch, queries, *others = shapes[last]
+    fewer = (batch, queries - 1, *others)
+    if case == "static shape":
+        build(define(operator, inputs, {**shapes, last: fewer}))
+    if case == "dynamic shape":
+        build(define(operator, inputs, {**shapes, last: (batch, -1, *others)}), {last: (fewer, fewer, fewer)})
+    assert case == "shape at run time"
+    ranges = {}
+    for name in names[3:]:  # those with Q
+        batch, queries, *others = shape = shapes[name]
+        ranges[name] = ((batch, queries - 1, *others), shape, shape)
+        shapes[name] = (batch, -1, *others)
+    path = save(folder, build(define(operator, inputs, shapes), ranges))
+    arrays = as_arrays(operator, inputs)
+    with trt_plugin.EngineRunner(path) as runner:
+        runner({**arrays, last: arrays[last][:, :-1]})
+
+
+def failures(folder: str) -> dict[str, str]:
+    """The message of every case of FAILURES."""
+    messages = {}
+    for name in FAILURES:
+        operator, _, case = name.partition(" ")
+        try:
+            fail(operator, case, Path(folder))
+            messages[name] = "no error"
+        except Exception as error:
+            messages[name] = f"{type(error).__name__}: {error}"
+    return messages
+
+
+@pytest.fixture(scope="module")
+def failure_messages(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("failures")
+    code = (
+        "import json; from tests import test_plugin; "
+        f"print(json.dumps(test_plugin.failures({str(folder)!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", FAILURES)
+def test_wrong_input_stops_build_and_run_and_is_named(failure_messages, case):
+    argument, message = FAILURES[case]
+    found = failure_messages[case]
+    assert found.startswith("EngineError: ")
+    assert f"msda::{case.split()[0]}: {argument}: expected" in found
+    assert message in found
