@@ -175,8 +175,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def seeded_state_dict(
     source: str | os.PathLike | Mapping[str, list[int]] | nn.Module, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Random weights under upstream's names that make a model behave: for benchmarks and tests without
-    training.
+    """Random weights under upstream's names that make a model behave, for benchmarks and tests.
 
     Activations keep their size through the layers, class scores are spread, samples lie near their reference
     points, and boxes move visibly in every decoder layer. All queries have the same content, so that two
@@ -184,7 +183,7 @@ def seeded_state_dict(
 
     Args:
         source: shapes by upstream's names, a JSON file of them, or a `codetr.CoDino`.
-        seed: a tensor's values depend on the seed, its name and its shape, on no machine.
+        seed: a tensor's values depend on the seed, its name and its shape; drawn by Torch's CPU generator.
 
     Returns:
         Tensors by upstream's names, fp32 (int64 for counters and indices).
@@ -203,8 +202,7 @@ def seeded_state_dict(
     return tensors
 
 
-# (pattern, factor on the usual deviation 1 / sqrt(fan in)) of weights that are no norms; the first match
-# counts.
+# (pattern, factor on the usual deviation 1 / sqrt(fan in)); the first match counts. Norms have their own.
 _GAINS = [
     (re.compile(pattern), gain)
     for pattern, gain in (
@@ -212,17 +210,15 @@ _GAINS = [
         (r"cls_branches", 1.2),  # logits of a deviation above 1
         (r"attention_weights", 0.5),
         (r"attentions\.1\.output_proj", 2.0),  # what a query sees, not its common content, makes it distinct
-        (
-            r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head",
-            math.sqrt(2.0),
-        ),  # before an activation
+        # before an activation
+        (r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head", math.sqrt(2.0)),
     )
 ]
 # Weights that follow an activation. Its output is positive on average; rows that sum to zero keep that
 # average from becoming the same large vector in every cell.
 _AFTER_ACTIVATION = re.compile(
-    r"ffns?\.(0\.)?layers\.1\.weight|backbone\.layer\d\.\d+\.(conv\d|downsample\.0)\.weight|reg_branches\.\d+\.[24]\.weight"
-    r"|ref_point_head\.2\.weight"
+    r"(ffns?\.(0\.)?layers\.1|backbone\.layer\d\.\d+\.(conv\d|downsample\.0)"
+    r"|reg_branches\.\d+\.[24]|ref_point_head\.2)\.weight$"
 )
 
 

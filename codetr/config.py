@@ -77,9 +77,7 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class NeckConfig:
-    """Maps each backbone level to `out_channels`; levels beyond the backbone's come from strided
-    convolutions.
-    """
+    """Backbone levels to `out_channels`; levels beyond the backbone's come from strided convolutions."""
 
     in_channels: tuple[int, ...]
     out_channels: int = 256

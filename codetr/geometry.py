@@ -49,9 +49,8 @@ def make_pyramid(
     starts = [0]
     for h, w in level_hw[:-1]:
         starts.append(starts[-1] + h * w)
-    spatial_shapes = device_constant([size for hw in level_hw for size in hw], torch.int64, device).view(
-        -1, 2
-    )
+    sizes = [size for hw in level_hw for size in hw]
+    spatial_shapes = device_constant(sizes, torch.int64, device).view(-1, 2)
     level_start_index = device_constant(starts, torch.int64, device)
 
     cells = spatial_shapes.float()  # [L, 2]
@@ -82,8 +81,7 @@ def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tenso
 
     Upstream shrinks the mask by nearest interpolation: cell i takes pixel floor(i * step), where step is
     pixels per cell rounded to fp32 and the product is rounded too. That pixel is inside when i * step < size,
-    so the count is the
-    first i for which this fails: the integer nearest to size / step, or one more.
+    so the count is the first i for which this fails: the integer nearest to size / step, or one more.
 
     Args:
         image_shapes: [N, 2]; input_hw: [2] fp32; cells: [L, 2] fp32.
@@ -120,13 +118,11 @@ def encoder_positions(
             embedding = sine_embedding(count / (valid + 1e-6), num_feats, temperature)
             axes.append(embedding.to(dtype))  # [N, cells, num_feats]
             inside.append(index < valid)  # [N, cells]
-        # Rows of a column outside the image count nothing: their position is that of 0; and columns of such a
-        # row.
-        zero = sine_embedding(torch.zeros_like(valid_h), num_feats, temperature).to(dtype)[
-            :, :, None
-        ]  # [N, 1, 1, F]
-        y = torch.where(inside[1][:, None, :, None], axes[0][:, :, None], zero)  # [N, H, W, F]
-        x = torch.where(inside[0][:, :, None, None], axes[1][:, None], zero)  # [N, H, W, F]
+        # A column outside the image has no image cells to count: its y is 0. So is x in a row outside.
+        zero = sine_embedding(torch.zeros_like(valid_h), num_feats, temperature).to(dtype)
+        zero = zero[:, :, None]  # [N, 1, 1, num_feats]
+        y = torch.where(inside[1][:, None, :, None], axes[0][:, :, None], zero)  # [N, H, W, num_feats]
+        x = torch.where(inside[0][:, :, None, None], axes[1][:, None], zero)  # [N, H, W, num_feats]
         positions.append(torch.cat((y, x), dim=-1).flatten(1, 2))
     return positions
 

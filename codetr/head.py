@@ -58,7 +58,7 @@ class QuerySelection(nn.Module):
         # Only the selected cells need a box.
         delta = self.box_branch(_gather_rows(x, index))
         start = torch.log(proposals / (1.0 - proposals))
-        start = torch.where(usable[:, :, None], start, UNUSABLE_LOGIT)
+        start = start.masked_fill(~usable[:, :, None], UNUSABLE_LOGIT)
         boxes = torch.sigmoid(delta + _gather_rows(start, index))
         return _gather_rows(logits, index), boxes
 

@@ -86,7 +86,5 @@ def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
 
 
 def device_constant(values: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 1-D tensor made on the device: `torch.tensor` would copy from the host, which a CUDA graph cannot
-    capture.
-    """
+    """A 1-D tensor made on the device: `torch.tensor` copies from the host, which no CUDA graph captures."""
     return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])

@@ -31,9 +31,7 @@ class ChannelMapper(nn.Module):
         self.extra_convs = nn.ModuleList(ConvNorm(c, out, groups, 3, 2) for c in extra_channels)
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...], each extra one half the size
-        before.
-        """
+        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...], extra ones halving the last."""
         outs = [conv(feature) for conv, feature in zip(self.convs, features, strict=True)]
         x = features[-1]
         for conv in self.extra_convs:

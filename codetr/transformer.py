@@ -1,6 +1,4 @@
-"""Encoder and decoder of Deformable DETR (arXiv 2010.04159) with DINO's iterative refinement (arXiv
-2203.03605).
-"""
+"""Encoder and decoder: Deformable DETR (arXiv 2010.04159) with the refinement of DINO (arXiv 2203.03605)."""
 
 from __future__ import annotations
 
@@ -128,7 +126,7 @@ class Decoder(nn.Module):
         x = self.query_embed.expand(memory.shape[0], -1, -1)  # [N, Q, C]
         all_logits, all_boxes = [], []
         last = len(self.layers) - 1
-        reference = boxes.detach()
+        boxes = reference = boxes.detach()
         for index, layer in enumerate(self.layers):
             # The layer looks at `reference`, which stops gradients; answers start from `boxes`, which lets
             # the layer before learn from this one's answer too ("look forward twice", DINO section 3.5).

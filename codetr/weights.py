@@ -6,6 +6,7 @@ The cache is `$CODETR_CACHE`, else `~/.cache/codetr`.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import re
 import sys
@@ -94,8 +95,8 @@ def fetch(source: str, progress: bool = True) -> Path:
                 raise ValueError(
                     f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}"
                 )
-    except OSError as error:
-        reason = getattr(error, "reason", None) or error.strerror or error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise ValueError(f"{url}: download to {path.parent} failed ({reason})") from None
     return path
 

@@ -74,17 +74,16 @@ def import_requirements() -> None:
         ImportError: naming what to install.
         trt_plugin.EngineError: TensorRT or the plugin library is missing or cannot be loaded.
     """
-    import trt_plugin
-
-    trt_plugin.load()
     try:
         import torch_tensorrt  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"Torch-TensorRT cannot be imported ({error}): pip install codetr-tensorrt[dynamo]"
         ) from error
+    import trt_plugin
     from dynamo_path import converter
 
+    trt_plugin.load()
     converter.register()
 
 

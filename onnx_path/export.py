@@ -28,6 +28,8 @@ from codetr.exporting import (
     write_metadata,
 )
 
+LARGEST_CONSTANT = 2**27  # numbers that a folded tensor may have
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
@@ -112,7 +114,7 @@ def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) 
     try:
         import onnx
         import onnx_ir
-        import onnxscript  # noqa: F401
+        from onnxscript import optimizer
     except ImportError as error:
         raise ImportError(f"{error.name} is not installed: pip install codetr-tensorrt[onnx]") from error
     import torch
@@ -131,6 +133,10 @@ def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) 
             dynamo=True,
             verbose=False,
         )
+    # The exporter folds small constants only; Swin's masks and position biases have millions of numbers.
+    limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
+    optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
+    optimizer.remove_unused_nodes(program.model)
     if function_bodies:
         for body in operator.function_bodies():
             function = onnx_ir.serde.deserialize_function(body)

@@ -182,11 +182,10 @@ def MultiScaleDeformableAttention(
     weights = op.Reshape(op.Cast(attention_weights, to=_FLOAT), samples, allowzero=1)
     x = op.Gather(locations, 0, axis=4) * width - 0.5  # pixels, [N, Q, M, P]
     y = op.Gather(locations, 1, axis=4) * height - 0.5
-    # False for NaN too. What lies outside is moved before it becomes an integer, and its weight is 0.
+    # False for NaN too. What lies outside becomes a location that an integer can hold and no corner reaches.
     inside = op.And(op.And(x > -1.0, x < width), op.And(y > -1.0, y < height))
-    x = op.Where(inside, x, 0.0)
-    y = op.Where(inside, y, 0.0)
-    weights = op.Where(inside, weights, 0.0)
+    x = op.Where(inside, x, -2.0)
+    y = op.Where(inside, y, -2.0)
     left = op.Floor(x)
     top = op.Floor(y)
     right_share = x - left

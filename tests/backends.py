@@ -7,32 +7,15 @@ it may be from `msda.reference` in float64 on the same inputs.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 import msda
-from benchmarks.accuracy import relative_error
-from benchmarks.problems import AttentionInputs, FusedInputs, Problem
+from benchmarks.problems import AttentionInputs, FusedInputs
 from tests import strategies
-
-TOLERANCE = {
-    # Everything in double: rounding of some hundred additions.
-    torch.float64: 1e-12,
-    # Coordinates, weights and sums in float: about 1e-7 an operation, and coordinates of hundreds of cells.
-    torch.float32: 1e-5,
-    # Inputs are compared as rounded and sums are float, so what is left is rounding the output: half a unit
-    # in the last place at most, 2^-11 of the value for half and 2^-8 for bfloat16; twice that is allowed.
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-}
-"""Largest relative L2 error by the value's type."""
-
-FLOOR = 0.05
-"""A result smaller than this share of what it would be with every sample inside counts absolutely: a lone
-sample that just touches a level has a weight that is all rounding."""
+from tests.comparison import run_msda
 
 
 @dataclass(frozen=True)
@@ -70,12 +53,6 @@ class Backend:
     def cases(self, operator: str, smooth: bool = False):
         """The hypothesis strategy of calls that the backend takes."""
         return strategies.cases(operator == "fused", self.ragged, self.empty, smooth)
-
-
-def run_msda(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The public operator on any device."""
-    operator = msda.fused_attention if isinstance(inputs, FusedInputs) else msda.attention
-    return operator(*inputs)
 
 
 def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
@@ -238,54 +215,3 @@ ALL = (
         ragged=strategies.RAGGED,
     ),
 )
-
-
-def weights_of(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The attention weights [N, Q, M, K] in float64, after softmax where the operator takes logits."""
-    if isinstance(inputs, FusedInputs):
-        return inputs.attention_logits.double().softmax(-1)
-    return inputs.attention_weights.double().flatten(3)
-
-
-def output_floor(inputs: AttentionInputs | FusedInputs, expected: torch.Tensor) -> float:
-    """FLOOR times the norm that the result would have if every sample hit: see `relative_error`."""
-    if not expected.numel():
-        return 0.0
-    value = inputs.value.double()
-    value = value[value.isfinite()]
-    if not value.numel():
-        return 0.0
-    size = value.square().mean().sqrt() * weights_of(inputs).square().sum(-1).mean().sqrt()
-    return FLOOR * size.item() * math.sqrt(expected.numel())
-
-
-def gradient_floors(problem: Problem, inputs: AttentionInputs | FusedInputs) -> dict[str, float]:
-    """FLOOR times the norm that each gradient usually has, for a standard normal value and output
-    gradient."""
-    weight = weights_of(inputs).square().mean().sqrt().item()
-    product = math.sqrt(problem.head_dim)
-    cells = sum(height + width for height, width in problem.spatial_shapes) / (2 * problem.num_levels)
-    sizes = {
-        "value": weight,
-        "sampling_locations": product * weight * cells,
-        "attention_weights": product,
-        "reference_points": product * weight * cells * math.sqrt(problem.num_heads),
-        "sampling_offsets": product * weight,
-        "attention_logits": product * weight,
-    }
-    tensors = inputs._asdict()
-    return {
-        name: FLOOR * size * math.sqrt(tensors[name].numel())
-        for name, size in sizes.items()
-        if name in tensors
-    }
-
-
-def assert_result(
-    actual: torch.Tensor, expected: torch.Tensor, inputs: AttentionInputs | FusedInputs, dtype: torch.dtype
-) -> None:
-    """Fails unless a result has the value's type and is as near to the truth as its type allows."""
-    assert actual.dtype == dtype
-    assert actual.shape == expected.shape
-    error = relative_error(actual, expected, output_floor(inputs, expected))
-    assert error <= TOLERANCE[dtype], f"relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"

@@ -26,7 +26,7 @@ LAYOUTS = ("contiguous", "strided", "expanded", "transposed", "unaligned")
 """Memory of a tensor. strided: every second element; expanded: one batch entry with stride 0; transposed:
 batch and second dimension stored the other way round; unaligned: its storage begins one element late."""
 
-RAGGED = ((3, 1), (2, 0, 5))
+RAGGED = ((2, 0, 5),)
 """Ragged lists for a backend that is built for one list at a time, as a TensorRT engine is."""
 
 

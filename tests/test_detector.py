@@ -154,8 +154,7 @@ class TestPrecision:
             assert relative_error(rounded[stage], exact[stage]) < tolerance, stage
         for stage in ("topk_scores", "topk_boxes", "class_logits", "boxes_cxcywh", "det_boxes", "det_scores"):
             assert rounded[stage].dtype == torch.float32
-        # The selection swaps neighbours of nearly equal score, each with its own query: compare from one
-        # selection on.
+        # Rounding swaps neighbours in the selection, and queries with them: compare from one selection on.
         images, image_shapes = inputs(tensors)
         level_hw = [tuple(exact[f"neck.{i}"].shape[2:]) for i in range(5)]
         pyramid = make_pyramid(image_shapes, tuple(images.shape[2:]), level_hw)
@@ -180,6 +179,42 @@ class TestPrecision:
         model, _ = load_golden("codino_resnet_tiny")
         with pytest.raises(ValueError, match="precision: expected one of fp32, fp16, bf16, got 'int8'"):
             model.set_precision("int8")
+
+
+@pytest.mark.gpu
+class TestGpu:
+    @torch.inference_mode()
+    @pytest.mark.parametrize("name", MODELS)
+    def test_golden_in_a_cuda_graph(self, name):
+        """A graph can be captured only where nothing waits for the host or copies from it."""
+        model, tensors = load_golden(name)
+        model.cuda()
+        images, image_shapes = (value.cuda() for value in inputs(tensors))
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                model.stages(images, image_shapes)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                stages = model.stages(images, image_shapes)
+            graph.replay()
+        for stage in ("backbone.3", "neck.4", "memory", "class_logits", "boxes_cxcywh"):
+            assert relative_error(stages[stage].cpu(), tensors[f"out/{stage}"]) < 1e-5, stage
+        assert (stages["det_boxes"].cpu() - tensors["out/det_boxes"]).abs().max() < 0.01
+        assert torch.equal(stages["det_labels"].cpu(), tensors["out/det_labels"])
+
+    @torch.inference_mode()
+    @pytest.mark.parametrize("precision, tolerance", [("fp16", 5e-3), ("bf16", 4e-2)])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_sixteen_bits(self, name, precision, tolerance):
+        model, tensors = load_golden(name)
+        model.cuda().set_precision(precision)
+        stages = model.stages(*(value.cuda() for value in inputs(tensors)))
+        for stage in ("backbone.3", "neck.4", "memory"):
+            assert relative_error(stages[stage].float().cpu(), tensors[f"out/{stage}"]) < tolerance, stage
+        assert stages["det_boxes"].isfinite().all() and stages["det_boxes"].dtype == torch.float32
 
 
 def slow_geometry(image_shapes, input_hw, level_hw, num_feats, temperature):

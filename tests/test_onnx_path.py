@@ -1,4 +1,4 @@
-"""The ONNX path: nodes and their bodies against the reference, exported detectors in onnxruntime, the command."""
+"""The ONNX path: node bodies against the reference, exported detectors in onnxruntime, the command."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ONNX_TYPES = {
 LEVELS = [(6, 7), (3, 4), (1, 1)]
 
 
-def run_body(
+def node_model(
     op_type: str, tensors: dict[str, torch.Tensor], points_per_level: list[int] | None
-) -> torch.Tensor:
-    """Runs one node by its body in onnxruntime, all dimensions dynamic."""
+) -> onnx.ModelProto:
+    """A model of one node with its body, all dimensions dynamic."""
     attributes = dict(operator.PLUGIN_ATTRIBUTES)
     if points_per_level is not None:
         attributes["points_per_level"] = points_per_level
@@ -58,7 +58,15 @@ def run_body(
     )
     operator.add_function_bodies(model)
     onnx.checker.check_model(model, full_check=True)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return model
+
+
+def run_body(
+    op_type: str, tensors: dict[str, torch.Tensor], points_per_level: list[int] | None
+) -> torch.Tensor:
+    """Runs one node by its body in onnxruntime."""
+    model = node_model(op_type, tensors, points_per_level).SerializeToString()
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {name: tensor.numpy() for name, tensor in tensors.items()})[0])
 
 
@@ -164,7 +172,7 @@ class Ragged(torch.nn.Module):
 def test_translation_of_the_plain_operator_keeps_points_per_level():
     tensors = problem(operator.ATTENTION, [2, 1, 3])
     program = torch.onnx.export(
-        Ragged(),
+        Ragged().eval(),
         tuple(tensors.values()),
         dynamo=True,
         verbose=False,
@@ -190,7 +198,7 @@ def load_golden(name: str) -> tuple[codetr.CoDino, dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def exported(request, tmp_path_factory):
-    """A golden model exported, with its golden inputs: name, model, inputs, path, count of nodes by operator."""
+    """A golden model exported: name, model, golden inputs, path, count of nodes by operator."""
     model, tensors = load_golden(request.param)
     inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
@@ -234,38 +242,20 @@ def test_exported_file_runs_in_onnxruntime(exported):
     assert (found[2] == expected[2]).all()
 
 
-def test_build_hands_tensorrt_a_file_without_bodies(exported, tmp_path):
-    _, _, _, path, _ = exported
-    assert {function.domain for function in onnx.load(path).functions} == {"msda"}
-    before = path.read_bytes()
+def test_build_hands_tensorrt_a_file_without_bodies(tmp_path):
+    path = tmp_path / "model.onnx"
+    model = node_model(operator.FUSED_ATTENTION, problem(operator.FUSED_ATTENTION, None), None)
+    onnx.save(model, path)
     with _without_function_bodies(path) as stripped:
-        model = onnx.load(stripped)
+        parsed = onnx.load(stripped)
         assert stripped.parent == path.parent
-        assert not model.functions
-        assert model.graph == onnx.load(path).graph
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
-    onnx.save(model, tmp_path / "plain.onnx")
+        assert not parsed.functions
+        assert parsed.graph == model.graph
+        onnx.save(parsed, tmp_path / "plain.onnx")
     with _without_function_bodies(tmp_path / "plain.onnx") as unchanged:
         assert unchanged == tmp_path / "plain.onnx"
-
-
-def test_exported_types_follow_the_precision(tmp_path):
-    model, tensors = load_golden("codino_resnet_tiny")
-    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
-    export_onnx(model.set_precision("fp16"), inputs, tmp_path / "model.onnx", function_bodies=False)
-    proto = onnx.load(tmp_path / "model.onnx")
-    assert not proto.functions
-    types = {v.name: v.type.tensor_type.elem_type for v in [*proto.graph.value_info, *proto.graph.output]}
-    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-    for node in proto.graph.node:
-        if node.domain == operator.DOMAIN:
-            value, _, _, points, offsets, logits = (types.get(name) for name in node.input)
-            assert (value, points, types[node.output[0]]) == (half, single, half)
-            assert {offsets, logits} <= {half, single}
-        if node.op_type == "TopK":
-            assert types[node.input[0]] == single
-    assert (types["boxes"], types["scores"]) == (single, single)
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "plain.onnx"}
+    assert onnx.load(path) == model
 
 
 @pytest.fixture(scope="module")
@@ -279,11 +269,13 @@ def weights(tmp_path_factory) -> dict[str, Path]:
     return paths
 
 
-def arguments(weights: dict[str, Path], out: Path, name: str = "codino_resnet_tiny", **options) -> list[str]:
+def arguments(
+    weights: dict[str, Path], folder: Path, name: str = "codino_resnet_tiny", /, **options: object
+) -> list[str]:
     given = {
         "model": GOLDEN / f"{name}.json",
         "weights": weights[name],
-        "out": out,
+        "out": folder,
         "height": 128,
         "width": 96,
     }
@@ -292,14 +284,28 @@ def arguments(weights: dict[str, Path], out: Path, name: str = "codino_resnet_ti
 
 def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    assert main([*arguments(weights, out, batch=2), "--device", "cpu"]) == 0
+    options = {"batch": 2, "precision": "fp16", "device": "cpu"}
+    assert main([*arguments(weights, out, **options), "--no-function-body"]) == 0
     assert [file.name for file in out.iterdir()] == ["model.onnx"]
     assert [file.name for file in tmp_path.iterdir()] == ["new"]
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"wrote {out / 'model.onnx'}; stopped there: no GPU to build a TensorRT engine for"
     assert any(line.startswith("export model.onnx: ") and line.endswith(" s") for line in lines)
-    shape = onnx.load(out / "model.onnx").graph.input[0].type.tensor_type.shape.dim
-    assert [dim.dim_value for dim in shape] == [2, 3, 128, 96]
+
+    model = onnx.load(out / "model.onnx")
+    assert not model.functions
+    graph = model.graph
+    assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [2, 3, 128, 96]
+    types = {v.name: v.type.tensor_type.elem_type for v in [*graph.value_info, *graph.output]}
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    for node in graph.node:
+        if node.domain == operator.DOMAIN:
+            value, points, offsets, logits = (types[node.input[i]] for i in (0, 3, 4, 5))
+            assert (value, points, types[node.output[0]]) == (half, single, half)
+            assert {offsets, logits} <= {half, single}
+        if node.op_type == "TopK":
+            assert types[node.input[0]] == single
+    assert (types["boxes"], types["scores"]) == (single, single)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import msda
 from benchmarks import accuracy
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from tests import backends, strategies
-from tests.backends import assert_result, run_msda
+from tests.comparison import assert_result, run_msda
 
 PROBLEM = Problem("op", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=8, num_points=3)
 RAGGED = Problem("op_ragged", 1, ((6, 8), (3, 4)), 10, 4, 8, points_per_level=(2, 3), reference_dim=4)

@@ -1,6 +1,4 @@
-"""ResNet (arXiv 1512.03385) with bottleneck blocks, the stride in their 3x3 convolution, and frozen batch
-norms.
-"""
+"""ResNet (arXiv 1512.03385): bottlenecks with the stride in the 3x3 convolution, frozen batch norms."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from codetr.layers import FeedForward
 
 
 class WindowAttention(nn.Module):
-    """Self-attention inside windows of window_size x window_size cells, with a learned bias per relative
-    position.
+    """Self-attention inside windows of cells, with a learned bias per relative position.
 
     Written as matmul, add, softmax, matmul: TensorRT fuses this chain, bias and mask included, into one
     kernel.
@@ -187,14 +186,12 @@ def shifted_window_mask(x: Tensor, size: int) -> Tensor:
         bands.append((index >= padded - size).to(x.dtype) + (index >= padded - shift).to(x.dtype))
     region = 3.0 * bands[0][:, None] + bands[1]  # [H', W']
     region = to_windows(region[None, :, :, None], size)  # [windows, size * size, 1]
-    mask = torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(x.dtype)  # [windows, L, L]
+    mask = (region != region.transpose(1, 2)).to(x.dtype) * -100.0  # [windows, L, L]
     return mask.repeat(x.shape[0], 1, 1)[:, None]
 
 
 def relative_position_index(size: int) -> Tensor:
-    """[size * size, size * size] int64: the row of the bias table for a (query, key) pair of cells in a
-    window.
-    """
+    """[size * size, size * size] int64: row of the bias table for a (query, key) pair of a window's cells."""
     row, column = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     cells = torch.stack((row.flatten(), column.flatten()))  # [2, L]
     offset = cells[:, :, None] - cells[:, None, :] + size - 1  # [2, L, L], 0 .. 2 size - 2

@@ -1,0 +1,207 @@
+"""Times a whole detector on the GPU, in PyTorch and as TensorRT engines, and compares their detections:
+
+    python -m benchmarks.detector --model co_dino_swin_l --height 768 --width 1152 \\
+        --engine fp32=out/fp32/model.engine --engine fp16=out/fp16/model.engine
+
+PyTorch runs in fp32, TF32 and fp16, as a CUDA graph and eagerly. Every variant sees the same photo, and its
+detections are compared with PyTorch's in fp32. Weights are seeded unless a checkpoint is given; an engine
+must have been built from the same ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import functools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from benchmarks import environment, timing
+from codetr.compare import Comparison, compare_detections
+from codetr.exporting import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
+from codetr.preprocess import Batch, Preprocessor, load_image
+
+if TYPE_CHECKING:
+    import codetr
+
+TORCH_VARIANTS = {"fp32": ("fp32", False), "tf32": ("fp32", True), "fp16": ("fp16", False)}
+"""PyTorch's variants: the model's precision, and whether fp32 products and convolutions use TF32."""
+
+WARMUP = 20
+EAGER_SECONDS = 3.0
+GRAPH_SECONDS = 20.0
+
+Detections = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    options = parse(arguments)
+    try:
+        timing.require_gpu()
+        content = run(options, list(sys.argv[1:] if arguments is None else arguments))
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
+        print(f"benchmarks.detector: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    name = f"detector_{content['model']}_{options.height}x{options.width}"
+    gpu = environment.slug(content["gpu"]["name"])
+    out = options.out or Path("benchmarks/results") / f"{name}_{gpu}.json"
+    environment.write_json(out, content)
+    print(out)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detector", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="co_dino_swin_l", help="as for codetr.load_config")
+    parser.add_argument("--weights", help="as for codetr.load_checkpoint; seeded weights by default")
+    parser.add_argument("--seed", type=int, default=0, help="of seeded weights")
+    parser.add_argument("--height", type=int, default=768)
+    parser.add_argument("--width", type=int, default=1152)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--photo", type=Path, default=DEMO_PHOTO)
+    parser.add_argument("--torch", nargs="*", choices=list(TORCH_VARIANTS), default=list(TORCH_VARIANTS))
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        type=_engine,
+        metavar="LABEL=FILE",
+        help="an engine to time, built for this size; may be given several times",
+    )
+    parser.add_argument("--iterations", type=int, default=100, help="samples of each measurement")
+    parser.add_argument("--out", type=Path, help="result file; below benchmarks/results by default")
+    return parser.parse_args(arguments)
+
+
+def _engine(text: str) -> tuple[str, Path]:
+    label, separator, path = text.partition("=")
+    if not separator or not label or not path:
+        raise argparse.ArgumentTypeError(f"expected LABEL=FILE, got {text!r}")
+    return label, Path(path)
+
+
+def run(options: argparse.Namespace, arguments: list[str]) -> dict:
+    """Measures everything; returns the result file's content."""
+    import codetr
+
+    started = time.monotonic()
+    config = codetr.load_config(options.model)
+    model = codetr.CoDino(config).eval().requires_grad_(False)
+    codetr.load_checkpoint(model, options.weights or codetr.seeded_state_dict(model, options.seed))
+    preprocessor = Preprocessor(config.mean, config.std, height=options.height, width=options.width)
+    batch = preprocessor.batch([load_image(options.photo)] * options.batch)
+    results: list[dict] = []
+    expected: Detections | None = None
+    # fp32 comes first, wanted or not: all others are compared with its detections.
+    for variant in ("fp32", *(name for name in options.torch if name != "fp32")):
+        rows, found = measure_torch(model, variant, batch, options.iterations)
+        expected = found if expected is None else expected
+        results.extend({**row, **compared(expected, found)} for row in rows)
+        report(results[-len(rows) :])
+    for label, path in options.engine:
+        row, found = measure_engine(label, path, batch, options.iterations)
+        results.append({**row, **compared(expected, found)})
+        report(results[-1:])
+    return {
+        **environment.describe("benchmarks.detector", arguments),
+        "kind": "detector",
+        "model": config.name,
+        "weights": options.weights or f"seeded, seed {options.seed}",
+        "height": options.height,
+        "width": options.width,
+        "batch": options.batch,
+        "photo": options.photo.name,
+        "compared_with": "the detections of PyTorch fp32, TF32 off",
+        "seconds": round(time.monotonic() - started, 1),
+        "results": results,
+    }
+
+
+def measure_torch(
+    model: codetr.CoDino, variant: str, batch: Batch, iterations: int
+) -> tuple[list[dict], Detections]:
+    """Times one variant of PyTorch, as a CUDA graph and eagerly; the model on the CPU stays as it is."""
+    precision, tf32 = TORCH_VARIANTS[variant]
+    with torch.no_grad(), tensor_float_32(tf32):
+        on_gpu = copy.deepcopy(model).set_precision(precision).to("cuda")
+        images = torch.from_numpy(batch.images).cuda()
+        image_shapes = torch.from_numpy(batch.image_shapes).cuda()
+
+        call = functools.partial(on_gpu, images, image_shapes)
+        found = tuple(tensor.cpu().numpy() for tensor in call())
+        graph = timing.time_graph([call], 0, iterations, WARMUP, GRAPH_SECONDS)
+        eager = timing.time_eager(call, iterations, 3, EAGER_SECONDS)
+        peak = torch.cuda.max_memory_allocated()
+    del on_gpu, call
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    rows = [
+        {"backend": f"torch {kind}", "variant": variant, "peak_memory_bytes": peak, "timing": timed.as_dict()}
+        for kind, timed in (("CUDA graph", graph), ("eager", eager))
+    ]
+    return rows, found
+
+
+@contextlib.contextmanager
+def tensor_float_32(allowed: bool) -> Iterator[None]:
+    """Switches TF32 in matrix products and convolutions, and back afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def measure_engine(label: str, path: Path, batch: Batch, iterations: int) -> tuple[dict, Detections]:
+    """Times an engine through the runner, without the copies of inputs and outputs."""
+    import trt_plugin
+
+    inputs = dict(zip(INPUT_NAMES, (batch.images, batch.image_shapes), strict=True))
+    with trt_plugin.EngineRunner(path) as runner:
+        outputs = runner(inputs)
+        found = tuple(np.array(outputs[name]) for name in OUTPUT_NAMES)
+        samples = runner.time(inputs, iterations, WARMUP)
+        metadata = runner.metadata
+    timed = timing.Timing(samples, 1, WARMUP, "warm")
+    row = {
+        "backend": "TensorRT engine",
+        "variant": label,
+        "engine_bytes": path.stat().st_size,
+        "engine_precision": metadata.precision if metadata else None,
+        "timing": timed.as_dict(),
+    }
+    return row, found
+
+
+def compared(expected: Detections, found: Detections) -> dict:
+    """How detections differ from the expected ones, for JSON."""
+    comparison: Comparison = compare_detections(expected, found)
+    return {"detections": {**asdict(comparison), "equal_share": comparison.equal_share}}
+
+
+def report(rows: Sequence[dict]) -> None:
+    """Prints one line for each result."""
+    for row in rows:
+        spread, same = row["timing"], row["detections"]
+        print(
+            f"{row['backend']:16} {row['variant']:5} {spread['median_ms']:8.3f} ms "
+            f"({spread['p05_ms']:.3f} to {spread['p95_ms']:.3f}, {spread['samples']} samples); "
+            f"{same['matched']} of {same['expected']} match, {same['equal']} equal, "
+            f"boxes within {same['max_box_difference_px']:.3g} px, scores {same['max_score_difference']:.2g}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

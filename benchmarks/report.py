@@ -1,0 +1,232 @@
+"""Tables and pictures of result files, made from the JSON alone:
+
+python -m benchmarks.report benchmarks/results/*.json                # Markdown on standard output
+python -m benchmarks.report benchmarks/results/*.json --pictures DIR # bar charts, SVG and PNG
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.environment import SCHEMA_VERSION
+
+COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split(":")[0])
+    parser.add_argument("results", nargs="+", type=Path, help="files that the benchmarks wrote")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="also draw bar charts there")
+    options = parser.parse_args(arguments)
+    try:
+        for path in options.results:
+            content = read(path)
+            print(markdown(content))
+            if options.pictures:
+                for picture in draw(content, options.pictures, path.stem):
+                    print(picture, file=sys.stderr)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"benchmarks.report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def read(path: Path) -> dict:
+    """A result file.
+
+    Raises:
+        ValueError: for a file that no benchmark wrote, or one of another schema version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not a JSON file: {error}") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION or content.get("kind") not in ("msda", "detector"):
+        raise ValueError(f"{path}: expected a result file of schema version {SCHEMA_VERSION}, got {version}")
+    return content
+
+
+def markdown(content: dict) -> str:
+    """All tables of a result file, with the machine and the command above them."""
+    tables = msda_tables(content) if content["kind"] == "msda" else [detector_table(content)]
+    return "\n\n".join([origin(content), *tables]) + "\n"
+
+
+def origin(content: dict) -> str:
+    """Where the numbers come from, in one paragraph."""
+    gpu = content["gpu"]
+    return (
+        f"{gpu['name']}, driver {gpu['driver']}, CUDA {content['cuda']}, Torch {content['torch']}, "
+        f"TensorRT {content['tensorrt']}, commit {content['commit'][:12]}, {content['date_utc'][:10]}; "
+        f"`{content['command']}`"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; every column but the first is aligned to the right."""
+    ruler = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ruler, *rows))
+
+
+def groups(content: dict) -> list[tuple[str, str, list[str], dict[tuple[str, str], dict]]]:
+    """The operator's results: distribution, type, problems, results by problem and method."""
+    results = content["results"]
+    found = []
+    for distribution, dtype in dict.fromkeys((row["distribution"], row["dtype"]) for row in results):
+        rows = [row for row in results if (row["distribution"], row["dtype"]) == (distribution, dtype)]
+        problems = list(dict.fromkeys(row["problem"]["name"] for row in rows))
+        found.append((distribution, dtype, problems, {(r["problem"]["name"], r["method"]): r for r in rows}))
+    return found
+
+
+def msda_tables(content: dict) -> list[str]:
+    """A table of microseconds for each distribution and type: methods down, problems across."""
+    tables = []
+    for distribution, dtype, problems, cells in groups(content):
+        methods = [method for method in content["methods"] if any((p, method) in cells for p in problems)]
+        rows = []
+        for method in methods:
+            rows.append([method, *(microseconds(cells.get((problem, method))) for problem in problems)])
+            errors = [cells[key].get("relative_error") for key in cells if key[1] == method]
+            errors = [error for error in errors if error is not None]
+            rows[-1].append(f"{max(errors):.1e}" if errors else "")
+        floor = [f"{cells[(problem, methods[0])]['floor_us']:.0f}" for problem in problems]
+        rows.append([f"every byte of {methods[0]} once", *floor, ""])
+        head = [f"{dtype}, {distribution}; median us", *problems, "largest relative error"]
+        tables.append(table(head, rows))
+    return tables
+
+
+def microseconds(row: dict | None) -> str:
+    """The median of a result, or what became of it."""
+    if row is None:
+        return ""
+    return "failed" if "failure" in row else f"{row['timing']['median_ms'] * 1e3:.1f}"
+
+
+def detector_table(content: dict) -> str:
+    """Milliseconds and differences of every variant of a detector."""
+    rows = []
+    for row in content["results"]:
+        spread, same = row["timing"], row["detections"]
+        rows.append(
+            [
+                f"{row['backend']} {row['variant']}",
+                f"{spread['median_ms']:.2f}",
+                f"{spread['p05_ms']:.2f} to {spread['p95_ms']:.2f}",
+                f"{same['matched']} of {same['expected']}",
+                f"{same['median_box_difference_px']:.2g}",
+                f"{same['max_box_difference_px']:.2g}",
+                f"{same['max_score_difference']:.1e}",
+            ]
+        )
+    size = f"{content['model']}, {content['height']}x{content['width']}, batch {content['batch']}"
+    head = [
+        size,
+        "median ms",
+        "5% to 95%",
+        "detections matched",
+        "median box difference px",
+        "largest px",
+        "largest score difference",
+    ]
+    return table(head, rows)
+
+
+def draw(content: dict, folder: Path, stem: str) -> list[Path]:
+    """Bar charts of a result file as SVG and PNG; returns the files.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install codetr-tensorrt[dev]") from None
+    matplotlib.use("Agg")
+    # The same numbers give the same SVG, byte for byte.
+    matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    if content["kind"] == "detector":
+        figures = {stem: detector_figure(content)}
+    else:
+        figures = {
+            f"{stem}_{dtype}_{distribution}": msda_figure(content, distribution, dtype, problems, cells)
+            for distribution, dtype, problems, cells in groups(content)
+        }
+    written = []
+    for name, figure in figures.items():
+        for suffix, metadata in ((".svg", {"Date": None}), (".png", None)):
+            path = folder / (name + suffix)
+            temporary = path.with_name(f".{path.name}.tmp")
+            figure.savefig(temporary, format=suffix[1:], dpi=150, metadata=metadata)
+            temporary.replace(path)
+            written.append(path)
+    return written
+
+
+def msda_figure(content: dict, distribution: str, dtype: str, problems: list[str], cells: dict):
+    """Microseconds of every method at every problem, on a logarithmic scale; a line marks the byte floor."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.5 + 1.9 * len(problems), 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    methods = [
+        method
+        for method in content["methods"]
+        if any("timing" in cells.get((p, method), {}) for p in problems)
+    ]
+    width = 0.85 / max(1, len(methods))
+    for index, method in enumerate(methods):
+        points = [
+            (position + (index - (len(methods) - 1) / 2) * width, cells[(problem, method)])
+            for position, problem in enumerate(problems)
+            if "timing" in cells.get((problem, method), {})
+        ]
+        heights = [row["timing"]["median_ms"] * 1e3 for _, row in points]
+        colour = COLOURS[list(content["methods"]).index(method) % len(COLOURS)]
+        bars = axes.bar([x for x, _ in points], heights, width, label=method, color=colour)
+        labels = [f"{height:.0f}" if height >= 100 else f"{height:.1f}" for height in heights]
+        axes.bar_label(bars, labels, fontsize=6, rotation=90, padding=2)
+        for x, row in points:
+            axes.plot([x - width / 2, x + width / 2], [row["floor_us"]] * 2, color="black", linewidth=1)
+    axes.set_yscale("log")
+    axes.margins(y=0.12)
+    axes.set_ylabel("microseconds (median); black: every byte once")
+    axes.set_xticks(range(len(problems)), [name.replace("_", "\n") for name in problems], fontsize=8)
+    axes.set_title(
+        f"Multi-scale deformable attention, {dtype}, {distribution}: {content['gpu']['name']}", fontsize=10
+    )
+    figure.legend(loc="outside lower center", fontsize=7, ncols=4)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def detector_figure(content: dict):
+    """Milliseconds of every variant of a detector."""
+    from matplotlib.figure import Figure
+
+    rows = content["results"]
+    figure = Figure(figsize=(7.5, 1.2 + 0.4 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    colours = [COLOURS[backends.index(row["backend"]) % len(COLOURS)] for row in rows]
+    names = [f"{row['backend']} {row['variant']}" for row in rows]
+    bars = axes.barh(names, [row["timing"]["median_ms"] for row in rows], color=colours)
+    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds an image batch (median)")
+    size = f"{content['height']}x{content['width']}, batch {content['batch']}"
+    axes.set_title(f"{content['model']}, {size}: {content['gpu']['name']}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())

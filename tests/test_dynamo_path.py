@@ -1,0 +1,237 @@
+"""The dynamo path: converters of the MSDA operators, the exported program, the command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import codetr
+from codetr.exporting import make_parser, request_from
+from dynamo_path import converter
+from dynamo_path.export import build_engine, export_program, import_requirements, main
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = {"codino_swin_tiny": 2 + 3, "codino_resnet_tiny": 1 + 2}  # encoder + decoder layers
+
+
+class Layer:
+    name = ""
+
+    def get_output(self, index: int) -> str:
+        return f"output {index} of {self.name}"
+
+
+class Network:
+    """Stands in for tensorrt.INetworkDefinition, which exists only where there is a GPU."""
+
+    def __init__(self, layer: Layer | None) -> None:
+        self.layer = layer
+        self.calls: list[tuple] = []
+
+    def add_plugin_v3(self, *arguments):
+        self.calls.append(arguments)
+        return self.layer
+
+
+@pytest.fixture
+def plugin():
+    """The plugin library, loaded."""
+    import trt_plugin
+
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    try:
+        return trt_plugin.load()
+    except trt_plugin.EngineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("points_per_level", [None, [4, 2, 1]], ids=["equal", "ragged"])
+@pytest.mark.parametrize("operator", converter.TARGETS.values())
+def test_plugin_layer(plugin, operator, points_per_level):
+    import tensorrt
+
+    network = Network(Layer())
+    inputs = ["value", "spatial_shapes", "level_start_index", "more"]
+    output = converter.add_plugin_layer(network, operator, inputs, points_per_level, "layer 7")
+    ((tensors, shape_tensors, instance),) = network.calls
+    assert output == "output 0 of layer 7"
+    assert (tensors, shape_tensors) == (inputs, [])
+    assert isinstance(instance, tensorrt.IPluginV3)
+
+
+def test_plugin_layer_errors(plugin):
+    with pytest.raises(RuntimeError, match="layer 7: TensorRT could not add the plugin"):
+        converter.add_plugin_layer(Network(None), converter.ATTENTION, [], None, "layer 7")
+    with pytest.raises(RuntimeError, match="layer 7: TensorRT could not create the plugin"):
+        converter.add_plugin_layer(Network(Layer()), converter.ATTENTION, [], [-1], "layer 7")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "supported"),
+    [(torch.float32, True), (torch.float16, True), (torch.bfloat16, True), (torch.float64, False)],
+    ids=str,
+)
+def test_only_types_of_the_plugin_are_converted(dtype, supported):
+    graph = torch.fx.Graph()
+    value = graph.placeholder("value")
+    value.meta["val"] = torch.empty(1, dtype=dtype, device="meta")
+    node = graph.call_function(torch.ops.msda.attention.default, (value,))
+    assert converter.is_supported(node) == supported
+
+
+def test_converters_are_registered():
+    if not torch.cuda.is_available():
+        pytest.skip("Torch-TensorRT cannot be imported without a GPU")
+    pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
+    from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
+
+    converter.register()
+    for target in converter.TARGETS:
+        assert target in DYNAMO_CONVERTERS
+
+
+def test_converter_passes_arguments_by_name(plugin, monkeypatch):
+    """Torch-TensorRT itself is replaced: it needs a GPU even to be imported."""
+    asked = []
+
+    def get_trt_tensor(ctx, value, name):
+        asked.append(name)
+        return value
+
+    utils = SimpleNamespace(get_trt_tensor=get_trt_tensor)
+    for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
+    network = Network(Layer())
+    target = torch.ops.msda.fused_attention.default
+    output = converter.convert(
+        SimpleNamespace(net=network), target, tuple("abcde"), {"attention_logits": "f"}, "node"
+    )
+    ((tensors, _, _),) = network.calls
+    assert tensors == list("abcdef")
+    assert asked[3] == "node_reference_points"
+    assert output == f"output 0 of {converter.FUSED_ATTENTION}-[node]"
+
+
+def load_golden(name: str) -> tuple[codetr.CoDino, dict[str, torch.Tensor]]:
+    tensors = load_file(GOLDEN / f"{name}.safetensors")
+    model = codetr.CoDino(codetr.load_config(GOLDEN / f"{name}.json"))
+    codetr.load_checkpoint(model, {k[6:]: v for k, v in tensors.items() if k.startswith("param/")})
+    return model, tensors
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_program_keeps_the_operators_whole(name):
+    model, tensors = load_golden(name)
+    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
+    program = export_program(model, inputs)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets.count(torch.ops.msda.fused_attention.default) == MODELS[name]
+    # Torch-TensorRT 2.11 has no converter for these.
+    unsupported = {
+        torch.ops.aten.all.dim,
+        torch.ops.aten.grid_sampler.default,
+        torch.ops.aten._assert_async.msg,
+    }
+    assert not unsupported & set(targets)
+    placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    assert placeholders[-2:] == ["images", "image_shapes"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> dict[str, Path]:
+    """The golden models' weights as checkpoints."""
+    folder, paths = tmp_path_factory.mktemp("weights"), {}
+    for name in MODELS:
+        tensors = load_file(GOLDEN / f"{name}.safetensors")
+        paths[name] = folder / f"{name}.safetensors"
+        save_file({k[6:]: v for k, v in tensors.items() if k.startswith("param/")}, paths[name])
+    return paths
+
+
+def arguments(
+    weights: dict[str, Path], folder: Path, name: str = "codino_resnet_tiny", /, **options: object
+) -> list[str]:
+    given = {"model": GOLDEN / f"{name}.json", "weights": weights[name], "out": folder}
+    given |= {"height": 128, "width": 96}
+    return [text for key, value in (given | options).items() for text in (f"--{key}", str(value))]
+
+
+def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(arguments(weights, out, batch=2, device="cpu")) == 0
+    assert [file.name for file in out.iterdir()] == ["model.ep"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"wrote {out / 'model.ep'}; stopped there: no GPU to build a TensorRT engine for"
+    assert any(line.startswith("export model.ep: ") and line.endswith(" s") for line in lines)
+
+    model, tensors = load_golden("codino_resnet_tiny")
+    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
+    with torch.no_grad():
+        for got, expected in zip(torch.export.load(out / "model.ep").module()(*inputs), model(*inputs)):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "nope"}, "model 'nope': expected one of"),
+        ({"weights": "nowhere.pth"}, "nowhere.pth: no such"),
+        ({"width": 0}, "--width: expected a positive integer, got '0'"),
+        ({"out": "/proc/out"}, "--out /proc/out: cannot write there"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_command_errors_are_one_line_and_leave_nothing(
+    weights, tmp_path, capsys, monkeypatch, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    status = main(arguments(weights, tmp_path / "out", **({"device": "cpu"} | options)))
+    errors = capsys.readouterr().err.splitlines()
+    assert status in (1, 2)
+    assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0], errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_torch_tensorrt_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
+    with pytest.raises(ImportError, match=r"pip install codetr-tensorrt\[dynamo\]"):
+        import_requirements()
+
+
+@pytest.fixture
+def torch_tensorrt(plugin):
+    return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, tmp_path, capsys):
+    height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
+    options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    status = main(arguments(weights, tmp_path / "out", name, **options))
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    names = {"model.ep", "model.engine", "model.json"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert f"engine {precision} against PyTorch fp32: " in output.out
+
+
+class Unsupported(torch.nn.Module):
+    def forward(self, images, image_shapes):
+        return torch.linalg.inv(images), image_shapes + 1, image_shapes + 2
+
+
+@pytest.mark.gpu
+def test_operator_without_converter_is_named(torch_tensorrt, tmp_path):
+    import_requirements()
+    request = request_from(make_parser("test", "").parse_args(["--model", "x", "--out", str(tmp_path)]))
+    inputs = torch.eye(4, device="cuda")[None], torch.ones(1, 2, device="cuda")
+    with pytest.raises(RuntimeError, match=r"Torch-TensorRT cannot build the engine: .*linalg_inv"):
+        build_engine(export_program(Unsupported(), inputs), inputs, request)
