@@ -21,7 +21,7 @@ def import_requirements() -> None:
     try:
         import polygraphy  # noqa: F401
     except ImportError as error:
-        raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[onnx]") from error
+        raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[tensorrt]") from error
     import trt_plugin
 
     trt_plugin.load()

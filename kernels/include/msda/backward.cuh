@@ -32,15 +32,6 @@ __device__ __forceinline__ Real sum_over_group(Real x, int group_size) {
   return x;
 }
 
-template <typename T, typename Real = typename Accumulate<T>::type>
-__device__ __forceinline__ void store_scalar(void* tensor, int64_t index, bool widened, Real x) {
-  if (widened) {
-    static_cast<Real*>(tensor)[index] = x;
-  } else {
-    static_cast<T*>(tensor)[index] = narrow<T>(x);
-  }
-}
-
 template <typename T, int kVec>
 __global__ void __launch_bounds__(kBackwardThreads)
     backward_kernel(const __grid_constant__ Problem problem,
@@ -58,28 +49,30 @@ __global__ void __launch_bounds__(kBackwardThreads)
   const int64_t head = item - query * problem.num_heads;
   const int64_t batch = query / problem.num_queries;
 
-  const bool wide_locations =
-      problem.location_type != problem.value_type || sizeof(T) == sizeof(Real);
-  const bool wide_weights = problem.weight_type != problem.value_type || sizeof(T) == sizeof(Real);
+  const bool wide_locations = problem.location_type != problem.value_type;
+  const bool wide_weights = problem.weight_type != problem.value_type;
+  const int64_t point = item * problem.total_points;
+  Cursor<T> locations(forward.sampling_locations, 2 * point, wide_locations);
+  Cursor<T> weights(forward.attention_weights, point, wide_weights);
+  Cursor<T, false> grad_locations(arguments.grad_sampling_locations, 2 * point, wide_locations);
+  Cursor<T, false> grad_weights(arguments.grad_attention_weights, point, wide_weights);
 
-  const int64_t cell_stride = problem.num_heads * problem.head_dim;
-  const int64_t head_offset = batch * problem.num_cells * cell_stride + head * problem.head_dim;
-  const T* const grad_output =
-      static_cast<const T*>(arguments.grad_output) + item * problem.head_dim;
+  const int cell_stride = static_cast<int>(problem.num_heads * problem.head_dim);
+  const int head_dim = static_cast<int>(problem.head_dim);
+  const int64_t head_offset = batch * problem.num_cells * cell_stride + head * head_dim;
+  const T* const grad_output = static_cast<const T*>(arguments.grad_output) + item * head_dim;
 
-  int64_t point = item * problem.total_points;
-  for (int level_index = 0; level_index < problem.num_levels; ++level_index) {
+  for (int level_index = 0; level_index < static_cast<int>(problem.num_levels); ++level_index) {
     const Level level = read_level(forward.spatial_shapes, forward.level_start_index,
                                    problem.int64_shapes, level_index, problem.num_cells);
     const Real width = static_cast<Real>(level.width);
     const Real height = static_cast<Real>(level.height);
-    const int64_t level_offset = head_offset + level.start * cell_stride;
-    const int64_t row_stride = level.width * cell_stride;
+    const int64_t level_offset = head_offset + static_cast<int64_t>(level.start) * cell_stride;
+    const int64_t row_stride = static_cast<int64_t>(level.width) * cell_stride;
 
-    for (int i = 0; i < problem.points_per_level[level_index]; ++i, ++point) {
-      const Real weight = load_scalar<T>(forward.attention_weights, point, wide_weights);
-      const Pair<Real> location =
-          load_pair<T, kAligned>(forward.sampling_locations, point, wide_locations);
+    for (int i = 0; i < problem.points_per_level[level_index]; ++i) {
+      const Real weight = weights.scalar();
+      const Pair<Real> location = locations.template pair<kAligned>();
       const Coordinate<Real> x = at_location(location.x, width);
       const Coordinate<Real> y = at_location(location.y, height);
 
@@ -91,15 +84,16 @@ __global__ void __launch_bounds__(kBackwardThreads)
         // How each corner's weight changes with the coordinates.
         const Real along_x[4] = {y.fraction - 1, 1 - y.fraction, -y.fraction, y.fraction};
         const Real along_y[4] = {x.fraction - 1, -x.fraction, 1 - x.fraction, x.fraction};
-        for (int64_t channel = lane * kVec; channel < problem.head_dim;
-             channel += group_size * kVec) {
+        for (int channel = lane * kVec; channel < head_dim; channel += group_size * kVec) {
           const Vector<T, kVec> grad = load<T, kVec>(grad_output + channel);
-          const int64_t top_left = level_offset + corner.top_left * cell_stride + channel;
+          const int64_t top_left =
+              level_offset + static_cast<int64_t>(corner.top_left) * cell_stride + channel;
           Vector<T, kVec> value[4];
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int64_t offset = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
-            value[c] = load_if<T, kVec>(corner.inside[c], static_cast<const T*>(forward.value) + offset);
+            value[c] =
+                load_if<T, kVec>(corner.inside[c], static_cast<const T*>(forward.value) + offset);
           }
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
@@ -109,8 +103,8 @@ __global__ void __launch_bounds__(kBackwardThreads)
             Real grad_value[kVec];
 #pragma unroll
             for (int k = 0; k < kVec; ++k) {
-              product += widen(grad.element[k]) * widen(value[c].element[k]);
-              grad_value[k] = scale * widen(grad.element[k]);
+              product += grad[k] * value[c][k];
+              grad_value[k] = scale * grad[k];
             }
             if (writes && corner.inside[c]) {
               atomic_add<Real, kVec>(static_cast<Real*>(arguments.grad_value) + offset, grad_value);
@@ -125,12 +119,14 @@ __global__ void __launch_bounds__(kBackwardThreads)
       grad_x = sum_over_group(grad_x, group_size);
       grad_y = sum_over_group(grad_y, group_size);
       if (writes && lane == 0) {
-        store_scalar<T>(arguments.grad_attention_weights, point, wide_weights, grad_weight);
-        store_scalar<T>(arguments.grad_sampling_locations, 2 * point, wide_locations,
-                        weight * width * grad_x);
-        store_scalar<T>(arguments.grad_sampling_locations, 2 * point + 1, wide_locations,
-                        weight * height * grad_y);
+        grad_weights.store(0, grad_weight);
+        grad_locations.store(0, weight * width * grad_x);
+        grad_locations.store(1, weight * height * grad_y);
       }
+      locations.advance(2);
+      weights.advance(1);
+      grad_locations.advance(2);
+      grad_weights.advance(1);
     }
   }
 }

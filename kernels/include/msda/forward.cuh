@@ -26,14 +26,9 @@
 namespace msda {
 
 inline constexpr int kForwardThreads = 256;
-#ifndef UNROLLV
-#define UNROLLV 1
-#define MINB 1
-#endif
-inline constexpr int kUnrolledPoints = UNROLLV;
 
 template <typename T, int kVec, Locations kLocations>
-__global__ void __launch_bounds__(kForwardThreads, MINB)
+__global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(const __grid_constant__ Problem problem,
                    const __grid_constant__ ForwardArguments arguments) {
   using Real = typename Accumulate<T>::type;
@@ -47,57 +42,58 @@ __global__ void __launch_bounds__(kForwardThreads, MINB)
   const int64_t batch = query / problem.num_queries;
   const int64_t channel = (thread - item * vectors_per_head) * kVec;
 
-  const bool wide_locations =
-      problem.location_type != problem.value_type || sizeof(T) == sizeof(Real);
-  const bool wide_weights = problem.weight_type != problem.value_type || sizeof(T) == sizeof(Real);
   const int64_t first_point = item * problem.total_points;
+  Cursor<T> location_cursor(arguments.sampling_locations, 2 * first_point,
+                            problem.location_type != problem.value_type);
+  Cursor<T> weight_cursor(arguments.attention_weights, first_point,
+                          problem.weight_type != problem.value_type);
 
   // Softmax in two passes over the logits: their largest first, then the weights as they are used,
   // and one division at the end.
   Real largest = 0;
   if constexpr (kLocations != Locations::kGiven) {
     largest = -INFINITY;
-    for (int64_t point = 0; point < problem.total_points; ++point) {
-      largest = max(largest,
-                    load_scalar<T>(arguments.attention_weights, first_point + point, wide_weights));
+    Cursor<T> logit_cursor = weight_cursor;
+    for (int64_t point = 0; point < problem.total_points; ++point, logit_cursor.advance(1)) {
+      largest = max(largest, logit_cursor.scalar());
     }
   }
   Real total_weight = 0;
 
-  const int64_t cell_stride = problem.num_heads * problem.head_dim;
+  const int cell_stride = static_cast<int>(problem.num_heads * problem.head_dim);
   const T* const head_value = static_cast<const T*>(arguments.value) +
                               batch * problem.num_cells * cell_stride + head * problem.head_dim +
                               channel;
 
   Real sums[kVec] = {};
-  int64_t point = first_point;
-  for (int level_index = 0; level_index < problem.num_levels; ++level_index) {
+  for (int level_index = 0; level_index < static_cast<int>(problem.num_levels); ++level_index) {
     const Level level = read_level(arguments.spatial_shapes, arguments.level_start_index,
                                    problem.int64_shapes, level_index, problem.num_cells);
     const Real width = static_cast<Real>(level.width);
     const Real height = static_cast<Real>(level.height);
-    const T* const level_value = head_value + level.start * cell_stride;
-    const int64_t row_stride = level.width * cell_stride;
+    const T* const level_value = head_value + static_cast<int64_t>(level.start) * cell_stride;
+    const int64_t row_stride = static_cast<int64_t>(level.width) * cell_stride;
     const int num_points = problem.points_per_level[level_index];
 
     Pair<Real> reference{};
     Pair<Real> cells_per_offset{};
     if constexpr (kLocations == Locations::kReferencePoints) {
-      reference = load_pair<Real, kAligned>(arguments.reference_points,
-                                            query * problem.num_levels + level_index, true);
+      Cursor<Real> cursor(arguments.reference_points,
+                          2 * (query * problem.num_levels + level_index), true);
+      reference = cursor.template pair<kAligned>();
     } else if constexpr (kLocations == Locations::kReferenceBoxes) {
-      const int64_t box = 2 * (query * problem.num_levels + level_index);
-      reference = load_pair<Real, kAligned>(arguments.reference_points, box, true);
-      const Pair<Real> size = load_pair<Real, kAligned>(arguments.reference_points, box + 1, true);
+      Cursor<Real> cursor(arguments.reference_points,
+                          4 * (query * problem.num_levels + level_index), true);
+      reference = cursor.template pair<kAligned>();
+      cursor.advance(2);
+      const Pair<Real> size = cursor.template pair<kAligned>();
       const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
       cells_per_offset = {size.x * half_per_point * width, size.y * half_per_point * height};
     }
 
-#pragma unroll kUnrolledPoints
-    for (int i = 0; i < num_points; ++i, ++point) {
-      Real weight = load_scalar<T>(arguments.attention_weights, point, wide_weights);
-      const Pair<Real> location =
-          load_pair<T, kAligned>(arguments.sampling_locations, point, wide_locations);
+    for (int i = 0; i < num_points; ++i, location_cursor.advance(2), weight_cursor.advance(1)) {
+      Real weight = weight_cursor.scalar();
+      const Pair<Real> location = location_cursor.template pair<kAligned>();
       Coordinate<Real> x, y;
       if constexpr (kLocations == Locations::kGiven) {
         x = at_location(location.x, width);
@@ -116,19 +112,19 @@ __global__ void __launch_bounds__(kForwardThreads, MINB)
       if (!level.valid || !touches(x, width) || !touches(y, height)) continue;
 
       const Corners<Real> corner = corners(x, y, level);
-      const T* const top_left = level_value + corner.top_left * cell_stride;
+      const T* const top_left = level_value + static_cast<int64_t>(corner.top_left) * cell_stride;
       // All four loads are under way before the first is used.
       Vector<T, kVec> value[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        value[c] = load_if<T, kVec>(corner.inside[c], top_left + (c >= 2 ? row_stride : 0) +
-                                                          (c % 2 ? cell_stride : 0));
+        value[c] = load_if<T, kVec>(
+            corner.inside[c], top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0));
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const Real scale = weight * corner.weight[c];
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) sums[k] += scale * widen(value[c].element[k]);
+        for (int k = 0; k < kVec; ++k) sums[k] += scale * value[c][k];
       }
     }
   }
