@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codetr.checkpoint import LoadReport, load_checkpoint, seeded_state_dict
     from codetr.config import Config, load_config
+    from codetr.detect import Detections, Detector
     from codetr.model import CoDino
     from codetr.postprocess import apply_nms
 
 _MODULES = {
     "CoDino": "codetr.model",
     "Config": "codetr.config",
+    "Detections": "codetr.detect",
+    "Detector": "codetr.detect",
     "LoadReport": "codetr.checkpoint",
     "apply_nms": "codetr.postprocess",
     "load_checkpoint": "codetr.checkpoint",
@@ -28,6 +31,8 @@ _MODULES = {
 __all__ = [
     "CoDino",
     "Config",
+    "Detections",
+    "Detector",
     "LoadReport",
     "apply_nms",
     "load_checkpoint",

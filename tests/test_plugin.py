@@ -18,7 +18,7 @@ import trt_plugin
 from benchmarks.accuracy import relative_error, truth
 from benchmarks.problems import BY_NAME, Problem
 from tests import plugin_engines
-from tests.backends import TOLERANCE
+from tests.comparison import TOLERANCE
 from tests.plugin_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES, build, define_plugin, save
 
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
