@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/uv/bin/uv)
 PYTHON ?= $(shell python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CUDA_ARCHITECTURES ?=
+IN_VENV := VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH"
 PYTEST_FLAGS ?= -n 2
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 
@@ -28,15 +29,17 @@ build: $(VENV)/built
 SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt kernels/include/msda/* kernels/src/* */csrc/*)
 
 $(VENV)/built: $(VENV)/packages $(SOURCES)
-	VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH" $(UV) pip install -q --no-build-isolation --no-deps -v -e . \
-	  $(if $(CUDA_ARCHITECTURES),-C cmake.define.MSDA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") 2>$(VENV)/build.log \
-	  || { cat $(VENV)/build.log; exit 1; }
-	@grep -h -A4 -E 'msda: |TensorRT plugin: ' $(VENV)/build.log || true
+	@echo "building the operators and, where TensorRT is found, the plugin"
+	@$(IN_VENV) $(UV) pip install --no-build-isolation --no-deps -v -e . \
+	  $(if $(CUDA_ARCHITECTURES),-C cmake.define.MSDA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") \
+	  >$(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	@grep -ohE '(msda|TensorRT plugin): .*' $(VENV)/build.log || true
 	@touch $@
 
 $(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready
-	$(UV) venv -q --allow-existing --python $(PYTHON) $(VENV)
-	VIRTUAL_ENV=$(VENV) $(UV) pip install -q -c constraints.txt scikit-build-core cmake ninja \
+	@echo "installing the packages of constraints.txt into $(VENV) (5 GB, most of it Torch with CUDA)"
+	@$(UV) venv -q --allow-existing --python $(PYTHON) $(VENV)
+	@$(IN_VENV) $(UV) pip install -q -c constraints.txt scikit-build-core cmake ninja \
 	  -r pyproject.toml --extra nvcc --extra onnx --extra dev
 	@touch $@
 
@@ -44,7 +47,8 @@ $(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready
 $(VENV)/uv-ready:
 	@mkdir -p $(VENV)
 	@command -v uv >/dev/null || { echo "uv is missing: installing it into $(VENV)/uv"; \
-	  python3 -m venv $(VENV)/uv && $(VENV)/uv/bin/python -m pip install -q uv; }
+	  python3 -m venv $(VENV)/uv && \
+	  $(VENV)/uv/bin/python -m pip install -q --disable-pip-version-check uv; }
 	@touch $@
 
 lint: $(VENV)/packages

@@ -9,6 +9,18 @@ import torch
 import msda.reference
 from benchmarks.problems import AttentionInputs, FusedInputs
 
+TOLERANCE = {
+    # Everything in double: rounding of some hundred additions.
+    torch.float64: 1e-12,
+    # Coordinates, weights and sums in float: about 1e-7 an operation, and coordinates of hundreds of cells.
+    torch.float32: 1e-5,
+    # Inputs are compared as rounded and sums are float, so what is left is rounding the output: half a unit
+    # in the last place at most, 2^-11 of the value for half and 2^-8 for bfloat16; twice that is allowed.
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+}
+"""Largest relative L2 error of a result by the value's type."""
+
 SAMPLES_AT_ONCE = 1 << 26
 """Bounds the reference's memory: it holds N * chunk * M * K * D float64 numbers a few times over (0.5 GB
 each)."""

@@ -25,6 +25,16 @@ import numpy as np
 import torch
 
 from benchmarks import environment, timing
+from codetr.command import (
+    ArgumentParser,
+    check_file,
+    check_writable,
+    model_config,
+    positive,
+    run_command,
+    to_path,
+    weights_source,
+)
 from codetr.compare import Comparison, compare_detections
 from codetr.exporting import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 from codetr.preprocess import Batch, Preprocessor, load_image
@@ -44,31 +54,37 @@ Detections = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _main(given), "benchmarks.detector")
+
+
+def _main(arguments: list[str]) -> int:
     options = parse(arguments)
-    try:
-        timing.require_gpu()
-        content = run(options, list(sys.argv[1:] if arguments is None else arguments))
-    except (RuntimeError, ValueError, OSError, ImportError) as error:
-        print(f"benchmarks.detector: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    name = f"detector_{content['model']}_{options.height}x{options.width}"
-    gpu = environment.slug(content["gpu"]["name"])
-    out = options.out or Path("benchmarks/results") / f"{name}_{gpu}.json"
-    environment.write_json(out, content)
+    timing.require_gpu()
+    config = model_config(options.model)
+    gpu = environment.slug(torch.cuda.get_device_name())
+    name = f"detector_{config.name}_{options.height}x{options.width}_{gpu}.json"
+    out = options.out or Path("benchmarks/results") / name
+    check_writable("--out", out)
+    environment.write_json(out, run(options, config, arguments))
     print(out)
     return 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.detector", description=__doc__.split("\n")[0])
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line.
+
+    Raises:
+        UsageError: a wrong argument, or a file that is none.
+    """
+    parser = ArgumentParser(prog="python -m benchmarks.detector", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="co_dino_swin_l", help="as for codetr.load_config")
     parser.add_argument("--weights", help="as for codetr.load_checkpoint; seeded weights by default")
     parser.add_argument("--seed", type=int, default=0, help="of seeded weights")
-    parser.add_argument("--height", type=int, default=768)
-    parser.add_argument("--width", type=int, default=1152)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--photo", type=Path, default=DEMO_PHOTO)
+    parser.add_argument("--height", type=positive, default=768)
+    parser.add_argument("--width", type=positive, default=1152)
+    parser.add_argument("--batch", type=positive, default=1)
+    parser.add_argument("--photo", type=to_path, default=DEMO_PHOTO)
     parser.add_argument("--torch", nargs="*", choices=list(TORCH_VARIANTS), default=list(TORCH_VARIANTS))
     parser.add_argument(
         "--engine",
@@ -78,9 +94,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="LABEL=FILE",
         help="an engine to time, built for this size; may be given several times",
     )
-    parser.add_argument("--iterations", type=int, default=100, help="samples of each measurement")
-    parser.add_argument("--out", type=Path, help="result file; below benchmarks/results by default")
-    return parser.parse_args(arguments)
+    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
+    parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+    options = parser.parse_args(arguments)
+    config = model_config(options.model)
+    if options.weights is not None:
+        weights_source(config, options.weights)
+    check_file("--photo", options.photo)
+    for label, engine in options.engine:
+        check_file(f"--engine {label}", engine)
+    if options.out:
+        check_writable("--out", options.out)
+    return options
 
 
 def _engine(text: str) -> tuple[str, Path]:
@@ -90,12 +115,11 @@ def _engine(text: str) -> tuple[str, Path]:
     return label, Path(path)
 
 
-def run(options: argparse.Namespace, arguments: list[str]) -> dict:
+def run(options: argparse.Namespace, config: codetr.Config, arguments: list[str]) -> dict:
     """Measures everything; returns the result file's content."""
     import codetr
 
     started = time.monotonic()
-    config = codetr.load_config(options.model)
     model = codetr.CoDino(config).eval().requires_grad_(False)
     codetr.load_checkpoint(model, options.weights or codetr.seeded_state_dict(model, options.seed))
     preprocessor = Preprocessor(config.mean, config.std, height=options.height, width=options.width)

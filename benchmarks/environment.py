@@ -9,10 +9,10 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
-import torch
+from codetr.files import atomic_write
+from trt_plugin.errors import EngineError, import_tensorrt
 
 SCHEMA_VERSION = 1
 """Of the result files; raised when a field changes its meaning."""
@@ -27,6 +27,8 @@ def describe(module: str, arguments: list[str]) -> dict:
         module: the module that ran, as in `python -m module`.
         arguments: its command-line arguments.
     """
+    import torch
+
     gpu = {}
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -70,10 +72,9 @@ def commit() -> str:
 def tensorrt_version() -> str | None:
     """TensorRT's version, or None where it cannot be imported."""
     try:
-        import tensorrt
-    except (ImportError, OSError):
+        return import_tensorrt().__version__
+    except (EngineError, OSError):
         return None
-    return tensorrt.__version__
 
 
 def slug(gpu_name: str) -> str:
@@ -83,19 +84,9 @@ def slug(gpu_name: str) -> str:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Writes a result file whole or not at all: a temporary file in the same folder, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-    ) as file:
-        try:
-            json.dump(content, file, indent=1, allow_nan=False)
-            file.write("\n")
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    """Writes a result file whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _cpu() -> str:

@@ -9,7 +9,6 @@ an H100.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -22,6 +21,7 @@ import torch
 import msda
 from benchmarks import accuracy, environment, timing, trt_engines
 from benchmarks.problems import DISTRIBUTIONS, REAL, AttentionInputs, FusedInputs, Problem
+from codetr.command import ArgumentParser, check_writable, positive, run_command, to_path
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -50,22 +50,27 @@ once.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.msda", description=__doc__.split("\n")[0])
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _main(given), "benchmarks.msda")
+
+
+def _main(arguments: list[str]) -> int:
+    parser = ArgumentParser(prog="python -m benchmarks.msda", description=__doc__.split("\n")[0])
     names = [problem.name for problem in REAL]
-    parser.add_argument("--out", type=Path, help="result file; benchmarks/results/msda_<gpu>.json by default")
+    parser.add_argument("--out", type=to_path, help="result file; benchmarks/results/msda_<gpu>.json by default")
     parser.add_argument("--problems", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, default=list(DISTRIBUTIONS))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--iterations", type=int, default=100, help="samples of each measurement")
+    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
     options = parser.parse_args(arguments)
-    try:
-        timing.require_gpu()
-    except RuntimeError as error:
-        print(f"benchmarks.msda: {error}", file=sys.stderr)
-        return 1
+    if options.out:
+        check_writable("--out", options.out)
+    timing.require_gpu()
     started = time.monotonic()
-    head = environment.describe("benchmarks.msda", list(sys.argv[1:] if arguments is None else arguments))
+    head = environment.describe("benchmarks.msda", arguments)
+    out = options.out or Path("benchmarks/results") / f"msda_{environment.slug(head['gpu']['name'])}.json"
+    check_writable("--out", out)
     bandwidth = timing.copy_bandwidth()
     print(f"{head['gpu']['name']}: copies at {bandwidth / 1e12:.2f} TB/s", flush=True)
     problems = [problem for problem in REAL if problem.name in options.problems]
@@ -88,7 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds": round(time.monotonic() - started, 1),
         "results": results,
     }
-    out = options.out or Path("benchmarks/results") / f"msda_{environment.slug(head['gpu']['name'])}.json"
     environment.write_json(out, content)
     failed = [row for row in results if "failure" in row]
     print(f"{len(results)} measurements, {len(failed)} failed, {content['seconds']} s: {out}")

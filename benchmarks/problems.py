@@ -127,11 +127,6 @@ class Problem:
         output = rows * self.num_heads * self.head_dim * element
         return value + samples + reference + output + (value + samples + reference if backward else 0)
 
-    def byte_floor_us(self, bytes_per_second: float, dtype: torch.dtype, **kinds: bool) -> float:
-        """Microseconds that `bytes_moved` takes at a bandwidth: no version of the operator is faster with a
-        cold cache."""
-        return self.bytes_moved(dtype, **kinds) / bytes_per_second * 1e6
-
     def index_tensors(
         self, device: torch.device | str = "cpu", index_dtype: torch.dtype = torch.int64
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,49 +6,54 @@ python -m benchmarks.report benchmarks/results/*.json --pictures DIR # bar chart
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.environment import SCHEMA_VERSION
+from codetr.command import ArgumentParser, one_line, run_command, to_path
+from codetr.files import atomic_write
 
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split(":")[0])
-    parser.add_argument("results", nargs="+", type=Path, help="files that the benchmarks wrote")
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="also draw bar charts there")
+    return run_command(lambda: _main(arguments), "benchmarks.report")
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parser = ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split(":")[0])
+    parser.add_argument("results", nargs="+", type=to_path, help="files that the benchmarks wrote")
+    parser.add_argument("--pictures", type=to_path, metavar="DIR", help="also draw bar charts there")
     options = parser.parse_args(arguments)
-    try:
-        for path in options.results:
-            content = read(path)
-            print(markdown(content))
-            if options.pictures:
-                for picture in draw(content, options.pictures, path.stem):
-                    print(picture, file=sys.stderr)
-    except (OSError, ValueError, ImportError) as error:
-        print(f"benchmarks.report: {error}", file=sys.stderr)
-        return 1
+    contents = {file: read(file) for file in options.results}
+    for file, content in contents.items():
+        try:
+            text = markdown(content)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"{file}: not a whole result file ({one_line(error)})") from error
+        print(text)
+        if options.pictures:
+            for picture in draw(content, options.pictures, file.stem):
+                print(picture, file=sys.stderr)
     return 0
 
 
-def read(path: Path) -> dict:
+def read(file: Path) -> dict:
     """A result file.
 
     Raises:
         ValueError: for a file that no benchmark wrote, or one of another schema version.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not a JSON file: {error}") from None
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not a JSON file: {error}") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION or content.get("kind") not in ("msda", "detector"):
-        raise ValueError(f"{path}: expected a result file of schema version {SCHEMA_VERSION}, got {version}")
+        raise ValueError(f"{file}: expected a result file of schema version {SCHEMA_VERSION}, got {version}")
     return content
 
 
@@ -152,7 +157,6 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
     matplotlib.use("Agg")
     # The same numbers give the same SVG, byte for byte.
     matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
-    folder.mkdir(parents=True, exist_ok=True)
     if content["kind"] == "detector":
         figures = {stem: detector_figure(content)}
     else:
@@ -163,11 +167,10 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
     written = []
     for name, figure in figures.items():
         for suffix, metadata in ((".svg", {"Date": None}), (".png", None)):
-            path = folder / (name + suffix)
-            temporary = path.with_name(f".{path.name}.tmp")
-            figure.savefig(temporary, format=suffix[1:], dpi=150, metadata=metadata)
-            temporary.replace(path)
-            written.append(path)
+            picture = folder / (name + suffix)
+            with atomic_write(picture) as temporary:
+                figure.savefig(temporary, format=suffix[1:], dpi=150, metadata=metadata)
+            written.append(picture)
     return written
 
 

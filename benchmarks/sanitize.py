@@ -12,24 +12,28 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
 import msda
 from benchmarks import accuracy, timing
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
+from codetr.command import ArgumentParser, run_command
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float64: 1e-12}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    try:
-        timing.require_gpu()
-    except RuntimeError as error:
-        print(f"benchmarks.sanitize: {error}", file=sys.stderr)
-        return 1
+    return run_command(lambda: _main(arguments), "benchmarks.sanitize")
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    ArgumentParser(prog="python -m benchmarks.sanitize", description=__doc__.split(",")[0]).parse_args(
+        arguments
+    )
+    timing.require_gpu()
     started = time.monotonic()
     failures: list[str] = []
     count = 0
@@ -39,7 +43,7 @@ def main() -> int:
             inputs = spoil(build(dtype, "cpu", "uniform", seed=1))
             error = check(inputs, unaligned, index_dtype)
             count += 1
-            if not error <= TOLERANCE[dtype]:
+            if not error <= accuracy.TOLERANCE[dtype]:
                 what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
                 failures.append(f"{what}: relative error {error:.1e}")
     for dtype in DTYPES:

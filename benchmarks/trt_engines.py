@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+import trt_plugin
 from benchmarks.problems import AttentionInputs, FusedInputs
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 """TensorRT's own plugin, version "1": value, index tensors (int32), locations and weights of one type, fp32
 or fp16."""
 
-ATTENTION = "MultiScaleDeformableAttention"
-FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
+ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 
 INPUT_NAMES = {
     ATTENTION: AttentionInputs._fields[:-1],
@@ -173,14 +173,10 @@ def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
         if creator is None:
             raise RuntimeError(f"TensorRT {trt.__version__} has no plugin {NVIDIA} version 1")
         return creator.create_plugin("nvidia", trt.PluginFieldCollection([]))
-    import trt_plugin
-
     trt_plugin.load()
-    creator = registry.get_creator(key.operator, "1", "msda")
+    creator = registry.get_creator(key.operator, trt_plugin.PLUGIN_VERSION, trt_plugin.NAMESPACE)
     if creator is None:
-        raise RuntimeError(
-            f"{trt_plugin.library_path()} has no plugin {key.operator} version 1 in namespace msda"
-        )
+        raise RuntimeError(f"{trt_plugin.library_path()} has no plugin {key.operator}")
     fields = []
     if key.points_per_level is not None:
         counts = np.asarray(key.points_per_level, np.int32)

@@ -97,10 +97,9 @@ if(MSDA_CUDA)
   elseif(MSDA_CUDA STREQUAL "AUTO")
     set(MSDA_CUDA_ARCHITECTURES "")
     message(
-      WARNING
-        "msda: no CUDA compiler found: the operators are built for the CPU only. For the GPU, install CUDA, or\n"
-        "  pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-runtime\n"
-        "and build again.")
+      NOTICE
+      "msda: no CUDA compiler found, so the operators are built for the CPU only; for the GPU install CUDA, "
+      "or pip install codetr-tensorrt[nvcc], and build again")
   else()
     message(FATAL_ERROR "msda: MSDA_CUDA=ON, but no CUDA compiler was found (CUDACXX, PATH, /usr/local/cuda, Python packages)")
   endif()

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from codetr.inputs import UsageError
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
+from codetr.command import ArgumentParser, positive, to_path
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -22,7 +17,7 @@ def make_parser(run_detect: Command, run_demo: Command) -> argparse.ArgumentPars
 
     A wrong command line is a `UsageError`, not an exit.
     """
-    parser = _Parser(
+    parser = ArgumentParser(
         prog="codetr", description="Object detection with Co-DETR, in PyTorch or as a TensorRT engine."
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -58,12 +53,14 @@ exit status: 0 all done; 1 a failure, or some of many pictures were left out (ea
     add = detect.add_argument
     add(
         "images",
+        type=lambda text: str(to_path(text)),
         nargs="+",
         metavar="IMAGE",
         help="file, folder (its pictures, not its subfolders) or quoted glob",
     )
     add(
         "--out",
+        type=to_path,
         required=True,
         metavar="DIR",
         help="folder for the pictures and detections.json; made if missing",
@@ -85,13 +82,14 @@ exit status: 0 all done; 1 a failure, or some of many pictures were left out (ea
     )
     add(
         "--device",
+        type=_device,
         default="auto",
         help="auto (the GPU if there is one), cpu, cuda or cuda:<i>; default: auto",
     )
     add("--precision", choices=("fp32", "tf32", "fp16", "bf16"), help="of the torch backend; default: fp32")
     add(
         "--batch",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="pictures in one run of the network; default: 1",
@@ -99,16 +97,14 @@ exit status: 0 all done; 1 a failure, or some of many pictures were left out (ea
 
     group = detect.add_argument_group("input size (torch backend; default: as the model was published)")
     add = group.add_argument
-    add("--max-size", type=_positive, metavar="PX", help="limit of the resized picture's longer side")
-    add(
-        "--height", type=_positive, metavar="PX", help="fixed input height; pictures are fitted in and padded"
-    )
-    add("--width", type=_positive, metavar="PX", help="fixed input width")
+    add("--max-size", type=positive, metavar="PX", help="limit of the resized picture's longer side")
+    add("--height", type=positive, metavar="PX", help="fixed input height; pictures are fitted in and padded")
+    add("--width", type=positive, metavar="PX", help="fixed input width")
 
     group = detect.add_argument_group("detections")
     add = group.add_argument
     add("--threshold", type=_fraction, default=0.3, metavar="S", help="least score; default: 0.3")
-    add("--top", type=_positive, metavar="K", help="at most K detections a picture, the best")
+    add("--top", type=positive, metavar="K", help="at most K detections a picture, the best")
     add("--nms", choices=("soft", "hard", "none"), help="default: as the model was published")
     add(
         "--nms-iou",
@@ -127,15 +123,17 @@ def _add_demo(commands: Any, run: Command) -> None:
     )
     demo.set_defaults(run=run)
     demo.add_argument(
-        "--out", required=True, metavar="DIR", help="folder for the picture and detections.json"
+        "--out", type=to_path, required=True, metavar="DIR", help="folder for the picture and detections.json"
     )
-    demo.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i>; default: auto")
+    demo.add_argument(
+        "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:<i>; default: auto"
+    )
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda or cuda:<number>, got {text!r}")
+    return text
 
 
 def _fraction(text: str) -> float:

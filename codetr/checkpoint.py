@@ -68,6 +68,30 @@ _IGNORED = re.compile(
 _LISTED = 10  # names of each kind in an error
 
 
+class MisfitError(ValueError):
+    """Weights that do not fit a model.
+
+    The message's first line is the verdict, lists of names follow. `summary` is one line: the verdict and
+    examples.
+
+    Args:
+        label: what to call the weights.
+        model_name: of the configuration.
+        problems: names of tensors by what is wrong with them.
+    """
+
+    def __init__(self, label: str, model_name: str, problems: Mapping[str, list[str]]) -> None:
+        problems = {kind: names for kind, names in problems.items() if names}
+        counts = ", ".join(f"{len(names)} {kind}" for kind, names in problems.items())
+        lines = [f"{label}: the weights are not those of model {model_name} ({counts} tensors)"]
+        for kind, names in problems.items():
+            more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            lines.append(f"  {kind}: {', '.join(names[:_LISTED])}{more}")
+        super().__init__("\n".join(lines))
+        examples = ", ".join(f"{kind} {names[0]}" for kind, names in list(problems.items())[:2])
+        self.summary = f"{lines[0]}: {examples}"
+
+
 @dataclass(frozen=True)
 class LoadReport:
     """What became of a checkpoint's tensors, by their names in it."""
@@ -102,8 +126,8 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
         The names of what was loaded and of what was ignored (auxiliary heads and other training-only parts).
 
     Raises:
-        ValueError: no such file, a damaged file, or tensors that do not fit; the first line of the message
-            says which, and lists of missing, unexpected and misshapen tensors follow.
+        ValueError: no such file, a damaged file, or (`MisfitError`) tensors that do not fit; the first line
+            of the message says which, and lists of missing, unexpected and misshapen tensors follow.
     """
     label, tensors = _read(source)
     ours = model.state_dict()
@@ -120,21 +144,11 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
     ]
     if missing or unexpected or misshapen:
         problems = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-        raise ValueError(_misfit(label, model.config.name, problems))
+        raise MisfitError(label, model.config.name, problems)
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(tensors[name])  # state_dict's tensors share the parameters' memory
     return LoadReport(loaded=tuple(targets), ignored=ignored)
-
-
-def _misfit(label: str, model_name: str, problems: dict[str, list[str]]) -> str:
-    counts = ", ".join(f"{len(names)} {kind}" for kind, names in problems.items() if names)
-    lines = [f"{label}: the weights are not those of model {model_name} ({counts} tensors)"]
-    for kind, names in problems.items():
-        if names:
-            more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            lines.append(f"  {kind}: {', '.join(names[:_LISTED])}{more}")
-    return "\n".join(lines)
 
 
 def _read(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
@@ -142,12 +156,18 @@ def _read(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[s
     if isinstance(source, Mapping):
         label, content = "checkpoint", source
     else:
-        known = source in weights.KNOWN_WEIGHTS and not Path(source).exists()
-        path = weights.fetch(source) if known or weights.is_url(source) else Path(source)
+        known = source in weights.KNOWN_WEIGHTS and not Path(source).is_file()
+        fetched = known or weights.is_url(source)
+        path = weights.fetch(source) if fetched else Path(source)
         if not path.is_file():
-            raise ValueError(f"{path}: no such weights file")
+            raise ValueError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} weights file")
         label = str(path)
-        content = _read_safetensors(path) if path.suffix == ".safetensors" else read_pth(path)
+        try:
+            content = _read_safetensors(path) if path.suffix == ".safetensors" else read_pth(path)
+        except ValueError as error:
+            if fetched:
+                raise ValueError(f"{error}; delete it to download it again") from error
+            raise
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):

@@ -2,8 +2,7 @@
 
 Exit status: 0, all pictures are done; 1, something failed while running, or some of many pictures could not
 be processed (the others are done, and detections.json holds them); 2, wrong arguments or no readable picture.
-Every failure ends in one line "codetr: error: …" on stderr; files are whole or absent. CODETR_TRACEBACK=1
-shows the Python traceback instead.
+Every failure ends in one line "codetr: error: …" on stderr (see `codetr.command`); files are whole or absent.
 
 Nothing here imports Torch: `--backend tensorrt` runs without it.
 """
@@ -11,7 +10,6 @@ Nothing here imports Torch: `--backend tensorrt` runs without it.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from codetr.arguments import make_parser
-from codetr.console import complain, one_line, print_results, print_times, progress
-from codetr.inputs import OutputFolder, Picture, UsageError, find_pictures
+from codetr.command import (
+    UsageError,
+    check_file,
+    complain,
+    model_config,
+    one_line,
+    run_command,
+    weights_source,
+)
+from codetr.console import print_results, print_times, progress
+from codetr.inputs import OutputFolder, Picture, find_pictures
 
+PROGRAM = "codetr"
 _MANY = 3  # pictures from which a progress bar helps
 # Random scores say nothing, so the best ten are drawn whatever they are, if they do not lie on each other.
 _DEMO_OPTIONS = {"threshold": 0.0, "top": 10, "nms": "hard", "nms_iou": 0.2}
@@ -37,17 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, see the module's docstring.
     """
-    try:
+
+    def command() -> int:
         arguments = make_parser(_run_detect, _run_demo).parse_args(argv)
         return arguments.run(arguments)
-    except KeyboardInterrupt:
-        complain("error", "interrupted")
-        return 130
-    except Exception as error:
-        if os.environ.get("CODETR_TRACEBACK"):
-            raise
-        complain("error", one_line(error))
-        return 2 if isinstance(error, UsageError) else 1
+
+    return run_command(command, PROGRAM)
 
 
 def _run_detect(arguments: argparse.Namespace) -> int:
@@ -87,7 +90,7 @@ def _check_tensorrt(arguments: argparse.Namespace) -> None:
             )
     if not arguments.device.startswith(("auto", "cuda")):
         raise UsageError(f"--device {arguments.device}: an engine runs on a GPU, give auto, cuda or cuda:<i>")
-    _check_file("--engine", arguments.engine)
+    check_file("--engine", arguments.engine)
     if not Path(arguments.engine).with_suffix(".json").is_file():
         raise UsageError(
             f"--engine {arguments.engine}: its metadata {Path(arguments.engine).stem}.json is not beside it"
@@ -96,9 +99,6 @@ def _check_tensorrt(arguments: argparse.Namespace) -> None:
 
 def _check_torch(arguments: argparse.Namespace) -> None:
     """Refuses an unknown model and weights that are neither a file, a URL nor a known name."""
-    from codetr.config import load_config
-    from codetr.weights import KNOWN_WEIGHTS
-
     if arguments.engine:
         raise UsageError("--engine: goes with --backend tensorrt, got --backend torch")
     if not arguments.model:
@@ -109,23 +109,7 @@ def _check_torch(arguments: argparse.Namespace) -> None:
         raise UsageError("--height and --width: give both or neither")
     if arguments.height is not None and arguments.max_size is not None:
         raise UsageError("--max-size: does not go with --height and --width")
-    try:
-        config = load_config(arguments.model)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"--model: {one_line(error)}") from error
-    weights = arguments.weights
-    if weights is None:
-        if config.name not in KNOWN_WEIGHTS:
-            raise UsageError(f"--weights: needed, none are published for model {arguments.model}")
-    elif weights not in KNOWN_WEIGHTS and "://" not in weights:
-        _check_file("--weights", weights, f"; known names: {', '.join(KNOWN_WEIGHTS)}")
-
-
-def _check_file(option: str, path: str, hint: str = "") -> None:
-    if Path(path).is_dir():
-        raise UsageError(f"{option} {path}: is a folder")
-    if not Path(path).is_file():
-        raise UsageError(f"{option} {path}: no such file{hint}")
+    weights_source(model_config(arguments.model), arguments.weights)
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
@@ -177,7 +161,7 @@ class _Run:
 
 def _detect(
     pictures: list[Picture],
-    out: str,
+    out: Path,
     make_detector: Callable[[], Any],
     batch: int,
     options: Mapping[str, Any],
@@ -205,10 +189,8 @@ def _detect(
         print_times(run.times_ms)
         print(f"wrote {folder.summary()}")
     if run.failures:
-        complain(
-            "error",
-            f"{run.failures} of {len(pictures)} pictures could not be processed, see the warnings above",
-        )
+        left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"
+        complain("error", f"{left_out}, see the warnings above", PROGRAM)
         return 1
     return 0
 
@@ -234,7 +216,7 @@ def _report_unreadable(error: Exception, run: _Run, total: int) -> None:
 
 
 def _report_failure(message: str, run: _Run) -> None:
-    complain("warning", f"{message}; left out")
+    complain("warning", f"{message}; left out", PROGRAM)
     run.failures += 1
 
 

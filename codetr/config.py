@@ -84,6 +84,12 @@ class NeckConfig:
     num_outs: int = 5
     gn_groups: int = 32
 
+    def __post_init__(self) -> None:
+        if self.out_channels % self.gn_groups:
+            raise ValueError(
+                f"neck.gn_groups: {self.gn_groups} groups do not divide out_channels {self.out_channels}"
+            )
+
 
 @dataclass(frozen=True)
 class PositionalEncodingConfig:
@@ -148,6 +154,8 @@ class Config:
         require("neck.num_outs", self.num_levels, self.neck.num_outs)
         require("positional_encoding.num_feats", self.embed_dims / 2, self.positional_encoding.num_feats)
         require("positional_encoding.normalize", True, self.positional_encoding.normalize)
+        if self.embed_dims % 4:  # sine and cosine, on two axes
+            raise ValueError(f"embed_dims: expected a multiple of 4, got {self.embed_dims}")
         if self.embed_dims % self.num_heads:
             raise ValueError(f"num_heads: {self.num_heads} heads do not divide embed_dims {self.embed_dims}")
         if self.num_levels < len(self.neck.in_channels):
@@ -180,7 +188,7 @@ def load_config(source: str | os.PathLike) -> Config:
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file ({error})") from None
     if isinstance(data, dict):
         data = {"name": path.stem, **data}

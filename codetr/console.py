@@ -1,4 +1,4 @@
-"""What the command line prints: tables, times, a progress bar, one-line errors. Plain without rich."""
+"""What the command line prints: tables, times, a progress bar. Plain without rich."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from codetr.results import Detections
 
 MAX_ROWS = 50
 _STAGES = ("read", "preprocess", "inference", "postprocess", "draw")
-
-
-def one_line(error: BaseException, limit: int = 320) -> str:
-    """Returns an error's message on one line, cut at `limit` characters; its type where it has none."""
-    known = isinstance(error, (OSError, ValueError, RuntimeError, ImportError))
-    message = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        message = f"{error.filename}: {error.strerror}"
-    if not known or not message:
-        message = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return message if len(message) <= limit else message[: limit - 1] + "…"
-
-
-def complain(kind: str, message: str) -> None:
-    """Prints "codetr: <kind>: <message>" on stderr."""
-    print(f"codetr: {kind}: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -323,7 +323,11 @@ class TensorRTBackend:
 
         metadata = trt_plugin.ArtifactMetadata.load(metadata_path)
         self._runner = trt_plugin.EngineRunner(engine, device=int(index or 0))
-        self._runner.__enter__()
+        try:
+            metadata.check_engine(metadata_path, self._runner.inputs, self._runner.outputs)
+        except trt_plugin.EngineError:
+            self._runner.close()
+            raise
         self.class_names = tuple(metadata.class_names)
         self.nms = dict(metadata.nms)
         self.batch = metadata.batch
@@ -346,7 +350,7 @@ class TensorRTBackend:
 
     def close(self) -> None:
         """Frees the engine."""
-        self._runner.__exit__(None, None, None)
+        self._runner.close()
 
 
 def make_preprocessor(

@@ -10,9 +10,8 @@ import dataclasses
 import os
 import secrets
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codetr.classes import class_names_for
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    complain,
+    model_config,
+    positive,
+    to_path,
+    weights_source,
+)
 from codetr.compare import FP32_LEAST_SHARE, Comparison, compare_detections
-from codetr.config import load_config
-from codetr.console import one_line
-from codetr.inputs import UsageError
+from codetr.files import errors_about, new_folder
 from codetr.preprocess import Batch, Preprocessor, load_image
 
 if TYPE_CHECKING:
@@ -78,26 +86,26 @@ class Subject:
 
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Makes a parser with the options that both commands have."""
-    parser = _Parser(prog=program, description=description)
+    parser = ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file"
     )
     parser.add_argument("--weights", metavar="NAME|FILE|URL", help="default: the model's published weights")
-    parser.add_argument("--height", type=_count, default=768, help="input height in pixels (default: 768)")
-    parser.add_argument("--width", type=_count, default=1152, help="input width in pixels (default: 1152)")
+    parser.add_argument("--height", type=positive, default=768, help="input height in pixels (default: 768)")
+    parser.add_argument("--width", type=positive, default=1152, help="input width in pixels (default: 1152)")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default: fp32, TF32 off")
-    parser.add_argument("--batch", type=_count, default=1, help="images in one run (default: 1)")
+    parser.add_argument("--batch", type=positive, default=1, help="images in one run (default: 1)")
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="folder that the files are written to"
+        "--out", required=True, type=to_path, metavar="DIR", help="folder that the files are written to"
     )
     parser.add_argument(
-        "--photo", type=Path, metavar="FILE", help="compare on this picture (default: one we ship)"
+        "--photo", type=to_path, metavar="FILE", help="compare on this picture (default: one we ship)"
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="cpu builds no engine"
     )
     parser.add_argument(
-        "--timing-cache", type=Path, metavar="FILE", help="read and updated; makes rebuilds quick"
+        "--timing-cache", type=to_path, metavar="FILE", help="read and updated; makes rebuilds quick"
     )
     parser.add_argument(
         "--optimization-level", type=int, choices=range(6), metavar="0..5", help="TensorRT's; default 3"
@@ -111,25 +119,16 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def request_from(arguments: argparse.Namespace) -> Request:
-    """Takes the shared options out of what `make_parser`'s parser returned."""
-    return Request(**{name: getattr(arguments, name) for name in Request.__dataclass_fields__})
+    """Takes the shared options out of what `make_parser`'s parser returned.
 
-
-def run_command(command: Callable[[], int]) -> int:
-    """Runs a command; an error becomes one line on stderr and a status (2 for wrong arguments, else 1).
-
-    CODETR_TRACEBACK=1 shows where the error came from.
+    Raises:
+        UsageError: a file that is to be read is none, or the timing cache cannot be written.
     """
-    try:
-        return command()
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr, flush=True)
-        return 130
-    except Exception as error:
-        if os.environ.get("CODETR_TRACEBACK"):
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UsageError) else 1
+    if arguments.photo is not None:
+        check_file("--photo", arguments.photo)
+    if arguments.timing_cache is not None:
+        check_writable("--timing-cache", arguments.timing_cache)
+    return Request(**{name: getattr(arguments, name) for name in Request.__dataclass_fields__})
 
 
 @contextmanager
@@ -147,6 +146,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
     Raises:
         UsageError: `out` is a file, or nothing can be written there.
+        OSError: one of the files cannot be written; names `out`, not the temporary folder.
     """
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     temporary = existing / f".codetr-{secrets.token_hex(6)}"
@@ -157,10 +157,15 @@ def staged_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise UsageError(f"--out {out}: cannot write there ({error.strerror or error})") from error
     try:
-        yield temporary
-        out.mkdir(parents=True, exist_ok=True)
-        for file in sorted(temporary.iterdir()):
-            os.replace(file, out / file.name)
+        with errors_about(out, temporary):
+            yield temporary
+            files = sorted(temporary.iterdir())
+            with new_folder(out):
+                for file in files:
+                    if (out / file.name).is_dir():
+                        raise UsageError(f"--out {out}: {file.name} is a folder there, not a file")
+                for file in files:
+                    os.replace(file, out / file.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -183,8 +188,8 @@ def prepare(request: Request) -> Subject:
     import codetr
 
     device = pick_device(request.device)
-    config = load_config(request.model)
-    weights = _weights_source(config.name, request.weights)
+    config = model_config(request.model)
+    weights = weights_source(config, request.weights)
     preprocessor = Preprocessor(config.mean, config.std, height=request.height, width=request.width)
     batch = _photo_batch(request, preprocessor)
     with stage(f"load {config.name}, weights {weights}"):
@@ -269,27 +274,7 @@ def _require_equal(comparison: Comparison, request: Request) -> None:
     )
     if not request.keep_unequal:
         raise RuntimeError(f"{message}; nothing is kept (--keep-unequal keeps the files)")
-    print(f"warning: {message}", file=sys.stderr, flush=True)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
-
-
-def _weights_source(name: str, weights: str | None) -> str:
-    from codetr.weights import KNOWN_WEIGHTS
-
-    if weights is None and name not in KNOWN_WEIGHTS:
-        known = ", ".join(KNOWN_WEIGHTS)
-        raise UsageError(f"--weights: needed, none are published for model {name} (only for {known})")
-    return weights or name
+    complain("warning", message)
 
 
 def _photo_batch(request: Request, preprocessor: Preprocessor) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections.abc import Sequence
@@ -10,14 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from codetr.files import atomic_write
+from codetr.command import UsageError
+from codetr.files import atomic_write, new_folder
 from codetr.preprocess import IMAGE_SUFFIXES
 
 _JPEG_QUALITY = 92
-
-
-class UsageError(ValueError):
-    """Wrong arguments or inputs of a command: exit status 2."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class OutputFolder:
     def __init__(self, path: str | Path, pictures: Sequence[Picture]) -> None:
         self.path = Path(path)
         self._pictures = pictures
-        self._created: list[Path] = []
+        self._made = contextlib.ExitStack()
         self._written: list[Path] = []
 
     def __enter__(self) -> OutputFolder:
@@ -123,16 +121,14 @@ class OutputFolder:
             target = self.path / picture.output_name
             if target.resolve() in inputs:
                 raise UsageError(f"--out {self.path}: {target} would replace an input, choose another folder")
-        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
-            for folder in reversed(missing):
-                folder.mkdir()
-                self._created.append(folder)
-            probe = self.path / f".codetr-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            with contextlib.ExitStack() as made:
+                made.enter_context(new_folder(self.path))
+                probe = self.path / f".codetr-{os.getpid()}"
+                probe.touch()
+                probe.unlink()
+                self._made = made.pop_all()
         except OSError as error:
-            self._remove_created()
             reason = "is a file, not a folder" if self.path.is_file() else error.strerror
             raise UsageError(f"--out {self.path}: cannot write there ({reason})") from error
         return self
@@ -140,8 +136,7 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and not self._written:
-            self._remove_created()
+        self._made.__exit__(kind, error, trace)
 
     def save_picture(self, picture: Picture, image: Any) -> None:
         """Writes the annotated picture, uint8 [H, W, 3], as JPEG."""
@@ -157,10 +152,3 @@ class OutputFolder:
         """Returns what was written, for the last line printed."""
         pictures = str(self._written[0]) if len(self._written) == 1 else f"{len(self._written)} pictures"
         return _printable(f"{pictures} and {self.path / 'detections.json'}")
-
-    def _remove_created(self) -> None:
-        for folder in reversed(self._created):
-            try:
-                folder.rmdir()
-            except OSError:
-                return

@@ -13,7 +13,7 @@ from codetr.backbones import make_backbone
 from codetr.config import Config
 from codetr.geometry import make_pyramid
 from codetr.head import QuerySelection, detections
-from codetr.layers import Float32Linear, FrozenBatchNorm2d
+from codetr.layers import Float32Linear
 from codetr.neck import ChannelMapper
 from codetr.transformer import Decoder, Encoder
 
@@ -58,7 +58,7 @@ class CoDino(nn.Module):
             `codetr.postprocess`.
 
         Raises:
-            ValueError: the images have fewer cells than the model has queries.
+            ValueError: the shapes are not these, or the images have fewer cells than the model has queries.
         """
         outputs = self._run(images, image_shapes, every_layer=False)
         return outputs["det_boxes"], outputs["det_scores"], outputs["det_labels"]
@@ -90,14 +90,21 @@ class CoDino(nn.Module):
         if precision not in PRECISIONS:
             raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
         self.dtype = PRECISIONS[precision]
-        for module in self.modules():
-            if isinstance(module, (Float32Linear, FrozenBatchNorm2d)):
+        for module in self.modules():  # frozen batch norms hold buffers only, which stay as they are
+            if isinstance(module, Float32Linear):
                 continue
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(self.dtype)
         return self
 
     def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise ValueError(f"images: expected [N, 3, H, W], got {list(images.shape)}")
+        if image_shapes.dim() != 2 or image_shapes.shape[0] != images.shape[0] or image_shapes.shape[1] != 2:
+            raise ValueError(
+                f"image_shapes: expected [N, 2] with N = {images.shape[0]} (from images), "
+                f"got {list(image_shapes.shape)}"
+            )
         features = self.backbone(images.to(self.dtype))
         maps = self.neck(features)
         pyramid = make_pyramid(image_shapes, images.shape[2:], [feature.shape[2:] for feature in maps])

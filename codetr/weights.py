@@ -29,13 +29,11 @@ class Weights:
         name: the configuration it belongs to.
         url: where upstream keeps it.
         sha256_prefix: the first hexadecimal digits of the file's SHA-256.
-        box_ap: on COCO val2017, as upstream states it.
     """
 
     name: str
     url: str
     sha256_prefix: str
-    box_ap: float
 
 
 _UPSTREAM = "https://download.openmmlab.com/mmdetection/v3.0/codetr"
@@ -47,9 +45,8 @@ KNOWN_WEIGHTS = {
             "co_dino_swin_l",
             f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth",
             "614254c9",
-            64.1,
         ),
-        Weights("co_dino_r50", f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth", "7481f903", 52.1),
+        Weights("co_dino_r50", f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth", "7481f903"),
     )
 }
 
@@ -68,19 +65,22 @@ def fetch(source: str, progress: bool = True) -> Path:
     Args:
         source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal
             digits>` states the SHA-256 that the file must begin with.
-        progress: draw a bar on stderr.
+        progress: draw a bar on stderr, if that is a terminal.
 
     Returns:
         The file's path.
 
     Raises:
-        ValueError: unknown name; the download failed, or the file is not what its hash says. Nothing stays
-            behind.
+        ValueError: unknown name, or no URL; the download failed, or the file is not what its hash says.
+            Nothing stays behind.
     """
     if source in KNOWN_WEIGHTS:
         url, prefix = KNOWN_WEIGHTS[source].url, KNOWN_WEIGHTS[source].sha256_prefix
     elif is_url(source):
-        url, prefix = source, _hash_prefix(source)
+        try:
+            url, prefix = source, _hash_prefix(source)
+        except ValueError as error:
+            raise ValueError(f"weights {source!r}: not a URL ({error})") from None
     else:
         raise ValueError(f"weights {source!r}: expected one of {', '.join(KNOWN_WEIGHTS)}, or a URL")
     name = Path(urllib.parse.urlsplit(url).path).name
@@ -90,14 +90,18 @@ def fetch(source: str, progress: bool = True) -> Path:
         return path  # files appear here only after they were verified
     try:
         with atomic_write(path) as temporary:
-            digest = _download(url, temporary, name, progress)
+            digest = _download(url, temporary, name, progress and sys.stderr.isatty())
             if not digest.startswith(prefix):
                 raise ValueError(
-                    f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}"
+                    f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}: it is "
+                    "damaged or another file"
                 )
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise ValueError(f"{url}: download to {path.parent} failed ({reason})") from None
+        reason = getattr(error, "reason", None) or error  # of a URLError: words or another error
+        reason = getattr(reason, "strerror", None) or reason
+        raise ValueError(
+            f"{url}: download to {path.parent} failed ({reason}); a file that you have goes as well"
+        ) from None
     return path
 
 
@@ -110,16 +114,18 @@ def _download(url: str, path: Path, name: str, progress: bool) -> str:
     """Returns the SHA-256 of what was written."""
     digest = hashlib.sha256()
     with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
-        total = int(response.headers.get("Content-Length") or 0)
-        done = 0
-        while chunk := response.read(_CHUNK_BYTES):
-            file.write(chunk)
-            digest.update(chunk)
-            done += len(chunk)
-            if progress:
-                _draw_progress(name, done, total)
-    if progress:
-        print(file=sys.stderr)
+        length = response.headers.get("Content-Length") or ""
+        total, done = int(length) if length.isdecimal() else 0, 0
+        try:
+            while chunk := response.read(_CHUNK_BYTES):
+                file.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                if progress:
+                    _draw_progress(name, done, total)
+        finally:
+            if progress and done:
+                print(file=sys.stderr)
     if total and done != total:
         raise urllib.error.URLError(f"got {done} of {total} bytes")
     return digest.hexdigest()

@@ -7,6 +7,7 @@ goes the whole way.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import torch
@@ -14,4 +15,5 @@ import torch
 if importlib.util.find_spec("torch_tensorrt") is not None and torch.cuda.is_available():
     from dynamo_path import converter
 
-    converter.register()
+    with contextlib.suppress(ImportError):  # a command that needs it tells
+        converter.register()

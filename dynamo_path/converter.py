@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,13 +30,20 @@ def register() -> None:
     """Registers the converters, for static and dynamic shapes; calling it again does nothing.
 
     Raises:
-        ImportError: Torch-TensorRT is not installed.
+        ImportError: Torch-TensorRT cannot be imported; names what to install.
     """
     global _registered
     if _registered:
         return
-    from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
-
+    try:
+        # TensorRT's bindings, which it imports, hold strings that Python 3.12 and newer warn of.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
+    except ImportError as error:
+        raise ImportError(
+            f"Torch-TensorRT cannot be imported ({error}): pip install codetr-tensorrt[dynamo]"
+        ) from error
     for target in TARGETS:
         dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(
             convert

@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from codetr.command import run_command
 from codetr.exporting import (
     OUTPUT_NAMES,
     Request,
@@ -28,7 +29,6 @@ from codetr.exporting import (
     pick_device,
     prepare,
     request_from,
-    run_command,
     stage,
     staged_folder,
     write_metadata,
@@ -51,8 +51,7 @@ def _main(argv: Sequence[str] | None) -> int:
         model, inputs = subject.model.to(device), example_inputs(subject, device)
         with stage("export model.ep"):
             program = export_program(model, inputs)
-            with open(folder / "model.ep", "wb") as file:  # given a path, Torch wants it to end in .pt2
-                torch.export.save(program, file)
+            _save_program(program, folder / "model.ep")
         if device.type == "cuda":
             with stage("build model.engine with Torch-TensorRT"):
                 engine = build_engine(program, inputs, request)
@@ -68,23 +67,19 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def import_requirements() -> None:
-    """Imports Torch-TensorRT, registers the converters and the plugins.
+    """Imports what a build and running its engine need, registers the converters and the plugins.
 
     Raises:
         ImportError: naming what to install.
-        trt_plugin.EngineError: TensorRT or the plugin library is missing or cannot be loaded.
+        trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing or cannot be loaded.
     """
-    try:
-        import torch_tensorrt  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"Torch-TensorRT cannot be imported ({error}): pip install codetr-tensorrt[dynamo]"
-        ) from error
     import trt_plugin
     from dynamo_path import converter
+    from trt_plugin.errors import import_cudart
 
-    trt_plugin.load()
     converter.register()
+    import_cudart()
+    trt_plugin.load()
 
 
 def export_program(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
@@ -92,6 +87,34 @@ def export_program(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(model, inputs, strict=True)
+
+
+class _Archive:
+    """A file for Torch's writer of archives, which ends the process when a write fails: raises afterwards."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    # Given a path, Torch wants it to end in .pt2.
+    with open(path, "wb") as file:
+        archive = _Archive(file)
+        torch.export.save(program, archive)
+    if archive.error is not None:
+        raise archive.error
 
 
 def build_engine(

@@ -7,6 +7,7 @@ for a GPU, that is, on the CPU and outside of tracing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -30,22 +31,11 @@ def check_attention(
     _check_float("sampling_locations", sampling_locations, value)
     _check_float("attention_weights", attention_weights, value)
     sizes = _points_per_level("sampling_locations", sampling_locations, num_levels, points_per_level)
-    queries = sampling_locations.shape[1]
-    if points_per_level is None:
-        points = (num_levels, sizes[0])
-        letters = "L, P"
-    else:
-        points = (sum(sizes),)
-        letters = "sum(points_per_level)"
-    _check_shape(
-        "sampling_locations",
-        sampling_locations,
-        f"[N, Q, M, {letters}, 2]",
-        (batch, queries, heads, *points, 2),
-    )
-    _check_shape(
-        "attention_weights", attention_weights, f"[N, Q, M, {letters}]", (batch, queries, heads, *points)
-    )
+    letters = "L, P" if points_per_level is None else "sum(points_per_level)"
+    points = (num_levels, sizes[0]) if points_per_level is None else (sum(sizes),)
+    shape = (batch, sampling_locations.shape[1], heads, *points)
+    _check_shape("sampling_locations", sampling_locations, f"[N, Q, M, {letters}, 2]", (*shape, 2))
+    _check_shape("attention_weights", attention_weights, f"[N, Q, M, {letters}]", shape)
     return sizes
 
 
@@ -70,17 +60,14 @@ def check_fused_attention(
             f"reference_points: expected {wide} with a value of {value.dtype}, got {reference_points.dtype}"
         )
     sizes = _points_per_level("sampling_offsets", sampling_offsets, num_levels, points_per_level)
+    letters = "L, P" if points_per_level is None else "sum(points_per_level)"
+    points = (num_levels, sizes[0]) if points_per_level is None else (sum(sizes),)
     queries = sampling_offsets.shape[1]
-    if points_per_level is None:
-        points, letters = (num_levels, sizes[0]), "L, P"
-    else:
-        points, letters = (sum(sizes),), "sum(points_per_level)"
-    _check_shape(
-        "sampling_offsets", sampling_offsets, f"[N, Q, M, {letters}, 2]", (batch, queries, heads, *points, 2)
-    )
-    _check_shape(
-        "attention_logits", attention_logits, "[N, Q, M, sum of points]", (batch, queries, heads, sum(sizes))
-    )
+    shape = (batch, queries, heads, *points, 2)
+    _check_shape("sampling_offsets", sampling_offsets, f"[N, Q, M, {letters}, 2]", shape)
+    letters = "L * P" if points_per_level is None else "sum(points_per_level)"
+    shape = (batch, queries, heads, sum(sizes))
+    _check_shape("attention_logits", attention_logits, f"[N, Q, M, {letters}]", shape)
     last = reference_points.shape[-1] if reference_points.dim() else 0
     _check_shape(
         "reference_points",
@@ -147,6 +134,7 @@ def _check_levels(shapes: list[list[int]], starts: list[int], num_cells: int) ->
 def _points_per_level(
     name: str, tensor: Tensor, num_levels: int, points_per_level: Sequence[int] | None
 ) -> list[int]:
+    """Checks the rank of locations or offsets; returns the number of points of each level."""
     if points_per_level is None:
         if tensor.dim() != 6:
             raise ValueError(f"{name}: expected [N, Q, M, L, P, 2], got {list(tensor.shape)}")
@@ -155,7 +143,12 @@ def _points_per_level(
                 f"{name}: expected [N, Q, M, L, P, 2] with P of 1 or more, got {list(tensor.shape)}"
             )
         return [tensor.shape[4]] * num_levels
-    sizes = list(points_per_level)
+    try:
+        sizes = [operator.index(size) for size in points_per_level]
+    except TypeError:
+        raise TypeError(
+            f"points_per_level: expected a sequence of int or None, got {points_per_level!r}"
+        ) from None
     if len(sizes) != num_levels or any(size < 0 for size in sizes) or sum(sizes) < 1:
         raise ValueError(
             f"points_per_level: expected {num_levels} numbers of 0 or more that are not all 0, "

@@ -44,7 +44,8 @@ def attention(
 
     Returns:
         [N, Q, M * D] in value's type. Coordinates, weights and sums are float32 inside (float64 for
-        float64). Differentiable in value, sampling_locations and attention_weights.
+        float64). Differentiable in value, sampling_locations and attention_weights. Autocast casts the
+        value alone (not float64); locations and weights stay as exact as they come.
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was. On the GPU the numbers
@@ -223,7 +224,9 @@ def _differentiate_fused_attention(ctx, grad_output):
         moved = grad_locations.split(sizes, 3)
         grad_reference = torch.stack([part.sum((2, 3)) for part in moved], 2)  # [N, Q, L, 2]
         if reference_points.shape[-1] == 4:
-            levels = zip(moved, flat_offsets.split(sizes, 3), sizes, strict=True)
+            # What lies at an offset that is not finite moves nothing; 0 * NaN would be NaN.
+            finite_offsets = flat_offsets.nan_to_num(0.0, 0.0, 0.0)
+            levels = zip(moved, finite_offsets.split(sizes, 3), sizes, strict=True)
             stretched = [(part * offset).sum((2, 3)) * (0.5 / max(n, 1)) for part, offset, n in levels]
             grad_reference = torch.cat([grad_reference, torch.stack(stretched, 2)], -1)
     return (

@@ -1,6 +1,6 @@
 """Multi-scale deformable attention in plain PyTorch: the definition of right.
 
-Runs on any device, in any floating-point type, with autograd; every other implementation is compared with
+Runs on any device, in every type of the operator, with autograd; every other implementation is compared with
 it in float64. Sampling is `torch.nn.functional.grid_sample` with bilinear interpolation, zero padding and
 `align_corners=False`. It may import `torch` and `msda.checks` only.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,18 +13,20 @@ from onnx_path.operator import DOMAIN, remove_function_bodies
 
 
 def import_requirements() -> None:
-    """Imports what a build needs, and registers the plugins.
+    """Imports what a build and running its engine need, and registers the plugins.
 
     Raises:
         ImportError: naming what to install.
-        trt_plugin.EngineError: TensorRT or the plugin library is missing or cannot be loaded.
+        trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing or cannot be loaded.
     """
     try:
         import polygraphy  # noqa: F401
     except ImportError as error:
         raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[tensorrt]") from error
     import trt_plugin
+    from trt_plugin.errors import import_cudart
 
+    import_cudart()
     trt_plugin.load()
 
 
@@ -43,12 +46,14 @@ def build_engine(
 
     Raises:
         ImportError: a package is missing.
-        RuntimeError: TensorRT cannot parse the file or build the engine; its own messages stand on stderr.
+        RuntimeError: TensorRT cannot parse the file or build the engine; with its own words.
     """
     import_requirements()
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
     from polygraphy.exception import PolygraphyException
+
+    from trt_plugin.log import collect_errors, describe
 
     config = CreateConfig(
         tf32=False,
@@ -57,15 +62,43 @@ def build_engine(
         builder_optimization_level=optimization_level,
     )
     try:
-        with _without_function_bodies(onnx_path) as parsed_path:
+        with (
+            _without_function_bodies(onnx_path) as parsed_path,
+            _quiet_polygraphy(),
+            collect_errors() as messages,
+        ):
             network = NetworkFromOnnxPath(str(parsed_path), strongly_typed=True)
             build = EngineBytesFromNetwork(
                 network, config=config, save_timing_cache=str(timing_cache) if timing_cache else None
             )
             engine = build()
     except PolygraphyException as error:
-        raise RuntimeError(f"{onnx_path.name}: TensorRT cannot build an engine of it ({error})") from error
+        reason = describe(messages) if messages else error
+        raise RuntimeError(f"{onnx_path.name}: TensorRT cannot build an engine of it: {reason}") from error
     engine_path.write_bytes(engine)
+
+
+@contextmanager
+def _quiet_polygraphy() -> Iterator[None]:
+    """Lets TensorRT report to our logger, errors only, and polygraphy to none, while the block runs.
+
+    Polygraphy would print every message of TensorRT's and its own, the cause of a failure among them.
+    """
+    from polygraphy.backend.trt import util
+    from polygraphy.logger import G_LOGGER
+
+    from trt_plugin import log
+
+    ours = logging.getLogger(log.__name__)
+    before, level = util.TRT_LOGGER, ours.level
+    util.TRT_LOGGER = log.tensorrt_logger()
+    ours.setLevel(logging.ERROR)
+    try:
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
+            yield
+    finally:
+        util.TRT_LOGGER = before
+        ours.setLevel(level)
 
 
 @contextmanager

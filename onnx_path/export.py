@@ -5,12 +5,14 @@ Without a GPU it stops after model.onnx. Exit status: 0 done, 1 failed, 2 wrong 
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from codetr.command import run_command
 from codetr.exporting import (
     INPUT_NAMES,
     OUTPUT_NAMES,
@@ -22,7 +24,6 @@ from codetr.exporting import (
     pick_device,
     prepare,
     request_from,
-    run_command,
     stage,
     staged_folder,
     write_metadata,
@@ -47,6 +48,7 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     arguments = parser.parse_args(argv)
     request = request_from(arguments)
+    import_exporter()
     if not arguments.onnx_only and pick_device(request.device).type == "cuda":
         return _export_engine(request, function_bodies=not arguments.no_function_body)
     with staged_folder(request.out) as folder:
@@ -94,6 +96,19 @@ def _operators() -> tuple[str, ...]:
     return OPERATORS
 
 
+def import_exporter() -> None:
+    """Imports what `export_onnx` needs.
+
+    Raises:
+        ImportError: naming what to install.
+    """
+    try:
+        for name in ("onnx", "onnx_ir", "onnxscript"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{error.name} is not installed: pip install codetr-tensorrt[onnx]") from error
+
+
 def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) -> Counter[str]:
     """Writes a detector as an ONNX file with static shapes, its MSDA calls as nodes of domain `msda`.
 
@@ -111,13 +126,11 @@ def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) 
     Raises:
         ImportError: onnx or onnxscript is missing.
     """
-    try:
-        import onnx
-        import onnx_ir
-        from onnxscript import optimizer
-    except ImportError as error:
-        raise ImportError(f"{error.name} is not installed: pip install codetr-tensorrt[onnx]") from error
+    import_exporter()
+    import onnx
+    import onnx_ir
     import torch
+    from onnxscript import optimizer
 
     from onnx_path import operator
 

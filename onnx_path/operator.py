@@ -121,12 +121,12 @@ def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
 
 
 # The bodies follow msda.reference step by step. Letters: N images, S cells, M heads, D channels of a head,
-# Q queries, L levels, P points of all levels together.
+# Q queries, L levels, P points of a level, K points of all levels.
 
 
 @onnxscript.script(_msda, default_opset=op)
 def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int] = ()):
-    """Tells for each of the P points which level it samples, [P], and how many points that level has, [P]."""
+    """Tells for each of the K points which level it samples, [K], and how many points that level has, [K]."""
     num_levels = op.Shape(level_start_index)
     equal = op.Expand(num_points / num_levels, num_levels)
     # The attribute is empty when all levels have equally many points: then the first L entries are `equal`.
@@ -134,7 +134,7 @@ def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int
     level = op.Range(0, op.Squeeze(num_levels), 1)
     up_to = op.Cast(op.Unsqueeze(level, [0]) <= op.Unsqueeze(level, [1]), to=_INT64)  # [L, L]
     end_of_level = op.ReduceSum(up_to * counts, [1], keepdims=0)  # not every runtime has an integer CumSum
-    passed = op.Unsqueeze(op.Range(0, op.Squeeze(num_points), 1), [1]) >= end_of_level  # [P, L]
+    passed = op.Unsqueeze(op.Range(0, op.Squeeze(num_points), 1), [1]) >= end_of_level  # [K, L]
     level_of_point = op.ReduceSum(op.Cast(passed, to=_INT64), [1], keepdims=0)
     return level_of_point, op.Gather(counts, level_of_point)
 
@@ -143,7 +143,7 @@ def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int
 def SampledCorner(rows, row_of_cell_0, row_step, column, line, width, height, weight):
     """Reads one corner of every sample and sums over the points.
 
-    rows [R + 1, D], the last one zero; column, line, weight [N, Q, M, P]; the others broadcast to that.
+    rows [R + 1, D], the last one zero; column, line, weight [N, Q, M, K]; the others broadcast to that.
     Returns [N, Q, M, 1, D]. A corner outside its level reads the zero row: not even 0 * NaN is added.
     """
     inside = op.And(op.And(column >= 0.0, column < width), op.And(line >= 0.0, line < height))
@@ -168,11 +168,11 @@ def MultiScaleDeformableAttention(
     num_heads = op.Shape(value, start=2, end=3)
     head_dim = op.Shape(value, start=3, end=4)
     num_queries = op.Shape(sampling_locations, start=1, end=2)
-    # [L, P_l] when all levels have equally many points, else [P]
+    # [L, P] when all levels have equally many points, else [K]
     num_points = op.ReduceProd(op.Shape(sampling_locations, start=3, end=-1), keepdims=1)
     level, _ = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
 
-    shapes = op.Gather(op.Cast(spatial_shapes, to=_FLOAT), level)  # [P, 2] = (H, W)
+    shapes = op.Gather(op.Cast(spatial_shapes, to=_FLOAT), level)  # [K, 2] = (H, W)
     height = op.Gather(shapes, 0, axis=1)
     width = op.Gather(shapes, 1, axis=1)
     samples = op.Concat(num_images, num_queries, num_heads, num_points, axis=0)
@@ -180,7 +180,7 @@ def MultiScaleDeformableAttention(
         op.Cast(sampling_locations, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1
     )
     weights = op.Reshape(op.Cast(attention_weights, to=_FLOAT), samples, allowzero=1)
-    x = op.Gather(locations, 0, axis=4) * width - 0.5  # pixels, [N, Q, M, P]
+    x = op.Gather(locations, 0, axis=4) * width - 0.5  # pixels, [N, Q, M, K]
     y = op.Gather(locations, 1, axis=4) * height - 0.5
     # False for NaN too. What lies outside becomes a location that an integer can hold and no corner reaches.
     inside = op.And(op.And(x > -1.0, x < width), op.And(y > -1.0, y < height))
@@ -197,7 +197,7 @@ def MultiScaleDeformableAttention(
     image = op.Unsqueeze(op.Range(0, op.Squeeze(num_images), 1), [1, 2, 3])
     head = op.Unsqueeze(op.Range(0, op.Squeeze(num_heads), 1), [0, 1, 3])
     start = op.Gather(op.Cast(level_start_index, to=_INT64), level)
-    row_of_cell_0 = (image * num_cells + start) * num_heads + head  # [N, 1, M, P]
+    row_of_cell_0 = (image * num_cells + start) * num_heads + head  # [N, 1, M, K]
 
     right = left + 1.0
     bottom = top + 1.0
@@ -238,13 +238,13 @@ def FusedMultiScaleDeformableAttention(
     samples = op.Shape(attention_logits)
     offsets = op.Reshape(
         op.Cast(sampling_offsets, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1
-    )  # [N, Q, M, P, 2]
-    reference = op.Gather(op.Cast(reference_points, to=_FLOAT), level, axis=2)  # [N, Q, P, 2 or 4]
+    )  # [N, Q, M, K, 2]
+    reference = op.Gather(op.Cast(reference_points, to=_FLOAT), level, axis=2)  # [N, Q, K, 2 or 4]
     reference = op.Unsqueeze(reference, [2])
     centre = op.Slice(reference, [0], [2], [-1])
-    box_size = op.Slice(reference, [2], [4], [-1])  # [N, Q, 1, P, 0 or 2]
+    box_size = op.Slice(reference, [2], [4], [-1])  # [N, Q, 1, K, 0 or 2]
     # One of two rules, without a branch: of (by the box, by the level) the first two columns are right.
-    shapes = op.Cast(op.Gather(spatial_shapes, level), to=_FLOAT)  # [P, 2] = (H, W)
+    shapes = op.Cast(op.Gather(spatial_shapes, level), to=_FLOAT)  # [K, 2] = (H, W)
     sizes = op.Gather(shapes, [1, 0], axis=1)
     boxed = op.Slice(offsets, [0], op.Shape(box_size, start=4), [-1])
     by_box = boxed / op.Unsqueeze(op.Cast(counts, to=_FLOAT), [1]) * box_size * 0.5

@@ -28,10 +28,8 @@ class Backend:
         dtypes: value types.
         missing: says what is missing to run here for a type, or None.
         run: inputs -> [N, Q, M * D].
-        operators: "attention", "fused".
         gradients: whether its result is differentiable.
         ragged: the ragged lists it can run; None for any.
-        empty: whether it takes N = 0 and Q = 0.
     """
 
     name: str
@@ -39,10 +37,8 @@ class Backend:
     dtypes: tuple[torch.dtype, ...]
     missing: Callable[[torch.dtype], str | None]
     run: Callable[[AttentionInputs | FusedInputs], torch.Tensor]
-    operators: tuple[str, ...] = ("attention", "fused")
     gradients: bool = False
     ragged: tuple[tuple[int, ...], ...] | None = None
-    empty: bool = True
 
     def can_run(self, dtype: torch.dtype) -> str | None:
         """None when the backend can run here with a type, else the reason why not."""
@@ -51,8 +47,8 @@ class Backend:
         return self.missing(dtype)
 
     def cases(self, operator: str, smooth: bool = False):
-        """The hypothesis strategy of calls that the backend takes."""
-        return strategies.cases(operator == "fused", self.ragged, self.empty, smooth)
+        """The hypothesis strategy of calls of an operator, "attention" or "fused", that the backend takes."""
+        return strategies.cases(operator == "fused", self.ragged, smooth)
 
 
 def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
@@ -68,9 +64,7 @@ def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
 
 def no_tensorrt(dtype: torch.dtype = torch.float32) -> str | None:
     """What is missing to run the TensorRT plugin, or None."""
-    if no_gpu(dtype):
-        return no_gpu(dtype)
-    return _no_plugin()
+    return no_gpu(dtype) or _no_plugin()
 
 
 @functools.cache

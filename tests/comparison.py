@@ -8,19 +8,8 @@ import torch
 
 import msda
 from benchmarks import accuracy
+from benchmarks.accuracy import TOLERANCE
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
-
-TOLERANCE = {
-    # Everything in double: rounding of some hundred additions.
-    torch.float64: 1e-12,
-    # Coordinates, weights and sums in float: about 1e-7 an operation, and coordinates of hundreds of cells.
-    torch.float32: 1e-5,
-    # Inputs are compared as rounded and sums are float, so what is left is rounding the output: half a unit
-    # in the last place at most, 2^-11 of the value for half and 2^-8 for bfloat16; twice that is allowed.
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-}
-"""Largest relative L2 error by the value's type."""
 
 FLOOR = 0.05
 """A result smaller than this share of what it would be with every sample inside counts absolutely: a lone

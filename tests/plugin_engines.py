@@ -8,27 +8,11 @@ from pathlib import Path
 import numpy as np
 
 import trt_plugin
+from benchmarks.trt_engines import INPUT_NAMES
 from trt_plugin.errors import EngineError
 from trt_plugin.log import collect_errors, describe, tensorrt_logger
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
-INPUT_NAMES = {
-    ATTENTION: (
-        "value",
-        "spatial_shapes",
-        "level_start_index",
-        "sampling_locations",
-        "attention_weights",
-    ),
-    FUSED_ATTENTION: (
-        "value",
-        "spatial_shapes",
-        "level_start_index",
-        "reference_points",
-        "sampling_offsets",
-        "attention_logits",
-    ),
-}
 # (smallest, usual, largest) shape of an input
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

@@ -69,9 +69,7 @@ class Case:
         cells = self._cells(generator, rows)  # [N, Q, M, K, 2], pixels of the level
         logits = torch.randn(rows, generator=generator, dtype=torch.float64)
         small = torch.float32 if self.wide_locations and dtype.itemsize == 2 else dtype
-        levels = torch.tensor(problem.spatial_shapes, dtype=torch.float64).flip(-1)  # [L, 2] = (W, H)
-        sizes = levels.repeat_interleave(torch.tensor(problem.points), 0)  # [K, 2]
-        locations = (cells + 0.5) / sizes
+        locations = (cells + 0.5) / self._level_sizes()
         shapes, starts = problem.index_tensors(device, self.index_dtype)
         points = None if problem.points_per_level is None else list(problem.points_per_level)
 
@@ -107,16 +105,18 @@ class Case:
             points,
         )
 
+    def _level_sizes(self) -> torch.Tensor:
+        """(W, H) of each point's level: [K, 2] float64."""
+        levels = torch.tensor(self.problem.spatial_shapes, dtype=torch.float64).flip(-1)
+        return levels.repeat_interleave(torch.tensor(self.problem.points), 0)
+
     def _cells(self, generator: torch.Generator, rows: tuple[int, ...]) -> torch.Tensor:
         """Sample positions [N, Q, M, K, 2] = (x, y) in cells of the level; 0 is the first cell's centre."""
-        problem = self.problem
-        levels = torch.tensor(problem.spatial_shapes, dtype=torch.float64).flip(-1)
-        sizes = levels.repeat_interleave(torch.tensor(problem.points), 0)  # [K, 2] = (W, H)
+        sizes = self._level_sizes()
         uniform = torch.rand((*rows, 2), generator=generator, dtype=torch.float64)
         if self.smooth:
-            whole = (
-                uniform * (sizes + 2)
-            ).floor() - 2  # -2 .. size - 1: some samples lie half or wholly outside
+            # -2 .. size - 1: some samples lie half or wholly outside.
+            whole = (uniform * (sizes + 2)).floor() - 2
             fraction = torch.rand((*rows, 2), generator=generator, dtype=torch.float64)
             return whole + 0.1 + 0.8 * fraction
         whole = (uniform * sizes).floor()
@@ -166,12 +166,11 @@ def levels(min_levels: int = 1, max_levels: int = 4) -> st.SearchStrategy[tuple[
 
 
 @st.composite
-def problems(draw: st.DrawFn, ragged: Iterable[tuple[int, ...]] | None = None, empty: bool = True) -> Problem:
-    """Draws sizes.
+def problems(draw: st.DrawFn, ragged: Iterable[tuple[int, ...]] | None = None) -> Problem:
+    """Draws sizes, Q = 0 and N = 0 among them.
 
     Args:
         ragged: the only ragged lists to draw from; None draws any.
-        empty: whether Q = 0 and N = 0 occur.
     """
     points = None
     if draw(st.booleans()):
@@ -181,12 +180,11 @@ def problems(draw: st.DrawFn, ragged: Iterable[tuple[int, ...]] | None = None, e
             lists = st.sampled_from(tuple(ragged))
         points = draw(lists)
     shapes = draw(levels(len(points), len(points)) if points else levels())
-    least = 0 if empty else 1
     return Problem(
         name="drawn",
-        batch=draw(st.sampled_from((1, 2, 3, 0)[: 4 - least])),
+        batch=draw(st.sampled_from((1, 2, 3, 0))),
         spatial_shapes=shapes,
-        num_queries=draw(st.integers(least, 12) | st.integers(13, 70)),
+        num_queries=draw(st.integers(0, 12) | st.integers(13, 70)),
         num_heads=draw(st.sampled_from((1, 2, 3, 5, 8))),
         head_dim=draw(st.sampled_from((1, 2, 3, 4, 7, 8, 12, 16, 20, 32, 33, 40, 64))),
         num_points=draw(st.sampled_from((1, 2, 3, 4, 5, 8))),
@@ -200,13 +198,12 @@ def cases(
     draw: st.DrawFn,
     fused: bool,
     ragged: Iterable[tuple[int, ...]] | None = None,
-    empty: bool = True,
     smooth: bool = False,
 ) -> Case:
     """Draws a whole call; see `problems` and `Case` for the parameters."""
     layout = st.sampled_from(LAYOUTS)
     return Case(
-        problem=draw(problems(ragged, empty)),
+        problem=draw(problems(ragged)),
         fused=fused,
         places=("inside",) if smooth else tuple(draw(st.sets(st.sampled_from(PLACES), min_size=1))),
         layouts=draw(st.tuples(layout, layout, layout)),

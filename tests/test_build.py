@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def test_build_info_names_the_library():
     info = msda.build_info()
     assert info.path.is_file()
-    assert info.has_cuda == bool(info.cuda_architectures)
+    architecture = r"\d{2,3}[af]?(-real|-virtual)?"
+    assert re.fullmatch(rf"({architecture}([,;]{architecture})*)?", info.cuda_architectures)
+    assert info.has_cuda == (b"forward_kernel" in info.path.read_bytes())
 
 
 def test_missing_library_is_explained():

@@ -75,11 +75,17 @@ class TestSources:
 
     def test_prefix_and_extra_parts(self, model, parameters):
         tensors = {f"module.{name}": tensor for name, tensor in parameters.items()}
-        tensors["module.roi_head.0.bbox_head.fc_cls.weight"] = torch.zeros(2)
-        tensors["ema_backbone_conv1_weight"] = torch.zeros(2)
+        extra = {
+            "rpn_head.rpn_cls.weight",
+            "roi_head.0.bbox_head.fc_cls.weight",
+            "bbox_head.0.atss_cls.weight",
+            "ema_backbone_conv1_weight",
+        }
+        tensors |= {f"module.{name}": torch.zeros(2) for name in extra}
         report = codetr.load_checkpoint(model, {"state_dict": tensors})
         assert is_loaded(model, parameters)
-        assert {"roi_head.0.bbox_head.fc_cls.weight", "ema_backbone_conv1_weight"} <= set(report.ignored)
+        assert extra <= set(report.ignored)
+        assert not extra & set(report.loaded)
 
     def test_safetensors(self, model, parameters, tmp_path):
         path = tmp_path / "model.safetensors"

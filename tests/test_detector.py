@@ -97,6 +97,21 @@ class TestGolden:
         ):
             model(torch.zeros(1, 3, 16, 16), torch.tensor([[16, 16]]))
 
+    @pytest.mark.parametrize(
+        ("images", "image_shapes", "message"),
+        [
+            ((3, 64, 64), (1, 2), r"images: expected \[N, 3, H, W\], got \[3, 64, 64\]"),
+            ((1, 1, 64, 64), (1, 2), r"images: expected \[N, 3, H, W\], got \[1, 1, 64, 64\]"),
+            ((2, 3, 64, 64), (1, 2), r"image_shapes: expected \[N, 2\] with N = 2 .*, got \[1, 2\]"),
+            ((1, 3, 64, 64), (2,), r"image_shapes: expected \[N, 2\] with N = 1 .*, got \[2\]"),
+            ((1, 3, 64, 64), (1, 3), r"image_shapes: expected \[N, 2\] with N = 1 .*, got \[1, 3\]"),
+        ],
+    )
+    def test_wrong_shapes(self, golden, images, image_shapes, message):
+        model, _ = golden
+        with pytest.raises(ValueError, match=message):
+            model(torch.zeros(images), torch.full(image_shapes, 64))
+
     def test_gradients_reach_every_parameter(self, golden):
         """Training comes later; nothing on the way may cut it off."""
         model, tensors = golden
@@ -373,6 +388,19 @@ class TestConfig:
             ({"num_levels": 4}, r"neck\.num_outs: expected 4, got 5"),
             ({"num_heads": 7}, r"num_heads: 7 heads do not divide embed_dims 64"),
             ({"embed_dims": 32}, r"neck\.out_channels: expected 32, got 64"),
+            (
+                {"neck": {"in_channels": [24, 48, 96, 192], "out_channels": 64, "gn_groups": 48}},
+                r"neck\.gn_groups: 48 groups do not divide out_channels 64",
+            ),
+            (
+                {
+                    "embed_dims": 66,
+                    "num_heads": 6,
+                    "neck": {"in_channels": [24, 48, 96, 192], "out_channels": 66, "gn_groups": 6},
+                    "positional_encoding": {"num_feats": 33},
+                },
+                r"embed_dims: expected a multiple of 4, got 66",
+            ),
         ],
     )
     def test_wrong_files(self, tmp_path, changes, message):

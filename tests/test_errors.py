@@ -72,6 +72,7 @@ VALUE_AND_LEVELS = (
     ),
     Row("spatial_shapes", lambda x: x + 1, ValueError, ("S = 16", "4 x 5"), blames="level_start_index"),
     Row("spatial_shapes", meta, ValueError, ("cpu", "meta")),
+    Row("level_start_index", lambda x: x.tolist(), TypeError, ("torch.Tensor", "list")),
     Row("level_start_index", lambda x: x[:1], ValueError, ("[L]", "[2]", "[1]")),
     Row("level_start_index", lambda x: x[:, None], ValueError, ("[L]", "[2, 1]")),
     Row("level_start_index", to(torch.int32), TypeError, ("int64", "torch.int32")),
@@ -79,6 +80,8 @@ VALUE_AND_LEVELS = (
     Row("level_start_index", lambda x: x + 1, ValueError, ("S = 16", "starts at 13")),
     Row("level_start_index", lambda x: x - 1, ValueError, ("S = 16", "starts at -1")),
     Row("level_start_index", meta, ValueError, ("cpu", "meta")),
+    Row("points_per_level", lambda x: [1.0, 4.0], TypeError, ("int", "[1.0, 4.0]"), RAGGED),
+    Row("points_per_level", lambda x: 4, TypeError, ("sequence of int", "got 4"), RAGGED),
     Row("points_per_level", lambda x: [1, 4, 2], ValueError, ("2 numbers", "[1, 4, 2]"), RAGGED),
     Row("points_per_level", lambda x: [6, -1], ValueError, ("0 or more", "[6, -1]"), RAGGED),
     Row("points_per_level", lambda x: [0, 0], ValueError, ("not all 0", "[0, 0]"), RAGGED),
@@ -116,6 +119,7 @@ ATTENTION = (
         RAGGED,
     ),
     Row("sampling_locations", lambda x: x[..., None, :], ValueError, ("[N, Q, M, 5, 2]", "5, 1, 2]"), RAGGED),
+    Row("attention_weights", torch.Tensor.numpy, TypeError, ("torch.Tensor", "ndarray")),
     Row("attention_weights", to(torch.bfloat16), TypeError, ("float32", "torch.bfloat16")),
     Row("attention_weights", meta, ValueError, ("cpu", "meta")),
     Row("attention_weights", lambda x: x.flatten(3), ValueError, ("[N, Q, M, L, P]", "[2, 5, 2, 6]")),
@@ -125,6 +129,7 @@ ATTENTION = (
 
 FUSED = (
     *VALUE_AND_LEVELS,
+    Row("reference_points", torch.Tensor.numpy, TypeError, ("torch.Tensor", "ndarray")),
     Row("reference_points", to(torch.float16), TypeError, ("float32", "torch.float16")),
     Row("reference_points", to(torch.float64), TypeError, ("float32", "torch.float64")),
     Row("reference_points", meta, ValueError, ("cpu", "meta")),
@@ -139,6 +144,8 @@ FUSED = (
     Row("reference_points", lambda x: x[:, :, :1], ValueError, ("[2, 5, 2, 2]", "[2, 5, 1, 2]")),
     Row("sampling_offsets", lambda x: x[0], ValueError, ("[N, Q, M, L, P, 2]", "[5, 2, 2, 3, 2]")),
     Row("sampling_offsets", lambda x: x[:, :, :1], ValueError, ("[2, 5, 2, 2, 3, 2]", "[2, 5, 1, 2, 3, 2]")),
+    Row("sampling_offsets", torch.Tensor.numpy, TypeError, ("torch.Tensor", "ndarray")),
+    Row("sampling_offsets", meta, ValueError, ("cpu", "meta")),
     Row("sampling_offsets", to(torch.float16), TypeError, ("float32", "torch.float16")),
     Row(
         "sampling_offsets",
@@ -147,7 +154,20 @@ FUSED = (
         ("[2, 5, 2, 5, 2]", "[2, 5, 2, 4, 2]"),
         RAGGED,
     ),
-    Row("attention_logits", lambda x: x.unflatten(-1, (2, 3)), ValueError, ("[N, Q, M, ", "[2, 5, 2, 2, 3]")),
+    Row("attention_logits", torch.Tensor.numpy, TypeError, ("torch.Tensor", "ndarray")),
+    Row(
+        "attention_logits",
+        lambda x: x.unflatten(-1, (2, 3)),
+        ValueError,
+        ("[N, Q, M, L * P]", "[2, 5, 2, 2, 3]"),
+    ),
+    Row(
+        "attention_logits",
+        lambda x: x[..., :4],
+        ValueError,
+        ("sum(points_per_level)", "[2, 5, 2, 5]", "[2, 5, 2, 4]"),
+        RAGGED,
+    ),
     Row("attention_logits", lambda x: x[..., :5], ValueError, ("[2, 5, 2, 6]", "[2, 5, 2, 5]")),
     Row("attention_logits", to(torch.float64), TypeError, ("float32", "torch.float64")),
     Row("attention_logits", meta, ValueError, ("cpu", "meta")),
@@ -198,13 +218,14 @@ def test_types_that_do_not_go_together(operator: str, dtype: torch.dtype) -> Non
         getattr(msda, operator)(**arguments)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "argument", ["spatial_shapes", "level_start_index", "sampling_locations", "attention_weights"]
 )
 def test_another_device(argument: str) -> None:
     """A CPU tensor beside a value on the GPU."""
-    if backends.no_gpu():
-        pytest.skip(backends.no_gpu())
+    if reason := backends.no_gpu():
+        pytest.skip(reason)
     arguments = EQUAL.attention_inputs(device="cuda")._asdict()
     arguments[argument] = arguments[argument].cpu()
     for module in (msda, msda.reference):
@@ -212,10 +233,11 @@ def test_another_device(argument: str) -> None:
             module.attention(**arguments)
 
 
+@pytest.mark.gpu
 def test_levels_outside_of_value_on_the_gpu() -> None:
     """Numbers on the GPU are not read before the launch; a level that lies outside of value counts zero."""
-    if backends.no_gpu():
-        pytest.skip(backends.no_gpu())
+    if reason := backends.no_gpu():
+        pytest.skip(reason)
     inputs = EQUAL.attention_inputs(device="cuda")
     for wrong in (
         [[3, 4], [1000, 1000]],
@@ -249,6 +271,25 @@ def test_raw_operator_is_safe(operator: str) -> None:
     ):
         with pytest.raises((RuntimeError, ValueError, TypeError)):
             raw(*wrong)
+
+
+def test_levels_outside_of_value_count_zero_on_the_cpu() -> None:
+    """The raw operator, whose numbers nobody has checked, reads nothing outside of value."""
+    inputs = EQUAL.attention_inputs()
+    first = inputs.attention_weights.clone()
+    first[:, :, :, 1] = 0
+    expected = msda.attention(*inputs._replace(attention_weights=first))
+    for level in ([1000, 1000], [-2, -2], [0, 2], [2**31, 2**31], [2**62, 2]):
+        wrong = inputs._replace(spatial_shapes=torch.tensor([[3, 4], level]))
+        torch.testing.assert_close(torch.ops.msda.attention(*wrong), expected)
+    for start in (13, 2**31, 2**62, -1):
+        wrong = inputs._replace(level_start_index=torch.tensor([0, start]))
+        torch.testing.assert_close(torch.ops.msda.attention(*wrong), expected)
+    grad_output = torch.ones_like(expected)
+    wrong = inputs._replace(spatial_shapes=torch.tensor([[3, 4], [1000, 1000]]))
+    _, grad_locations, grad_weights = torch.ops.msda.attention_backward(grad_output, *wrong)
+    assert not grad_locations[:, :, :, 1].any() and not grad_weights[:, :, :, 1].any()
+    assert grad_locations[:, :, :, 0].any() and grad_weights[:, :, :, 0].any()
 
 
 MODULE = (

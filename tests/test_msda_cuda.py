@@ -11,13 +11,15 @@ from benchmarks.problems import BY_NAME, AttentionInputs, Problem
 from tests import backends, strategies
 from tests.comparison import assert_gradients, assert_result, make, reference, run_msda
 
+pytestmark = pytest.mark.gpu
+
 PYRAMID = BY_NAME["pyramid"]
 
 
 def requires_gpu(dtype: torch.dtype = torch.float32) -> None:
     """Skips the test where the CUDA operator cannot run."""
-    if backends.no_gpu(dtype):
-        pytest.skip(backends.no_gpu(dtype))
+    if reason := backends.no_gpu(dtype):
+        pytest.skip(reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -118,9 +120,8 @@ def test_value_beyond_2_to_31_elements() -> None:
     value[:, -rows * side :] = last
     generator = torch.Generator("cuda").manual_seed(17)
     cells = torch.rand((1, 64, 8, 1, 4, 2), generator=generator, device="cuda", dtype=torch.float64)
-    cells = cells * torch.tensor(
-        [side - 1, rows - 1], device="cuda"
-    )  # within the last rows, no neighbour above
+    # Within the last rows, with no neighbour above them.
+    cells = cells * torch.tensor([side - 1, rows - 1], device="cuda")
     weights = torch.full((1, 64, 8, 1, 4), 0.25, device="cuda", dtype=torch.float16)
     offset = torch.tensor([0, side - rows], device="cuda")
     locations = ((cells + offset + 0.5) / side).float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 from dataclasses import replace
 
 import pytest
@@ -20,11 +21,11 @@ RAGGED = Problem("op_ragged", 1, ((6, 8), (3, 4)), 10, 4, 8, points_per_level=(2
 OPERATORS = ("attention", "fused_attention")
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Both devices; "cuda" is skipped with a reason where it cannot run."""
-    if request.param == "cuda" and backends.no_gpu():
-        pytest.skip(backends.no_gpu())
+    if request.param == "cuda" and (reason := backends.no_gpu()):
+        pytest.skip(reason)
     return request.param
 
 
@@ -59,12 +60,17 @@ def leaves(inputs: AttentionInputs | FusedInputs) -> list[torch.Tensor]:
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-def test_opcheck(operator: str, problem: Problem, dtype: torch.dtype, device: str) -> None:
-    """Schema, autograd registration, fake tensors, and tracing with dynamic shapes."""
+def test_msda_opcheck(operator: str, problem: Problem, dtype: torch.dtype, device: str) -> None:
+    """Schema, autograd registration, fake tensors, and tracing with dynamic shapes (part of `-k msda`)."""
     inputs = with_gradient(make(operator, device, dtype, problem))
     # Tracing compares gradients of two runs; CUDA's atomics and 16-bit rounding make them differ a little.
     tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
     torch.library.opcheck(getattr(torch.ops.msda, operator).default, tuple(inputs), **tolerance)
+
+
+def test_docstring_examples() -> None:
+    tested = doctest.testmod(msda.ops)
+    assert tested.attempted >= 8 and not tested.failed
 
 
 def test_schemas() -> None:
@@ -154,6 +160,49 @@ def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
         output = run_msda(inputs)
     rounded = inputs._replace(value=inputs.value.to(dtype))
     assert_result(output, accuracy.truth(rounded), rounded, dtype)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_autocast_leaves_float64_alone(operator: str, device: str) -> None:
+    inputs = make(operator, device, torch.float64)
+    with torch.autocast(device, torch.bfloat16):
+        output = run_msda(inputs)
+    assert output.dtype == torch.float64
+    assert torch.equal(output, run_msda(inputs))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_autocast_brings_types_together(operator: str, device: str) -> None:
+    """Under autocast layers hand over 16-bit tensors beside fp32 ones: all mixtures are taken."""
+    inputs = make(operator, device)
+    mixed = inputs._replace(**{name: getattr(inputs, name).half() for name in inputs._fields[3:-1]})
+    with torch.autocast(device, torch.bfloat16):
+        output = run_msda(mixed)
+    wide = mixed._replace(**{name: getattr(mixed, name).float() for name in mixed._fields[3:-1]})
+    expected = run_msda(wide._replace(value=wide.value.bfloat16()))
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, expected)
+
+
+def test_module_under_autocast(device: str) -> None:
+    """The module's layers run in 16 bits, reference points stay fp32."""
+    module, arguments = module_and_inputs(torch.float32, device=device)
+    # oneDNN's bfloat16 linear layer dies on virtual machines that report AMX and do not let it be used.
+    with torch.backends.mkldnn.flags(enabled=False), torch.autocast(device, torch.bfloat16):
+        output = module(*arguments)
+    assert output.dtype == torch.bfloat16
+    assert accuracy.relative_error(output, plain_module(module, *arguments, None)) <= 4e-2
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("sizes", [{"head_dim": 0}, {"num_heads": 0}], ids=str)
+def test_nothing_to_add_up(operator: str, sizes: dict[str, int], device: str) -> None:
+    """Heads without channels, or no heads: an empty result, and gradients that are zero."""
+    inputs = with_gradient(make(operator, device, problem=replace(PROBLEM, **sizes)))
+    output = run_msda(inputs)
+    assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, 0)
+    for gradient in torch.autograd.grad(output.sum(), leaves(inputs)):
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

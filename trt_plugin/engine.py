@@ -72,7 +72,7 @@ def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise EngineError(f"the engine {path} cannot be read: {error}") from error
+        raise EngineError(f"the engine {path} cannot be read: {error.strerror or error}") from error
     if not content:
         raise EngineError(f"the engine {path} is empty: its export did not finish")
     if len(content) < _HEADER_BYTES or struct.unpack_from("<I", content)[0] != _TAG:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 
 
@@ -19,7 +20,10 @@ def import_tensorrt() -> ModuleType:
         EngineError: it is not installed, or its libraries cannot be loaded.
     """
     try:
-        import tensorrt
+        # Its bindings hold strings that Python 3.12 and newer warn of.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import tensorrt
     except ImportError as error:
         raise EngineError(
             f"TensorRT cannot be imported ({error}); install it with: pip install codetr-tensorrt[tensorrt]"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trt_plugin.errors import EngineError
+from trt_plugin.files import atomic_write
+from trt_plugin.tensors import TensorInfo, format_shape
 
 FORMAT = 1
 
@@ -84,19 +86,35 @@ class ArtifactMetadata:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the file, whole or not at all."""
-        path = Path(path)
         text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False) + "\n"
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)  # mkstemp's files are private
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with atomic_write(Path(path)) as file:
+            file.write(text.encode())
+
+    def check_engine(
+        self, path: Path, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo]
+    ) -> None:
+        """Checks that this is the metadata of an engine, by its tensors' names and shapes.
+
+        Args:
+            path: the metadata's file, for the message.
+            inputs, outputs: of the engine, by name; -1 for a size decided at run time.
+
+        Raises:
+            EngineError: naming the tensor that differs.
+        """
+        for described, tensors in ((self.inputs, inputs), (self.outputs, outputs)):
+            said = {tensor["name"]: tuple(tensor["shape"]) for tensor in described}
+            found = {name: tensor.shape for name, tensor in tensors.items()}
+            for name in {**said, **found}:
+                if not _same_shape(said.get(name), found.get(name)):
+                    here, there = (
+                        format_shape(shapes[name]) if name in shapes else "missing"
+                        for shapes in (said, found)
+                    )
+                    raise EngineError(
+                        f"the metadata {path} is that of another engine: {name} is {here} in it and {there} "
+                        "in the engine; it must be the file that was exported with the engine"
+                    )
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> ArtifactMetadata:
@@ -110,7 +128,7 @@ class ArtifactMetadata:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise EngineError(f"the metadata {path} does not exist") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EngineError(f"the metadata {path} cannot be read: {error}") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise EngineError(f'the metadata {path}: expected an object with "format": {FORMAT}')
@@ -127,6 +145,12 @@ class ArtifactMetadata:
 def _require(fine: bool, field: str, expected: str, got: object) -> None:
     if not fine:
         raise ValueError(f"{field}: expected {expected}, got {got!r}")
+
+
+def _same_shape(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(first == second or -1 in (first, second) for first, second in zip(one, other))
 
 
 def _is_size(value: object) -> bool:

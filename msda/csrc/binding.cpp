@@ -281,6 +281,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
   sampling_locations = torch::stable::contiguous(sampling_locations);
   attention_weights = torch::stable::contiguous(attention_weights);
 
+  if (problem.empty()) {
+    // Nothing is launched; heads without channels have locations and weights nevertheless.
+    return {torch::stable::new_zeros(value, value.sizes()),
+            torch::stable::new_zeros(sampling_locations, sampling_locations.sizes()),
+            torch::stable::new_zeros(attention_weights, attention_weights.sizes())};
+  }
   const ScalarType sum_type =
       problem.value_type == msda::DataType::kFloat64 ? ScalarType::Double : ScalarType::Float;
   const Tensor grad_value = torch::stable::new_zeros(value, value.sizes(), sum_type);
@@ -300,8 +306,6 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     return std::make_tuple(torch::stable::to(grad_value, value.scalar_type()), grad_locations,
                            grad_weights);
   };
-  if (problem.batch_size == 0 || problem.num_queries == 0 || problem.num_heads == 0)
-    return result();
 #ifdef MSDA_WITH_CUDA
   if (value.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(value.get_device_index());

@@ -23,8 +23,8 @@ int32_t num_inputs(Operator op);
 // The position of the locations (or offsets), whose second size is Q.
 int32_t locations_index(Operator op);
 
-// The type of input `index` may be `type`, given the type of the value (input 0) and of
-// spatial_shapes (input 1); the types of inputs 0 to index - 1 are read.
+// Whether types[index] is a type of input `index`, given those of the value (input 0) and of
+// spatial_shapes (input 1); types[0] to types[index] are read.
 bool accepts_type(Operator op, int32_t index, nvinfer1::DataType const* types);
 
 void check_types(Operator op, nvinfer1::DataType const* types, int32_t count);

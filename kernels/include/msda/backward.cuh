@@ -5,15 +5,13 @@
 //           four cells it read (grad_output times weight times bilinear weight, added up over all
 //           samples).
 // Layout    as forward.cuh. grad_value is float (double with double values) whatever the value's
-// type:
-//           thousands of samples may add to one cell, and 16-bit sums would lose them.
+//           type: thousands of samples may add to one cell, and 16-bit sums would lose them.
 // Threads   a group of lanes, a power of two up to a warp, works on one (n,q,m); each lane takes
-// kVec
-//           channels at a time. The three dot products of a point are summed over the group by
-//           shuffles; its first lane writes them. Blocks of 256 threads, no shared memory.
-// Traffic   per point: four corners read, four corners added to by atomics (16 bytes each on
-// compute
-//           capability 9.0 and later).
+//           kVec channels at a time: 16 bytes of grad_value where D and the addresses allow, else
+//           one channel. The three dot products of a point are summed over the group by shuffles;
+//           its first lane writes them. Blocks of 256 threads, no shared memory.
+// Traffic   per point and D channels: four corners of value read, four corners of grad_value added
+//           to by atomics (of four floats at once on compute capability 9.0 and later).
 // Limits    those of check() in params.h. Not deterministic: the order of the atomics varies.
 #pragma once
 

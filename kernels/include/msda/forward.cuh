@@ -14,8 +14,7 @@
 //           threads, no shared memory; the fused kernel reads the logits twice (largest, then
 //           weights) from L1.
 // Traffic   per output vector and point: four corners of 16 bytes, one location, one weight. Every
-// byte
-//           of value is wanted many times; what misses L1 is served by L2.
+//           byte of value is wanted many times; what misses L1 is served by L2.
 // Limits    those of check() in params.h. Deterministic: no atomics, a fixed order of sums.
 #pragma once
 

@@ -3,9 +3,11 @@
 // structs and get the same words from check().
 //
 // Shape letters (everywhere in this library):
-//   N  batch            S  cells of all levels, sum of H_l * W_l     M  heads       D  channels of
-//   a head Q  queries          L  levels        P  points of a level        K  points of all
-//   levels, sum of P_l
+//   N  batch     S  cells of all levels, sum of H_l * W_l
+//   M  heads     D  channels of a head
+//   Q  queries   L  levels
+//   P  points of a level
+//   K  points of all levels, sum of P_l
 #pragma once
 
 #include <cstdint>
@@ -21,9 +23,8 @@ enum class DataType : int32_t { kFloat32, kFloat16, kBFloat16, kFloat64 };
 // How the sampling locations are given.
 enum class Locations : int32_t {
   kGiven,            // sampling_locations and attention_weights, as they are
-  kReferencePoints,  // reference [N,Q,L,2] + offset / (W, H); softmax over K inside
-  kReferenceBoxes,   // reference [N,Q,L,4]: (cx, cy) + offset / P * (w, h) * 0.5; softmax over K
-                     // inside
+  kReferencePoints,  // [N,Q,L,2]: (x, y) + offset / (W, H); softmax over K inside
+  kReferenceBoxes,   // [N,Q,L,4]: (cx, cy) + offset / P * (w, h) * 0.5; softmax over K inside
 };
 
 struct Problem {
@@ -51,20 +52,19 @@ struct ForwardArguments {
   const void* value = nullptr;              // [N, S, M, D]
   const void* spatial_shapes = nullptr;     // [L, 2] = (H, W)
   const void* level_start_index = nullptr;  // [L]
-  const void* reference_points =
-      nullptr;  // [N, Q, L, 2 or 4] float (double with double values), or null
-  const void* sampling_locations =
-      nullptr;  // [N, Q, M, K, 2] = (x, y): locations, or offsets in cells
-  const void* attention_weights = nullptr;  // [N, Q, M, K]: weights, or logits
-  void* output = nullptr;                   // [N, Q, M, D]
+  // [N, Q, L, 2 or 4] float (double with double values); null with given locations.
+  const void* reference_points = nullptr;
+  const void* sampling_locations = nullptr;  // [N, Q, M, K, 2] = (x, y): locations, or offsets
+  const void* attention_weights = nullptr;   // [N, Q, M, K]: weights, or logits
+  void* output = nullptr;                    // [N, Q, M, D]
 };
 
 // Gradients of the operator with given locations.
 struct BackwardArguments {
   ForwardArguments forward;           // output is not read
   const void* grad_output = nullptr;  // [N, Q, M, D], value_type
-  void* grad_value =
-      nullptr;  // [N, S, M, D] float (double with double values); zeroed by the caller, added to
+  // [N, S, M, D] float (double with double values); zeroed by the caller, added to.
+  void* grad_value = nullptr;
   void* grad_sampling_locations = nullptr;  // [N, Q, M, K, 2], location_type; written
   void* grad_attention_weights = nullptr;   // [N, Q, M, K], weight_type; written
 };
@@ -118,12 +118,13 @@ inline std::string check(const Problem& problem) {
            ", M * D=" + std::to_string(problem.num_heads * problem.head_dim);
   }
   if (!accumulates(problem.location_type)) {
-    return std::string("sampling locations: the type should be ") + name(problem.value_type) +
-           " (the value's) or float32, got " + name(problem.location_type);
+    return std::string("sampling_locations or sampling_offsets: the type should be ") +
+           name(problem.value_type) + " (the value's) or float32, got " +
+           name(problem.location_type);
   }
   if (!accumulates(problem.weight_type)) {
-    return std::string("attention weights: the type should be ") + name(problem.value_type) +
-           " (the value's) or float32, got " + name(problem.weight_type);
+    return std::string("attention_weights or attention_logits: the type should be ") +
+           name(problem.value_type) + " (the value's) or float32, got " + name(problem.weight_type);
   }
   return {};
 }
