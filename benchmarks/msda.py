@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     parser = ArgumentParser(prog="python -m benchmarks.msda", description=__doc__.split("\n")[0])
     names = [problem.name for problem in REAL]
-    parser.add_argument("--out", type=to_path, help="result file; benchmarks/results/msda_<gpu>.json by default")
+    parser.add_argument(
+        "--out", type=to_path, help="result file; benchmarks/results/msda_<gpu>.json by default"
+    )
     parser.add_argument("--problems", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, default=list(DISTRIBUTIONS))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))

@@ -106,7 +106,7 @@ def check_file(option: str, name: str | os.PathLike, hint: str = "") -> None:
     if not name:
         raise UsageError(f"{option}: expected a path, got ''{hint}")
     if Path(name).is_dir():
-        raise UsageError(f"{option} {name}: is a folder, not a file")
+        raise UsageError(f"{option} {name}: is a folder, not a file{hint}")
     if not Path(name).is_file():
         raise UsageError(f"{option} {name}: {'not a file' if Path(name).exists() else 'no such file'}{hint}")
 

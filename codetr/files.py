@@ -69,6 +69,7 @@ def errors_about(path: Path, temporary: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno and (error.filename is None or str(error.filename).startswith(str(temporary))):
+        name = None if error.filename is None else os.path.abspath(os.fsdecode(error.filename))
+        if error.errno and (name is None or name.startswith(os.path.abspath(temporary))):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -65,7 +65,7 @@ def fetch(source: str, progress: bool = True) -> Path:
     Args:
         source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal
             digits>` states the SHA-256 that the file must begin with.
-        progress: draw a bar on stderr, if that is a terminal.
+        progress: draw a bar on stderr; where that is no terminal, print a line when the file is there.
 
     Returns:
         The file's path.
@@ -90,7 +90,7 @@ def fetch(source: str, progress: bool = True) -> Path:
         return path  # files appear here only after they were verified
     try:
         with atomic_write(path) as temporary:
-            digest = _download(url, temporary, name, progress and sys.stderr.isatty())
+            digest = _download(url, temporary, name, bar=progress and sys.stderr.isatty())
             if not digest.startswith(prefix):
                 raise ValueError(
                     f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}: it is "
@@ -102,6 +102,8 @@ def fetch(source: str, progress: bool = True) -> Path:
         raise ValueError(
             f"{url}: download to {path.parent} failed ({reason}); a file that you have goes as well"
         ) from None
+    if progress and not sys.stderr.isatty():
+        print(f"downloaded {path}, {path.stat().st_size / 2**20:.0f} MiB", file=sys.stderr, flush=True)
     return path
 
 
@@ -110,7 +112,7 @@ def _hash_prefix(url: str) -> str:
     return match[1] if match else ""
 
 
-def _download(url: str, path: Path, name: str, progress: bool) -> str:
+def _download(url: str, path: Path, name: str, bar: bool) -> str:
     """Returns the SHA-256 of what was written."""
     digest = hashlib.sha256()
     with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
@@ -121,10 +123,10 @@ def _download(url: str, path: Path, name: str, progress: bool) -> str:
                 file.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                if progress:
+                if bar:
                     _draw_progress(name, done, total)
         finally:
-            if progress and done:
+            if bar and done:
                 print(file=sys.stderr)
     if total and done != total:
         raise urllib.error.URLError(f"got {done} of {total} bytes")

@@ -55,12 +55,6 @@ def build_engine(
 
     from trt_plugin.log import collect_errors, describe
 
-    config = CreateConfig(
-        tf32=False,
-        profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
-        load_timing_cache=str(timing_cache) if timing_cache and timing_cache.is_file() else None,
-        builder_optimization_level=optimization_level,
-    )
     try:
         with (
             _without_function_bodies(onnx_path) as parsed_path,
@@ -68,6 +62,12 @@ def build_engine(
             collect_errors() as messages,
         ):
             network = NetworkFromOnnxPath(str(parsed_path), strongly_typed=True)
+            config = CreateConfig(
+                tf32=False,
+                profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
+                load_timing_cache=str(timing_cache) if timing_cache and timing_cache.is_file() else None,
+                builder_optimization_level=optimization_level,
+            )
             build = EngineBytesFromNetwork(
                 network, config=config, save_timing_cache=str(timing_cache) if timing_cache else None
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import environment, report, sanitize, timing
+from benchmarks import detector, environment, msda, report, sanitize, timing
 from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +77,31 @@ def test_without_gpu(module: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (msda.main, ["--bad"], "unrecognized arguments: --bad"),
+        (msda.main, ["--iterations", "0"], "--iterations: expected a whole number above 0, got '0'"),
+        (msda.main, ["--out", "."], "--out .: is a folder, not a file"),
+        (detector.main, ["--model", "nope"], "--model: model 'nope': expected one of"),
+        (detector.main, ["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
+        (detector.main, ["--photo", "nowhere.jpg"], "--photo nowhere.jpg: no such file"),
+        (detector.main, ["--engine", "fp32"], "--engine: expected LABEL=FILE, got 'fp32'"),
+        (detector.main, ["--engine", "fp32=nowhere"], "--engine fp32 nowhere: no such file"),
+        (detector.main, ["--out", "/proc/x/y.json"], "--out /proc/x/y.json: cannot write there"),
+        (sanitize.main, ["--bad"], "unrecognized arguments: --bad"),
+        (report.main, [], "the following arguments are required: results"),
+        (report.main, ["--pictures", "", "x.json"], "--pictures: expected a path, got ''"),
+    ],
+)
+def test_wrong_arguments_are_one_line(main, arguments: list[str], message: str, capsys) -> None:
+    """Before anything is measured, and with no GPU."""
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith("benchmarks.") and message in printed.err
+
+
 def test_sanitize_spoils_some_samples_only() -> None:
     inputs = sanitize.spoil(BY_NAME["pyramid"].attention_inputs())
     finite = inputs.sampling_locations.isfinite().double().mean()
@@ -129,11 +154,17 @@ def test_pictures(tmp_path: Path) -> None:
 
 def test_report_of_another_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Another schema version, or no JSON at all, is one clear line."""
-    for text, words in (('{"schema_version": 99}', "schema version"), ("{", "not a JSON file")):
+    for text, words in (
+        ('{"schema_version": 99}', "schema version"),
+        ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
+        ('{"schema_version": 1, "kind": "msda"}', "not a whole result file (KeyError: "),
+    ):
         path = tmp_path / "other.json"
         path.write_text(text)
         assert report.main([str(path)]) == 1
-        assert words in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
 def test_result_file_is_whole_or_missing(tmp_path: Path) -> None:

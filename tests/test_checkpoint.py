@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pickle
@@ -252,6 +253,9 @@ class TestMisfits:
             "  misshapen: query_head.cls_branches.0.bias [91] instead of [80]",
         ]
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        assert error.value.summary == (
+            f"{first}: missing neck.convs.0.conv.weight, unexpected backbone.fc.weight"
+        )
 
     def test_weights_of_another_model(self, model):
         other = load_file(GOLDEN / "codino_swin_tiny.safetensors")
@@ -330,7 +334,32 @@ class TestWeights:
             weights.fetch(path.as_uri(), progress=False)
         with pytest.raises(ValueError, match=r"gone\.pth: download to .* failed"):
             weights.fetch((tmp_path / "gone.pth").as_uri(), progress=False)
-        assert not list((tmp_path / "cache").iterdir())
+        with pytest.raises(ValueError, match=r"^weights 'http://\[bad/a\.pth': not a URL"):
+            weights.fetch("http://[bad/a.pth")
+        assert not (tmp_path / "cache").exists()
+
+    def test_bar_is_for_terminals(self, tmp_path, monkeypatch, capsys):
+        """Elsewhere one line, and none if the download fails; the bar of a failed one ends its line."""
+        monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+        path = tmp_path / "model-00000000.pth"
+        path.write_bytes(bytes(2**20))
+        with pytest.raises(ValueError, match="it is damaged or another file"):
+            weights.fetch(path.as_uri())
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        with pytest.raises(ValueError, match="it is damaged or another file"):
+            weights.fetch(path.as_uri())
+        drawn = capsys.readouterr().err
+        assert drawn.startswith("\rmodel-00000000.pth [####") and drawn.endswith(" 1 / 1 MiB\n")
+
+    def test_damaged_file_in_the_cache(self, model, tmp_path, monkeypatch):
+        monkeypatch.setenv("CODETR_CACHE", str(tmp_path))
+        name = weights.KNOWN_WEIGHTS["co_dino_r50"].url.rpartition("/")[2]
+        (tmp_path / name).write_bytes(b"PK\x03\x04 and no more")
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "co_dino_r50").mkdir()  # a folder of engines, say, is not what the name means
+        with pytest.raises(ValueError, match=rf"{name}: cut off, .*; delete it to download it again$"):
+            codetr.load_checkpoint(model, "co_dino_r50")
 
     def test_unknown_name(self):
         with pytest.raises(
@@ -354,3 +383,19 @@ class TestAtomicWrite:
             temporary.write_bytes(b"half")
             raise RuntimeError
         assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+    def test_nor_its_folder(self, tmp_path):
+        with pytest.raises(RuntimeError), atomic_write(tmp_path / "new" / "folder" / "file.bin"):
+            raise RuntimeError
+        assert not list(tmp_path.iterdir())
+
+    def test_errors_name_the_file(self, tmp_path):
+        """Not the temporary one; a full disk names none."""
+        target = tmp_path / "file.bin"
+        with pytest.raises(OSError) as error, atomic_write(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert (error.value.filename, error.value.strerror) == (str(target), "No space left on device")
+        target.mkdir()
+        with pytest.raises(IsADirectoryError) as error, atomic_write(target):
+            pass
+        assert error.value.filename == str(target) and not list(target.iterdir())

@@ -234,7 +234,10 @@ def test_classes():
             "--model: model 'co_dino_x': expected one of co_dino_r50, co_dino_swin_l",
         ),
         (["a.jpg", "--model", "notes.txt"], "not a JSON file"),
-        (["a.jpg", "--weights", "absent.pth"], "--weights absent.pth: no such file; known names: co_dino"),
+        (
+            ["a.jpg", "--weights", "absent.pth"],
+            "--weights absent.pth: no such file; expected a file, a URL, or one of co_",
+        ),
         (["a.jpg", "--threshold", "1.5"], "--threshold: expected a number from 0 to 1, got '1.5'"),
         (["a.jpg", "--batch", "0"], "--batch: expected a whole number above 0, got '0'"),
         (["a.jpg", "--nms", "maybe"], "--nms: invalid choice"),
@@ -244,6 +247,17 @@ def test_classes():
         (["a.jpg", "--engine", "e.engine"], "--model: is fixed in the engine"),
         (["a.jpg", "--backend", "tensorrt"], "--backend tensorrt: needs --engine"),
         (["a.jpg", "--unknown"], "unrecognized arguments: --unknown"),
+        ([""], "IMAGE: expected a path, got ''"),
+        (["a.jpg", "--out", ""], "--out: expected a path, got ''"),
+        (["a.jpg", "--weights", ""], "--weights: expected a path, got ''"),
+        (["a.jpg", "--weights", "empty"], "--weights empty: is a folder, not a file"),
+        (
+            ["a.jpg", "--weights", "ftp://host/w.pth"],
+            "--weights ftp://host/w.pth: no such file; expected a file",
+        ),
+        (["a.jpg", "--weights", "/dev/null"], "--weights /dev/null: not a file"),
+        (["a.jpg", "--device", "gpu"], "--device: expected auto, cpu, cuda or cuda:<number>, got 'gpu'"),
+        (["a.jpg", "--model", "deep.json"], "--model: deep.json: not a JSON file"),
         ([], "IMAGE"),
     ],
 )
@@ -252,6 +266,7 @@ def test_usage_errors(fake, photos, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(photos)
     (photos / "empty").mkdir()
     (photos / "short.jpg").write_bytes((photos / "a.jpg").read_bytes()[:900])
+    (photos / "deep.json").write_text("[" * 100_000)
     before = {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()}
     weights = str(GOLDEN / "codino_swin_tiny.safetensors")
     defaults = ["--model", "co_dino_r50", "--weights", weights, "--out", str(photos.parent / "out")]
@@ -343,8 +358,34 @@ def test_wrong_checkpoints(photos, tmp_path, capsys, model, weights, cut):
         tmp_path / "out",
     ]
     assert main(["detect", *map(str, arguments)]) == 1
-    assert "weights.safetensors" in error_line(capsys)
+    line = error_line(capsys)
+    assert "weights.safetensors" in line and not line.endswith("…")
     assert not (tmp_path / "out").exists()
+
+
+def test_misfit_is_a_short_line(photos, tmp_path, capsys):
+    """The verdict and examples, where the Python API lists all."""
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.ones(2)}, tmp_path / "w.pth")
+    arguments = ["--model", GOLDEN / "codino_swin_tiny.json", "--weights", tmp_path / "w.pth"]
+    assert main(["detect", *map(str, [photos / "a.jpg", *arguments, "--out", tmp_path / "out"])]) == 1
+    line = error_line(capsys)
+    assert "w.pth: the weights are not those of model codino_swin_tiny (" in line
+    assert line.endswith(
+        "1 unexpected tensors): missing backbone.patch_embed.projection.weight, unexpected a"
+    )
+
+
+def test_full_disk_is_named(fake, monkeypatch, photos, tmp_path, capsys):
+    """Errors without a file name get it, and the temporary one's name is not shown."""
+    for error in (OSError(28, "No space left on device"), OSError(5, "Input/output error", "temporary")):
+
+        def save(self, path, error=error, **options):
+            raise OSError(error.errno, error.strerror, error.filename and str(path))
+
+        monkeypatch.setattr(Image.Image, "save", save)
+        assert run(photos / "a.jpg", "--out", tmp_path / "out") == 1
+        assert error_line(capsys) == f"codetr: error: {tmp_path / 'out/a.jpg'}: {error.strerror}"
 
 
 def test_interrupt(fake, photos, tmp_path, capsys, monkeypatch):
@@ -375,11 +416,14 @@ ENGINE_SCRIPT = """
 import sys, types
 import numpy as np
 import trt_plugin
+from trt_plugin import TensorInfo
 
 class Runner:
+    inputs = {"images": TensorInfo((2, 3, 64, 96), "float32"), "image_shapes": TensorInfo((2, 2), "int64")}
+    outputs = {"boxes": TensorInfo((2, -1, 4), "float32"), "scores": TensorInfo((2, -1), "float32"),
+               "labels": TensorInfo((2, -1), "int32")}
     def __init__(self, path, device): assert device == 0
-    def __enter__(self): return self
-    def __exit__(self, *error): pass
+    def close(self): print("closed")
     def __call__(self, inputs):
         images, shapes = inputs["images"], inputs["image_shapes"]
         assert images.shape == (2, 3, 64, 96) and images.dtype == np.float32 and images.flags.c_contiguous
@@ -452,6 +496,24 @@ def test_engine_without_torch(engine, photos, tmp_path):
     assert found == [("dog", 0.8)] * 3
     sizes = [[image["width"], image["height"]] for image in document["images"]]
     assert [row["bbox"][2:] for row in document["annotations"]] == sizes
+
+
+def test_metadata_of_another_engine(engine, photos, tmp_path):
+    """Found before anything is detected, whether the tensors' names differ or their shapes."""
+    path = engine.with_suffix(".json")
+    for old, new, message in (
+        ("96", "128", "images is [2, 3, 64, 128] in it and [2, 3, 64, 96] in the engine"),
+        ('"name": "labels"', '"name": "classes"', "classes is [2, 3] in it and missing in the engine"),
+    ):
+        text = path.read_text()
+        path.write_text(text.replace(old, new))
+        done = run_engine(photos, "--engine", engine, "--out", tmp_path / "out")
+        path.write_text(text)
+        assert (done.returncode, done.stdout) == (1, "closed\n")
+        assert done.stderr.startswith(
+            f"codetr: error: the metadata {path} is that of another engine: {message}"
+        )
+        assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,7 +184,7 @@ def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
     [
         ({"model": "nope"}, "model 'nope': expected one of"),
         ({"weights": "nowhere.pth"}, "nowhere.pth: no such"),
-        ({"width": 0}, "--width: expected a positive integer, got '0'"),
+        ({"width": 0}, "--width: expected a whole number above 0, got '0'"),
         ({"out": "/proc/out"}, "--out /proc/out: cannot write there"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -196,6 +198,19 @@ def test_command_errors_are_one_line_and_leave_nothing(
     assert status in (1, 2)
     assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0], errors
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_full_disk_while_the_program_is_saved(tmp_path):
+    """Torch's writer would end the process. In one of its own, for that reason."""
+    code = (
+        "import torch, pathlib; from dynamo_path.export import _save_program\n"
+        "layer = torch.nn.Linear(300, 300); program = torch.export.export(layer, (torch.ones(1, 300),))\n"
+        "try: _save_program(program, pathlib.Path('/dev/full'))\n"
+        "except OSError as error: print(error.strerror)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=GOLDEN.parents[1])
+    assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
 
 
 def test_missing_torch_tensorrt_is_named(monkeypatch):

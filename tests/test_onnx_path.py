@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections import Counter
@@ -14,14 +15,16 @@ from safetensors.torch import load_file, save_file
 
 import codetr
 import msda
+from codetr.command import UsageError
 from codetr.compare import compare_detections
 from codetr.exporting import staged_folder
+from trt_plugin.log import tensorrt_logger
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from onnx_path import operator  # noqa: E402
+from onnx_path import build, operator  # noqa: E402
 from onnx_path.build import _without_function_bodies  # noqa: E402
 from onnx_path.export import export_onnx, main  # noqa: E402
 
@@ -258,6 +261,44 @@ def test_build_hands_tensorrt_a_file_without_bodies(tmp_path):
     assert onnx.load(path) == model
 
 
+class FailingBuild:
+    """Stands for polygraphy's loader: TensorRT reports, polygraphy prints, and it fails."""
+
+    def __init__(self, *_arguments, **_options) -> None:
+        pass
+
+    def __call__(self) -> bytes:
+        import tensorrt as trt
+        from polygraphy.backend.trt import get_trt_logger
+        from polygraphy.logger import G_LOGGER
+
+        get_trt_logger().log(trt.ILogger.WARNING, "a warning")
+        get_trt_logger().log(trt.ILogger.ERROR, "no tactic\nfor node 7")
+        G_LOGGER.start("noise")
+        G_LOGGER.warning("noise")
+        G_LOGGER.critical("Invalid Engine")
+
+
+def test_failing_build_tells_tensorrts_reason_and_prints_nothing(tmp_path, monkeypatch, capfd):
+    trt_backend = pytest.importorskip("polygraphy.backend.trt", reason="polygraphy is not installed")
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
+    from polygraphy.logger import G_LOGGER
+
+    monkeypatch.setattr(build, "import_requirements", lambda: None)
+    monkeypatch.setattr(trt_backend, "EngineBytesFromNetwork", FailingBuild)
+    path = tmp_path / "model.onnx"
+    onnx.save(node_model(operator.ATTENTION, problem(operator.ATTENTION, None), None), path)
+    before = G_LOGGER.module_severity.trie
+    capfd.readouterr()
+    with pytest.raises(RuntimeError) as error:
+        build.build_engine(path, tmp_path / "model.engine")
+    assert str(error.value) == "model.onnx: TensorRT cannot build an engine of it: no tactic for node 7"
+    assert capfd.readouterr() == ("", "")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert G_LOGGER.module_severity.trie == before
+    assert trt_backend.get_trt_logger() is not tensorrt_logger()
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> dict[str, Path]:
     """The golden models' weights as checkpoints."""
@@ -315,13 +356,18 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
         ({"weights": "nowhere.pth"}, "nowhere.pth: no such"),
         ({"weights": GOLDEN / "README.md"}, "README.md: "),
         ({"model": GOLDEN / "codino_swin_tiny.json"}, "the weights are not those of model codino_swin_tiny"),
-        ({"height": -8}, "--height: expected a positive integer, got '-8'"),
+        ({"height": -8}, "--height: expected a whole number above 0, got '-8'"),
         ({"height": 8, "width": 8}, "images: 8 x 8 pixels give"),
-        ({"batch": 0}, "--batch: expected a positive integer, got '0'"),
+        ({"batch": 0}, "--batch: expected a whole number above 0, got '0'"),
         ({"precision": "int4"}, "--precision: invalid choice: 'int4'"),
         ({"photo": GOLDEN / "README.md"}, "README.md: not an image"),
         ({"out": GOLDEN / "README.md"}, "README.md: cannot write there (is a file, not a folder)"),
         ({"out": "/proc/out"}, "--out /proc/out: cannot write there"),
+        ({"out": ""}, "--out: expected a path, got ''"),
+        ({"weights": GOLDEN}, "golden: is a folder, not a file; expected a file, a URL, or one of co_dino"),
+        ({"photo": "nowhere.jpg"}, "--photo nowhere.jpg: no such file"),
+        ({"timing-cache": GOLDEN}, "golden: is a folder, not a file"),
+        ({"timing-cache": "/proc/out/cache"}, "--timing-cache /proc/out/cache: cannot write there"),
         ({"device": "cuda"}, "--device cuda: PyTorch finds no GPU here"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -350,6 +396,22 @@ def test_failure_on_the_way_keeps_what_was_there(tmp_path):
     with staged_folder(out) as folder:
         (folder / "model.onnx").write_text("whole")
     assert [(file.name, file.read_text()) for file in out.iterdir()] == [("model.onnx", "whole")]
+    with pytest.raises(OSError) as error, staged_folder(out) as folder:
+        raise OSError(errno.EIO, "Input/output error", str(folder / "model.onnx"))
+    assert error.value.filename == str(out)
+
+
+def test_files_go_all_or_none(tmp_path):
+    """A folder that has the name of one of the files."""
+    out = tmp_path / "out"
+    (out / "model.onnx").mkdir(parents=True)
+    with (
+        pytest.raises(UsageError, match=r"model.onnx is a folder there, not a file"),
+        staged_folder(out) as folder,
+    ):
+        (folder / "model.json").touch()
+        (folder / "model.onnx").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "model.onnx"]
 
 
 def test_missing_package_is_named(tmp_path, weights):
@@ -359,9 +421,8 @@ def test_missing_package_is_named(tmp_path, weights):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        "error: onnxscript is not installed: pip install codetr-tensorrt[onnx]"
-    )
+    assert result.stderr == "error: onnxscript is not installed: pip install codetr-tensorrt[onnx]\n"
+    assert result.stdout == ""  # before a model is loaded
     assert not list(tmp_path.iterdir())
 
 

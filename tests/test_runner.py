@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import struct
@@ -20,6 +21,7 @@ from tests.plugin_engines import FUSED_ATTENTION, INPUT_NAMES, build, define_plu
 from trt_plugin import tensors
 from trt_plugin.engine import built_with
 from trt_plugin.errors import EngineError
+from trt_plugin.run import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -46,6 +48,13 @@ METADATA = trt_plugin.ArtifactMetadata(
 def plan_header(version: tuple[int, int, int, int] = (10, 6, 0, 26)) -> bytes:
     """The beginning of an engine file."""
     return struct.pack("<II", 0x74727466, 0) + bytes(16) + bytes(version) + bytes(100)
+
+
+def npz(save=np.savez, **arrays: np.ndarray) -> bytes:
+    """The content of an .npz file, or with `np.save` of an .npy file."""
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
 
 
 def without_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -240,6 +249,88 @@ def test_missing_package_is_named(tmp_path, package):
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = run_command(tmp_path, save(tmp_path, plan_header()), PYTHONPATH=path)
     assert_one_line_error(done, "pip install codetr-tensorrt[tensorrt]", tmp_path)
+
+
+def test_warnings_of_tensorrt_are_not_shown(tmp_path):
+    """Python 3.12 and newer warn of strings in its bindings when it compiles them."""
+    code = "import warnings; warnings.warn('invalid escape', SyntaxWarning); raise ImportError('hidden')"
+    (tmp_path / "tensorrt.py").write_text(code)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = run_command(tmp_path, save(tmp_path, plan_header()), PYTHONPATH=path)
+    assert_one_line_error(done, "TensorRT cannot be imported (hidden)", tmp_path)
+    check = "import sys, warnings; sys.path.insert(0, sys.argv[1]); from trt_plugin.errors import *\n"
+    check += "try: import_tensorrt()\nexcept EngineError: warnings.warn('mine', SyntaxWarning)"
+    assert "mine" in without_gpu("-c", check, str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "x.npz: No such file or directory"),
+        (b"", "x.npz: cut off, or not an .npz file with arrays ("),
+        (b"text", "x.npz: cut off, or not an .npz file with arrays ("),
+        (npz(x=np.zeros(99))[:200], "x.npz: cut off, or not an .npz file with arrays ("),
+        (npz(x=np.array([{}], object)), "x.npz: cut off, or not an .npz file with arrays ("),
+        (npz(np.save, arr=np.zeros(3)), "(it holds a single array without a name)"),
+    ],
+    ids=["missing", "empty", "text", "cut", "objects", "npy"],
+)
+def test_wrong_inputs_file_is_one_line(tmp_path, capsys, content, message):
+    inputs = tmp_path / "x.npz"
+    if content is not None:
+        inputs.write_bytes(content)
+    assert main(["model.engine", "--inputs", str(inputs), "--out", str(tmp_path / "y.npz")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --inputs {inputs}: ") and message in line
+    assert not (tmp_path / "y.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (
+            [],
+            2,
+            "the following arguments are required: engine, --inputs, --out (see python -m trt_plugin.run --",
+        ),
+        (["--time", "-1"], 2, "--time: expected a number of runs, got '-1'"),
+        (["--inputs", ""], 2, "--inputs: expected a path, got ''"),
+        (["--out", "nowhere/y.npz"], 1, "nowhere/y.npz: No such file or directory"),
+        (["--out", "folder"], 1, "folder: Is a directory"),
+        (["--out", "y.npz"], 1, "the engine model.engine does not exist"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_arguments_are_one_line(tmp_path, capsys, monkeypatch, arguments, status, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    np.savez("x.npz", x=np.zeros(1))
+    required = ["model.engine", "--inputs", "x.npz", "--out", "y.npz"] if arguments else []
+    assert main([*required, *arguments]) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+    assert sorted(file.name for file in tmp_path.rglob("*")) == ["folder", "x.npz"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (MemoryError("too\nlarge"), 1, "error: MemoryError: too large"),
+        (OSError(28, "No space left on device"), 1, "error: y.npz: No space left on device"),
+    ],
+    ids=str,
+)
+def test_failure_of_the_run_is_one_line(tmp_path, capsys, monkeypatch, error, status, line):
+    def runner(*_arguments, **_options):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trt_plugin.run.EngineRunner", runner)
+    np.savez("x.npz", x=np.zeros(1))
+    assert main(["model.engine", "--inputs", "x.npz", "--out", "y.npz"]) == status
+    assert capsys.readouterr().err == f"{line}\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.npz"]
 
 
 def test_missing_library_is_named(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             os.unlink(name)
             raise
     except OSError as error:
-        prefix = str(path.parent / f".{path.name}.")
-        if error.errno and (error.filename is None or str(error.filename).startswith(prefix)):
+        prefix = os.path.abspath(path.parent / f".{path.name}.")
+        if error.errno and (error.filename is None or os.path.abspath(error.filename).startswith(prefix)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

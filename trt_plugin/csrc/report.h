@@ -8,9 +8,9 @@
 
 namespace msda::trt {
 
-// The registry's and the logger finder's layouts in memory change between major versions of
-// TensorRT, the plugin interfaces' do not. A library built with the headers of one version also
-// serves another, but then has to do without these two.
+// The layouts in memory of the registry, the logger finder and the logger change between major
+// versions of TensorRT, those of the plugin interfaces do not. A library built with the headers of
+// one version also serves another, but then has to do without the first two.
 bool headers_match_library() noexcept;
 
 // TensorRT gives the finder when it loads the library itself; without one the process-wide logger
