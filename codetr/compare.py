@@ -15,6 +15,9 @@ FP32_BOX_TOLERANCE_PX = 0.05
 FP32_SCORE_TOLERANCE = 1e-4
 FP32_LEAST_SHARE = 0.99
 """What an fp32 engine has to reach: this share of the detections equal within these tolerances."""
+SIXTEEN_BIT_LEAST_SHARE = 0.25
+"""What a 16-bit engine has to reach: this share of the detections matched, against PyTorch in the same
+precision. Rounding moves boxes, and random weights amplify it, but a wrong engine matches next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Comparison:
     def equal_share(self) -> float:
         """Share of the expected detections that is equal within the tolerances; 1 when none is expected."""
         return self.equal / self.expected if self.expected else 1.0
+
+    @property
+    def matched_share(self) -> float:
+        """Share of the expected detections that has a partner; 1 when none is expected."""
+        return self.matched / self.expected if self.expected else 1.0
 
     def __str__(self) -> str:
         return (

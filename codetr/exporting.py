@@ -31,7 +31,7 @@ from codetr.command import (
     to_path,
     weights_source,
 )
-from codetr.compare import FP32_LEAST_SHARE, Comparison, compare_detections
+from codetr.compare import FP32_LEAST_SHARE, SIXTEEN_BIT_LEAST_SHARE, Comparison, compare_detections
 from codetr.files import errors_about, new_folder
 from codetr.preprocess import Batch, Preprocessor, load_image
 
@@ -249,8 +249,8 @@ def compare_engine(subject: Subject, request: Request, engine: Path) -> None:
     """Runs the engine on the photo and prints how its detections compare with PyTorch's.
 
     Raises:
-        RuntimeError: an fp32 engine's detections are not PyTorch's (see `codetr.compare`), and the request
-            does not ask to keep such files.
+        RuntimeError: the engine's detections are not PyTorch's in the same precision (see `codetr.compare`),
+            and the request does not ask to keep such files.
     """
     import trt_plugin
 
@@ -261,16 +261,21 @@ def compare_engine(subject: Subject, request: Request, engine: Path) -> None:
     for precision, expected in subject.detections.items():
         comparison = compare_detections(expected, found)
         print(f"engine {request.precision} against PyTorch {precision}: {comparison}", flush=True)
-        if precision == request.precision == "fp32":
-            _require_equal(comparison, request)
+        if precision == request.precision:
+            _require_alike(comparison, request)
 
 
-def _require_equal(comparison: Comparison, request: Request) -> None:
-    if comparison.equal_share >= FP32_LEAST_SHARE:
+def _require_alike(comparison: Comparison, request: Request) -> None:
+    if request.precision == "fp32":
+        share, least, what, count = comparison.equal_share, FP32_LEAST_SHARE, "equal", comparison.equal
+    else:
+        share, least = comparison.matched_share, SIXTEEN_BIT_LEAST_SHARE
+        what, count = "matched", comparison.matched
+    if share >= least:
         return
     message = (
-        f"the engine's detections are not PyTorch's: expected {FP32_LEAST_SHARE:.0%} equal, got "
-        f"{comparison.equal} of {comparison.expected}"
+        f"the engine's detections are not PyTorch's: expected {least:.0%} {what}, got "
+        f"{count} of {comparison.expected}"
     )
     if not request.keep_unequal:
         raise RuntimeError(f"{message}; nothing is kept (--keep-unequal keeps the files)")

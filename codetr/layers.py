@@ -39,6 +39,21 @@ class FrozenBatchNorm2d(nn.Module):
         return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
 
 
+class Float32GroupNorm(nn.GroupNorm):
+    """Group normalisation in fp32 whatever the precision around it: its sums run over a whole map.
+
+    Written out, because TensorRT's ONNX parser takes the exporter's InstanceNormalization in fp32 and fp16
+    only, and an engine for two images was seen to differ from PyTorch with it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.float().flatten(2).unflatten(1, (self.num_groups, -1)).flatten(2)  # [N, G, C / G * H * W]
+        centred = groups - groups.mean(dim=-1, keepdim=True)
+        normed = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
+        normed = normed.reshape(x.shape)
+        return (normed * self.weight[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
 class MultiheadAttention(nn.Module):
     """Self-attention whose queries and keys carry a position and whose values do not; no residual inside."""
 

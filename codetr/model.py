@@ -78,8 +78,8 @@ class CoDino(nn.Module):
         """Sets the type of weights and activations, in place.
 
         In a 16-bit model these stay fp32: images and reference points, box arithmetic, arguments of sine
-        embeddings, class logits and box deltas (`Float32Linear`), statistics of frozen batch norms, scores
-        and final boxes.
+        embeddings, class logits and box deltas (`Float32Linear`), group norms, statistics of frozen batch
+        norms, scores and final boxes.
 
         Args:
             precision: "fp32", "fp16" or "bf16". Weights once rounded to 16 bits stay rounded.

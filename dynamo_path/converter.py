@@ -22,6 +22,7 @@ TARGETS = {
     torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
 }
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLOAT_TYPES = {"FLOAT", "HALF", "BF16"}  # names of tensorrt.DataType
 
 _registered = False
 
@@ -69,14 +70,24 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     Returns:
         The plugin layer's output tensor.
     """
-    from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
+    from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
 
     values: dict[str, Any] = {}
     for argument, value in zip(target._schema.arguments, args):
         values[argument.name] = value
     values.update(kwargs)
     points_per_level = values.pop("points_per_level", None)
-    inputs = [get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()]
+    tensors = {
+        argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
+    }
+    # Other converters may promote a tensor on its way; the plugin takes float32 wherever it takes 16 bits.
+    value_type = tensors["value"].dtype.name
+    inputs = []
+    for argument, tensor in tensors.items():
+        accepted = {"FLOAT"} if argument == "reference_points" else {"FLOAT", value_type}
+        if tensor.dtype.name in FLOAT_TYPES - accepted:
+            tensor = cast_trt_tensor(ctx, tensor, torch.float32, f"{name}_{argument}_float32")
+        inputs.append(tensor)
     return add_plugin_layer(ctx.net, TARGETS[target], inputs, points_per_level, f"{TARGETS[target]}-[{name}]")
 
 

@@ -8,6 +8,7 @@ Exit status: 0 done, 1 failed, 2 wrong arguments.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -89,32 +90,26 @@ def export_program(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
         return torch.export.export(model, inputs, strict=True)
 
 
-class _Archive:
-    """A file for Torch's writer of archives, which ends the process when a write fails: raises afterwards."""
+class _Archive(io.BufferedWriter):
+    """A file for Torch's writer of archives, which ends the process when a write fails: fails afterwards."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
+    error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         if self.error is None:
             try:
-                self._file.write(data)
+                super().write(data)
             except OSError as error:
                 self.error = error
         return len(data)
 
-    def flush(self) -> None:
-        pass
-
 
 def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
     # Given a path, Torch wants it to end in .pt2.
-    with open(path, "wb") as file:
-        archive = _Archive(file)
-        torch.export.save(program, archive)
-    if archive.error is not None:
-        raise archive.error
+    with _Archive(io.FileIO(path, "w")) as file:
+        torch.export.save(program, file)
+        if file.error is not None:
+            raise file.error
 
 
 def build_engine(

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import codetr
 from codetr.geometry import encoder_positions, make_pyramid, proposal_boxes
+from codetr.layers import Float32GroupNorm
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = ("codino_swin_tiny", "codino_resnet_tiny")
@@ -433,3 +434,18 @@ def test_importing_the_package_imports_no_torch():
 def test_everything_public_exists():
     for name in codetr.__all__:
         assert getattr(codetr, name) is not None
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 5, 7), (3, 8, 2, 2), (2, 8, 1, 1)], ids=str)
+def test_group_norm_is_torchs(shape):
+    generator = torch.Generator().manual_seed(0)
+    norm = Float32GroupNorm(4, shape[1])
+    with torch.no_grad():
+        norm.weight.normal_(generator=generator)
+        norm.bias.normal_(generator=generator)
+    x = torch.randn(shape, generator=generator) * 3 + 1
+    expected = F.group_norm(x, 4, norm.weight, norm.bias, norm.eps)
+    torch.testing.assert_close(norm(x), expected)
+    half = norm(x.half())
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), expected, rtol=4e-3, atol=4e-3)

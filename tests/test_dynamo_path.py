@@ -105,17 +105,26 @@ def test_converter_passes_arguments_by_name(plugin, monkeypatch):
         asked.append(name)
         return value
 
-    utils = SimpleNamespace(get_trt_tensor=get_trt_tensor)
+    def cast_trt_tensor(ctx, tensor, dtype, name):
+        return f"{tensor.label} as {dtype}"
+
+    utils = SimpleNamespace(get_trt_tensor=get_trt_tensor, cast_trt_tensor=cast_trt_tensor)
     for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
     network = Network(Layer())
     target = torch.ops.msda.fused_attention.default
+    types = ("HALF", "INT64", "INT64", "HALF", "BF16", "HALF")
+    *args, logits = (
+        SimpleNamespace(label=label, dtype=SimpleNamespace(name=dtype))
+        for label, dtype in zip("abcdef", types, strict=True)
+    )
     output = converter.convert(
-        SimpleNamespace(net=network), target, tuple("abcde"), {"attention_logits": "f"}, "node"
+        SimpleNamespace(net=network), target, tuple(args), {"attention_logits": logits}, "node"
     )
     ((tensors, _, _),) = network.calls
-    assert tensors == list("abcdef")
+    # Reference points are float32 always; what has neither the value's type nor float32 becomes float32.
+    assert tensors == [*args[:3], "d as torch.float32", "e as torch.float32", logits]
     assert asked[3] == "node_reference_points"
     assert output == f"output 0 of {converter.FUSED_ATTENTION}-[node]"
 
@@ -210,7 +219,7 @@ def test_full_disk_while_the_program_is_saved(tmp_path):
         "except OSError as error: print(error.strerror)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=GOLDEN.parents[1])
-    assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "No space left on device\n", "")
 
 
 def test_missing_torch_tensorrt_is_named(monkeypatch):

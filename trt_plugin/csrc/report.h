@@ -10,7 +10,7 @@ namespace msda::trt {
 
 // The layouts in memory of the registry, the logger finder and the logger change between major
 // versions of TensorRT, those of the plugin interfaces do not. A library built with the headers of
-// one version also serves another, but then has to do without the first two.
+// one version also serves another, but then has to do without these: its errors go to stderr.
 bool headers_match_library() noexcept;
 
 // TensorRT gives the finder when it loads the library itself; without one the process-wide logger
