@@ -196,6 +196,8 @@ def prepare(request: Request) -> Subject:
         model = codetr.CoDino(config).eval().requires_grad_(False)
         _check_size(model, batch)
         codetr.load_checkpoint(model, weights)
+    if request.batch > 1 or request.precision == "bf16":
+        model.write_out_group_norms()
 
     detections: dict[str, Detections] = {}
     for precision in dict.fromkeys(("fp32", request.precision)):

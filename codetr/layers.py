@@ -39,19 +39,23 @@ class FrozenBatchNorm2d(nn.Module):
         return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
 
 
-class Float32GroupNorm(nn.GroupNorm):
-    """Group normalisation in fp32 whatever the precision around it: its sums run over a whole map.
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation that can be written out as reductions and products in fp32, for exports.
 
-    Written out, because TensorRT's ONNX parser takes the exporter's InstanceNormalization in fp32 and fp16
-    only, and an engine for two images was seen to differ from PyTorch with it.
+    Exporters make an InstanceNormalization of Torch's own. TensorRT 10.6 takes that in fp32 and fp16 only,
+    and its engines for two images were seen to differ from PyTorch with it; for one image it is right.
     """
 
+    written_out = False
+
     def forward(self, x: Tensor) -> Tensor:
+        if not self.written_out:
+            return super().forward(x)
         groups = x.float().flatten(2).unflatten(1, (self.num_groups, -1)).flatten(2)  # [N, G, C / G * H * W]
         centred = groups - groups.mean(dim=-1, keepdim=True)
         normed = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
-        normed = normed.reshape(x.shape)
-        return (normed * self.weight[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+        weight, bias = (parameter.float()[:, None, None] for parameter in (self.weight, self.bias))
+        return (normed.reshape(x.shape) * weight + bias).to(x.dtype)
 
 
 class MultiheadAttention(nn.Module):

@@ -13,7 +13,7 @@ from codetr.backbones import make_backbone
 from codetr.config import Config
 from codetr.geometry import make_pyramid
 from codetr.head import QuerySelection, detections
-from codetr.layers import Float32Linear
+from codetr.layers import Float32Linear, GroupNorm
 from codetr.neck import ChannelMapper
 from codetr.transformer import Decoder, Encoder
 
@@ -78,8 +78,8 @@ class CoDino(nn.Module):
         """Sets the type of weights and activations, in place.
 
         In a 16-bit model these stay fp32: images and reference points, box arithmetic, arguments of sine
-        embeddings, class logits and box deltas (`Float32Linear`), group norms, statistics of frozen batch
-        norms, scores and final boxes.
+        embeddings, class logits and box deltas (`Float32Linear`), statistics of frozen batch norms, scores
+        and final boxes.
 
         Args:
             precision: "fp32", "fp16" or "bf16". Weights once rounded to 16 bits stay rounded.
@@ -95,6 +95,13 @@ class CoDino(nn.Module):
                 continue
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(self.dtype)
+        return self
+
+    def write_out_group_norms(self) -> CoDino:
+        """Makes exports free of InstanceNormalization, see `codetr.layers.GroupNorm`; returns the model."""
+        for module in self.modules():
+            if isinstance(module, GroupNorm):
+                module.written_out = True
         return self
 
     def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:

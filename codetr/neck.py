@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from codetr.config import NeckConfig
-from codetr.layers import Float32GroupNorm
+from codetr.layers import GroupNorm
 
 
 class ConvNorm(nn.Module):
@@ -16,7 +16,7 @@ class ConvNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
-        self.norm = Float32GroupNorm(groups, out_channels)
+        self.norm = GroupNorm(groups, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))

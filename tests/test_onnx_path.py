@@ -199,12 +199,22 @@ def load_golden(name: str) -> tuple[codetr.CoDino, dict[str, torch.Tensor]]:
     return model, tensors
 
 
+# One of the models is exported with its group norms written out.
+WRITTEN_OUT = "codino_resnet_tiny"
+
+
+def model_levels(name: str) -> int:
+    return codetr.load_config(GOLDEN / f"{name}.json").num_levels
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def exported(request, tmp_path_factory):
     """A golden model exported: name, model, golden inputs, path, count of nodes by operator."""
     model, tensors = load_golden(request.param)
     inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
+    if request.param == WRITTEN_OUT:
+        model.write_out_group_norms()
     return request.param, model, inputs, path, export_onnx(model, inputs, path)
 
 
@@ -215,6 +225,7 @@ def test_exported_graph(exported):
     graph = model.graph
     assert counts == Counter(node.op_type for node in graph.node)
     assert counts[operator.FUSED_ATTENTION] == MODELS[name]
+    assert counts["InstanceNormalization"] == (0 if name == WRITTEN_OUT else model_levels(name))
     assert not {"GridSample", "CumSum", "NonZero", "If", "Loop", "ScatterND"} & counts.keys()
     assert [tensor.name for tensor in graph.input] == ["images", "image_shapes"]
     assert [tensor.name for tensor in graph.output] == ["boxes", "scores", "labels"]
