@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -522,3 +523,31 @@ def test_command_on_a_wrong_engine_ends_in_one_line(tmp_path, plan, inputs, chan
     np.savez(tmp_path / "x.npz", **inputs)
     done = on_gpu(tmp_path, change(plan), **environment)
     assert_one_line_error(done, message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "message", "expected"),
+    [
+        (
+            b"\x0a\x05\x00\x12",
+            "The engine plan file is not compatible with this version of TensorRT, expecting library version "
+            "10.6.0.26 got 10.5.0.18, please rebuild.",
+            "was built by TensorRT 10.5.0.18, and this is TensorRT 10.6.0: export it again",
+        ),
+        (
+            b"\x0a\x06\x00\x1a",
+            "Version tag does not match. Note: Current Version: 239, Serialized Engine Version: 238",
+            "and this is TensorRT 10.6.0: export it again",
+        ),
+        (b"\x0a\x06\x00\x1a", "assertion plan->header.size == blobSize failed", "is truncated or damaged"),
+    ],
+    ids=["library version", "version tag", "truncated"],
+)
+def test_reason_of_a_refused_engine(monkeypatch, version, message, expected):
+    """TensorRT's own words for an engine of another version, of which there is none to try."""
+    from trt_plugin import engine
+
+    monkeypatch.setattr(engine, "import_tensorrt", lambda: SimpleNamespace(__version__="10.6.0"))
+    content = plan_header()
+    reason = engine._reason(content[:24] + version + content[28:], message, "")
+    assert expected in reason
