@@ -113,7 +113,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-unequal",
         action="store_true",
-        help="keep the files of an fp32 engine that differs from PyTorch",
+        help="keep the files of an engine that differs from PyTorch",
     )
     return parser
 

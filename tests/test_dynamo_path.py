@@ -10,15 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import codetr
 from codetr.exporting import make_parser, request_from
 from dynamo_path import converter
 from dynamo_path.export import build_engine, export_program, import_requirements, main
-
-GOLDEN = Path(__file__).parent / "golden"
-MODELS = {"codino_swin_tiny": 2 + 3, "codino_resnet_tiny": 1 + 2}  # encoder + decoder layers
+from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 
 
 class Layer:
@@ -129,13 +126,6 @@ def test_converter_passes_arguments_by_name(plugin, monkeypatch):
     assert output == f"output 0 of {converter.FUSED_ATTENTION}-[node]"
 
 
-def load_golden(name: str) -> tuple[codetr.CoDino, dict[str, torch.Tensor]]:
-    tensors = load_file(GOLDEN / f"{name}.safetensors")
-    model = codetr.CoDino(codetr.load_config(GOLDEN / f"{name}.json"))
-    codetr.load_checkpoint(model, {k[6:]: v for k, v in tensors.items() if k.startswith("param/")})
-    return model, tensors
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_exported_program_keeps_the_operators_whole(name):
     model, tensors = load_golden(name)
@@ -157,20 +147,7 @@ def test_exported_program_keeps_the_operators_whole(name):
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> dict[str, Path]:
     """The golden models' weights as checkpoints."""
-    folder, paths = tmp_path_factory.mktemp("weights"), {}
-    for name in MODELS:
-        tensors = load_file(GOLDEN / f"{name}.safetensors")
-        paths[name] = folder / f"{name}.safetensors"
-        save_file({k[6:]: v for k, v in tensors.items() if k.startswith("param/")}, paths[name])
-    return paths
-
-
-def arguments(
-    weights: dict[str, Path], folder: Path, name: str = "codino_resnet_tiny", /, **options: object
-) -> list[str]:
-    given = {"model": GOLDEN / f"{name}.json", "weights": weights[name], "out": folder}
-    given |= {"height": 128, "width": 96}
-    return [text for key, value in (given | options).items() for text in (f"--{key}", str(value))]
+    return save_weights(tmp_path_factory.mktemp("weights"))
 
 
 def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import codetr
 import msda
 from codetr.command import UsageError
 from codetr.compare import compare_detections
 from codetr.exporting import staged_folder
+from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 from trt_plugin.log import tensorrt_logger
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -28,9 +28,7 @@ from onnx_path import build, operator  # noqa: E402
 from onnx_path.build import _without_function_bodies  # noqa: E402
 from onnx_path.export import export_onnx, main  # noqa: E402
 
-GOLDEN = Path(__file__).parent / "golden"
 REPOSITORY = Path(__file__).parents[1]
-MODELS = {"codino_swin_tiny": 2 + 3, "codino_resnet_tiny": 1 + 2}  # encoder + decoder layers
 ONNX_TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float16: onnx.TensorProto.FLOAT16,
@@ -192,13 +190,6 @@ def test_translation_of_the_plain_operator_keeps_points_per_level():
     }
 
 
-def load_golden(name: str) -> tuple[codetr.CoDino, dict[str, torch.Tensor]]:
-    tensors = load_file(GOLDEN / f"{name}.safetensors")
-    model = codetr.CoDino(codetr.load_config(GOLDEN / f"{name}.json"))
-    codetr.load_checkpoint(model, {k[6:]: v for k, v in tensors.items() if k.startswith("param/")})
-    return model, tensors
-
-
 # One of the models is exported with its group norms written out.
 WRITTEN_OUT = "codino_resnet_tiny"
 
@@ -313,25 +304,7 @@ def test_failing_build_tells_tensorrts_reason_and_prints_nothing(tmp_path, monke
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> dict[str, Path]:
     """The golden models' weights as checkpoints."""
-    folder, paths = tmp_path_factory.mktemp("weights"), {}
-    for name in MODELS:
-        tensors = load_file(GOLDEN / f"{name}.safetensors")
-        paths[name] = folder / f"{name}.safetensors"
-        save_file({k[6:]: v for k, v in tensors.items() if k.startswith("param/")}, paths[name])
-    return paths
-
-
-def arguments(
-    weights: dict[str, Path], folder: Path, name: str = "codino_resnet_tiny", /, **options: object
-) -> list[str]:
-    given = {
-        "model": GOLDEN / f"{name}.json",
-        "weights": weights[name],
-        "out": folder,
-        "height": 128,
-        "width": 96,
-    }
-    return [text for key, value in (given | options).items() for text in (f"--{key}", str(value))]
+    return save_weights(tmp_path_factory.mktemp("weights"))
 
 
 def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys):
