@@ -15,12 +15,18 @@ import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from codetr.classes import class_names_for
+
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Swin Transformer (arXiv 2103.14030); the defaults are Swin-L."""
+    """Swin Transformer (arXiv 2103.14030); the defaults are Swin-L.
+
+    Attributes:
+        drop_path_rate: share of the images that skip a block while training; of the last block, less before.
+    """
 
     type: typing.Literal["SwinTransformer"]
     embed_dims: int = 192
@@ -31,8 +37,13 @@ class SwinConfig:
     mlp_ratio: int = 4
     qkv_bias: bool = True
     patch_norm: bool = True
+    drop_path_rate: float = 0.3
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.drop_path_rate < 1.0:
+            raise ValueError(
+                f"backbone.drop_path_rate: expected at least 0 and less than 1, got {self.drop_path_rate}"
+            )
         if len(self.depths) != len(self.num_heads):
             raise ValueError(
                 f"backbone.num_heads: expected one per stage ({len(self.depths)}), got {self.num_heads}"
@@ -50,13 +61,17 @@ class SwinConfig:
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """ResNet with bottlenecks (arXiv 1512.03385), stride in the 3x3 convolution."""
+    """ResNet (arXiv 1512.03385): blocks of two 3x3 convolutions up to depth 34, else bottlenecks with the
+    stride in the 3x3 convolution.
+    """
 
     type: typing.Literal["ResNet"]
     depth: int = 50
     base_channels: int = 64
 
     STAGE_DEPTHS: typing.ClassVar[dict[int, tuple[int, ...]]] = {
+        18: (2, 2, 2, 2),
+        34: (3, 4, 6, 3),
         50: (3, 4, 6, 3),
         101: (3, 4, 23, 3),
         152: (3, 8, 36, 3),
@@ -71,8 +86,13 @@ class ResNetConfig:
         return self.STAGE_DEPTHS[self.depth]
 
     @property
+    def expansion(self) -> int:
+        """Channels of a block's output by those inside."""
+        return 1 if self.depth < 50 else 4
+
+    @property
     def out_channels(self) -> tuple[int, ...]:
-        return tuple(self.base_channels * 4 << stage for stage in range(4))
+        return tuple(self.base_channels * self.expansion << stage for stage in range(4))
 
 
 @dataclass(frozen=True)
@@ -119,6 +139,7 @@ class Config:
         resize_scale: (long, short) sides in pixels that a photo is resized into, its ratio kept.
         mean, std: of RGB, 0..255; pixel' = (pixel - mean) / std.
         max_per_img: detections per image.
+        class_names: one for each label; None means COCO's 80, or numbered ones for other counts.
         input_hw, image_shapes_hw: sizes of a sample input, when the file carries one; the model does not use
             them.
     """
@@ -127,6 +148,7 @@ class Config:
     neck: NeckConfig
     name: str = ""
     num_classes: int = 80
+    class_names: tuple[str, ...] | None = None
     num_queries: int = 900
     embed_dims: int = 256
     num_heads: int = 8
@@ -154,6 +176,11 @@ class Config:
         require("neck.num_outs", self.num_levels, self.neck.num_outs)
         require("positional_encoding.num_feats", self.embed_dims / 2, self.positional_encoding.num_feats)
         require("positional_encoding.normalize", True, self.positional_encoding.normalize)
+        if self.class_names is not None:
+            require("class_names: number of names", self.num_classes, len(self.class_names))
+            if len(set(self.class_names)) < self.num_classes:
+                twice = next(name for name in self.class_names if self.class_names.count(name) > 1)
+                raise ValueError(f"class_names: expected different names, got {twice!r} twice")
         if self.embed_dims % 4:  # sine and cosine, on two axes
             raise ValueError(f"embed_dims: expected a multiple of 4, got {self.embed_dims}")
         if self.embed_dims % self.num_heads:
@@ -167,12 +194,17 @@ class Config:
                 f"max_per_img: expected at most num_queries * num_classes, got {self.max_per_img}"
             )
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """A name for each label: `class_names`, else COCO's, else "class 0", "class 1", …"""
+        return self.class_names or class_names_for(self.num_classes)
+
 
 def load_config(source: str | os.PathLike) -> Config:
     """Loads a configuration.
 
     Args:
-        source: `co_dino_swin_l`, `co_dino_r50`, or the path of a JSON file.
+        source: the name of a configuration that ships with the package, or the path of a JSON file.
 
     Raises:
         ValueError: unknown name, no such file, not JSON, or a field that is unknown, missing or of a wrong

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from codetr.classes import class_names_for
 from codetr.postprocess import apply_nms
 from codetr.preprocess import Batch, Preprocessor, load_image
 from codetr.results import Detections
@@ -269,7 +268,7 @@ class TorchBackend:
         if precision in ("fp16", "bf16"):
             self.model.set_precision(precision)
         self.model.to(self.device)
-        self.class_names = class_names_for(config.num_classes)
+        self.class_names = config.label_names
         self.nms = dataclasses.asdict(config.nms)
         self.preprocessor = make_preprocessor(config, max_size, height, width)
         self.description = f"{config.name}, PyTorch {torch.__version__}, {self._device_name()}, {precision}"

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codetr.classes import class_names_for
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -230,7 +229,7 @@ def write_metadata(subject: Subject, request: Request, folder: Path) -> None:
         model=config.name,
         inputs=_tensors(images=(images.shape, "float32"), image_shapes=((request.batch, 2), "int64")),
         outputs=_tensors(boxes=((*boxes, 4), "float32"), scores=(boxes, "float32"), labels=(boxes, "int64")),
-        class_names=list(class_names_for(config.num_classes)),
+        class_names=list(config.label_names),
         mean=list(config.mean),
         std=list(config.std),
         resize={"height": request.height, "width": request.width, "mode": "fit_pad"},

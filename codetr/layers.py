@@ -8,13 +8,17 @@ from torch import Tensor, nn
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer in fp32 whatever the precision around it: class logits and box deltas come out of one.
+    """A linear layer in fp32 whatever the precision around it, autocast included: class logits and box deltas
+    come out of one.
 
     16-bit logits near the selection threshold tie (bf16 has steps of 0.03 at -4), and a tie is decided by
     order.
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return F.linear(x.float(), self.weight, self.bias)
         return F.linear(x.float(), self.weight, self.bias)
 
 
@@ -39,6 +43,33 @@ class FrozenBatchNorm2d(nn.Module):
         return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
 
 
+def thaw_batch_norms(model: nn.Module) -> None:
+    """Replaces every frozen batch norm by one that learns, with the same values and names; in place."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if isinstance(norm, FrozenBatchNorm2d):
+                thawed = nn.BatchNorm2d(len(norm.weight), norm.eps, device=norm.weight.device)
+                _copy_batch_norm(norm, thawed)
+                setattr(parent, name, thawed)
+
+
+def freeze_batch_norms(model: nn.Module) -> None:
+    """The opposite of `thaw_batch_norms`: what was learned becomes fixed; in place."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if isinstance(norm, nn.BatchNorm2d):
+                frozen = FrozenBatchNorm2d(norm.num_features, norm.eps).to(norm.weight.device)
+                _copy_batch_norm(norm, frozen)
+                setattr(parent, name, frozen)
+
+
+@torch.no_grad()
+def _copy_batch_norm(source: nn.Module, target: nn.Module) -> None:
+    target.train(source.training)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        getattr(target, name).copy_(getattr(source, name))
+
+
 class GroupNorm(nn.GroupNorm):
     """Group normalisation that can be written out as reductions and products in fp32, for exports.
 
@@ -58,6 +89,25 @@ class GroupNorm(nn.GroupNorm):
         return (normed.reshape(x.shape) * weight + bias).to(x.dtype)
 
 
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): while training, drops a residual branch for some of the images.
+
+    Args:
+        rate: the share dropped; what is kept is scaled up by 1 / (1 - rate).
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, ...] -> [N, ...]."""
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = torch.rand((x.shape[0],) + (1,) * (x.dim() - 1), device=x.device) >= self.rate
+        return x * (keep.to(x.dtype) / (1.0 - self.rate))
+
+
 class MultiheadAttention(nn.Module):
     """Self-attention whose queries and keys carry a position and whose values do not; no residual inside."""
 
@@ -69,8 +119,11 @@ class MultiheadAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dims, embed_dims)
         nn.init.xavier_uniform_(self.in_proj_weight)
 
-    def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x, position: [N, Q, C] -> [N, Q, C]."""
+    def forward(self, x: Tensor, position: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x, position: [N, Q, C] -> [N, Q, C].
+
+        attention_mask: [Q, Q] bool, True where a query (row) may not look at another.
+        """
         channels = x.shape[-1]
         weight, bias = self.in_proj_weight, self.in_proj_bias
         query_key = F.linear(x + position, weight[: 2 * channels], bias[: 2 * channels])
@@ -79,7 +132,8 @@ class MultiheadAttention(nn.Module):
         query, key, value = (
             t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (query, key, value)
         )
-        out = F.scaled_dot_product_attention(query, key, value)  # [N, heads, Q, C / heads]
+        allowed = None if attention_mask is None else ~attention_mask
+        out = F.scaled_dot_product_attention(query, key, value, allowed)  # [N, heads, Q, C / heads]
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -6,18 +6,36 @@ are gone.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from codetr.backbones import make_backbone
 from codetr.config import Config
-from codetr.geometry import make_pyramid
+from codetr.geometry import Pyramid, make_pyramid
 from codetr.head import QuerySelection, detections
 from codetr.layers import Float32Linear, GroupNorm
 from codetr.neck import ChannelMapper
-from codetr.transformer import Decoder, Encoder
+from codetr.transformer import Decoder, DenoisingQueries, Encoder
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class TrainingOutputs(NamedTuple):
+    """What losses are computed from. Boxes are (cx, cy, w, h) in units of the image; everything is fp32.
+
+    Attributes:
+        encoder_logits: [N, Q, classes], of the queries that the encoder's output selected, best first.
+        encoder_boxes: [N, Q, 4].
+        class_logits: [layers, N, D + Q, classes], after every decoder layer; the D denoising queries first.
+        boxes_cxcywh: [layers, N, D + Q, 4].
+    """
+
+    encoder_logits: Tensor
+    encoder_boxes: Tensor
+    class_logits: Tensor
+    boxes_cxcywh: Tensor
 
 
 class CoDino(nn.Module):
@@ -74,6 +92,24 @@ class CoDino(nn.Module):
         """
         return self._run(images, image_shapes, every_layer=True)
 
+    def training_outputs(
+        self, images: Tensor, image_shapes: Tensor, denoising: DenoisingQueries | None = None
+    ) -> TrainingOutputs:
+        """Runs the detector for training: every layer's answers, differentiable, without the final top-k.
+
+        Args:
+            images: as `forward`.
+            image_shapes: as `forward`.
+            denoising: queries made of the targets, decoded beside the selected ones.
+
+        Raises:
+            ValueError: as `forward`.
+        """
+        _, _, pyramid, memory = self._encode(images, image_shapes)
+        encoder_logits, encoder_boxes = self.query_selection(memory, pyramid)
+        logits, boxes = self.decoder(memory, encoder_boxes, pyramid, every_layer=True, denoising=denoising)
+        return TrainingOutputs(encoder_logits, encoder_boxes, torch.stack(logits), torch.stack(boxes))
+
     def set_precision(self, precision: str) -> CoDino:
         """Sets the type of weights and activations, in place.
 
@@ -104,7 +140,10 @@ class CoDino(nn.Module):
                 module.written_out = True
         return self
 
-    def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
+    def _encode(
+        self, images: Tensor, image_shapes: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Pyramid, Tensor]:
+        """Checks the inputs; returns the backbone's maps, the neck's, their layout, and memory [N, S, C]."""
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"images: expected [N, 3, H, W], got {list(images.shape)}")
         if image_shapes.dim() != 2 or image_shapes.shape[0] != images.shape[0] or image_shapes.shape[1] != 2:
@@ -122,8 +161,10 @@ class CoDino(nn.Module):
                 f"images: {height} x {width} pixels give {cells} cells, fewer than the model's "
                 f"{self.config.num_queries} queries; use larger images"
             )
+        return features, maps, pyramid, self.encoder(maps, pyramid)
 
-        memory = self.encoder(maps, pyramid)
+    def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
+        features, maps, pyramid, memory = self._encode(images, image_shapes)
         topk_logits, topk_boxes = self.query_selection(memory, pyramid)
         logits, boxes = self.decoder(memory, topk_boxes, pyramid, every_layer)
         det = detections(logits[-1], boxes[-1], image_shapes, self.config.max_per_img)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -62,6 +64,20 @@ class Encoder(nn.Module):
         return x
 
 
+class DenoisingQueries(NamedTuple):
+    """Queries that training decodes beside the selected ones (contrastive denoising, DINO section 3.3).
+
+    Attributes:
+        content: [N, D, C], embeddings of noised labels.
+        boxes_cxcywh: [N, D, 4] fp32, noised boxes in units of the image.
+        attention_mask: [D + Q, D + Q] bool, True where a query (row) may not look; the D come first.
+    """
+
+    content: Tensor
+    boxes_cxcywh: Tensor
+    attention_mask: Tensor
+
+
 class DecoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -73,10 +89,19 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(config.embed_dims)
 
     def forward(
-        self, x: Tensor, position: Tensor, memory: Tensor, reference_points: Tensor, pyramid: Pyramid
+        self,
+        x: Tensor,
+        position: Tensor,
+        memory: Tensor,
+        reference_points: Tensor,
+        pyramid: Pyramid,
+        attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """x, position: [N, Q, C]; memory: [N, S, C]; reference_points: [N, Q, L, 4] -> [N, Q, C]."""
-        x = self.norm1(x + self.self_attn(x, position))
+        """x, position: [N, Q, C]; memory: [N, S, C]; reference_points: [N, Q, L, 4] -> [N, Q, C].
+
+        attention_mask: [Q, Q] bool, True where a query (row) may not look at another.
+        """
+        x = self.norm1(x + self.self_attn(x, position, attention_mask))
         attended = self.cross_attn(
             x + position,
             memory,
@@ -110,7 +135,12 @@ class Decoder(nn.Module):
         self.box_branches = nn.ModuleList(BoxBranch(dims) for _ in self.layers)
 
     def forward(
-        self, memory: Tensor, boxes: Tensor, pyramid: Pyramid, every_layer: bool
+        self,
+        memory: Tensor,
+        boxes: Tensor,
+        pyramid: Pyramid,
+        every_layer: bool,
+        denoising: DenoisingQueries | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Decodes.
 
@@ -118,22 +148,27 @@ class Decoder(nn.Module):
             memory: [N, S, C].
             boxes: [N, Q, 4] fp32, (cx, cy, w, h) in units of the image.
             every_layer: the answers of all layers, else of the last one only.
+            denoising: D queries to decode before the selected ones.
 
         Returns:
-            Class logits [N, Q, classes] and boxes [N, Q, 4], fp32, of each layer.
+            Class logits [N, Q, classes] and boxes [N, Q, 4], fp32, of each layer; D + Q with denoising.
         """
         ratios = pyramid.valid_ratios.repeat(1, 1, 2)[:, None]  # [N, 1, L, 4]
         x = self.query_embed.expand(memory.shape[0], -1, -1)  # [N, Q, C]
+        boxes, attention_mask = boxes.detach(), None
+        if denoising is not None:
+            x = torch.cat((denoising.content.to(x.dtype), x), dim=1)
+            boxes = torch.cat((denoising.boxes_cxcywh, boxes), dim=1)
+            attention_mask = denoising.attention_mask
         all_logits, all_boxes = [], []
         last = len(self.layers) - 1
-        boxes = reference = boxes.detach()
+        reference = boxes
         for index, layer in enumerate(self.layers):
             # The layer looks at `reference`, which stops gradients; answers start from `boxes`, which lets
             # the layer before learn from this one's answer too ("look forward twice", DINO section 3.5).
             reference_points = reference[:, :, None] * ratios  # [N, Q, L, 4]
-            x = layer(
-                x, self._position(reference_points[:, :, 0]).to(x.dtype), memory, reference_points, pyramid
-            )
+            position = self._position(reference_points[:, :, 0]).to(x.dtype)
+            x = layer(x, position, memory, reference_points, pyramid, attention_mask)
             if every_layer or index == last:
                 answer = self.norm(x)
                 all_logits.append(self.class_branches[index](answer))

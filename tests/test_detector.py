@@ -378,7 +378,7 @@ class TestConfig:
             ({"backbone": {"type": "ResNet", "width": 2}}, r"backbone\.width: unknown field"),
             (
                 {"backbone": {"type": "ResNet", "depth": 18}},
-                r"backbone\.depth: expected one of \[50, 101, 152\]",
+                r"backbone\.depth: expected one of \[18, 34, 50, 101, 152\]",
             ),
             ({"num_queries": "900"}, r"num_queries: expected int, got '900'"),
             ({"num_queries": True}, r"num_queries: expected int, got True"),

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codetr.config import SwinConfig
-from codetr.layers import FeedForward
+from codetr.layers import DropPath, FeedForward
 
 
 class WindowAttention(nn.Module):
@@ -43,7 +43,9 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    def __init__(self, channels: int, num_heads: int, config: SwinConfig, shifted: bool) -> None:
+    def __init__(
+        self, channels: int, num_heads: int, config: SwinConfig, shifted: bool, drop_path_rate: float
+    ) -> None:
         super().__init__()
         self.window_size = config.window_size
         self.shift = config.window_size // 2 if shifted else 0
@@ -51,11 +53,12 @@ class SwinBlock(nn.Module):
         self.attn = WindowAttention(channels, num_heads, config.window_size, config.qkv_bias)
         self.norm2 = nn.LayerNorm(channels)
         self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
+        self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x: [N, H, W, C]; mask: from `shifted_window_mask`, for shifted blocks -> [N, H, W, C]."""
-        x = x + self._attend(self.norm1(x), mask)
-        return x + self.mlp(self.norm2(x))
+        x = x + self.drop_path(self._attend(self.norm1(x), mask))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def _attend(self, x: Tensor, mask: Tensor) -> Tensor:
         height, width = x.shape[1:3]
@@ -106,11 +109,14 @@ class PatchEmbed(nn.Module):
 
 
 class SwinStage(nn.Module):
-    def __init__(self, channels: int, depth: int, num_heads: int, config: SwinConfig, last: bool) -> None:
+    def __init__(
+        self, channels: int, num_heads: int, config: SwinConfig, drop_path_rates: list[float], last: bool
+    ) -> None:
         super().__init__()
         self.window_size = config.window_size
         self.blocks = nn.ModuleList(
-            SwinBlock(channels, num_heads, config, shifted=index % 2 == 1) for index in range(depth)
+            SwinBlock(channels, num_heads, config, shifted=index % 2 == 1, drop_path_rate=rate)
+            for index, rate in enumerate(drop_path_rates)
         )
         self.downsample = nn.Identity() if last else PatchMerging(channels, config.patch_norm)
 
@@ -127,9 +133,11 @@ class SwinTransformer(nn.Module):
         super().__init__()
         channels = config.out_channels
         last = len(channels) - 1
+        # The rate grows evenly from 0 in the first block of the network to the configured one in the last.
+        rates = torch.linspace(0.0, config.drop_path_rate, sum(config.depths)).split(config.depths)
         self.patch_embed = PatchEmbed(channels[0], config.patch_size, config.patch_norm)
         self.stages = nn.ModuleList(
-            SwinStage(channels[i], config.depths[i], config.num_heads[i], config, last=i == last)
+            SwinStage(channels[i], config.num_heads[i], config, rates[i].tolist(), last=i == last)
             for i in range(last + 1)
         )
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
