@@ -1,80 +1,348 @@
-"""How far a result is from the truth: `msda.reference` in float64 on the same, already rounded, inputs."""
+"""Average precision of one model in every backend and precision, against PyTorch in fp32, with the times:
+
+    python -m benchmarks.accuracy --data scenes --model co_dino_demo \\
+        --engine fp32=out/fp32/model.engine --engine fp16=out/fp16/model.engine
+
+All variants see the same pictures, read once and fitted into the engines' height and width. PyTorch runs in
+fp32 with TF32 off (the reference), TF32, fp16 and bf16 on a GPU, in fp32 without one. A variant whose AP
+differs from the reference's by more than its bound is exit status 1; the result file is written all the same.
+"""
 
 from __future__ import annotations
 
-import math
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-import msda.reference
-from benchmarks.problems import AttentionInputs, FusedInputs
+from benchmarks import environment, report, timing
+from benchmarks.agreement import Agreement
+from benchmarks.detector import engine_argument, tensor_float_32
+from codetr.coco import CocoDataset, DatasetError, load_coco
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    complain,
+    model_config,
+    one_line,
+    positive,
+    run_command,
+    to_path,
+    weights_source,
+)
+from codetr.config import Config
+from codetr.console import progress
+from codetr.detect import PRECISIONS, Detector, TensorRTBackend, TorchBackend
+from codetr.evaluation.metrics import coco_metrics, require_pycocotools
+from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
+from codetr.exporting import INPUT_NAMES
+from codetr.network import fraction
+from codetr.onnx_backend import OnnxRuntimeBackend
+from codetr.preprocess import Batch, Preprocessor
+from codetr.weights import DEMO
+from trt_plugin import ArtifactMetadata, EngineError, EngineRunner
 
-TOLERANCE = {
-    # Everything in double: rounding of some hundred additions.
-    torch.float64: 1e-12,
-    # Coordinates, weights and sums in float: about 1e-7 an operation, and coordinates of hundreds of cells.
-    torch.float32: 1e-5,
-    # Inputs are compared as rounded and sums are float, so what is left is rounding the output: half a unit
-    # in the last place at most, 2^-11 of the value for half and 2^-8 for bfloat16; twice that is allowed.
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-}
-"""Largest relative L2 error of a result by the value's type."""
+BOUNDS = {"fp32": 0.002, "tf32": 0.002, "fp16": 0.005, "bf16": 0.005}
+"""Largest difference of a variant's AP from the reference's, by precision."""
 
-SAMPLES_AT_ONCE = 1 << 26
-"""Bounds the reference's memory: it holds N * chunk * M * K * D float64 numbers a few times over (0.5 GB
-each)."""
+WARMUP = 10
+SECONDS = 5.0  # of timing a slow variant
 
-
-def in_float64(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
-    """The same inputs with every floating tensor in float64; int tensors and points_per_level as they are."""
-    wide = (x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
-    return type(inputs)(*wide)
-
-
-def truth(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The reference's result in float64, [N, Q, M * D], on the inputs' device; queries in chunks to bound
-    memory."""
-    wide = in_float64(inputs)
-    operator = msda.reference.fused_attention if isinstance(inputs, FusedInputs) else msda.reference.attention
-    num_queries = wide[-2].shape[1]
-    batch, _, num_heads, head_dim = wide.value.shape
-    points = wide[-2].flatten(3).shape[-1]
-    chunk = max(1, SAMPLES_AT_ONCE // max(1, batch * num_heads * head_dim * points))
-    if num_queries <= chunk:
-        return operator(*wide)
-    # Arguments 3 up to points_per_level have the queries in their second dimension.
-    parts = []
-    for start in range(0, num_queries, chunk):
-        per_query = (tensor[:, start : start + chunk] for tensor in wide[3:-1])
-        parts.append(operator(*wide[:3], *per_query, wide[-1]))
-    return torch.cat(parts, 1)
+Timer = Callable[[Batch, int], timing.Timing]
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
-    """Relative L2 error ||actual - expected|| / max(||expected||, floor); NaN and infinities are compared
-    too.
+@dataclass
+class Variant:
+    """A backend in a precision, and what it has found so far.
 
-    Args:
-        actual: any shape, any floating type.
-        expected: the same shape, float64.
-        floor: a norm below which an error counts as absolute; for results that may be (almost) zero.
-
-    Returns:
-        The error; infinity when the shapes differ, or when the elements that are NaN, +inf and -inf are not
-        the same.
+    Attributes:
+        backend: in words.
+        name: of the variant.
+        precision: which of the bounds holds.
+        detector: runs it.
+        timer: times the network alone.
+        agreement: with the reference.
+        rows: detections in COCO's result form.
     """
-    if actual.shape != expected.shape:
-        return math.inf
-    actual, expected = actual.detach().double(), expected.detach().double().to(actual.device)
-    finite = expected.isfinite()
-    if not torch.equal(actual.isfinite(), finite):
-        return math.inf
-    same = torch.where(finite, 0.0, actual), torch.where(finite, 0.0, expected)
-    if not torch.equal(*(x.nan_to_num(nan=1.0, posinf=2.0, neginf=3.0) for x in same)):
-        return math.inf
-    difference = torch.where(finite, actual - expected, 0.0).norm().item()
-    scale = max(torch.where(finite, expected, 0.0).norm().item(), floor)
-    if difference == 0.0:
-        return 0.0
-    return difference / scale if scale > 0.0 else math.inf
+
+    backend: str
+    name: str
+    precision: str
+    detector: Detector
+    timer: Timer
+    agreement: Agreement
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Prepared:
+    """Stands in for every variant's preprocessor: hands out the batch that was prepared once for all."""
+
+    def __init__(self, preprocessor: Preprocessor) -> None:
+        self.preprocessor = preprocessor
+        self.current: Batch | None = None
+
+    def prepare(self, images: Sequence[np.ndarray]) -> None:
+        """Sets the batch."""
+        self.current = self.preprocessor.batch(images)
+
+    def batch(self, images: Sequence[np.ndarray]) -> Batch:
+        """As `Preprocessor.batch`, of the images that were prepared."""
+        return self.current
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _main(given), "benchmarks.accuracy")
+
+
+def _main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    require_pycocotools()
+    config = model_config(options.model)
+    try:
+        dataset = load_coco(options.data, options.split)
+    except DatasetError as error:
+        raise UsageError(one_line(error)) from error
+    height, width = input_size(options)
+    gpu = environment.slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else "cpu"
+    out = options.out or Path("benchmarks/results") / f"accuracy_{config.name}_{height}x{width}_{gpu}.json"
+    check_writable("--out", out)
+    content = run(options, config, dataset, Preprocessor(config.mean, config.std, height=height, width=width))
+    content = {**environment.describe("benchmarks.accuracy", arguments), **content}
+    environment.write_json(out, content)
+    print(report.accuracy_table(content))
+    print(out)
+    missed = [f"{row['backend']} {row['variant']}" for row in content["results"] if not row["holds"]]
+    if missed:
+        complain("error", f"AP is out of its bound: {', '.join(missed)}", "benchmarks.accuracy")
+    return 1 if missed else 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line.
+
+    Raises:
+        UsageError: a wrong argument, or a file that is none.
+    """
+    parser = ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--data", type=to_path, required=True, metavar="DIR", help="data set in COCO's format")
+    add("--split", default="val")
+    add("--limit", type=positive, metavar="N", help="only the first N pictures")
+    add("--model", default=DEMO, help="as for codetr.load_config")
+    add("--weights", help="as for codetr.load_checkpoint; the model's own by default")
+    # On a CPU TF32 does not exist and 16 bits take hours.
+    precisions = list(PRECISIONS) if torch.cuda.is_available() else ["fp32"]
+    add("--torch", nargs="*", choices=PRECISIONS, default=precisions)
+    add("--engine", action="append", default=[], type=engine_argument, metavar="LABEL=FILE")
+    add("--onnx", action="append", default=[], type=to_path, metavar="FILE", help="for onnxruntime")
+    add("--height", type=positive, help="of the network's input; default: the engines' or ONNX file's")
+    add("--width", type=positive)
+    add("--batch", type=positive, default=8, help="pictures at a time, where a variant takes several")
+    add("--threshold", type=fraction, default=0.3, help="least score of detections that have to agree")
+    add("--iterations", type=positive, default=100, help="samples of each time")
+    add("--out", type=to_path, help="result file; below benchmarks/results by default")
+    options = parser.parse_args(arguments)
+    weights_source(model_config(options.model), options.weights)
+    for option, file in (*((f"--engine {label}", path) for label, path in options.engine), *_onnx(options)):
+        check_file(option, file)
+    if options.out:
+        check_writable("--out", options.out)
+    return options
+
+
+def _onnx(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    return [("--onnx", path) for path in options.onnx]
+
+
+def input_size(options: argparse.Namespace) -> tuple[int, int]:
+    """The height and width of all variants' input.
+
+    Raises:
+        UsageError: none is given, or the files' are others.
+    """
+    sizes = {}
+    if options.height is not None or options.width is not None:
+        if options.height is None or options.width is None:
+            raise UsageError("--height and --width: give both or neither")
+        sizes["--height and --width"] = (options.height, options.width)
+    for option, file in (*((f"--engine {label}", path) for label, path in options.engine), *_onnx(options)):
+        try:
+            resize = ArtifactMetadata.load(file.with_suffix(".json")).resize
+        except EngineError as error:
+            raise UsageError(f"{option}: {one_line(error)}") from error
+        sizes[f"{option} {file}"] = (resize["height"], resize["width"])
+    if not sizes:
+        raise UsageError("--height and --width: needed without an engine or ONNX file")
+    (first, size), *others = sizes.items()
+    for name, other in others:
+        if other != size:
+            said = f"{other[0]}x{other[1]}, and {first} is for {size[0]}x{size[1]}"
+            raise UsageError(f"{name}: is for pictures of {said}")
+    return size
+
+
+def run(
+    options: argparse.Namespace, config: Config, dataset: CocoDataset, preprocessor: Preprocessor
+) -> dict[str, Any]:
+    """Runs everything; returns the result file's content, without the machine."""
+    started = time.monotonic()
+    pictures = dataset.pictures[: options.limit]
+    prepared = Prepared(preprocessor)
+    with contextlib.ExitStack() as stack:
+        variants = list(make_variants(options, config, preprocessor, stack))
+        for variant in variants:
+            check_alike(variant, preprocessor)
+            variant.detector.backend.preprocessor = prepared
+        try:
+            categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
+            with progress(len(pictures), shown=True) as advance:
+                for chunk, images in read_ahead(pictures, options.batch):
+                    prepared.prepare(images)
+                    found = [variant.detector.detect_batch(images, threshold=0.0) for variant in variants]
+                    for variant, results, category_of in zip(variants, found, categories):
+                        for picture, expected, result in zip(chunk, found[0], results):
+                            variant.rows += result_rows(picture, result, category_of)
+                            variant.agreement.add(expected, result)
+                    advance(len(chunk))
+        except DatasetError as error:
+            raise UsageError(one_line(error)) from error
+        prepared.prepare([images[0]])
+        times = [variant.timer(prepared.current, options.iterations) for variant in variants]
+    metrics = [coco_metrics(dataset, variant.rows, pictures) for variant in variants]
+    if not metrics[0].objects:
+        raise UsageError(f"{dataset.annotation_file}: no objects in the pictures, nothing to find")
+    results = []
+    for variant, numbers, timed in zip(variants, metrics, times, strict=True):
+        difference, bound = numbers.ap - metrics[0].ap, BOUNDS[variant.precision]
+        results.append(
+            {
+                "backend": variant.backend,
+                "variant": variant.name,
+                "precision": variant.precision,
+                "network": variant.detector.backend.description,
+                "ap_difference": difference,
+                "bound": bound,
+                "holds": abs(difference) <= bound,
+                "agreement": variant.agreement.as_dict(),
+                "timing": timed.as_dict(),
+                "metrics": numbers.as_dict(),
+            }
+        )
+    return {
+        "kind": "accuracy",
+        "model": config.name,
+        "weights": Path(options.weights).name if options.weights else config.name,
+        "data": dataset.annotation_file.name,
+        "pictures": len(pictures),
+        "objects": metrics[0].objects,
+        "classes": len(dataset.class_names),
+        "height": preprocessor.height,
+        "width": preprocessor.width,
+        "batch": options.batch,
+        "compared_with": "PyTorch fp32, TF32 off",
+        "seconds": round(time.monotonic() - started, 1),
+        "results": results,
+    }
+
+
+def make_variants(
+    options: argparse.Namespace, config: Config, preprocessor: Preprocessor, stack: contextlib.ExitStack
+) -> Iterator[Variant]:
+    """Loads the variants, the reference first, wanted or not."""
+    for precision in ("fp32", *(name for name in options.torch if name != "fp32")):
+        backend = TorchBackend(
+            config, options.weights, precision=precision, height=preprocessor.height, width=preprocessor.width
+        )
+        detector = stack.enter_context(Detector(backend=backend))
+        timer = torch_timer(backend) if backend.device.type == "cuda" else host_timer(backend)
+        yield Variant("PyTorch", precision, precision, detector, timer, Agreement(options.threshold))
+    for label, path in options.engine:
+        try:
+            backend = TensorRTBackend(path)
+        except EngineError as error:
+            raise UsageError(f"--engine {label}: {one_line(error)}") from error
+        detector = stack.enter_context(Detector(backend=backend))
+        precision = ArtifactMetadata.load(path.with_suffix(".json")).precision
+        yield Variant(
+            "TensorRT engine", label, precision, detector, engine_timer(path), Agreement(options.threshold)
+        )
+    for path in options.onnx:
+        try:
+            backend = OnnxRuntimeBackend(path)
+        except (EngineError, ValueError) as error:
+            raise UsageError(f"--onnx: {one_line(error)}") from error
+        detector = stack.enter_context(Detector(backend=backend))
+        name = f"onnxruntime {'GPU' if backend.device == 'cuda' else 'CPU'}"
+        yield Variant(
+            name,
+            backend.precision,
+            backend.precision,
+            detector,
+            host_timer(backend),
+            Agreement(options.threshold),
+        )
+
+
+def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
+    """Requires a variant to take the same input as the others."""
+    own = variant.detector.backend.preprocessor
+    for name in ("mean", "std", "height", "width"):
+        ours, theirs = getattr(preprocessor, name), getattr(own, name)
+        if not np.allclose(ours, theirs):
+            raise UsageError(f"{variant.backend} {variant.name}: {name} is {theirs}, the model's is {ours}")
+
+
+def torch_timer(backend: TorchBackend) -> Timer:
+    """Times a model on the GPU, without the copies of inputs and outputs."""
+
+    def timer(batch: Batch, iterations: int) -> timing.Timing:
+        images, shapes = torch.from_numpy(batch.images).cuda(), torch.from_numpy(batch.image_shapes).cuda()
+        with torch.inference_mode(), tensor_float_32(backend.precision == "tf32"):
+            return timing.time_eager(lambda: backend.model(images, shapes), iterations, WARMUP, SECONDS)
+
+    return timer
+
+
+def engine_timer(path: Path) -> Timer:
+    """Times an engine on the GPU, without copying inputs and outputs; a picture's share of a batch."""
+
+    def timer(batch: Batch, iterations: int) -> timing.Timing:
+        with EngineRunner(path) as runner:
+            size = runner.metadata.batch
+            arrays = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
+            samples = runner.time(dict(zip(INPUT_NAMES, arrays, strict=True)), iterations, WARMUP)
+        return timing.Timing([sample / size for sample in samples], 1, WARMUP, "warm")
+
+    return timer
+
+
+def host_timer(backend: TorchBackend | OnnxRuntimeBackend) -> Timer:
+    """Times a backend by the host's clock, with the copies of inputs and outputs if it has any."""
+
+    def timer(batch: Batch, iterations: int) -> timing.Timing:
+        size = backend.batch or 1
+        images, shapes = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
+        samples: list[float] = []
+        backend(images, shapes)
+        while len(samples) < iterations and (len(samples) < 5 or sum(samples) * size < SECONDS * 1e3):
+            started = time.perf_counter()
+            backend(images, shapes)
+            samples.append((time.perf_counter() - started) * 1e3 / size)
+        return timing.Timing(samples, 1, 1, "warm", "the host's clock around calls, copies included")
+
+    return timer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--engine",
         action="append",
         default=[],
-        type=_engine,
+        type=engine_argument,
         metavar="LABEL=FILE",
         help="an engine to time, built for this size; may be given several times",
     )
@@ -108,7 +108,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _engine(text: str) -> tuple[str, Path]:
+def engine_argument(text: str) -> tuple[str, Path]:
+    """LABEL=FILE, for `add_argument(type=…)`."""
     label, separator, path = text.partition("=")
     if not separator or not label or not path:
         raise argparse.ArgumentTypeError(f"expected LABEL=FILE, got {text!r}")

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import msda
-from benchmarks import accuracy, environment, timing, trt_engines
+from benchmarks import environment, errors, timing, trt_engines
 from benchmarks.problems import DISTRIBUTIONS, REAL, AttentionInputs, FusedInputs, Problem
 from codetr.command import ArgumentParser, check_writable, positive, run_command, to_path
 
@@ -145,7 +145,7 @@ def measure(
     seeds = range(copies)
     given = [problem.attention_inputs(dtype, "cuda", distribution, seed) for seed in seeds]
     fused = [problem.fused_inputs(dtype, "cuda", distribution, seed) for seed in seeds]
-    truths = {"given": accuracy.truth(given[0]), "fused": accuracy.truth(fused[0])}
+    truths = {"given": errors.truth(given[0]), "fused": errors.truth(fused[0])}
     for method in methods:
         if dtype == torch.bfloat16 and method in NO_BFLOAT16:
             continue
@@ -189,7 +189,7 @@ def relative_error(result: torch.Tensor, truth: torch.Tensor | None) -> float | 
     """
     if truth is None:
         return None
-    error = accuracy.relative_error(result, truth)
+    error = errors.relative_error(result, truth)
     if math.isinf(error):
         raise RuntimeError("the result is wrong: its shape, or NaN and infinities that the truth has not")
     return error
@@ -245,7 +245,7 @@ def gradient_truth(inputs: AttentionInputs) -> torch.Tensor | None:
     """
     if inputs.sampling_locations.shape[1] > LARGEST_GRADIENT_TRUTH:
         return None
-    wide = accuracy.in_float64(inputs)
+    wide = errors.in_float64(inputs)
     wide.value.requires_grad_()
     (gradient,) = torch.autograd.grad(
         msda.reference.attention(*wide), [wide.value], output_gradient(inputs).double()

@@ -15,6 +15,7 @@ from benchmarks.environment import SCHEMA_VERSION
 from codetr.command import ArgumentParser, one_line, run_command, to_path
 from codetr.files import atomic_write
 
+KINDS = ("msda", "detector", "accuracy")
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
 
 
@@ -52,22 +53,26 @@ def read(file: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a JSON file: {error}") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != SCHEMA_VERSION or content.get("kind") not in ("msda", "detector"):
+    if version != SCHEMA_VERSION or content.get("kind") not in KINDS:
         raise ValueError(f"{file}: expected a result file of schema version {SCHEMA_VERSION}, got {version}")
     return content
 
 
 def markdown(content: dict) -> str:
     """All tables of a result file, with the machine and the command above them."""
-    tables = msda_tables(content) if content["kind"] == "msda" else [detector_table(content)]
+    if content["kind"] == "msda":
+        tables = msda_tables(content)
+    else:
+        tables = [{"detector": detector_table, "accuracy": accuracy_table}[content["kind"]](content)]
     return "\n\n".join([origin(content), *tables]) + "\n"
 
 
 def origin(content: dict) -> str:
     """Where the numbers come from, in one paragraph."""
     gpu = content["gpu"]
+    machine = f"{gpu['name']}, driver {gpu['driver']}, CUDA {content['cuda']}" if gpu else content["cpu"]
     return (
-        f"{gpu['name']}, driver {gpu['driver']}, CUDA {content['cuda']}, Torch {content['torch']}, "
+        f"{machine}, Torch {content['torch']}, "
         f"TensorRT {content['tensorrt']}, commit {content['commit'][:12]}, {content['date_utc'][:10]}; "
         f"`{content['command']}`"
     )
@@ -144,6 +149,37 @@ def detector_table(content: dict) -> str:
     return table(head, rows)
 
 
+def accuracy_table(content: dict) -> str:
+    """Average precision and differences of every variant of a detector."""
+    rows = []
+    for row in content["results"]:
+        metrics, same = row["metrics"], row["agreement"]
+        names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+        difference = f"{row['ap_difference']:+.4f}" + ("" if row["holds"] else f" (bound {row['bound']})")
+        rows.append(
+            [
+                f"{row['backend']} {row['variant']}",
+                *("" if metrics[name] is None else f"{metrics[name]:.4f}" for name in names),
+                difference,
+                f"{same['share']:.2%}, {same['share_back']:.2%}",
+                f"{same['worst_box_px']:.2g}",
+                f"{same['worst_score']:.1e}",
+                f"{row['timing']['median_ms']:.2f}",
+            ]
+        )
+    threshold = content["results"][0]["agreement"]["threshold"]
+    head = [
+        f"{content['model']}, {content['height']}x{content['width']}, {content['pictures']} pictures",
+        *("AP", "AP50", "AP75", "small", "medium", "large"),
+        "AP difference",
+        f"detections from {threshold:g} on that agree, both ways",
+        "worst box px",
+        "worst score",
+        "median ms",
+    ]
+    return table(head, rows)
+
+
 def draw(content: dict, folder: Path, stem: str) -> list[Path]:
     """Bar charts of a result file as SVG and PNG; returns the files.
 
@@ -159,6 +195,8 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
     matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
     if content["kind"] == "detector":
         figures = {stem: detector_figure(content)}
+    elif content["kind"] == "accuracy":
+        figures = {stem: accuracy_figure(content)}
     else:
         figures = {
             f"{stem}_{dtype}_{distribution}": msda_figure(content, distribution, dtype, problems, cells)
@@ -228,6 +266,35 @@ def detector_figure(content: dict):
     size = f"{content['height']}x{content['width']}, batch {content['batch']}"
     axes.set_title(f"{content['model']}, {size}: {content['gpu']['name']}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def accuracy_figure(content: dict):
+    """AP differences inside their bounds, and milliseconds, of every variant of a detector."""
+    from matplotlib.figure import Figure
+
+    rows = content["results"]
+    figure = Figure(figsize=(10, 1.4 + 0.4 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    colours = [COLOURS[backends.index(row["backend"]) % len(COLOURS)] for row in rows]
+    names = [f"{row['backend']} {row['variant']}: AP {row['metrics']['ap']:.4f}" for row in rows]
+    places = range(len(rows))
+    bounds = [row["bound"] for row in rows]
+    left.barh(places, [2 * bound for bound in bounds], 0.8, [-bound for bound in bounds], color="#eeeeee")
+    left.barh(places, [row["ap_difference"] for row in rows], 0.5, color=colours)
+    left.axvline(0, color="black", linewidth=0.8)
+    left.set_yticks(places, names)
+    left.set_xlabel(f"AP difference to {content['compared_with']}; grey: the bound")
+    bars = right.barh(places, [row["timing"]["median_ms"] for row in rows], 0.5, color=colours)
+    right.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    right.set_xlabel("milliseconds a picture (median)")
+    left.invert_yaxis()
+    machine = content["gpu"]["name"] if content["gpu"] else content["cpu"]
+    size = f"{content['height']}x{content['width']}, {content['pictures']} pictures"
+    figure.suptitle(f"{content['model']}, {size}: {machine}", fontsize=10)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

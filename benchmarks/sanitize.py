@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 import msda
-from benchmarks import accuracy, timing
+from benchmarks import errors, timing
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
 from codetr.command import ArgumentParser, run_command
 
@@ -43,7 +43,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             inputs = spoil(build(dtype, "cpu", "uniform", seed=1))
             error = check(inputs, unaligned, index_dtype)
             count += 1
-            if not error <= accuracy.TOLERANCE[dtype]:
+            if not error <= errors.TOLERANCE[dtype]:
                 what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
                 failures.append(f"{what}: relative error {error:.1e}")
     for dtype in DTYPES:
@@ -67,7 +67,7 @@ def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInput
 
 def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: torch.dtype) -> float:
     """Forward and backward on the GPU; returns the forward's error against the reference on the CPU."""
-    expected = accuracy.truth(inputs)
+    expected = errors.truth(inputs)
     moved = [to_gpu(x, unaligned, index_dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
     leaves = [x.requires_grad_() for x in moved if isinstance(x, torch.Tensor) and x.is_floating_point()]
     operator = msda.fused_attention if isinstance(inputs, FusedInputs) else msda.attention
@@ -76,7 +76,7 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     torch.cuda.synchronize()
     # One sample of many may only just touch a level: nothing below a hundredth of a usual result is relative.
     floor = 0.01 * expected.numel() ** 0.5
-    return accuracy.relative_error(output.cpu(), expected, floor)
+    return errors.relative_error(output.cpu(), expected, floor)
 
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from codetr.command import ArgumentParser, positive, to_path
+from codetr.evaluation.arguments import add_evaluate
+from codetr.training.arguments import add_train
 
 Command = Callable[[argparse.Namespace], int]
 
 
-def make_parser(run_detect: Command, run_demo: Command) -> argparse.ArgumentParser:
+def make_parser(run_detect: Command, run_train: Command, run_evaluate: Command) -> argparse.ArgumentParser:
     """Makes the parser of `codetr`. Its result's `run` is the chosen command's function.
 
     A wrong command line is a `UsageError`, not an exit.
@@ -23,7 +25,8 @@ def make_parser(run_detect: Command, run_demo: Command) -> argparse.ArgumentPars
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_detect(commands, run_detect)
-    _add_demo(commands, run_demo)
+    add_train(commands, run_train)
+    add_evaluate(commands, run_evaluate)
     return parser
 
 
@@ -42,6 +45,7 @@ def _add_detect(commands: Any, run: Command) -> None:
         help="detect objects in pictures",
         description="Detects objects in pictures: writes each with its boxes drawn, and detections.json.",
         epilog="""examples:
+  codetr detect scene.jpg --out found
   codetr detect street.jpg --model co_dino_swin_l --precision fp16 --out found
   codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found
 
@@ -68,7 +72,11 @@ exit status: 0 all done; 1 a failure, or some of many pictures were left out (ea
 
     group = detect.add_argument_group("network")
     add = group.add_argument
-    add("--model", metavar="NAME", help="co_dino_swin_l, co_dino_r50, or a configuration JSON")
+    add(
+        "--model",
+        metavar="NAME",
+        help="co_dino_swin_l, co_dino_r50, or a configuration JSON; default: co_dino_demo, which comes along",
+    )
     add(
         "--weights",
         metavar="W",
@@ -111,22 +119,6 @@ exit status: 0 all done; 1 a failure, or some of many pictures were left out (ea
         type=_fraction,
         metavar="IOU",
         help="overlap from which boxes of a class suppress each other",
-    )
-
-
-def _add_demo(commands: Any, run: Command) -> None:
-    demo = commands.add_parser(
-        "demo",
-        help="run a tiny model with random weights on the photo of the source checkout",
-        description="Runs the whole chain on the photo of the source checkout with a tiny model. Its weights "
-        "are random: the boxes mean nothing.",
-    )
-    demo.set_defaults(run=run)
-    demo.add_argument(
-        "--out", type=to_path, required=True, metavar="DIR", help="folder for the picture and detections.json"
-    )
-    demo.add_argument(
-        "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:<i>; default: auto"
     )
 
 

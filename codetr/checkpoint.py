@@ -165,7 +165,7 @@ def _read(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[s
         try:
             content = _read_safetensors(path) if path.suffix == ".safetensors" else read_pth(path)
         except ValueError as error:
-            if fetched:
+            if path.parent == weights.cache_folder():
                 raise ValueError(f"{error}; delete it to download it again") from error
             raise
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):

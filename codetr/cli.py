@@ -1,4 +1,4 @@
-"""The command `codetr`: `codetr detect` on pictures, `codetr demo` on the photo of the source checkout.
+"""The command `codetr`: `codetr detect` on pictures, `codetr train` and `codetr evaluate` on COCO-style data.
 
 Exit status: 0, all pictures are done; 1, something failed while running, or some of many pictures could not
 be processed (the others are done, and detections.json holds them); 2, wrong arguments or no readable picture.
@@ -29,11 +29,10 @@ from codetr.command import (
 )
 from codetr.console import print_results, print_times, progress
 from codetr.inputs import OutputFolder, Picture, find_pictures
+from codetr.weights import DEMO
 
 PROGRAM = "codetr"
 _MANY = 3  # pictures from which a progress bar helps
-# Random scores say nothing, so the best ten are drawn whatever they are, if they do not lie on each other.
-_DEMO_OPTIONS = {"threshold": 0.0, "top": 10, "nms": "hard", "nms_iou": 0.2}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
 
     def command() -> int:
-        arguments = make_parser(_run_detect, _run_demo).parse_args(argv)
+        arguments = make_parser(_run_detect, _run_train, _run_evaluate).parse_args(argv)
         return arguments.run(arguments)
 
     return run_command(command, PROGRAM)
@@ -101,10 +100,11 @@ def _check_torch(arguments: argparse.Namespace) -> None:
     """Refuses an unknown model and weights that are neither a file, a URL nor a known name."""
     if arguments.engine:
         raise UsageError("--engine: goes with --backend tensorrt, got --backend torch")
-    if not arguments.model:
-        raise UsageError(
-            "--model: needed, a name or a configuration JSON (or --engine for a TensorRT engine)"
-        )
+    if arguments.model is None:
+        if arguments.weights is not None:
+            raise UsageError("--weights: goes with --model, whose weights they are")
+        arguments.model = DEMO
+        print(f"model: {DEMO}, which knows twenty kinds of drawn objects; for COCO's 80 classes give --model")
     if (arguments.height is None) != (arguments.width is None):
         raise UsageError("--height and --width: give both or neither")
     if arguments.height is not None and arguments.max_size is not None:
@@ -112,42 +112,16 @@ def _check_torch(arguments: argparse.Namespace) -> None:
     weights_source(model_config(arguments.model), arguments.weights)
 
 
-def _run_demo(arguments: argparse.Namespace) -> int:
-    root = _source_checkout()
+def _run_train(arguments: argparse.Namespace) -> int:
+    from codetr.training.command import run_train
 
-    def make_detector() -> Any:
-        from safetensors.torch import load_file
-
-        from codetr.detect import Detector
-
-        tensors = load_file(root / "tests/golden/codino_swin_tiny.safetensors")
-        parameters = {
-            name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")
-        }
-        return Detector(
-            root / "tests/golden/codino_swin_tiny.json", parameters, device=arguments.device, max_size=640
-        )
-
-    print(
-        "This demo runs a tiny Co-DINO whose weights are RANDOM. It shows that the chain works, from photo\n"
-        "to drawn boxes; boxes, classes and scores mean nothing until trained weights ship with the project."
-    )
-    pictures = find_pictures([str(root / "assets/coffee.jpg")])
-    return _detect(pictures, arguments.out, make_detector, 1, _DEMO_OPTIONS)
+    return run_train(arguments)
 
 
-def _source_checkout() -> Path:
-    """Finds the folder with the demo's photo and model: around this package, or around the current folder."""
-    needed = (
-        "assets/coffee.jpg",
-        "tests/golden/codino_swin_tiny.json",
-        "tests/golden/codino_swin_tiny.safetensors",
-    )
-    here = Path.cwd()
-    for root in (Path(__file__).resolve().parents[1], here, *here.parents):
-        if all((root / name).is_file() for name in needed):
-            return root
-    raise UsageError(f"demo: run it inside a source checkout; {' and '.join(needed)} are not in a wheel")
+def _run_evaluate(arguments: argparse.Namespace) -> int:
+    from codetr.evaluation.command import run_evaluate
+
+    return run_evaluate(arguments)
 
 
 @dataclass

@@ -22,6 +22,7 @@ import numpy as np
 from codetr.postprocess import apply_nms
 from codetr.preprocess import Batch, Preprocessor, load_image
 from codetr.results import Detections
+from codetr.weights import DEMO
 
 __all__ = ["Backend", "Detections", "Detector", "TensorRTBackend", "TorchBackend"]
 
@@ -59,7 +60,8 @@ class Detector:
     """Detects objects in pictures.
 
     Args:
-        model: "co_dino_swin_l", "co_dino_r50", path of a configuration JSON, or `codetr.Config`. Torch only.
+        model: "co_dino_swin_l", "co_dino_r50", path of a configuration JSON, or `codetr.Config`; default: the
+            demo model, which comes with the package. Torch only.
         weights: checkpoint file, URL, known name, or mapping of tensors. Default: the model's known weights.
         backend: "torch", "tensorrt", or an object like `Backend`.
         engine: path of the TensorRT engine, with its metadata <stem>.json beside it. TensorRT only.
@@ -89,7 +91,9 @@ class Detector:
     ) -> None:
         if backend == "torch":
             if model is None:
-                raise ValueError("model: expected a name, a configuration or its path, got None")
+                if weights is not None:
+                    raise ValueError("weights: goes with model, whose weights they are, got model=None")
+                model = DEMO
             if engine is not None:
                 raise ValueError("engine: goes with backend='tensorrt', got backend='torch'")
             self.backend: Backend = TorchBackend(model, weights, device, precision, max_size, height, width)

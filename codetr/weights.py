@@ -1,4 +1,4 @@
-"""Weights by name or URL: downloaded once, verified, cached. Standard library only; no Torch.
+"""Weights by name or URL: from the package, or downloaded once, verified, cached. No Torch.
 
 The cache is `$CODETR_CACHE`, else `~/.cache/codetr`.
 """
@@ -27,20 +27,26 @@ class Weights:
 
     Attributes:
         name: the configuration it belongs to.
-        url: where upstream keeps it.
-        sha256_prefix: the first hexadecimal digits of the file's SHA-256.
+        url: where upstream keeps it; empty if it comes with the package.
+        sha256_prefix: the first hexadecimal digits of a download's SHA-256.
+        file: where it lies in the package, if it does.
     """
 
     name: str
-    url: str
-    sha256_prefix: str
+    url: str = ""
+    sha256_prefix: str = ""
+    file: Path | None = None
 
+
+DEMO = "co_dino_demo"
+"""The model that comes with the package: it knows the twenty classes of `codetr.scenes`."""
 
 _UPSTREAM = "https://download.openmmlab.com/mmdetection/v3.0/codetr"
 
 KNOWN_WEIGHTS = {
     weights.name: weights
     for weights in (
+        Weights(DEMO, file=Path(__file__).parent / "demo" / f"{DEMO}.safetensors"),
         Weights(
             "co_dino_swin_l",
             f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth",
@@ -60,7 +66,7 @@ def cache_folder() -> Path:
 
 
 def fetch(source: str, progress: bool = True) -> Path:
-    """Finds weights in the cache or downloads them into it.
+    """Finds weights in the package or the cache, or downloads them into the cache.
 
     Args:
         source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal
@@ -75,6 +81,11 @@ def fetch(source: str, progress: bool = True) -> Path:
             Nothing stays behind.
     """
     if source in KNOWN_WEIGHTS:
+        packaged = KNOWN_WEIGHTS[source].file
+        if packaged is not None:
+            if not packaged.is_file():
+                raise ValueError(f"{packaged}: missing, the installation is not whole")
+            return packaged
         url, prefix = KNOWN_WEIGHTS[source].url, KNOWN_WEIGHTS[source].sha256_prefix
     elif is_url(source):
         try:

@@ -7,8 +7,8 @@ import math
 import torch
 
 import msda
-from benchmarks import accuracy
-from benchmarks.accuracy import TOLERANCE
+from benchmarks import errors
+from benchmarks.errors import TOLERANCE
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 
 FLOOR = 0.05
@@ -59,11 +59,11 @@ def assert_gradients(problem: Problem, inputs: AttentionInputs | FusedInputs, se
     )
     grad_output = grad_output.to(inputs.value.device, dtype)
     actual = gradients(inputs, grad_output)
-    expected = gradients(accuracy.in_float64(inputs), grad_output.double(), reference)
+    expected = gradients(errors.in_float64(inputs), grad_output.double(), reference)
     floors = gradient_floors(problem, inputs)
     for name, gradient in actual.items():
         assert gradient.dtype == getattr(inputs, name).dtype, name
-        error = accuracy.relative_error(gradient, expected[name], floors[name])
+        error = errors.relative_error(gradient, expected[name], floors[name])
         assert error <= TOLERANCE[dtype], (
             f"{name}: relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"
         )
@@ -116,5 +116,5 @@ def assert_result(
     """Fails unless a result has the value's type and is as near to the truth as its type allows."""
     assert actual.dtype == dtype
     assert actual.shape == expected.shape
-    error = accuracy.relative_error(actual, expected, output_floor(inputs, expected))
+    error = errors.relative_error(actual, expected, output_floor(inputs, expected))
     assert error <= TOLERANCE[dtype], f"relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"

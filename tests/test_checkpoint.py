@@ -321,10 +321,19 @@ class TestSeededWeights:
 
 class TestWeights:
     def test_known(self):
-        assert set(weights.KNOWN_WEIGHTS) == {"co_dino_swin_l", "co_dino_r50"}
+        assert set(weights.KNOWN_WEIGHTS) == {"co_dino_demo", "co_dino_swin_l", "co_dino_r50"}
         for name, known in weights.KNOWN_WEIGHTS.items():
-            assert known.name == name and known.url.endswith(f"-{known.sha256_prefix}.pth")
-            assert codetr.load_config(name).name == name
+            assert known.name == name and codetr.load_config(name).name == name
+            if known.file is None:
+                assert known.url.endswith(f"-{known.sha256_prefix}.pth")
+            else:
+                assert weights.fetch(name) == known.file and known.file.stat().st_size <= 15_000_000
+
+    def test_packaged_file_is_missing(self, tmp_path, monkeypatch):
+        gone = weights.Weights("co_dino_demo", file=tmp_path / "gone.safetensors")
+        monkeypatch.setitem(weights.KNOWN_WEIGHTS, "co_dino_demo", gone)
+        with pytest.raises(ValueError, match=r"gone\.safetensors: missing, the installation is not whole"):
+            weights.fetch("co_dino_demo")
 
     def test_wrong_hash_and_no_such_file_leave_nothing(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
@@ -363,7 +372,7 @@ class TestWeights:
 
     def test_unknown_name(self):
         with pytest.raises(
-            ValueError, match="weights 'co_dino': expected one of co_dino_swin_l, co_dino_r50, or a URL"
+            ValueError, match="weights 'co_dino': expected one of co_dino_demo, co_dino_swin_l, co_dino_r50, or a URL"
         ):
             weights.fetch("co_dino")
 

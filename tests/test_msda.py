@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import accuracy
+from benchmarks import errors
 from benchmarks.problems import DISTRIBUTIONS, REAL, SMALL, AttentionInputs, FusedInputs, Problem
 from tests import backends, strategies
 from tests.backends import Backend
@@ -65,7 +65,7 @@ def test_forward(backend: Backend, operator: str, dtype: torch.dtype, data: st.D
     skip_unless(backend.can_run(dtype))
     case = data.draw(backend.cases(operator))
     inputs = case.inputs(dtype, backend.device)
-    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+    assert_result(backend.run(inputs), errors.truth(inputs), inputs, dtype)
 
 
 @matrix(gradients=True)
@@ -107,7 +107,7 @@ def test_small(
             f"{backend.name} tests the ragged lists {backend.ragged} only: an engine is built for one list"
         )
     inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=3)
-    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+    assert_result(backend.run(inputs), errors.truth(inputs), inputs, dtype)
 
 
 @matrix()
@@ -125,7 +125,7 @@ def test_real_size(
     if backend.device == "cpu" and not small:
         pytest.skip("too slow on a CPU: one decoder in fp32 stands for the real sizes")
     inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=4)
-    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+    assert_result(backend.run(inputs), errors.truth(inputs), inputs, dtype)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -154,7 +154,7 @@ def test_tolerance_is_tight(dtype: torch.dtype) -> None:
     """Mistakes that implementations have made fail the tolerance."""
     problem = Problem("wrong", 1, ((96, 144), (48, 72)), 300, num_heads=2, head_dim=8)
     inputs = problem.attention_inputs(dtype, seed=8)
-    right = accuracy.in_float64(inputs)
+    right = errors.in_float64(inputs)
     expected = reference(right)
     sizes = torch.tensor(problem.spatial_shapes).flip(-1)[:, None].double()  # [L, 1, 2] = (W, H)
     locations, weights = right.sampling_locations, right.attention_weights
@@ -178,9 +178,9 @@ def test_tolerance_is_tight(dtype: torch.dtype) -> None:
 def test_tolerance_sees_non_finite_results() -> None:
     """A NaN where a number belongs fails, and so does a number in the place of a NaN."""
     expected = torch.tensor([1.0, float("nan"), float("inf")], dtype=torch.float64)
-    assert accuracy.relative_error(expected.clone(), expected) == 0.0
+    assert errors.relative_error(expected.clone(), expected) == 0.0
     for wrong in ([1.0, 0.0, float("inf")], [float("nan")] * 3, [1.0, float("nan"), -float("inf")]):
-        assert accuracy.relative_error(torch.tensor(wrong), expected) == float("inf")
+        assert errors.relative_error(torch.tensor(wrong), expected) == float("inf")
 
 
 @given(case=st.booleans().flatmap(strategies.cases))
@@ -188,7 +188,7 @@ def test_reference_is_the_definition(case: strategies.Case) -> None:
     """The reference against the definition, written as loops over samples and corners."""
     inputs = case.inputs(torch.float64)
     expected = definition(case.problem, inputs)
-    assert accuracy.relative_error(reference(inputs), expected, output_floor(inputs, expected)) <= 1e-12
+    assert errors.relative_error(reference(inputs), expected, output_floor(inputs, expected)) <= 1e-12
 
 
 def definition(problem: Problem, inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
@@ -232,7 +232,7 @@ def test_values_that_are_not_finite(backend: Backend, operator: str, dtype: torc
     inputs = strategies.Case(problem, operator == "fused", seed=9, smooth=True).inputs(dtype, backend.device)
     for cell, number in ((7, float("nan")), (16, float("inf")), (33, -float("inf"))):
         inputs.value[0, cell, cell % 2] = number
-    expected = accuracy.truth(inputs)
+    expected = errors.truth(inputs)
     assert not expected.isfinite().all()
     assert expected.isfinite().any()
     assert_result(backend.run(inputs), expected, inputs, dtype)
@@ -245,7 +245,7 @@ def test_large_values(backend: Backend, operator: str, dtype: torch.dtype) -> No
     problem = Problem("large", 1, ((6, 7), (3, 3)), 20, num_heads=2, head_dim=8, num_points=8)
     inputs = make(problem, operator, dtype, backend.device, seed=10)
     inputs = inputs._replace(value=inputs.value.sign() * 60000)
-    assert_result(backend.run(inputs), accuracy.truth(inputs), inputs, dtype)
+    assert_result(backend.run(inputs), errors.truth(inputs), inputs, dtype)
 
 
 @matrix()

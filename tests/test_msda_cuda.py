@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import msda
-from benchmarks import accuracy
+from benchmarks import errors
 from benchmarks.problems import BY_NAME, AttentionInputs, Problem
 from tests import backends, strategies
 from tests.comparison import assert_gradients, assert_result, make, reference, run_msda
@@ -49,7 +49,7 @@ def test_cuda_equals_cpu(operator: str) -> None:
     inputs = make(PYRAMID, operator, torch.float32, "cpu", seed=12)
     on_gpu = type(inputs)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs))
     result = run_msda(on_gpu).cpu()
-    assert accuracy.relative_error(result, run_msda(inputs).double()) < 1e-6
+    assert errors.relative_error(result, run_msda(inputs).double()) < 1e-6
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
@@ -57,7 +57,7 @@ def test_runs_on_the_current_stream(operator: str) -> None:
     """The operator waits for work of its own stream, so it sees values that come late."""
     requires_gpu()
     inputs = make(PYRAMID, operator, torch.float32, "cuda", seed=13)
-    expected = accuracy.truth(inputs)
+    expected = errors.truth(inputs)
     late = torch.zeros_like(inputs.value)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -87,7 +87,7 @@ def test_second_device(operator: str) -> None:
     result = run_msda(inputs)
     assert result.device == torch.device("cuda", 1)
     assert torch.cuda.current_device() == 0
-    assert_result(result, accuracy.truth(inputs), inputs, torch.float32)
+    assert_result(result, errors.truth(inputs), inputs, torch.float32)
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
@@ -103,7 +103,7 @@ def test_cuda_graph(operator: str) -> None:
     inputs.value.normal_()
     graph.replay()
     torch.cuda.synchronize()
-    assert_result(result, accuracy.truth(inputs), inputs, torch.float32)
+    assert_result(result, errors.truth(inputs), inputs, torch.float32)
 
 
 def test_value_beyond_2_to_31_elements() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import msda
-from benchmarks import accuracy
+from benchmarks import errors
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from tests import backends, strategies
 from tests.comparison import assert_result, run_msda
@@ -159,7 +159,7 @@ def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
     with torch.autocast(device, dtype):
         output = run_msda(inputs)
     rounded = inputs._replace(value=inputs.value.to(dtype))
-    assert_result(output, accuracy.truth(rounded), rounded, dtype)
+    assert_result(output, errors.truth(rounded), rounded, dtype)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -191,7 +191,7 @@ def test_module_under_autocast(device: str) -> None:
     with torch.backends.mkldnn.flags(enabled=False), torch.autocast(device, torch.bfloat16):
         output = module(*arguments)
     assert output.dtype == torch.bfloat16
-    assert accuracy.relative_error(output, plain_module(module, *arguments, None)) <= 4e-2
+    assert errors.relative_error(output, plain_module(module, *arguments, None)) <= 4e-2
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -277,7 +277,7 @@ def test_module(dtype: torch.dtype, reference_dim: int, masked: bool, device: st
     assert output.dtype == dtype
     # Its four linear layers round too, and offsets in 16 bits move the samples.
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
-    assert accuracy.relative_error(output, expected) <= tolerance
+    assert errors.relative_error(output, expected) <= tolerance
 
 
 def module_and_inputs(

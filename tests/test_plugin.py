@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import trt_plugin
-from benchmarks.accuracy import relative_error, truth
+from benchmarks.errors import relative_error, truth
 from benchmarks.problems import BY_NAME, Problem
 from tests import plugin_engines
 from tests.comparison import TOLERANCE

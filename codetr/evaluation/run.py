@@ -1,0 +1,211 @@
+"""A detector over a data set: pictures read ahead, detections in COCO's result form. No Torch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
+from codetr.evaluation.metrics import MAX_DETECTIONS, Metrics, coco_metrics, require_pycocotools
+from codetr.results import Detections
+
+_READERS = 8  # threads; decoding a picture leaves Python to the others
+
+
+class BatchDetector(Protocol):
+    """What can be evaluated: `codetr.Detector`, or anything that has these."""
+
+    class_names: tuple[str, ...]
+
+    def detect_batch(self, images: Sequence[np.ndarray], **options: Any) -> list[Detections]:
+        """As `codetr.Detector.detect_batch`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a detector found in a data set.
+
+    Attributes:
+        pictures: those that were looked at, in order.
+        rows: the detections in COCO's result form: image_id, category_id, bbox, score.
+        seconds: without the first batch, whose time is that of warming up, if there are more.
+        timed_pictures: that were done in this time.
+        times_ms: median over the batches by stage ("preprocess", "inference", "postprocess"), a picture's
+            share; those of the detector that tells them.
+    """
+
+    pictures: tuple[Picture, ...]
+    rows: list[dict[str, Any]] = field(repr=False)
+    seconds: float
+    timed_pictures: int
+    times_ms: dict[str, float]
+
+    @property
+    def pictures_per_s(self) -> float:
+        """Throughput from reading to the final detections."""
+        return self.timed_pictures / max(self.seconds, 1e-9)
+
+
+def evaluate(
+    detector: BatchDetector,
+    dataset: CocoDataset,
+    *,
+    batch: int = 1,
+    limit: int | None = None,
+    top: int = MAX_DETECTIONS,
+    nms: str | None = None,
+    nms_iou: float | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Metrics:
+    """Detects in the pictures of a data set and computes average precision.
+
+    Args:
+        detector: such as `codetr.Detector`; a model in training through `LiveModel`.
+        dataset: see `codetr.coco.load_coco`.
+        batch: pictures in one run of the network.
+        limit: only the first pictures, so many.
+        top: detections of a picture that count, the best.
+        nms: as `codetr.Detector.detect`; default: as the model was published.
+        nms_iou: likewise.
+        advance: is told how many pictures are done after each batch.
+
+    Raises:
+        DatasetError: the detector does not know the data's classes, or a picture cannot be read.
+        ImportError: pycocotools is missing.
+    """
+    require_pycocotools()
+    run = detect_all(
+        detector, dataset, batch=batch, limit=limit, top=top, nms=nms, nms_iou=nms_iou, advance=advance
+    )
+    return coco_metrics(dataset, run.rows, run.pictures)
+
+
+def detect_all(
+    detector: BatchDetector,
+    dataset: CocoDataset,
+    *,
+    batch: int = 1,
+    limit: int | None = None,
+    top: int = MAX_DETECTIONS,
+    nms: str | None = None,
+    nms_iou: float | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Run:
+    """The first half of `evaluate`: detects. Arguments and errors as there."""
+    if batch < 1:
+        raise ValueError(f"batch: expected at least 1, got {batch}")
+    category_of = categories_of_labels(detector.class_names, dataset)
+    pictures = dataset.pictures[:limit]
+    rows: list[dict[str, Any]] = []
+    times: list[dict[str, float]] = []
+    seconds, timed = 0.0, 0
+    started = time.perf_counter()
+    for chunk, images in read_ahead(pictures, batch):
+        try:
+            results = detector.detect_batch(images, threshold=0.0, nms=nms, nms_iou=nms_iou)
+        except ValueError as error:  # pictures that the network cannot take, a 5000x3 strip for one
+            names = f"{chunk[0].path}{f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''}"
+            raise ValueError(f"{names}: {error}") from error
+        for picture, found in zip(chunk, results, strict=True):
+            rows += result_rows(picture, found, category_of, top)
+        times.append(dict(results[0].times_ms))
+        now = time.perf_counter()
+        if len(times) == 2:
+            seconds, timed = 0.0, 0
+        seconds, timed, started = seconds + now - started, timed + len(chunk), now
+        advance(len(chunk))
+    steady = times[1:] or times
+    stages = steady[0] if steady else {}
+    medians = {stage: statistics.median(run[stage] for run in steady) for stage in stages}
+    return Run(tuple(pictures), rows, seconds, timed, medians)
+
+
+def read_ahead(
+    pictures: Sequence[Picture], batch: int
+) -> Iterator[tuple[Sequence[Picture], list[np.ndarray]]]:
+    """Reads pictures in threads, two batches ahead of whoever takes them.
+
+    Args:
+        pictures: in the order in which they come.
+        batch: how many come at a time.
+
+    Yields:
+        (pictures, their pixels as uint8 [H, W, 3]) of each batch; the last may be smaller.
+
+    Raises:
+        DatasetError: a picture cannot be read.
+    """
+    workers = min(_READERS, os.cpu_count() or 1)
+    chunks = [pictures[start : start + batch] for start in range(0, len(pictures), batch)]
+    coming = iter(pictures)
+    with ThreadPoolExecutor(workers, "read") as pool:
+        waiting = deque(
+            pool.submit(read_picture, picture) for _, picture in zip(range(2 * batch + workers), coming)
+        )
+        try:
+            for chunk in chunks:
+                images = []
+                for _ in chunk:
+                    images.append(waiting.popleft().result())
+                    waiting.extend(pool.submit(read_picture, picture) for _, picture in zip(range(1), coming))
+                yield chunk, images
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def result_rows(
+    picture: Picture, found: Detections, category_of: Sequence[int | None], top: int = MAX_DETECTIONS
+) -> list[dict[str, Any]]:
+    """A picture's detections in COCO's result form, best first, without the classes that the data lack.
+
+    Numbers are rounded as they are written (1/1000 pixel, 1e-6), so that the file gives the same metrics.
+    """
+    rows = []
+    boxes, scores, labels = found.boxes_xyxy_px.tolist(), found.scores.tolist(), found.labels.tolist()
+    for (x1, y1, x2, y2), score, label in zip(boxes, scores, labels, strict=True):
+        if category_of[label] is not None:
+            box = [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)]
+            rows.append(
+                {
+                    "image_id": picture.id,
+                    "category_id": category_of[label],
+                    "bbox": box,
+                    "score": round(score, 6),
+                }
+            )
+    return rows[:top]
+
+
+def categories_of_labels(class_names: Sequence[str], dataset: CocoDataset) -> tuple[int | None, ...]:
+    """The data set's category id of each of a detector's labels, by name; None for a class it lacks.
+
+    A model whose classes have no names ("class 0", "class 1", …) is taken to have those of the data in the
+    order of the category ids, if it has as many.
+
+    Raises:
+        DatasetError: the data have a class that the detector does not know.
+    """
+    by_name = dict(zip(dataset.class_names, dataset.category_ids, strict=True))
+    unnamed = tuple(f"class {label}" for label in range(len(class_names)))
+    if tuple(class_names) == unnamed and len(class_names) == len(by_name):
+        return dataset.category_ids
+    lacking = [name for name in dataset.class_names if name not in set(class_names)]
+    if lacking:
+        others = [name for name in class_names if name not in by_name] or class_names
+        raise DatasetError(
+            f"{dataset.annotation_file}: the model lacks {len(lacking)} of its {len(by_name)} classes: "
+            f"{_examples(lacking)}; the model has {len(class_names)}, among them {_examples(others)}"
+        )
+    return tuple(by_name.get(name) for name in class_names)
+
+
+def _examples(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -1,0 +1,179 @@
+"""The options that say which network runs, where and at which size, for every command that runs one.
+
+Imports no Torch: the detector is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codetr.command import UsageError, check_file, model_config, one_line, positive, weights_source
+from codetr.weights import DEMO
+
+if TYPE_CHECKING:
+    from codetr.detect import Detector
+
+BACKENDS = ("torch", "onnxruntime", "tensorrt")
+_FILES = {"tensorrt": "engine", "onnxruntime": "onnx"}  # the option that gives a backend its file
+_FIXED = ("model", "weights", "precision", "max_size", "height", "width")
+
+
+def add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --model, --weights, --backend, --engine, --onnx, --device, --precision, --batch, --max-size,
+    --height and --width."""
+    group = parser.add_argument_group("network")
+    add = group.add_argument
+    add(
+        "--model",
+        metavar="NAME",
+        help=f"co_dino_swin_l, co_dino_r50, or a configuration JSON; default: {DEMO}, which comes along",
+    )
+    add(
+        "--weights",
+        metavar="W",
+        help="checkpoint: file, URL or known name; default: the model's published weights",
+    )
+    add(
+        "--backend",
+        choices=BACKENDS,
+        help="default: torch, or what runs the file that --engine or --onnx gives",
+    )
+    add(
+        "--engine",
+        metavar="E",
+        help="TensorRT engine, its metadata <stem>.json beside it; holds model and weights",
+    )
+    add("--onnx", metavar="O", help="the same as an ONNX file, for onnxruntime; its metadata beside it")
+    add(
+        "--device",
+        type=device,
+        default="auto",
+        help="auto (the GPU if there is one), cpu, cuda or cuda:<i>; default: auto",
+    )
+    add("--precision", choices=("fp32", "tf32", "fp16", "bf16"), help="of the torch backend; default: fp32")
+    add(
+        "--batch",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="pictures in one run of the network; default: 1",
+    )
+    group = parser.add_argument_group("input size (torch backend; default: as the model was published)")
+    add = group.add_argument
+    add("--max-size", type=positive, metavar="PX", help="limit of the resized picture's longer side")
+    add("--height", type=positive, metavar="PX", help="fixed input height; pictures are fitted in and padded")
+    add("--width", type=positive, metavar="PX", help="fixed input width")
+
+
+def add_nms_arguments(group: argparse._ArgumentGroup) -> None:
+    """Adds --nms and --nms-iou."""
+    group.add_argument("--nms", choices=("soft", "hard", "none"), help="default: as the model was published")
+    group.add_argument(
+        "--nms-iou",
+        type=fraction,
+        metavar="IOU",
+        help="overlap from which boxes of a class suppress each other",
+    )
+
+
+def check_network(options: argparse.Namespace) -> None:
+    """Checks what `add_network_arguments` added, and fills in backend and model where they are not given.
+
+    Raises:
+        UsageError: options contradict each other, or a file is not there.
+    """
+    if options.engine is not None and options.onnx is not None:
+        raise UsageError("--engine and --onnx: give one of them")
+    if options.backend is None:
+        given = [backend for backend, name in _FILES.items() if getattr(options, name) is not None]
+        options.backend = given[0] if given else "torch"
+    for backend, name in _FILES.items():
+        if getattr(options, name) is not None and options.backend != backend:
+            raise UsageError(f"--{name}: goes with --backend {backend}, got --backend {options.backend}")
+        if getattr(options, name) is None and options.backend == backend:
+            raise UsageError(f"--backend {backend}: needs --{name} FILE")
+    if options.backend == "torch":
+        _check_torch(options)
+    else:
+        _check_file(options, _FILES[options.backend])
+
+
+def _check_file(options: argparse.Namespace, name: str) -> None:
+    """Refuses what an engine or ONNX file has fixed, and one that is not there."""
+    file = getattr(options, name)
+    for fixed in _FIXED:
+        if getattr(options, fixed) is not None:
+            raise UsageError(f"--{fixed.replace('_', '-')}: is fixed in {file}, leave it out")
+    if name == "engine" and not options.device.startswith(("auto", "cuda")):
+        raise UsageError(f"--device {options.device}: an engine runs on a GPU, give auto, cuda or cuda:<i>")
+    check_file(f"--{name}", file)
+    if not Path(file).with_suffix(".json").is_file():
+        raise UsageError(f"--{name} {file}: its metadata {Path(file).stem}.json is not beside it")
+
+
+def _check_torch(options: argparse.Namespace) -> None:
+    """Refuses an unknown model and weights that are neither a file, a URL nor a known name."""
+    if options.model is None:
+        if options.weights is not None:
+            raise UsageError("--weights: goes with --model, whose weights they are")
+        options.model = DEMO
+    if (options.height is None) != (options.width is None):
+        raise UsageError("--height and --width: give both or neither")
+    if options.height is not None and options.max_size is not None:
+        raise UsageError("--max-size: does not go with --height and --width")
+    weights_source(model_config(options.model), options.weights)
+
+
+def make_detector(options: argparse.Namespace) -> Detector:
+    """Loads the network of checked options.
+
+    Raises:
+        UsageError: the engine or ONNX file, or its metadata, is not what it should be.
+        ValueError, RuntimeError: as `codetr.Detector`.
+    """
+    from codetr.detect import Detector
+
+    if options.backend == "torch":
+        return Detector(
+            options.model,
+            options.weights,
+            device=options.device,
+            precision=options.precision or "fp32",
+            max_size=options.max_size,
+            height=options.height,
+            width=options.width,
+        )
+    from trt_plugin.errors import EngineError
+
+    try:
+        if options.backend == "tensorrt":
+            return Detector(backend="tensorrt", engine=options.engine, device=options.device)
+        from codetr.onnx_backend import OnnxRuntimeBackend
+
+        return Detector(backend=OnnxRuntimeBackend(options.onnx, options.device))
+    except (EngineError, ValueError) as error:
+        raise UsageError(f"--{_FILES[options.backend]}: {one_line(error)}") from error
+
+
+# Types of arguments.
+
+
+def device(text: str) -> str:
+    """ "auto", "cpu", "cuda" or "cuda:<number>"."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda or cuda:<number>, got {text!r}")
+    return text
+
+
+def fraction(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return number

@@ -1,0 +1,153 @@
+"""The fonts and photographs that scenes are drawn with: files inside permissively licensed Python packages.
+
+Nothing here is copied into this project: the files are looked up in the installed packages (`pip install
+codetr-tensorrt[scenes]`). Train and val share no font family and no photograph.
+
+| fonts                                   | package               | licence                    | split |
+|-----------------------------------------|-----------------------|----------------------------|-------|
+| DejaVu Sans, Sans Mono, Serif           | matplotlib            | Bitstream Vera, permissive | train |
+| Roboto                                  | font-roboto           | Apache-2.0                 | train |
+| Source Sans Pro                         | font-source-sans-pro  | OFL-1.1                    | train |
+| Source Serif Pro                        | font-source-serif-pro | OFL-1.1                    | train |
+| Manrope                                 | font-manrope          | OFL-1.1                    | train |
+| Fredoka One                             | font-fredoka-one      | OFL-1.1                    | train |
+| Lato                                    | font-lato             | OFL-1.1                    | val   |
+| Hanken Grotesk                          | font-hanken-grotesk   | OFL-1.1                    | val   |
+| Caladea                                 | font-caladea          | Apache-2.0                 | val   |
+| STIX General                            | matplotlib            | STIX, permissive           | val   |
+
+| photographs                             | package               | licence                    | split |
+|-----------------------------------------|-----------------------|----------------------------|-------|
+| astronaut, hubble_deep_field (NASA)     | scikit-image          | public domain              | train |
+| rocket (SpaceX)                         | scikit-image          | public domain              | train |
+| coffee (Rachel Michetti)                | scikit-image          | CC0                        | train |
+| camera (Lav Varshney)                   | scikit-image          | CC0                        | train |
+| retina, brick, gravel                   | scikit-image          | CC0                        | train |
+| flower (vultilion)                      | scikit-learn          | CC BY 2.0                  | train |
+| grace_hopper (US Navy)                  | matplotlib            | public domain              | train |
+| chelsea (Stefan van der Walt)           | scikit-image          | CC0                        | val   |
+| grass                                   | scikit-image          | CC0                        | val   |
+| coins (Brooklyn Museum)                 | scikit-image          | no known restrictions      | val   |
+| china (danielbuechele)                  | scikit-learn          | CC BY 2.0                  | val   |
+
+Other pictures of these packages are left out because their licence is not stated (moon, motorcycle), because
+letters or digits are in them (page, text, clock_motion), or because they are no photographs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+SPLITS = ("train", "val")
+_LONGEST_PHOTO_PX = 900  # larger ones are made smaller once: no scene shows more
+
+
+class Source(NamedTuple):
+    """A file of an installed package."""
+
+    package: str  # as it is imported
+    distribution: str  # as it is installed
+    file: str  # inside the package
+
+
+class MissingSourceError(ValueError):
+    """A package that holds fonts or photographs is not installed, or does not hold what it should."""
+
+
+def _fonts(package: str, *names: str) -> tuple[Source, ...]:
+    return tuple(Source(package, package.replace("_", "-"), f"files/{name}") for name in names)
+
+
+def _matplotlib(*names: str) -> tuple[Source, ...]:
+    return tuple(Source("matplotlib", "matplotlib", f"mpl-data/{name}") for name in names)
+
+
+def _skimage(*names: str) -> tuple[Source, ...]:
+    return tuple(Source("skimage", "scikit-image", f"data/{name}") for name in names)
+
+
+def _sklearn(*names: str) -> tuple[Source, ...]:
+    return tuple(Source("sklearn", "scikit-learn", f"datasets/images/{name}") for name in names)
+
+
+FONTS: dict[str, tuple[Source, ...]] = {
+    "train": (
+        *_matplotlib("fonts/ttf/DejaVuSans.ttf", "fonts/ttf/DejaVuSans-Bold.ttf"),
+        *_matplotlib("fonts/ttf/DejaVuSansMono-Bold.ttf", "fonts/ttf/DejaVuSerif.ttf"),
+        *_matplotlib("fonts/ttf/DejaVuSerif-Bold.ttf"),
+        *_fonts("font_roboto", "Roboto-Regular.ttf", "Roboto-Bold.ttf", "Roboto-Black.ttf"),
+        *_fonts("font_source_sans_pro", "SourceSansPro-Semibold.ttf", "SourceSansPro-Black.ttf"),
+        *_fonts("font_source_serif_pro", "SourceSerifPro-Semibold.ttf", "SourceSerifPro-Bold.ttf"),
+        *_fonts("font_manrope", "Manrope-SemiBold.ttf", "Manrope-ExtraBold.ttf"),
+        *_fonts("font_fredoka_one", "FredokaOne-Regular.ttf"),
+    ),
+    "val": (
+        *_fonts("font_lato", "Lato-Regular.ttf", "Lato-Bold.ttf", "Lato-Black.ttf"),
+        *_fonts("font_hanken_grotesk", "HankenGrotesk-Medium.otf", "HankenGrotesk-Bold.otf"),
+        *_fonts("font_caladea", "Caladea-Regular.ttf", "Caladea-Bold.ttf"),
+        *_matplotlib("fonts/ttf/STIXGeneralBol.ttf"),
+    ),
+}
+
+PHOTOS: dict[str, tuple[Source, ...]] = {
+    "train": (
+        *_skimage("astronaut.png", "coffee.png", "rocket.jpg", "camera.png"),
+        *_skimage("hubble_deep_field.jpg", "retina.jpg", "brick.png", "gravel.png"),
+        *_sklearn("flower.jpg"),
+        *_matplotlib("sample_data/grace_hopper.jpg"),
+    ),
+    "val": (
+        *_skimage("chelsea.png", "grass.png", "coins.png"),
+        *_sklearn("china.jpg"),
+    ),
+}
+
+
+def locate(source: Source) -> Path:
+    """Finds a source's file, without importing its package.
+
+    Raises:
+        MissingSourceError: the package is not installed, or holds no such file.
+    """
+    spec = find_spec(source.package)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    if not folders:
+        raise MissingSourceError(
+            f"the package {source.distribution} is not installed, scenes are drawn with its files: "
+            "pip install 'codetr-tensorrt[scenes]'"
+        )
+    for folder in folders:
+        path = Path(folder) / source.file
+        if path.is_file():
+            return path
+    raise MissingSourceError(
+        f"{Path(folders[0]) / source.file}: no such file; the installed {source.distribution} is of a "
+        "version that lacks it: pip install 'codetr-tensorrt[scenes]'"
+    )
+
+
+def check_sources(splits: tuple[str, ...] = SPLITS) -> None:
+    """Raises `MissingSourceError` if something that scenes of these splits are drawn with is missing."""
+    for split in splits:
+        for source in (*FONTS[split], *PHOTOS[split]):
+            locate(source)
+
+
+@cache
+def photo(source: Source) -> np.ndarray:
+    """Reads a photograph: uint8 [H, W, 3], RGB, its longer side at most 900 pixels."""
+    from PIL import Image
+
+    with Image.open(locate(source)) as opened:
+        image = np.array(opened.convert("RGB"))
+    scale = _LONGEST_PHOTO_PX / max(image.shape[:2])
+    if scale < 1:
+        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    image.setflags(write=False)  # shared by all scenes
+    return image

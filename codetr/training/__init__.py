@@ -1,0 +1,1 @@
+"""Training: losses, data, the loop."""

@@ -1,0 +1,177 @@
+"""`codetr train`: makes the network, runs the trainer, and tells what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codetr.coco import DatasetError
+from codetr.command import UsageError, complain, one_line
+from codetr.files import new_folder
+from codetr.training.network import TrainingNetwork, use_channels_last
+from codetr.training.plan import Plan, make_plan
+from codetr.training.processes import Processes, join_processes, launched
+from codetr.training.report import session, write_report
+from codetr.training.start import make_network, save_config, save_weights
+from codetr.training.state import StateError, load_state
+from codetr.training.trainer import Trainer
+
+PROGRAM = "codetr"
+
+
+def run_train(options: argparse.Namespace) -> int:
+    """Runs `codetr train`; returns the exit status, see the command's help."""
+    rank, _, world = launched()
+    try:
+        plan = make_plan(options)
+    except (DatasetError, StateError) as error:
+        raise UsageError(one_line(error)) from error
+    except UsageError:
+        if rank:  # all processes find the same, and one says it
+            return 2
+        raise
+    try:
+        return _train(plan, options)
+    except (DatasetError, StateError) as error:
+        failure: Exception = UsageError(one_line(error))
+        failure.__cause__ = error
+    except Exception as error:
+        failure = error
+    if world == 1:
+        raise failure
+    # The other processes wait for this one in some exchange, and leaving in order would wait for them.
+    if os.environ.get("CODETR_TRACEBACK"):
+        traceback.print_exception(failure)
+    complain("error", f"process {rank}: {one_line(failure)}", PROGRAM)
+    sys.stdout.flush()
+    os._exit(2 if isinstance(failure, UsageError) else 1)
+
+
+def _train(plan: Plan, options: argparse.Namespace) -> int:
+    """Runs the trainer in this process; returns the exit status."""
+    with new_folder(options.out) as folder, join_processes(plan.device) as processes:
+        state = load_state(plan.state, plan.fingerprint) if plan.state else None
+        network, words = _make_network(plan, options, processes)
+
+        def save(averaged: TrainingNetwork) -> None:
+            save_weights(folder / "model.safetensors", averaged, options.save_precision)
+            save_config(folder / "model.json", plan.config)
+
+        this_session = session(processes.world)
+        trainer = Trainer(
+            network,
+            plan.data,
+            plan.validation_data,
+            plan.settings,
+            processes,
+            folder,
+            plan.fingerprint,
+            save,
+            state,
+        )
+        first_step = trainer.step
+        if trainer.progress >= 1.0:
+            _tell(processes, f"the run in {options.out} is at its end, after {first_step} steps")
+            return 0
+        _announce(plan, processes, f"going on from step {first_step}" if state else words)
+        finished = trainer.run()
+        if processes.first:
+            _report(plan, options, trainer, folder, this_session, first_step, words)
+        processes.barrier()
+    if finished:
+        _tell(
+            processes, f"wrote {options.out / 'model.safetensors'} and model.json, after {trainer.step} steps"
+        )
+        return 0
+    _tell(
+        processes, f"stopped by {trainer.stop_reason} after {trainer.step} steps; --resume goes on from there"
+    )
+    return 128 + trainer.signal if trainer.signal else 0
+
+
+def _make_network(
+    plan: Plan, options: argparse.Namespace, processes: Processes
+) -> tuple[TrainingNetwork, str]:
+    settings = plan.settings
+    if plan.device == "cuda":
+        # Worth its trials only where few shapes come again and again.
+        torch.backends.cudnn.benchmark = len(settings.scales) == 1 and settings.batch >= 8
+    if not processes.first:
+        processes.barrier()  # the first process downloads weights for all
+    network, words = make_network(
+        plan.config,
+        plan.source,
+        plan.known_names,
+        pairs=options.denoising,
+        thawed=plan.thawed,
+        seed=settings.seed,
+    )
+    if processes.first:
+        processes.barrier()
+    network.to(processes.device)
+    use_channels_last(network.model)
+    return network, words
+
+
+def _announce(plan: Plan, processes: Processes, beginning: str) -> None:
+    schedule, batch = plan.settings.schedule, plan.settings.batch
+    parts = (
+        f"{len(plan.data)} pictures, {plan.config.num_classes} classes",
+        f"{schedule.steps} steps" if schedule.steps else f"{schedule.minutes:g} minutes",
+        f"{processes.world} x {batch} pictures a step on {_device_name(processes.device)}",
+        beginning,
+    )
+    if processes.first:
+        print(f"training {plan.config.name}: {'; '.join(parts)}", file=sys.stderr, flush=True)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+def _tell(processes: Processes, text: str) -> None:
+    if processes.first:
+        print(text, flush=True)
+
+
+def _report(
+    plan: Plan,
+    options: argparse.Namespace,
+    trainer: Trainer,
+    folder: Path,
+    this_session: dict[str, Any],
+    first_step: int,
+    words: str,
+) -> None:
+    given = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name not in ("run", "resume")
+    }
+    content = {
+        "model": plan.config.name,
+        "classes": list(plan.config.class_names),
+        "pictures": len(plan.data),
+        "validation_pictures": len(plan.validation_data) if plan.validation_data else 0,
+        "initial_weights": words,
+        "steps": trainer.step,
+        "epochs": round(trainer.step / trainer.order.batches_per_epoch, 3),
+        "images": trainer.images,
+        "seconds": round(trainer.elapsed(), 1),
+        "images_per_second": round(trainer.images / max(1e-9, trainer.elapsed()), 2),
+        "validation": trainer.validation_log.rows[-1] if trainer.validation_log.rows else None,
+        "options": given,
+        "resolved_options": plan.fingerprint,
+    }
+    what = {
+        "first_step": first_step,
+        "last_step": trainer.step,
+        "stopped_by": trainer.stop_reason or "the end",
+    }
+    write_report(folder / "training.json", content, {**this_session, **what})

@@ -1,0 +1,158 @@
+"""The losses of Co-DINO's query head: encoder, every decoder layer, and denoising queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from codetr.layers import device_constant
+from codetr.model import TrainingOutputs
+from codetr.training.denoising import DenoisingLayout
+from codetr.training.losses import corners, overlaps, quality_focal_loss
+from codetr.training.matching import Matcher, Matching
+from codetr.training.targets import FlatTargets, Targets
+
+TERMS = ("class", "box", "giou")
+
+
+def average_over_ranks(counts: Tensor) -> Tensor:
+    """The mean over the processes of a distributed training; of one process, what it was given."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(counts)
+        counts = counts / torch.distributed.get_world_size()
+    return counts
+
+
+def total(losses: Mapping[str, Tensor]) -> Tensor:
+    """The sum of all terms, to differentiate."""
+    return torch.stack(tuple(losses.values())).sum()
+
+
+class Criterion:
+    """Computes losses, with upstream's choices.
+
+    Classes have the quality focal loss, whose target for a matched query is the IoU of its box, and for other
+    queries 0; matched boxes have the L1 distance of (cx, cy, w, h) in units of the image, and 1 - GIoU. Sums
+    are divided by the number of matched objects or, for denoising queries, of positive ones: averaged over
+    ranks, so that gradients do not depend on how many GPUs share a batch, and at least 1. (Upstream's Co-DINO
+    averages it for boxes only, DINO for classes too.)
+
+    Args:
+        num_classes: of the detector.
+        class_weight, box_weight, giou_weight: of the terms.
+        matcher: pairs queries with objects.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        class_weight: float = 1.0,
+        box_weight: float = 5.0,
+        giou_weight: float = 2.0,
+        matcher: Matcher | None = None,
+    ) -> None:
+        self.num_classes = num_classes
+        self.weights = (class_weight, box_weight, giou_weight)
+        self.matcher = Matcher() if matcher is None else matcher
+
+    def __call__(
+        self,
+        outputs: TrainingOutputs,
+        targets: Targets,
+        layout: DenoisingLayout | None = None,
+        average: Callable[[Tensor], Tensor] = average_over_ranks,
+    ) -> dict[str, Tensor]:
+        """Compares a batch's outputs with its objects.
+
+        Everything is computed in fp32, also under autocast. The device waits for the host once, for the
+        matching, and not at all if no image has an object.
+
+        Args:
+            outputs: of the detector; the decoder's first `layout.num_queries` queries are denoising ones.
+            layout: of the denoising queries, None if there are none.
+            average: maps the counts that losses are divided by, [2] fp32, to their mean over ranks.
+
+        Returns:
+            Weighted terms, scalars: `encoder/class`, `encoder/box`, `encoder/giou`, `decoder.0/class`, ...
+            and with a layout `denoising.0/class`, ...; see `total`.
+
+        Raises:
+            ValueError: the outputs do not have the classes or the queries that they should have.
+            RuntimeError: predictions are not finite: training has diverged.
+        """
+        self._check(outputs, targets, layout)
+        flat = targets.flatten()
+        class_logits, boxes = outputs.class_logits.float(), outputs.boxes_cxcywh.float()
+        denoising = layout.num_queries if layout else 0
+        logits = torch.cat((outputs.encoder_logits.float()[None], class_logits[:, :, denoising:]))
+        selected = torch.cat((outputs.encoder_boxes.float()[None], boxes[:, :, denoising:]))
+        matching = self.matcher(logits, selected, flat)
+        positives = layout.positive.numel() if layout else 0
+        counts = device_constant([matching.query.shape[1], positives], torch.float32, logits.device)
+        matched_count, positive_count = average(counts).clamp(min=1.0).unbind()
+
+        layers = class_logits.shape[0]
+        names = ["encoder", *(f"decoder.{layer}" for layer in range(layers))]
+        losses = self._terms(names, logits, selected, flat, matching, matched_count)
+        if layout is not None:
+            target = torch.arange(len(flat.labels), device=logits.device).repeat(layout.num_groups)
+            pairs = Matching(target.expand(layers, -1), layout.positive.flatten().expand(layers, -1))
+            names = [f"denoising.{layer}" for layer in range(layers)]
+            class_logits, boxes = class_logits[:, :, :denoising], boxes[:, :, :denoising]
+            losses |= self._terms(names, class_logits, boxes, flat, pairs, positive_count)
+        return losses
+
+    def _check(self, outputs: TrainingOutputs, targets: Targets, layout: DenoisingLayout | None) -> None:
+        images, queries, classes = outputs.encoder_logits.shape
+        if classes != self.num_classes:
+            raise ValueError(f"encoder_logits: expected {self.num_classes} classes, got {classes}")
+        if images != len(targets.image_shapes):
+            raise ValueError(f"targets: expected those of {images} images, got {len(targets.image_shapes)}")
+        expected = queries + (layout.num_queries if layout else 0)
+        if outputs.class_logits.shape[1:] != (images, expected, classes):
+            raise ValueError(
+                f"class_logits: expected [layers, {images}, {expected}, {classes}], "
+                f"got {list(outputs.class_logits.shape)}"
+            )
+
+    def _terms(
+        self,
+        names: list[str],
+        logits: Tensor,
+        boxes: Tensor,
+        targets: FlatTargets,
+        matching: Matching,
+        count: Tensor,
+    ) -> dict[str, Tensor]:
+        """The three terms of each of L sets of queries.
+
+        Args:
+            logits: [L, N, Q, classes].
+            boxes: [L, N, Q, 4].
+            matching: P pairs in each set.
+            count: scalar, what sums are divided by.
+        """
+        layers, images, queries, classes = logits.shape
+        pairs = matching.target.shape  # (L, P)
+        layer = torch.arange(layers, device=logits.device)[:, None]
+        target = matching.target.flatten()  # [L * P]
+        image = targets.image[target]
+        row = ((layer * images).expand(pairs).flatten() + image) * queries + matching.query.flatten()
+        wanted = targets.boxes_cxcywh[target]  # [L * P, 4]
+        # index_select rather than indexing, whose backward sorts.
+        found = boxes.reshape(-1, 4).index_select(0, row)
+        distance = (found - wanted).abs().sum(dim=-1)
+        iou, giou = overlaps(corners(found), corners(wanted))
+
+        quality = logits.new_zeros((layers * images * queries, classes))
+        quality[row, targets.labels[target]] = iou.detach()
+        class_loss = quality_focal_loss(logits, quality.view(logits.shape)).flatten(1).sum(dim=1)
+        sums = (class_loss, distance.view(pairs).sum(dim=1), (1.0 - giou).view(pairs).sum(dim=1))
+        losses = {}
+        for term, weight, values in zip(TERMS, self.weights, sums):
+            for name, value in zip(names, (values * (weight / count)).unbind()):
+                losses[f"{name}/{term}"] = value
+        return losses

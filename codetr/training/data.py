@@ -1,0 +1,288 @@
+"""Batches for training: which pictures, in which order, read, augmented and padded by worker processes.
+
+Everything drawn at random is a function of the seed, the epoch and the place in it. A run that goes on after
+a stop therefore sees what it would have seen, whatever the number of workers or processes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
+from codetr.preprocess import fit_size
+from codetr.training.augment import Augmentation, augment, resize
+
+PAD_DIVISOR = 32
+"""Height and width of a batch are multiples of this many pixels: few shapes, so memory is found again."""
+
+_AHEAD = 4  # batches that each worker process reads ahead
+
+_ORDER, _SCALE, _SAMPLE = range(3)  # what a random generator is for
+
+
+class Request(NamedTuple):
+    """One sample to make.
+
+    Attributes:
+        index: of the picture.
+        draw: what seeds its augmentation.
+        scale: (long, short) sides in pixels to fit it into.
+    """
+
+    index: int
+    draw: tuple[int, ...]
+    scale: tuple[int, int]
+
+
+class Sample(NamedTuple):
+    """A picture as the network is to see it, before normalisation.
+
+    Attributes:
+        pixels: uint8 [h, w, 3], RGB.
+        boxes_cxcywh: float32 [n, 4], in units of the picture.
+        labels: int64 [n].
+    """
+
+    pixels: np.ndarray
+    boxes_cxcywh: np.ndarray
+    labels: np.ndarray
+
+
+class HostBatch(NamedTuple):
+    """N samples, each in the upper left of its row of `pixels`.
+
+    Attributes:
+        pixels: uint8 [N, H, W, 3], zero in the padding.
+        image_shapes: int64 [N, 2], (h, w).
+        boxes_cxcywh: float32 [sum of n, 4], those of the first sample first.
+        labels: int64 [sum of n].
+        counts: n of each sample.
+    """
+
+    pixels: Tensor
+    image_shapes: Tensor
+    boxes_cxcywh: Tensor
+    labels: Tensor
+    counts: list[int]
+
+    def to(self, device: torch.device) -> HostBatch:
+        """The tensors on a device; the copies run beside the host when they start from pinned memory."""
+        tensors = (tensor.to(device, non_blocking=True) for tensor in self[:-1])
+        return HostBatch(*tensors, self.counts)
+
+
+class BatchOrder:
+    """Which pictures make up each step's batch, over all processes.
+
+    An epoch holds every picture once. Pictures that are wide come in batches of their own, and those that are
+    high, as padding one to the other would be waste; the last batch of either kind is filled up with pictures
+    from the kind's beginning.
+
+    Args:
+        pictures: of the data set.
+        batch: samples of a step, of all processes together.
+        scales: (long, short) sides in pixels; a step has one of them, drawn at random.
+        seed: of the order and of all that is drawn.
+    """
+
+    def __init__(
+        self, pictures: Sequence[Picture], batch: int, scales: Sequence[tuple[int, int]], seed: int
+    ) -> None:
+        wide = np.array([picture.width >= picture.height for picture in pictures])
+        self.kinds = [kind for kind in (np.flatnonzero(wide), np.flatnonzero(~wide)) if len(kind)]
+        self.batch, self.scales, self.seed = batch, tuple(scales), seed
+        self.batches_per_epoch = sum(-(-len(kind) // batch) for kind in self.kinds)
+        self._epoch: tuple[int, np.ndarray] | None = None
+
+    def requests(self, step: int) -> list[Request]:
+        """The samples of a step, counted from 0 over all epochs."""
+        epoch, index = divmod(step, self.batches_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = epoch, self._shuffled(epoch)
+        draws = np.random.default_rng((self.seed, _SCALE, epoch, index))
+        scale = self.scales[draws.integers(len(self.scales))]
+        first = index * self.batch
+        return [
+            Request(int(picture), (self.seed, _SAMPLE, epoch, first + place), scale)
+            for place, picture in enumerate(self._epoch[1][index])
+        ]
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        """[batches, batch] indices of pictures."""
+        draws = np.random.default_rng((self.seed, _ORDER, epoch))
+        rows = [
+            np.resize(draws.permutation(kind), (-(-len(kind) // self.batch), self.batch))
+            for kind in self.kinds
+        ]
+        return draws.permutation(np.concatenate(rows))
+
+
+class StepSampler(Sampler):
+    """Yields the samples of one process, a list a step, from a step on and without end.
+
+    Args:
+        order: of all processes.
+        first_step: where to begin.
+        rank: this process, below `world`.
+        world: number of processes; they divide the order's batch.
+    """
+
+    def __init__(self, order: BatchOrder, first_step: int = 0, rank: int = 0, world: int = 1) -> None:
+        self.order, self.first_step, self.rank, self.world = order, first_step, rank, world
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        share = self.order.batch // self.world
+        step = self.first_step
+        while True:
+            yield self.order.requests(step)[self.rank * share : (self.rank + 1) * share]
+            step += 1
+
+
+class TrainingSet(Dataset):
+    """Reads and augments pictures.
+
+    A picture that cannot be read is an error in a worker process; it travels to the main process as a value,
+    as the loader would wrap it into its traceback.
+    """
+
+    def __init__(self, data: CocoDataset, augmentation: Augmentation) -> None:
+        self.pictures = data.pictures
+        self.augmentation = augmentation
+
+    def __getitem__(self, request: Request) -> Sample | DatasetError:
+        picture = self.pictures[request.index]
+        try:
+            pixels = read_picture(picture)
+        except DatasetError as error:
+            return error
+        # A crowd is many objects in one box: nothing that a single query could find.
+        boxes, labels = picture.boxes_xyxy_px[~picture.crowd], picture.labels[~picture.crowd]
+        draws = np.random.default_rng(request.draw)
+        long, short = max(request.scale), min(request.scale)
+        limits = (short, long) if picture.width >= picture.height else (long, short)
+        return Sample(*augment(pixels, boxes, labels, limits, self.augmentation, draws))
+
+
+class PlainSet(Dataset):
+    """Reads pictures as `codetr.Detector` does, for validation. Index: of the picture."""
+
+    def __init__(self, data: CocoDataset, scale: tuple[int, int]) -> None:
+        self.pictures, self.scale = data.pictures, scale
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Sample | DatasetError:
+        picture = self.pictures[index]
+        try:
+            pixels = read_picture(picture)
+        except DatasetError as error:
+            return error
+        long, short = max(self.scale), min(self.scale)
+        limits = (short, long) if picture.width >= picture.height else (long, short)
+        pixels = resize(pixels, fit_size(*pixels.shape[:2], *limits))
+        boxes, labels = picture.boxes_xyxy_px[~picture.crowd], picture.labels[~picture.crowd]
+        return Sample(pixels, to_cxcywh(boxes, picture.height, picture.width), labels)
+
+
+def to_cxcywh(boxes_xyxy_px: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Corners in pixels [n, 4] to (cx, cy, w, h) float32 [n, 4] in units of a picture of height x width."""
+    corners = boxes_xyxy_px / np.array([width, height, width, height], dtype=np.float32)
+    low, high = corners[:, :2], corners[:, 2:]
+    return np.concatenate(((low + high) * 0.5, high - low), axis=1).astype(np.float32)
+
+
+def collate(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetError:
+    """Pads samples into a batch; the first error among them instead, if there is one."""
+    for sample in samples:
+        if isinstance(sample, DatasetError):
+            return sample
+    sizes = [sample.pixels.shape[:2] for sample in samples]
+    height, width = (-(-max(side) // PAD_DIVISOR) * PAD_DIVISOR for side in zip(*sizes))
+    pixels = torch.zeros((len(samples), height, width, 3), dtype=torch.uint8)
+    for target, sample in zip(pixels.numpy(), samples):
+        h, w = sample.pixels.shape[:2]
+        target[:h, :w] = sample.pixels
+    return HostBatch(
+        pixels,
+        torch.tensor(sizes, dtype=torch.int64),
+        torch.from_numpy(np.concatenate([sample.boxes_cxcywh for sample in samples])),
+        torch.from_numpy(np.concatenate([sample.labels for sample in samples])),
+        [len(sample.labels) for sample in samples],
+    )
+
+
+def make_loader(
+    dataset: Dataset, workers: int, pinned: bool, batch_bytes: int, **options: Any
+) -> Iterator[HostBatch]:
+    """Loads batches, in worker processes that read ahead.
+
+    Args:
+        dataset: whose items are `Sample`s, or errors.
+        workers: processes; 0 reads in this one.
+        pinned: memory for fast copies to a GPU.
+        batch_bytes: of the pixels of the largest batch. Workers hand batches over in shared memory where it
+            has room for all that they read ahead, and through pipes elsewhere (a Docker container has 64 MiB
+            of it unless told otherwise).
+        options: of the loader: batch_sampler, or batch_size and sampler.
+
+    Raises:
+        DatasetError: while it iterates: a picture cannot be read.
+    """
+    piped = False
+    if workers:
+        # Not persistent: nobody iterates twice, and at Python's exit such workers of a loader that pins memory
+        # are waited for one by one.
+        options |= {"prefetch_factor": _AHEAD, "worker_init_fn": _start_worker}
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        piped = _free_shared_memory() < 2 * local * workers * (_AHEAD + 1) * batch_bytes
+    loader = DataLoader(
+        dataset,
+        num_workers=workers,
+        pin_memory=pinned and not piped,
+        collate_fn=_collate_arrays if piped else collate,
+        **options,
+    )
+    for batch in loader:
+        if isinstance(batch, DatasetError):
+            raise batch
+        if piped:
+            tensors = (torch.from_numpy(array) for array in batch[:-1])
+            batch = HostBatch(*(t.pin_memory() if pinned else t for t in tensors), batch.counts)
+        yield batch
+
+
+def _collate_arrays(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetError:
+    """As `collate`, with arrays, which go through a pipe, for tensors, which go through shared memory."""
+    batch = collate(samples)
+    if isinstance(batch, DatasetError):
+        return batch
+    return HostBatch(*(tensor.numpy() for tensor in batch[:-1]), batch.counts)
+
+
+def _free_shared_memory() -> float:
+    """Bytes; infinite where there is no such limit."""
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return math.inf
+
+
+def _start_worker(_index: int) -> None:
+    import signal
+
+    import cv2
+
+    cv2.setNumThreads(0)  # there is a process for each core
+    # A signal to all processes of a group is for the main process, which needs batches until it stops.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,143 @@
+"""Contrastive denoising (DINO, arXiv 2203.03605, section 3.3): queries made from the objects themselves.
+
+A denoising query is an object's label and box with noise. Less noise makes a positive query, which must find
+the object; more makes a negative one, which must answer "nothing". No matching is needed, so the decoder
+learns from them early. Queries come in groups with a positive and a negative one for each object, laid out
+for each image as
+
+    group 0: positives 0..n-1, negatives 0..n-1; group 1: ...
+
+where n is the largest number of objects in an image of the batch. Images with fewer have padding: its content
+is zero, its box the middle half of the image, and it has to answer "nothing" too, as upstream has it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from codetr.config import Config
+from codetr.layers import inverse_sigmoid
+from codetr.training.targets import FlatTargets, Targets
+from codetr.transformer import DenoisingQueries
+
+UPSTREAM_LABEL_EMBEDDING = "query_head.dn_generator.label_embedding.weight"
+"""The name in upstream's checkpoints of `Denoising.label_embedding.weight`."""
+
+
+class DenoisingLayout(NamedTuple):
+    """Where the denoising queries of each object are; there are T objects in the batch.
+
+    Attributes:
+        num_groups: G.
+        num_queries: D, of each image.
+        positive: [G, T] int64, index among its image's queries of an object's positive query.
+    """
+
+    num_groups: int
+    num_queries: int
+    positive: Tensor
+
+
+class Denoising(nn.Module):
+    """Makes denoising queries. Holds the one parameter that training has and inference has not.
+
+    Args:
+        config: of the detector.
+        num_pairs: how many pairs of queries an image should have: there are as many groups as fit, and at
+            least one.
+        label_noise: half of this share of labels is replaced by a random one.
+        box_noise: corners of positive queries move by up to half of this times the box's side, those of
+            negative queries by half of this to all of it. The defaults are upstream's for 1x schedules; its
+            longer Swin-L training has 500 pairs and a box noise of 0.4.
+    """
+
+    def __init__(
+        self, config: Config, num_pairs: int = 100, label_noise: float = 0.5, box_noise: float = 1.0
+    ) -> None:
+        super().__init__()
+        if num_pairs < 1:
+            raise ValueError(f"num_pairs: expected at least 1, got {num_pairs}")
+        if not 0.0 <= label_noise <= 2.0:
+            raise ValueError(f"label_noise: expected 0..2, got {label_noise}")
+        if not 0.0 <= box_noise <= 2.0:
+            raise ValueError(f"box_noise: expected 0..2, got {box_noise}")
+        self.num_matching = config.num_queries
+        self.num_pairs = num_pairs
+        self.label_noise = label_noise
+        self.box_noise = box_noise
+        self.label_embedding = nn.Embedding(config.num_classes, config.embed_dims)
+
+    def forward(
+        self, targets: Targets, generator: torch.Generator | None = None
+    ) -> tuple[DenoisingQueries, DenoisingLayout]:
+        """Makes the queries of a batch.
+
+        Args:
+            generator: where noise comes from, on the device of the targets; None is the default generator.
+
+        Returns:
+            The queries and their layout. Without objects there are 0 queries, which still connect the
+            embedding to the loss, so that every rank of a distributed training has a gradient for it.
+        """
+        flat = targets.flatten()
+        largest = max(flat.counts)
+        groups = max(1, self.num_pairs // largest) if largest else 1
+        queries = groups * 2 * largest
+        images = len(flat.counts)
+        device = flat.labels.device
+
+        labels, boxes = self._noised(flat, groups, generator)  # [G, 2, T], [G, 2, T, 4]
+        half = torch.arange(groups * 2, device=device).view(groups, 2, 1) * largest
+        index = half + flat.place  # [G, 2, T], in the image
+        rows = (flat.image * queries + index).flatten()
+        embedded = self.label_embedding(labels.flatten())
+        content = embedded.new_zeros((images * queries, embedded.shape[-1])).index_copy(0, rows, embedded)
+        all_boxes = boxes.new_full((images * queries, 4), 0.5).index_copy(0, rows, boxes.flatten(0, 2))
+        return (
+            DenoisingQueries(
+                content=content.view(images, queries, embedded.shape[-1]),
+                boxes_cxcywh=all_boxes.view(images, queries, 4),
+                attention_mask=_attention_mask(groups, 2 * largest, self.num_matching, device),
+            ),
+            DenoisingLayout(groups, queries, index[:, 0]),
+        )
+
+    def _noised(
+        self, flat: FlatTargets, groups: int, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Noised labels [G, 2, T] and boxes [G, 2, T, 4] (cx, cy, w, h); positives first."""
+        device = flat.labels.device
+        shape = (groups, 2, len(flat.labels))
+        replaced = torch.rand(shape, generator=generator, device=device) < 0.5 * self.label_noise
+        random_labels = torch.randint(
+            self.label_embedding.num_embeddings, shape, generator=generator, device=device
+        )
+        labels = torch.where(replaced, random_labels, flat.labels)
+
+        amount = torch.rand((*shape, 4), generator=generator, device=device)
+        sign = torch.randint(2, (*shape, 4), generator=generator, device=device) * 2 - 1
+        amount[:, 1] += 1.0
+        center, sides = flat.boxes_cxcywh[:, :2], flat.boxes_cxcywh[:, 2:]
+        reach = 0.5 * self.box_noise * sides
+        top_left = (center - 0.5 * sides + sign[..., :2] * amount[..., :2] * reach).clamp(0.0, 1.0)
+        bottom_right = (center + 0.5 * sides + sign[..., 2:] * amount[..., 2:] * reach).clamp(0.0, 1.0)
+        boxes = torch.cat((0.5 * (top_left + bottom_right), bottom_right - top_left), dim=-1)
+        # Corners may have changed places; such a side, negative, becomes the smallest that refinement knows.
+        return labels, inverse_sigmoid(boxes).sigmoid()
+
+
+def _attention_mask(groups: int, group_size: int, num_matching: int, device: torch.device) -> Tensor:
+    """[D + Q, D + Q] bool, True where a query (row) may not look.
+
+    A denoising query sees its group and the matching queries; these see only each other, for a glance at
+    denoising queries would show them the objects.
+    """
+    denoising = groups * group_size
+    mask = torch.zeros((denoising + num_matching,) * 2, dtype=torch.bool, device=device)
+    group = torch.arange(denoising, device=device) // max(1, group_size)
+    mask[:denoising, :denoising] = group[:, None] != group
+    mask[denoising:, :denoising] = True
+    return mask

@@ -1,0 +1,171 @@
+"""How a run's weights begin and end: from a checkpoint or from nothing, and as a checkpoint again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from codetr.checkpoint import MisfitError, _read, load_checkpoint, upstream_name
+from codetr.coco import CocoDataset
+from codetr.command import UsageError, check_file, one_line
+from codetr.config import Config
+from codetr.files import atomic_write
+from codetr.layers import thaw_batch_norms
+from codetr.model import CoDino
+from codetr.training.denoising import UPSTREAM_LABEL_EMBEDDING, Denoising
+from codetr.training.initialise import initialise
+from codetr.training.network import TrainingNetwork
+from codetr.weights import KNOWN_WEIGHTS, is_url
+
+FROM_SCRATCH = "none"
+
+
+def config_for(config: Config, data: CocoDataset, size: tuple[int, int] | None) -> Config:
+    """A configuration with the classes of a data set.
+
+    Args:
+        config: as it was published; it gets another name, so that nobody takes its weights for these.
+        data: whose classes are learned.
+        size: (long, short) sides that pictures are fitted into; None keeps the configuration's.
+    """
+    classes = len(data.class_names)
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}_trained" if config.name in KNOWN_WEIGHTS else config.name,
+        num_classes=classes,
+        class_names=data.class_names,
+        max_per_img=min(config.max_per_img, config.num_queries * classes),
+        resize_scale=size or config.resize_scale,
+    )
+
+
+def initial_source(config: Config, init: str | None) -> str:
+    """What --init stands for: itself, or the model's published weights.
+
+    Raises:
+        UsageError: neither a known name, a URL nor a file; or none given and none published.
+    """
+    known = ", ".join(KNOWN_WEIGHTS)
+    if init is None:
+        if config.name not in KNOWN_WEIGHTS:
+            raise UsageError(
+                f"--init: needed, no weights are published for model {config.name} (only for {known}); "
+                f"'{FROM_SCRATCH}' trains from scratch"
+            )
+        return config.name
+    if init != FROM_SCRATCH and init not in KNOWN_WEIGHTS and not is_url(init):
+        check_file("--init", init, f"; expected a file, a URL, one of {known}, or '{FROM_SCRATCH}'")
+    return init
+
+
+def make_network(
+    config: Config, source: str, known_names: Sequence[str], *, pairs: int, thawed: bool, seed: int
+) -> tuple[TrainingNetwork, str]:
+    """Makes the network that a run begins with.
+
+    Args:
+        config: with the classes of the data.
+        source: of `initial_source`.
+        known_names: the classes of the model that the source belongs to, in the order of its labels.
+        pairs: of denoising queries; 0 makes none.
+        thawed: whether batch norms learn.
+        seed: of all weights that begin anew.
+
+    Returns:
+        The network, and a sentence on where its weights come from.
+
+    Raises:
+        UsageError: the weights do not fit.
+    """
+    torch.manual_seed(seed)
+    model = initialise(CoDino(config), seed)
+    network = TrainingNetwork(model, Denoising(config, pairs) if pairs else None)
+    words = "weights begin anew"
+    if source != FROM_SCRATCH:
+        words = _load(network, source, known_names)
+    if thawed:
+        thaw_batch_norms(model)
+    return network, words
+
+
+def _load(network: TrainingNetwork, source: str, known_names: Sequence[str]) -> str:
+    """Loads a checkpoint; classes that it does not know keep the weights that the network has."""
+    try:
+        _, tensors = _read(source)
+    except ValueError as error:
+        raise UsageError(f"--init: {one_line(error)}") from error
+    config = network.model.config
+    names = {name: label for label, name in enumerate(known_names)}
+    pairs = [(label, names[name]) for label, name in enumerate(config.class_names) if name in names]
+    for name, fresh in network.model.state_dict().items():
+        if "class_branch" in name:
+            name = upstream_name(name, config.decoder_layers)
+            if name in tensors:
+                tensors[name] = _with_known_classes(fresh, tensors[name], len(known_names), pairs)
+    try:
+        load_checkpoint(network.model, tensors)
+    except MisfitError as error:
+        raise UsageError(f"--init {source}: {error.summary.removeprefix('checkpoint: ')}") from error
+    embedding = tensors.get(UPSTREAM_LABEL_EMBEDDING)
+    if network.denoising is not None and embedding is not None:
+        weight = network.denoising.label_embedding.weight
+        with torch.no_grad():
+            weight.copy_(_with_known_classes(weight, embedding, len(known_names), pairs))
+    return f"weights of {source}, which knows {len(pairs)} of the {config.num_classes} classes"
+
+
+def _with_known_classes(
+    fresh: Tensor, loaded: Tensor, known: int, pairs: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Rows of a class branch: loaded for classes that were known, fresh for the others.
+
+    Args:
+        fresh: [classes, ...].
+        loaded: [known, ...].
+        known: classes that `loaded` should have; it has others when it belongs to another model, and then
+            its rows are of no use.
+        pairs: (label, label in `loaded`).
+    """
+    rows = fresh.detach().clone()
+    if len(loaded) == known and loaded.shape[1:] == fresh.shape[1:]:
+        for label, label_there in pairs:
+            rows[label] = loaded[label_there]
+    elif loaded.shape[1:] != fresh.shape[1:]:
+        return loaded  # of another size in other ways: the loader says so
+    return rows
+
+
+def save_weights(path: Path, network: TrainingNetwork, precision: str) -> None:
+    """Writes a network under upstream's names, for `codetr.load_checkpoint`.
+
+    Args:
+        path: a safetensors file.
+        network: usually with averaged weights.
+        precision: "fp32" or "fp16".
+    """
+    from safetensors.torch import save_file
+
+    layers = network.model.config.decoder_layers
+    tensors = {
+        upstream_name(name, layers): tensor
+        for name, tensor in network.model.state_dict().items()
+        if not name.endswith("num_batches_tracked")  # of use to a batch norm without momentum only
+    }
+    if network.denoising is not None:
+        tensors[UPSTREAM_LABEL_EMBEDDING] = network.denoising.label_embedding.weight
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[precision]
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, {"format": "pt"})
+
+
+def save_config(path: Path, config: Config) -> None:
+    """Writes a configuration for `codetr.load_config`."""
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
