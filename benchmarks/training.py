@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import re
 import sys
 import time
@@ -146,7 +147,7 @@ def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> d
         torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
         return {"out_of_memory": True}
-    samples = [before.elapsed_time(after) for before, after in zip(events, events[1:])]
+    samples = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
     timed = timing.Timing(samples, 1, WARMUP, "warm", "CUDA events between successive steps, run eagerly")
     return {
         "images_per_second": 1e3 * problem.batch / timed.median_ms,
@@ -167,6 +168,7 @@ def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
     from codetr.training.network import TrainingNetwork, parameter_groups, use_channels_last
     from codetr.training.step import Step
 
+    torch.manual_seed(0)
     config = model_config(problem.model)
     model = initialise(CoDino(config))
     thaw_batch_norms(model)

@@ -154,6 +154,7 @@ def _report(
         for name, value in vars(options).items()
         if name not in ("run", "resume")
     }
+    rows = trainer.validation_log.rows
     content = {
         "model": plan.config.name,
         "classes": list(plan.config.class_names),
@@ -165,7 +166,7 @@ def _report(
         "images": trainer.images,
         "seconds": round(trainer.elapsed(), 1),
         "images_per_second": round(trainer.images / max(1e-9, trainer.elapsed()), 2),
-        "validation": trainer.validation_log.rows[-1] if trainer.validation_log.rows else None,
+        "validation": {name: float(cell) for name, cell in rows[-1].items() if cell} if rows else None,
         "options": given,
         "resolved_options": plan.fingerprint,
     }

@@ -240,8 +240,8 @@ def make_loader(
     """
     piped = False
     if workers:
-        # Not persistent: nobody iterates twice, and at Python's exit such workers of a loader that pins memory
-        # are waited for one by one.
+        # Not persistent: nobody iterates twice, and at Python's exit such workers of a loader that pins
+        # memory are waited for one by one.
         options |= {"prefetch_factor": _AHEAD, "worker_init_fn": _start_worker}
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         piped = _free_shared_memory() < 2 * local * workers * (_AHEAD + 1) * batch_bytes

@@ -125,6 +125,8 @@ def _load_validation(options: argparse.Namespace, data: CocoDataset) -> CocoData
         split = "val"
         there = any((folder / "annotations").glob("instances_val*.json"))
         if not there and not (folder / "val" / "_annotations.coco.json").is_file():
+            if options.evaluate_every:
+                raise UsageError(f"--evaluate-every: {folder} has no annotations of a split val")
             return None
     validation_data = load_coco(folder, split)
     if validation_data.annotation_file == data.annotation_file:

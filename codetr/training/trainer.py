@@ -331,10 +331,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turns SIGTERM and the first Ctrl-C into a stop between two steps."""
+        """Turns SIGTERM and the first Ctrl-C into a stop between two steps; a second Ctrl-C interrupts."""
 
         def receive(number: int, _frame: FrameType | None) -> None:
-            if self.signal:
+            if self.signal == number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.signal = number
 

@@ -1,0 +1,46 @@
+"""Fixtures of the tests of training, which name this module in `pytest_plugins`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from codetr.cli import main
+from codetr.coco import load_coco
+from tests.training_runs import MODEL, arguments, write_boxes
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A data set of 20 pictures and 4 to validate, and model.json beside it."""
+    folder = tmp_path_factory.mktemp("boxes")
+    write_boxes(folder, "train", 20, 0)
+    write_boxes(folder, "val", 4, 1)
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dataset(folder):
+    return load_coco(folder, "train")
+
+
+@pytest.fixture
+def one_thread():
+    """Sums of several threads may differ in their last bit; here bits are compared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(folder, tmp_path_factory) -> Path:
+    """A run of 12 steps."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    torch.set_num_threads(1)
+    assert main(arguments(folder, out)) == 0
+    return out
