@@ -1,4 +1,4 @@
-# make demo: detects objects in a photo.   make test: runs the tests.
+# make demo: detects objects in a picture.   make test: runs the tests.
 # Both set up .venv first, on any machine that has Python 3.10 or newer and a C++ compiler.
 #
 #   PYTHON=3.12             another Python for .venv
@@ -18,7 +18,7 @@ CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/built
-	$(BIN)/codetr demo --out out
+	$(BIN)/codetr detect assets/scene.jpg --out out
 
 test: $(VENV)/built
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -40,7 +40,7 @@ $(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready
 	@echo "installing the packages of constraints.txt into $(VENV) (5 GB, most of it Torch with CUDA)"
 	@$(UV) venv -q --allow-existing --python $(PYTHON) $(VENV)
 	@$(IN_VENV) $(UV) pip install -q -c constraints.txt scikit-build-core cmake ninja \
-	  -r pyproject.toml --extra nvcc --extra onnx --extra dev
+	  -r pyproject.toml --extra nvcc --extra onnx --extra train --extra scenes --extra dev
 	@touch $@
 
 # uv where the machine has it; else its own copy, through pip.

@@ -216,8 +216,12 @@ def example_inputs(subject: Subject, device: str | torch.device = "cpu") -> tupl
     )
 
 
-def write_metadata(subject: Subject, request: Request, folder: Path) -> None:
-    """Writes model.json: everything that whoever runs the engine needs, see `trt_plugin.ArtifactMetadata`."""
+def write_metadata(subject: Subject, request: Request, folder: Path, engine: bool = True) -> None:
+    """Writes model.json: everything that whoever runs the engine needs, see `trt_plugin.ArtifactMetadata`.
+
+    Args:
+        engine: whether there is one; TensorRT's version and the GPU's name stay empty for an ONNX file alone.
+    """
     import torch
 
     import trt_plugin
@@ -237,9 +241,9 @@ def write_metadata(subject: Subject, request: Request, folder: Path) -> None:
         nms=dataclasses.asdict(config.nms),
         precision=request.precision,
         batch=request.batch,
-        tensorrt_version=import_tensorrt().__version__,
+        tensorrt_version=import_tensorrt().__version__ if engine else "",
         plugin_version=trt_plugin.PLUGIN_VERSION,
-        gpu=torch.cuda.get_device_name(),
+        gpu=torch.cuda.get_device_name() if engine else "",
         torch_version=torch.__version__,
         source_weights=subject.source_weights,
     )

@@ -1,6 +1,7 @@
 """`python -m onnx_path.export`: a detector as model.onnx, model.engine and model.json, compared with PyTorch.
 
-Without a GPU it stops after model.onnx. Exit status: 0 done, 1 failed, 2 wrong arguments.
+Without a GPU there is no engine; model.json then tells those who run model.onnx with onnxruntime the rest.
+Exit status: 0 done, 1 failed, 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser("python -m onnx_path.export", __doc__.partition("\n")[0].partition(": ")[2])
-    parser.add_argument("--onnx-only", action="store_true", help="stop after model.onnx")
+    parser.add_argument("--onnx-only", action="store_true", help="build no engine")
     parser.add_argument(
         "--no-function-body",
         action="store_true",
@@ -52,11 +53,11 @@ def _main(argv: Sequence[str] | None) -> int:
     if not arguments.onnx_only and pick_device(request.device).type == "cuda":
         return _export_engine(request, function_bodies=not arguments.no_function_body)
     with staged_folder(request.out) as folder:
-        _write_onnx(prepare(request), folder, not arguments.no_function_body)
-    if arguments.onnx_only:
-        print(f"wrote {request.out / 'model.onnx'}")
-    else:
-        print(f"wrote {request.out / 'model.onnx'}; stopped there: no GPU to build a TensorRT engine for")
+        subject = prepare(request)
+        _write_onnx(subject, folder, not arguments.no_function_body)
+        write_metadata(subject, request, folder, engine=False)
+    reason = "" if arguments.onnx_only else "; stopped there: no GPU to build a TensorRT engine for"
+    print(f"wrote model.onnx and model.json in {request.out}{reason}")
     return 0
 
 

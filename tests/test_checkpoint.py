@@ -372,7 +372,8 @@ class TestWeights:
 
     def test_unknown_name(self):
         with pytest.raises(
-            ValueError, match="weights 'co_dino': expected one of co_dino_demo, co_dino_swin_l, co_dino_r50, or a URL"
+            ValueError,
+            match="weights 'co_dino': expected one of co_dino_demo, co_dino_swin_l, co_dino_r50, or a URL",
         ):
             weights.fetch("co_dino")
 

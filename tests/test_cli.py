@@ -695,25 +695,26 @@ def test_colors_differ():
     assert distance.min() >= 20
 
 
-# The real thing, on the photo that the checkout holds
+# The real thing, with the weights that come along
 
 
-def test_demo(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path), "--device", "cpu"]) == 0
-    assert "RANDOM" in capsys.readouterr().out
+def test_default_model_finds_what_is_in_a_held_out_scene(tmp_path, capsys):
+    assert main(["detect", str(ROOT / "assets/scene.jpg"), "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert "co_dino_demo" in capsys.readouterr().out
     document = load(tmp_path)
-    assert len(document["annotations"]) == 10
-    photo, drawn = load_image(ROOT / "assets/coffee.jpg"), load_image(tmp_path / "coffee.jpg")
-    assert photo.shape == drawn.shape and np.abs(photo.astype(int) - drawn).max() > 100
+    names = {category["id"]: category["name"] for category in document["categories"]}
+    found = sorted(names[row["category_id"]] for row in document["annotations"] if row["score"] > 0.8)
+    assert found == [
+        *("digit 2", "digit 2", "digit 8", "letter E", "letter R", "letter R", "no entry sign"),
+        *("no entry sign", "screwdriver", "warning sign", "warning sign", "wrench"),
+    ]
+    scene, drawn = load_image(ROOT / "assets/scene.jpg"), load_image(tmp_path / "scene.jpg")
+    assert scene.shape == drawn.shape and np.abs(scene.astype(int) - drawn).max() > 100
 
 
-def test_demo_needs_the_checkout(tmp_path, capsys, monkeypatch):
-    import codetr.cli
-
-    monkeypatch.setattr(codetr.cli, "__file__", str(tmp_path / "site-packages/codetr/cli.py"))
-    monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--out", str(tmp_path / "out")]) == 2
-    assert "source checkout" in error_line(capsys)
+def test_weights_need_their_model(tmp_path, capsys):
+    assert main(["detect", "x.jpg", "--weights", "co_dino_r50", "--out", str(tmp_path / "out")]) == 2
+    assert "--weights: goes with --model" in error_line(capsys)
 
 
 def test_module_runs(tmp_path):

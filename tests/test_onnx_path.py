@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -311,7 +312,9 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     out = tmp_path / "new" / "folder"
     options = {"batch": 2, "precision": "fp16", "device": "cpu"}
     assert main([*arguments(weights, out, **options), "--no-function-body"]) == 0
-    assert [file.name for file in out.iterdir()] == ["model.onnx"]
+    assert {file.name for file in out.iterdir()} == {"model.onnx", "model.json"}
+    metadata = json.loads((out / "model.json").read_text(encoding="utf-8"))
+    assert metadata["precision"] == "fp16" and metadata["tensorrt_version"] == metadata["gpu"] == ""
     assert [file.name for file in tmp_path.iterdir()] == ["new"]
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"wrote {out / 'model.onnx'}; stopped there: no GPU to build a TensorRT engine for"

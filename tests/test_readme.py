@@ -12,24 +12,28 @@ from benchmarks.problems import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = {
-    "codetr.cli": ["detect"],
-    "onnx_path.export": [],
-    "dynamo_path.export": [],
-    "trt_plugin.run": [],
-    "benchmarks.msda": [],
-    "benchmarks.detector": [],
-    "benchmarks.report": [],
-}
+COMMANDS = (
+    ("codetr.cli", "detect"),
+    ("codetr.cli", "train"),
+    ("codetr.cli", "evaluate"),
+    ("codetr.scenes.__main__",),
+    ("onnx_path.export",),
+    ("dynamo_path.export",),
+    ("trt_plugin.run",),
+    ("benchmarks.accuracy",),
+    ("benchmarks.msda",),
+    ("benchmarks.detector",),
+    ("benchmarks.report",),
+)
 FOREIGN = {
     *("--no-build-isolation", "--onnx", "--stronglyTyped", "--dynamicPlugins", "--staticPlugins"),
-    *("--tool", "--error-exitcode"),
+    *("--tool", "--error-exitcode", "--nproc-per-node"),
 }
-"""Options of pip, trtexec and compute-sanitizer."""
+"""Options of pip, trtexec, compute-sanitizer and torchrun."""
 
 
 def test_options(capsys: pytest.CaptureFixture) -> None:
-    for module, arguments in COMMANDS.items():
+    for module, *arguments in COMMANDS:
         with pytest.raises(SystemExit):
             importlib.import_module(module).main([*arguments, "--help"])
     known = FOREIGN | set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))

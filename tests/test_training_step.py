@@ -31,8 +31,9 @@ def test_a_step_is_repeatable(dataset):
     runs = []
     for noise in (1, 2):
         step, batch = make_step(dataset)
-        torch.rand(noise)
         for index in range(3):
+            torch.rand(noise, generator=step.generator)
+            torch.rand(noise)
             step(batch, index, 1.0)
         runs.append((step.network.state_dict(), step.meter.read()[0]["loss"]))
     assert runs[0][1] == runs[1][1]
