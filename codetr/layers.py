@@ -16,8 +16,9 @@ class Float32Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type  # torch.is_autocast_enabled knows no others, such as meta
+        if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
                 return F.linear(x.float(), self.weight, self.bias)
         return F.linear(x.float(), self.weight, self.bias)
 

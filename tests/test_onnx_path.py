@@ -317,7 +317,8 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     assert metadata["precision"] == "fp16" and metadata["tensorrt_version"] == metadata["gpu"] == ""
     assert [file.name for file in tmp_path.iterdir()] == ["new"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"wrote {out / 'model.onnx'}; stopped there: no GPU to build a TensorRT engine for"
+    wrote = f"wrote model.onnx and model.json in {out}"
+    assert lines[-1] == f"{wrote}; stopped there: no GPU to build a TensorRT engine for"
     assert any(line.startswith("export model.onnx: ") and line.endswith(" s") for line in lines)
 
     model = onnx.load(out / "model.onnx")
