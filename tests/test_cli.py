@@ -231,7 +231,7 @@ def test_classes():
         (["a.jpg", "--out", "notes.txt/out"], "cannot write there"),
         (
             ["a.jpg", "--model", "co_dino_x"],
-            "--model: model 'co_dino_x': expected one of co_dino_r50, co_dino_swin_l",
+            "--model: model 'co_dino_x': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l",
         ),
         (["a.jpg", "--model", "notes.txt"], "not a JSON file"),
         (
@@ -570,7 +570,7 @@ def test_fixed_batch_is_filled(photos):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "model: expected"),
+        ({"weights": "w"}, "weights: goes with model"),
         ({"backend": "onnx"}, "backend: expected torch or tensorrt, got 'onnx'"),
         ({"backend": "tensorrt"}, "engine: expected"),
         ({"backend": "tensorrt", "engine": "e", "model": "m"}, "model: is fixed in the engine e"),
