@@ -377,7 +377,7 @@ class TestConfig:
             ),
             ({"backbone": {"type": "ResNet", "width": 2}}, r"backbone\.width: unknown field"),
             (
-                {"backbone": {"type": "ResNet", "depth": 18}},
+                {"backbone": {"type": "ResNet", "depth": 20}},
                 r"backbone\.depth: expected one of \[18, 34, 50, 101, 152\]",
             ),
             ({"num_queries": "900"}, r"num_queries: expected int, got '900'"),
@@ -411,7 +411,7 @@ class TestConfig:
 
     def test_no_such_model(self, tmp_path):
         with pytest.raises(
-            ValueError, match="model 'co_dino_vit': expected one of co_dino_r50, co_dino_swin_l, or"
+            ValueError, match="model 'co_dino_vit': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l, or"
         ):
             codetr.load_config("co_dino_vit")
         path = tmp_path / "broken.json"
