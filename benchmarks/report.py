@@ -15,7 +15,7 @@ from benchmarks.environment import SCHEMA_VERSION
 from codetr.command import ArgumentParser, one_line, run_command, to_path
 from codetr.files import atomic_write
 
-KINDS = ("msda", "detector", "accuracy")
+KINDS = ("msda", "detector", "accuracy", "training")
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
 
 
@@ -63,7 +63,8 @@ def markdown(content: dict) -> str:
     if content["kind"] == "msda":
         tables = msda_tables(content)
     else:
-        tables = [{"detector": detector_table, "accuracy": accuracy_table}[content["kind"]](content)]
+        make = {"detector": detector_table, "accuracy": accuracy_table, "training": training_table}
+        tables = [make[content["kind"]](content)]
     return "\n\n".join([origin(content), *tables]) + "\n"
 
 
@@ -180,6 +181,35 @@ def accuracy_table(content: dict) -> str:
     return table(head, rows)
 
 
+def training_table(content: dict) -> str:
+    """Milliseconds, images per second and memory of a training step, by problem and attention."""
+    rows = []
+    for row in content["results"]:
+        name = f"{training_problem(row)}, {row['attention']}"
+        if "timing" not in row:
+            rows.append([name, "out of memory", "", "", ""])
+            continue
+        spread = row["timing"]
+        rows.append(
+            [
+                name,
+                f"{spread['median_ms']:.1f}",
+                f"{spread['p05_ms']:.1f} to {spread['p95_ms']:.1f}",
+                f"{row['images_per_second']:.1f}",
+                f"{row['peak_memory_bytes'] / 2**30:.1f}",
+            ]
+        )
+    head = ["training step", "median ms", "5% to 95%", "images/s", "largest memory GiB"]
+    return table(head, rows)
+
+
+def training_problem(row: dict) -> str:
+    """What is trained, in words."""
+    return (
+        f"{Path(row['model']).stem} {row['height']}x{row['width']}, batch {row['batch']}, {row['precision']}"
+    )
+
+
 def draw(content: dict, folder: Path, stem: str) -> list[Path]:
     """Bar charts of a result file as SVG and PNG; returns the files.
 
@@ -197,6 +227,8 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
         figures = {stem: detector_figure(content)}
     elif content["kind"] == "accuracy":
         figures = {stem: accuracy_figure(content)}
+    elif content["kind"] == "training":
+        figures = {stem: training_figure(content)}
     else:
         figures = {
             f"{stem}_{dtype}_{distribution}": msda_figure(content, distribution, dtype, problems, cells)
@@ -295,6 +327,30 @@ def accuracy_figure(content: dict):
     figure.suptitle(f"{content['model']}, {size}: {machine}", fontsize=10)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def training_figure(content: dict):
+    """Images per second of every training step; what ran out of memory has no bar."""
+    from matplotlib.figure import Figure
+
+    rows = content["results"]
+    figure = Figure(figsize=(8.5, 1.2 + 0.4 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    attentions = list(dict.fromkeys(row["attention"] for row in rows))
+    colours = [COLOURS[attentions.index(row["attention"]) % len(COLOURS)] for row in rows]
+    names = [f"{training_problem(row)}, {row['attention']}" for row in rows]
+    speeds = [row.get("images_per_second", 0.0) for row in rows]
+    bars = axes.barh(range(len(rows)), speeds, color=colours)
+    labels = [f"{speed:.1f}" if speed else "out of memory" for speed in speeds]
+    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("images a second")
+    machine = content["gpu"]["name"] if content["gpu"] else content["cpu"]
+    axes.set_title(f"Training steps: {machine}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import itertools
 import re
 import sys
@@ -132,6 +133,7 @@ def attention(name: str) -> Iterator[None]:
 
 def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> dict:
     """Times steps of one problem. A GPU without enough memory for it is told in place of the numbers."""
+    gc.collect()  # of the problem before, whose memory would count
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:

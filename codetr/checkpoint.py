@@ -65,6 +65,9 @@ _IGNORED = re.compile(
     r"|\.num_batches_tracked$"  # of no use to a frozen norm
 )
 
+UPSTREAM_LABEL_EMBEDDING = "query_head.dn_generator.label_embedding.weight"
+"""The weight of `codetr.training.denoising.Denoising.label_embedding`, which only training needs."""
+
 _LISTED = 10  # names of each kind in an error
 
 
@@ -129,7 +132,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
         ValueError: no such file, a damaged file, or (`MisfitError`) tensors that do not fit; the first line
             of the message says which, and lists of missing, unexpected and misshapen tensors follow.
     """
-    label, tensors = _read(source)
+    label, tensors = read_checkpoint(source)
     ours = model.state_dict()
     layers = model.config.decoder_layers
     targets = {upstream_name(name, layers): tensor for name, tensor in ours.items()}
@@ -151,8 +154,18 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
     return LoadReport(loaded=tuple(targets), ignored=ignored)
 
 
-def _read(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """Returns what to call the source in messages, and its tensors by upstream's names."""
+def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """Reads a checkpoint, of any model.
+
+    Args:
+        source: as `load_checkpoint`.
+
+    Returns:
+        What to call the source in messages, and its tensors by upstream's names.
+
+    Raises:
+        ValueError: no such file, a damaged file, or one without tensors by name.
+    """
     if isinstance(source, Mapping):
         label, content = "checkpoint", source
     else:

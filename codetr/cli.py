@@ -4,7 +4,7 @@ Exit status: 0, all pictures are done; 1, something failed while running, or som
 be processed (the others are done, and detections.json holds them); 2, wrong arguments or no readable picture.
 Every failure ends in one line "codetr: error: …" on stderr (see `codetr.command`); files are whole or absent.
 
-Nothing here imports Torch: `--backend tensorrt` runs without it.
+Nothing here imports Torch: `--backend tensorrt` and `--backend onnxruntime` run without it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codetr.arguments import make_parser
-from codetr.command import (
-    UsageError,
-    check_file,
-    complain,
-    model_config,
-    one_line,
-    run_command,
-    weights_source,
-)
+from codetr.command import UsageError, complain, one_line, run_command
 from codetr.console import print_results, print_times, progress
 from codetr.inputs import OutputFolder, Picture, find_pictures
+from codetr.network import check_network, make_detector
 from codetr.weights import DEMO
 
 PROGRAM = "codetr"
@@ -53,63 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_detect(arguments: argparse.Namespace) -> int:
-    if arguments.backend is None:
-        arguments.backend = "tensorrt" if arguments.engine else "torch"
-    check = _check_tensorrt if arguments.backend == "tensorrt" else _check_torch
-    check(arguments)
-    pictures = find_pictures(arguments.images)
-
-    def make_detector() -> Any:
-        from codetr.detect import Detector
-
-        return Detector(
-            arguments.model,
-            arguments.weights,
-            backend=arguments.backend,
-            engine=arguments.engine,
-            device=arguments.device,
-            precision=arguments.precision or "fp32",
-            max_size=arguments.max_size,
-            height=arguments.height,
-            width=arguments.width,
-        )
-
-    options = {name: getattr(arguments, name) for name in ("threshold", "nms", "nms_iou", "top")}
-    return _detect(pictures, arguments.out, make_detector, arguments.batch, options)
-
-
-def _check_tensorrt(arguments: argparse.Namespace) -> None:
-    """Refuses what an engine has fixed, and an engine that is not there."""
-    if not arguments.engine:
-        raise UsageError("--backend tensorrt: needs --engine ENGINE")
-    for name in ("model", "weights", "precision", "max_size", "height", "width"):
-        if getattr(arguments, name) is not None:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: is fixed in the engine {arguments.engine}, leave it out"
-            )
-    if not arguments.device.startswith(("auto", "cuda")):
-        raise UsageError(f"--device {arguments.device}: an engine runs on a GPU, give auto, cuda or cuda:<i>")
-    check_file("--engine", arguments.engine)
-    if not Path(arguments.engine).with_suffix(".json").is_file():
-        raise UsageError(
-            f"--engine {arguments.engine}: its metadata {Path(arguments.engine).stem}.json is not beside it"
-        )
-
-
-def _check_torch(arguments: argparse.Namespace) -> None:
-    """Refuses an unknown model and weights that are neither a file, a URL nor a known name."""
-    if arguments.engine:
-        raise UsageError("--engine: goes with --backend tensorrt, got --backend torch")
-    if arguments.model is None:
-        if arguments.weights is not None:
-            raise UsageError("--weights: goes with --model, whose weights they are")
-        arguments.model = DEMO
+    model = arguments.model
+    check_network(arguments)
+    if arguments.model != model:
         print(f"model: {DEMO}, which knows twenty kinds of drawn objects; for COCO's 80 classes give --model")
-    if (arguments.height is None) != (arguments.width is None):
-        raise UsageError("--height and --width: give both or neither")
-    if arguments.height is not None and arguments.max_size is not None:
-        raise UsageError("--max-size: does not go with --height and --width")
-    weights_source(model_config(arguments.model), arguments.weights)
+    pictures = find_pictures(arguments.images)
+    options = {name: getattr(arguments, name) for name in ("threshold", "nms", "nms_iou", "top")}
+    return _detect(pictures, arguments.out, partial(make_detector, arguments), arguments.batch, options)
 
 
 def _run_train(arguments: argparse.Namespace) -> int:

@@ -15,8 +15,14 @@ _STAGES = ("read", "preprocess", "inference", "postprocess", "draw")
 
 
 @contextmanager
-def progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on stderr while the block runs; yields a function that advances it."""
+def progress(total: int, shown: bool, doing: str = "detecting") -> Iterator[Callable[[int], None]]:
+    """Shows a progress bar on stderr while the block runs; yields a function that advances it.
+
+    Args:
+        total: the number that is to be reached.
+        shown: whether to show it; where stderr is no terminal or rich is missing, nothing is shown.
+        doing: the word before the bar.
+    """
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,9 +31,9 @@ def progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
     if not shown or not sys.stderr.isatty():
         yield lambda count: None
         return
-    columns = (TextColumn("detecting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("detecting", total=total)
+        task = bar.add_task(doing, total=total)
         yield lambda count: bar.advance(task, count)
 
 

@@ -8,16 +8,11 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from codetr.command import UsageError, check_file, model_config, one_line, positive, weights_source
+from codetr.detect import BACKENDS, FILES, NMS_METHODS, PRECISIONS, Detector
 from codetr.weights import DEMO
 
-if TYPE_CHECKING:
-    from codetr.detect import Detector
-
-BACKENDS = ("torch", "onnxruntime", "tensorrt")
-_FILES = {"tensorrt": "engine", "onnxruntime": "onnx"}  # the option that gives a backend its file
 _FIXED = ("model", "weights", "precision", "max_size", "height", "width")
 
 
@@ -43,17 +38,17 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--engine",
-        metavar="E",
+        metavar="FILE",
         help="TensorRT engine, its metadata <stem>.json beside it; holds model and weights",
     )
-    add("--onnx", metavar="O", help="the same as an ONNX file, for onnxruntime; its metadata beside it")
+    add("--onnx", metavar="FILE", help="the same as an ONNX file, for onnxruntime; its metadata beside it")
     add(
         "--device",
         type=device,
         default="auto",
         help="auto (the GPU if there is one), cpu, cuda or cuda:<i>; default: auto",
     )
-    add("--precision", choices=("fp32", "tf32", "fp16", "bf16"), help="of the torch backend; default: fp32")
+    add("--precision", choices=PRECISIONS, help="of the torch backend; default: fp32")
     add(
         "--batch",
         type=positive,
@@ -70,7 +65,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_nms_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds --nms and --nms-iou."""
-    group.add_argument("--nms", choices=("soft", "hard", "none"), help="default: as the model was published")
+    group.add_argument("--nms", choices=NMS_METHODS, help="default: as the model was published")
     group.add_argument(
         "--nms-iou",
         type=fraction,
@@ -83,14 +78,15 @@ def check_network(options: argparse.Namespace) -> None:
     """Checks what `add_network_arguments` added, and fills in backend and model where they are not given.
 
     Raises:
-        UsageError: options contradict each other, or a file is not there.
+        UsageError: options contradict each other, a file is not there, or an engine's or ONNX file's metadata
+            cannot be read.
     """
     if options.engine is not None and options.onnx is not None:
         raise UsageError("--engine and --onnx: give one of them")
     if options.backend is None:
-        given = [backend for backend, name in _FILES.items() if getattr(options, name) is not None]
+        given = [backend for backend, (name, _) in FILES.items() if getattr(options, name) is not None]
         options.backend = given[0] if given else "torch"
-    for backend, name in _FILES.items():
+    for backend, (name, _) in FILES.items():
         if getattr(options, name) is not None and options.backend != backend:
             raise UsageError(f"--{name}: goes with --backend {backend}, got --backend {options.backend}")
         if getattr(options, name) is None and options.backend == backend:
@@ -98,20 +94,26 @@ def check_network(options: argparse.Namespace) -> None:
     if options.backend == "torch":
         _check_torch(options)
     else:
-        _check_file(options, _FILES[options.backend])
+        _check_file(options, *FILES[options.backend])
 
 
-def _check_file(options: argparse.Namespace, name: str) -> None:
-    """Refuses what an engine or ONNX file has fixed, and one that is not there."""
+def _check_file(options: argparse.Namespace, name: str, kind: str) -> None:
+    """Refuses what an engine or ONNX file has fixed, and one that is not there or has no metadata."""
     file = getattr(options, name)
     for fixed in _FIXED:
         if getattr(options, fixed) is not None:
-            raise UsageError(f"--{fixed.replace('_', '-')}: is fixed in {file}, leave it out")
+            raise UsageError(f"--{fixed.replace('_', '-')}: is fixed in the {kind} {file}, leave it out")
     if name == "engine" and not options.device.startswith(("auto", "cuda")):
         raise UsageError(f"--device {options.device}: an engine runs on a GPU, give auto, cuda or cuda:<i>")
     check_file(f"--{name}", file)
     if not Path(file).with_suffix(".json").is_file():
         raise UsageError(f"--{name} {file}: its metadata {Path(file).stem}.json is not beside it")
+    from trt_plugin import ArtifactMetadata, EngineError
+
+    try:
+        ArtifactMetadata.load(Path(file).with_suffix(".json"))
+    except EngineError as error:
+        raise UsageError(f"--{name}: {one_line(error)}") from error
 
 
 def _check_torch(options: argparse.Namespace) -> None:
@@ -131,31 +133,26 @@ def make_detector(options: argparse.Namespace) -> Detector:
     """Loads the network of checked options.
 
     Raises:
-        UsageError: the engine or ONNX file, or its metadata, is not what it should be.
-        ValueError, RuntimeError: as `codetr.Detector`.
+        UsageError: the ONNX file is not what it should be.
+        ValueError, RuntimeError, ImportError: as `codetr.Detector`.
     """
-    from codetr.detect import Detector
-
-    if options.backend == "torch":
+    try:
         return Detector(
             options.model,
             options.weights,
+            backend=options.backend,
+            engine=options.engine,
+            onnx=options.onnx,
             device=options.device,
             precision=options.precision or "fp32",
             max_size=options.max_size,
             height=options.height,
             width=options.width,
         )
-    from trt_plugin.errors import EngineError
-
-    try:
-        if options.backend == "tensorrt":
-            return Detector(backend="tensorrt", engine=options.engine, device=options.device)
-        from codetr.onnx_backend import OnnxRuntimeBackend
-
-        return Detector(backend=OnnxRuntimeBackend(options.onnx, options.device))
-    except (EngineError, ValueError) as error:
-        raise UsageError(f"--{_FILES[options.backend]}: {one_line(error)}") from error
+    except ValueError as error:
+        if options.backend != "onnxruntime":
+            raise
+        raise UsageError(f"--onnx: {one_line(error)}") from error
 
 
 # Types of arguments.

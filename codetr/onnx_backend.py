@@ -20,7 +20,7 @@ _ERRORS_ONLY = 3  # of onnxruntime's log levels
 
 
 class OnnxRuntimeBackend:
-    """A `codetr.detect.Backend` for `codetr.Detector(backend=…)`.
+    """A `codetr.detect.Backend`; `codetr.Detector(backend="onnxruntime", onnx=…)` makes it.
 
     Args:
         onnx: path of the file; its metadata <stem>.json lies beside it.
@@ -31,7 +31,8 @@ class OnnxRuntimeBackend:
         ImportError: onnxruntime is not installed.
         ValueError: the file is no ONNX file that onnxruntime can run, its MSDA nodes have no bodies, or the
             metadata is another's.
-        RuntimeError: there is no such device for onnxruntime.
+        RuntimeError: the metadata cannot be read (`trt_plugin.EngineError`), or there is no such device for
+            onnxruntime.
     """
 
     def __init__(self, onnx: str | Path, device: str = "auto") -> None:

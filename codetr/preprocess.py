@@ -175,7 +175,7 @@ class Preprocessor:
         image = _check_rgb(image)
         size = self.target_size(*image.shape[:2])
         normalised = np.empty((3, *size), dtype=np.float32)
-        self._normalise_into(normalised, _resize(image, size))
+        self._normalise_into(normalised, resize(image, size))
         return normalised, size
 
     def batch(self, images: Sequence[np.ndarray]) -> Batch:
@@ -193,7 +193,7 @@ class Preprocessor:
             )
         pixels = np.zeros((len(images), 3, *padded), dtype=np.float32)
         for target, image, (height, width) in zip(pixels, images, image_shapes.tolist(), strict=True):
-            self._normalise_into(target[:, :height, :width], _resize(image, (height, width)))
+            self._normalise_into(target[:, :height, :width], resize(image, (height, width)))
         return Batch(pixels, image_shapes, image_shapes[:, ::-1] / original_shapes[:, ::-1], original_shapes)
 
     def _normalise_into(self, target: np.ndarray, resized: np.ndarray) -> None:
@@ -204,14 +204,23 @@ class Preprocessor:
         np.divide(target, std, out=target)
 
 
-def _check_rgb(image: np.ndarray) -> np.ndarray:
-    image = np.asarray(image)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-        raise ValueError(f"image: expected uint8 [H, W, 3] RGB, got {image.dtype} {list(image.shape)}")
-    return image
+def make_preprocessor(
+    config: Any, max_size: int | None = None, height: int | None = None, width: int | None = None
+) -> Preprocessor:
+    """Builds the preprocessing of a `codetr.Config`, with the longer side limited or a fixed input size."""
+    if height is not None or width is not None:
+        if max_size is not None:
+            raise ValueError("max_size: does not go with a fixed height and width")
+        return Preprocessor(config.mean, config.std, height=height, width=width)
+    long_side, short_side = max(config.resize_scale), min(config.resize_scale)
+    if max_size is not None:
+        if max_size < 1:
+            raise ValueError(f"max_size: expected a positive number of pixels, got {max_size}")
+        long_side, short_side = min(long_side, max_size), min(short_side, max_size)
+    return Preprocessor(config.mean, config.std, scale=(long_side, short_side))
 
 
-def _resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resizes uint8 [H, W, 3] to size (h, w) as upstream does: OpenCV's bilinear, without antialiasing."""
     if image.shape[:2] == tuple(size):
         return image
@@ -220,6 +229,13 @@ def _resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     except ImportError as error:
         raise ImportError("OpenCV is missing: pip install opencv-python-headless") from error
     return cv2.resize(np.ascontiguousarray(image), (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+
+
+def _check_rgb(image: np.ndarray) -> np.ndarray:
+    image = np.asarray(image)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+        raise ValueError(f"image: expected uint8 [H, W, 3] RGB, got {image.dtype} {list(image.shape)}")
+    return image
 
 
 def _open(path: str | Path) -> Any:

@@ -13,8 +13,9 @@ import torch
 
 import codetr
 import trt_plugin
-from benchmarks import accuracy, report
+from benchmarks import accuracy, report, timing
 from benchmarks.agreement import Agreement, match
+from codetr.detect import TorchBackend
 from codetr.onnx_backend import OnnxRuntimeBackend
 from codetr.results import Detections
 from tests.coco_folders import document, write_dataset
@@ -147,6 +148,23 @@ def test_benchmark(tiny, onnx, tmp_path, capsys):
     assert "| PyTorch fp32 | 0." in printed.out and "| PyTorch fp32 | 0." in report.markdown(content)
     pytest.importorskip("matplotlib")
     assert all(picture.stat().st_size > 1000 for picture in report.draw(content, tmp_path, "accuracy"))
+
+
+def test_benchmark_times_torch_as_a_graph(tiny, monkeypatch):
+    """As engines are timed; what is captured is the model alone, over tensors that are there already."""
+    captured = []
+
+    def capture(calls, *_limits):
+        captured.extend(call() for call in calls)
+        return timing.Timing([3.0], 1, 1, "warm")
+
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    monkeypatch.setattr(accuracy.timing, "time_graph", capture)
+    backend = TorchBackend(tiny.config, tiny.weights, "cpu", height=HEIGHT, width=WIDTH)
+    batch = backend.preprocessor.batch([np.zeros((60, 40, 3), np.uint8)])
+    assert accuracy.torch_timer(backend)(batch, 5).median_ms == 3.0
+    ((boxes, scores, labels),) = captured
+    assert boxes.shape == (*scores.shape, 4) and scores.shape == labels.shape and not boxes.requires_grad
 
 
 def test_benchmark_tells_of_a_missed_bound(tiny, tmp_path, capsys, monkeypatch):

@@ -152,6 +152,42 @@ def test_pictures(tmp_path: Path) -> None:
     assert all(picture.stat().st_size > 1000 for picture in pictures)
 
 
+def training_file(folder: Path) -> Path:
+    """What `benchmarks.training` writes: two measurements, and a problem that the GPU had no memory for."""
+    timed = timing.Timing([40.0, 50.0, 60.0], 1, 5, "warm").as_dict()
+    row = {"model": "co_dino_r50", "height": 768, "width": 1152, "batch": 2, "precision": "bf16"}
+    numbers = {"images_per_second": 40.0, "peak_memory_bytes": 3 * 2**29, "timing": timed}
+    content = {
+        **environment.describe("benchmarks.training", []),
+        "gpu": {"name": "NVIDIA H0", "driver": "1.2"},
+        "kind": "training",
+        "results": [
+            {**row, "attention": "kernels", **numbers},
+            {**row, "attention": "grid_sample", "out_of_memory": True},
+            {**row, "model": "runs/my.json", "attention": "grid_sample", **numbers},
+        ],
+    }
+    path = folder / "training_h0.json"
+    environment.write_json(path, content)
+    return path
+
+
+def test_report_of_training(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert report.main([str(training_file(tmp_path))]) == 0
+    text = capsys.readouterr().out
+    assert "NVIDIA H0, driver 1.2" in text and "`python -m benchmarks.training`" in text
+    assert "| co_dino_r50 768x1152, batch 2, bf16, kernels | 50.0 | 40.0 to 60.0 | 40.0 | 1.5 |" in text
+    assert "| co_dino_r50 768x1152, batch 2, bf16, grid_sample | out of memory |  |  |  |" in text
+    assert "| my 768x1152, batch 2, bf16, grid_sample | 50.0 |" in text
+
+
+def test_picture_of_training(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = report.draw(report.read(training_file(tmp_path)), tmp_path / "pictures", "training_h0")
+    assert [picture.name for picture in pictures] == ["training_h0.svg", "training_h0.png"]
+    assert all(picture.stat().st_size > 1000 for picture in pictures)
+
+
 def test_report_of_another_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Another schema version, or no JSON at all, is one clear line."""
     for text, words in (

@@ -12,22 +12,23 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import codetr
+from codetr.checkpoint import UPSTREAM_LABEL_EMBEDDING
 from codetr.coco import load_coco
 from codetr.command import UsageError
 from codetr.preprocess import Preprocessor
-from codetr.training import data as training_data
+from codetr.training import loader as training_loader
 from codetr.training.augment import Augmentation, augment, change_colours, crop_boxes, draw_window
 from codetr.training.data import (
+    PAD_DIVISOR,
     BatchOrder,
     HostBatch,
     PlainSet,
     StepSampler,
     TrainingSet,
     collate,
-    make_loader,
 )
-from codetr.training.denoising import UPSTREAM_LABEL_EMBEDDING
 from codetr.training.ema import MovingAverage
+from codetr.training.loader import Loader
 from codetr.training.log import Table, read_table, sum_layers
 from codetr.training.network import normalise, parameter_groups, targets_of
 from codetr.training.schedule import Schedule
@@ -109,7 +110,7 @@ def test_a_sample_depends_on_its_place_only(dataset):
     assert torch.equal(first.pixels, again.pixels) and torch.equal(first.boxes_cxcywh, again.boxes_cxcywh)
     assert first.pixels.shape != other.pixels.shape or not torch.equal(first.pixels, other.pixels)
     assert sum(first.counts) == len(first.labels) == len(first.boxes_cxcywh)
-    assert all(side % training_data.PAD_DIVISOR == 0 for side in first.pixels.shape[1:3])
+    assert all(side % PAD_DIVISOR == 0 for side in first.pixels.shape[1:3])
 
 
 def test_crowds_and_empty_pictures(tmp_path):
@@ -162,15 +163,13 @@ def test_workers_hand_over_the_same_by_pipe(dataset, monkeypatch):
 
     def batches(workers: int) -> list[HostBatch]:
         sampler = StepSampler(order)
-        loader = make_loader(
+        with Loader(
             TrainingSet(dataset, Augmentation()), workers, False, 10**5, batch_sampler=sampler
-        )
-        found = [next(loader) for _ in range(8)]
-        loader.close()
-        return found
+        ) as loader:
+            return [next(loader) for _ in range(8)]
 
     expected, shared = batches(0), batches(2)
-    monkeypatch.setattr(training_data, "_free_shared_memory", lambda: 0)
+    monkeypatch.setattr(training_loader, "_free_shared_memory", lambda: 0)
     for others in (shared, batches(2)):
         for batch, wanted in zip(others, expected, strict=True):
             assert batch.counts == wanted.counts

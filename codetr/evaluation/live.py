@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codetr.config import Config
-from codetr.detect import make_preprocessor
+from codetr.preprocess import make_preprocessor
 
 if TYPE_CHECKING:
     import torch

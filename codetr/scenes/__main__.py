@@ -55,7 +55,7 @@ def _write(arguments: argparse.Namespace) -> int:
         check_sources(tuple(counts))
     except MissingSourceError as error:
         raise UsageError(str(error)) from error
-    with progress(sum(counts.values()), shown=True) as advance:
+    with progress(sum(counts.values()), shown=True, doing="drawing") as advance:
         for split, count in counts.items():
             write_split(
                 arguments.out,

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -37,20 +37,33 @@ def run_train(options: argparse.Namespace) -> int:
             return 2
         raise
     try:
-        return _train(plan, options)
+        status = _train(plan, options)
     except (DatasetError, StateError) as error:
-        failure: Exception = UsageError(one_line(error))
-        failure.__cause__ = error
+        if world > 1:
+            _leave(2, rank, error)
+        raise UsageError(one_line(error)) from error
     except Exception as error:
-        failure = error
-    if world == 1:
-        raise failure
-    # The other processes wait for this one in some exchange, and leaving in order would wait for them.
-    if os.environ.get("CODETR_TRACEBACK"):
-        traceback.print_exception(failure)
-    complain("error", f"process {rank}: {one_line(failure)}", PROGRAM)
+        if world > 1:
+            _leave(2 if isinstance(error, UsageError) else 1, rank, error)
+        raise
+    if world > 1:
+        _leave(status, rank)
+    return status
+
+
+def _leave(status: int, rank: int, error: Exception | None = None) -> NoReturn:
+    """Ends this process, one of several, without Python's own end.
+
+    After an error the others wait for this process in some exchange, and leaving in order would wait for
+    them. After a run all is written, and torchrun would wait for whatever threads and destructors of
+    libraries the slowest process has left.
+    """
+    if error is not None:
+        if os.environ.get("CODETR_TRACEBACK"):
+            traceback.print_exception(error)
+        complain("error", f"process {rank}: {one_line(error)}", PROGRAM)
     sys.stdout.flush()
-    os._exit(2 if isinstance(failure, UsageError) else 1)
+    os._exit(status)
 
 
 def _train(plan: Plan, options: argparse.Namespace) -> int:

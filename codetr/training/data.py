@@ -1,4 +1,4 @@
-"""Batches for training: which pictures, in which order, read, augmented and padded by worker processes.
+"""Batches for training: which pictures, in which order, read, augmented and padded.
 
 Everything drawn at random is a function of the seed, the epoch and the place in it. A run that goes on after
 a stop therefore sees what it would have seen, whatever the number of workers or processes.
@@ -6,16 +6,13 @@ a stop therefore sees what it would have seen, whatever the number of workers or
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
 from codetr.preprocess import fit_size
@@ -23,8 +20,6 @@ from codetr.training.augment import Augmentation, augment, resize
 
 PAD_DIVISOR = 32
 """Height and width of a batch are multiples of this many pixels: few shapes, so memory is found again."""
-
-_AHEAD = 4  # batches that each worker process reads ahead
 
 _ORDER, _SCALE, _SAMPLE = range(3)  # what a random generator is for
 
@@ -219,70 +214,3 @@ def collate(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetErro
         torch.from_numpy(np.concatenate([sample.labels for sample in samples])),
         [len(sample.labels) for sample in samples],
     )
-
-
-def make_loader(
-    dataset: Dataset, workers: int, pinned: bool, batch_bytes: int, **options: Any
-) -> Iterator[HostBatch]:
-    """Loads batches, in worker processes that read ahead.
-
-    Args:
-        dataset: whose items are `Sample`s, or errors.
-        workers: processes; 0 reads in this one.
-        pinned: memory for fast copies to a GPU.
-        batch_bytes: of the pixels of the largest batch. Workers hand batches over in shared memory where it
-            has room for all that they read ahead, and through pipes elsewhere (a Docker container has 64 MiB
-            of it unless told otherwise).
-        options: of the loader: batch_sampler, or batch_size and sampler.
-
-    Raises:
-        DatasetError: while it iterates: a picture cannot be read.
-    """
-    piped = False
-    if workers:
-        # Not persistent: nobody iterates twice, and at Python's exit such workers of a loader that pins
-        # memory are waited for one by one.
-        options |= {"prefetch_factor": _AHEAD, "worker_init_fn": _start_worker}
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        piped = _free_shared_memory() < 2 * local * workers * (_AHEAD + 1) * batch_bytes
-    loader = DataLoader(
-        dataset,
-        num_workers=workers,
-        pin_memory=pinned and not piped,
-        collate_fn=_collate_arrays if piped else collate,
-        **options,
-    )
-    for batch in loader:
-        if isinstance(batch, DatasetError):
-            raise batch
-        if piped:
-            tensors = (torch.from_numpy(array) for array in batch[:-1])
-            batch = HostBatch(*(t.pin_memory() if pinned else t for t in tensors), batch.counts)
-        yield batch
-
-
-def _collate_arrays(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetError:
-    """As `collate`, with arrays, which go through a pipe, for tensors, which go through shared memory."""
-    batch = collate(samples)
-    if isinstance(batch, DatasetError):
-        return batch
-    return HostBatch(*(tensor.numpy() for tensor in batch[:-1]), batch.counts)
-
-
-def _free_shared_memory() -> float:
-    """Bytes; infinite where there is no such limit."""
-    try:
-        return shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return math.inf
-
-
-def _start_worker(_index: int) -> None:
-    import signal
-
-    import cv2
-
-    cv2.setNumThreads(0)  # there is a process for each core
-    # A signal to all processes of a group is for the main process, which needs batches until it stops.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)

@@ -23,9 +23,6 @@ from codetr.layers import inverse_sigmoid
 from codetr.training.targets import FlatTargets, Targets
 from codetr.transformer import DenoisingQueries
 
-UPSTREAM_LABEL_EMBEDDING = "query_head.dn_generator.label_embedding.weight"
-"""The name in upstream's checkpoints of `Denoising.label_embedding.weight`."""
-
 
 class DenoisingLayout(NamedTuple):
     """Where the denoising queries of each object are; there are T objects in the batch.

@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from codetr.training.losses import corners, focal_cost, overlaps
 from codetr.training.targets import FlatTargets
+
+try:  # here and not at the first match, so that a run without it ends before anything is written
+    from scipy.optimize import linear_sum_assignment
+except ImportError as error:
+    raise ImportError(f"training needs scipy ({error}): pip install 'codetr-tensorrt[train]'") from error
 
 
 class Matching(NamedTuple):

@@ -10,14 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from codetr.checkpoint import MisfitError, _read, load_checkpoint, upstream_name
+from codetr.checkpoint import (
+    UPSTREAM_LABEL_EMBEDDING,
+    MisfitError,
+    load_checkpoint,
+    read_checkpoint,
+    upstream_name,
+)
 from codetr.coco import CocoDataset
 from codetr.command import UsageError, check_file, one_line
 from codetr.config import Config
 from codetr.files import atomic_write
 from codetr.layers import thaw_batch_norms
 from codetr.model import CoDino
-from codetr.training.denoising import UPSTREAM_LABEL_EMBEDDING, Denoising
+from codetr.training.denoising import Denoising
 from codetr.training.initialise import initialise
 from codetr.training.network import TrainingNetwork
 from codetr.weights import KNOWN_WEIGHTS, is_url
@@ -96,7 +102,7 @@ def make_network(
 def _load(network: TrainingNetwork, source: str, known_names: Sequence[str]) -> str:
     """Loads a checkpoint; classes that it does not know keep the weights that the network has."""
     try:
-        _, tensors = _read(source)
+        _, tensors = read_checkpoint(source)
     except ValueError as error:
         raise UsageError(f"--init: {one_line(error)}") from error
     config = network.model.config

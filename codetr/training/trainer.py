@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from codetr.coco import CocoDataset
 from codetr.training.augment import Augmentation
 from codetr.training.criterion import Criterion
-from codetr.training.data import BatchOrder, HostBatch, StepSampler, TrainingSet, make_loader
+from codetr.training.data import BatchOrder, StepSampler, TrainingSet
 from codetr.training.ema import MovingAverage
+from codetr.training.loader import Loader
 from codetr.training.log import (
     TRAINING_COLUMNS,
     VALIDATION_COLUMNS,
@@ -180,16 +181,15 @@ class Trainer:
         """
         with self._signals(), Progress(self.processes.first) as self.console:
             self._started = self._last_time = time.monotonic()
-            batches = self._batches()
-            while not self._stops():
-                waiting = time.monotonic()
-                batch = next(batches)
-                self._waited += time.monotonic() - waiting
-                factor = self.settings.schedule.factor(self.step, self.progress)
-                self.step_once(batch, self.step, factor)
-                self.step += 1
-                self._after_step(factor)
-            batches.close()
+            with self._loader() as batches:
+                while not self._stops():
+                    waiting = time.monotonic()
+                    batch = next(batches)
+                    self._waited += time.monotonic() - waiting
+                    factor = self.settings.schedule.factor(self.step, self.progress)
+                    self.step_once(batch, self.step, factor)
+                    self.step += 1
+                    self._after_step(factor)
             finished = self.progress >= 1.0
             if self.validation is not None and finished:
                 self._evaluate()
@@ -319,9 +319,9 @@ class Trainer:
         ids = [device.index] if device.type == "cuda" else None
         return DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
 
-    def _batches(self) -> Iterator[HostBatch]:
+    def _loader(self) -> Loader:
         sampler = StepSampler(self.order, self.step, self.processes.rank, self.processes.world)
-        return make_loader(
+        return Loader(
             TrainingSet(self.data, self.settings.augmentation),
             self.settings.workers,
             self.processes.device.type == "cuda",

@@ -10,7 +10,8 @@ import torch
 
 from codetr.coco import CocoDataset
 from codetr.training.criterion import Criterion, total
-from codetr.training.data import PlainSet, make_loader
+from codetr.training.data import PlainSet
+from codetr.training.loader import Loader
 from codetr.training.network import TrainingNetwork, normalise, targets_of
 from codetr.training.processes import Processes
 
@@ -81,24 +82,24 @@ class Validation:
     @torch.no_grad()
     def _loss(self) -> dict[str, float]:
         device, config = self.processes.device, self.network.model.config
-        loader = make_loader(
+        losses = torch.zeros((), device=device)
+        batches = 0
+        with Loader(
             PlainSet(self.data, config.resize_scale),
             self.workers,
             device.type == "cuda",
             3 * self.batch * max(config.resize_scale) ** 2,
             batch_size=self.batch,
             sampler=range(self.processes.rank, len(self.data), self.processes.world),
-        )
-        losses = torch.zeros((), device=device)
-        batches = 0
-        for host_batch in loader:
-            batch = host_batch.to(device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                images = normalise(batch.pixels, batch.image_shapes, self.network.mean, self.network.std)
-                outputs = self.network.model.training_outputs(images, batch.image_shapes)
-            # Each process has its own number of batches, so counts are not averaged over processes here.
-            losses += total(self.criterion(outputs, targets_of(batch), average=lambda counts: counts))
-            batches += 1
+        ) as loader:
+            for host_batch in loader:
+                batch = host_batch.to(device)
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                    images = normalise(batch.pixels, batch.image_shapes, self.network.mean, self.network.std)
+                    outputs = self.network.model.training_outputs(images, batch.image_shapes)
+                # Each process has its own number of batches, so counts are not averaged over processes here.
+                losses += total(self.criterion(outputs, targets_of(batch), average=lambda counts: counts))
+                batches += 1
         gathered = self.processes.gather((losses.item(), batches))
         if not self.processes.first:
             return {}

@@ -1,0 +1,61 @@
+"""Runs a TensorRT engine through `trt_plugin`, without Torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from codetr.preprocess import Preprocessor
+
+
+class TensorRTBackend:
+    """Runs an engine through `trt_plugin`, without Torch. What else it needs is in the metadata beside it.
+
+    Args:
+        engine: path of the engine; <stem>.json lies beside it.
+        device: "auto", "cuda" or "cuda:i".
+    """
+
+    def __init__(self, engine: str | Path, device: str = "auto") -> None:
+        engine = Path(engine)
+        metadata_path = engine.with_suffix(".json")
+        if not engine.is_file():
+            raise FileNotFoundError(f"{engine}: no such file")
+        if not metadata_path.is_file():
+            raise FileNotFoundError(f"{metadata_path}: no such file; an engine's metadata lies beside it")
+        kind, _, index = "cuda".partition(":") if device == "auto" else device.partition(":")
+        if kind != "cuda" or not (index == "" or index.isdecimal()):
+            raise ValueError(f"device: an engine runs on auto, cuda or cuda:<number>, got {device!r}")
+        import trt_plugin
+
+        metadata = trt_plugin.ArtifactMetadata.load(metadata_path)
+        self._runner = trt_plugin.EngineRunner(engine, device=int(index or 0))
+        try:
+            metadata.check_engine(metadata_path, self._runner.inputs, self._runner.outputs)
+        except trt_plugin.EngineError:
+            self._runner.close()
+            raise
+        self.class_names = tuple(metadata.class_names)
+        self.nms = dict(metadata.nms)
+        self.batch = metadata.batch
+        self.preprocessor = Preprocessor(
+            tuple(metadata.mean),
+            tuple(metadata.std),
+            height=metadata.resize["height"],
+            width=metadata.resize["width"],
+        )
+        self.description = (
+            f"{metadata.model}, TensorRT {metadata.tensorrt_version}, {metadata.gpu}, {metadata.precision}"
+        )
+
+    def __call__(
+        self, images: np.ndarray, image_shapes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Runs the engine; see `Backend`."""
+        outputs = self._runner({"images": images, "image_shapes": image_shapes})
+        return outputs["boxes"], outputs["scores"], outputs["labels"]
+
+    def close(self) -> None:
+        """Frees the engine."""
+        self._runner.close()

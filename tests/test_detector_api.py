@@ -1,0 +1,112 @@
+"""`codetr.Detector`, as a user of the library calls it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codetr.detect import Detector
+from codetr.preprocess import load_image, make_preprocessor
+from codetr.torch_backend import allow_tf32
+from tests.cli_runs import GOLDEN, FakeBackend
+
+pytest_plugins = ("tests.cli_fixtures",)
+
+
+def test_detector_takes_paths_and_arrays(photos):
+    backend = FakeBackend()
+    image = load_image(photos / "b.png")
+    with Detector(backend=backend) as detector:
+        from_path, from_array = detector.detect([photos / "b.png", image], batch=2)
+        (single,) = detector.detect(str(photos / "b.png"))
+        assert detector.detect([]) == []
+    assert backend.closed and backend.shapes == [(2, 3, 128, 85), (1, 3, 128, 85)]
+    for found in (from_path, from_array, single):
+        assert (found.height, found.width) == (90, 60) and found.names() == ["cup", "spoon"]
+        np.testing.assert_allclose(found.boxes_xyxy_px[0], [0, 0, 30, 90], atol=0.01)
+        assert set(found.times_ms) == {"preprocess", "inference", "postprocess"}
+
+
+def test_fixed_batch_is_filled(photos):
+    backend = FakeBackend(batch=2, fixed=True)
+    images = [load_image(photos / name) for name in ("a.jpg", "b.png", "deep/a.png")]
+    found = Detector(backend=backend).detect_batch(images)
+    assert backend.shapes == [(2, 3, 64, 96)] * 2
+    assert [(item.height, item.width) for item in found] == [(60, 90), (90, 60), (50, 50)]
+    for item in found:
+        np.testing.assert_allclose(item.boxes_xyxy_px[0], [0, 0, item.width / 2, item.height], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": "w"}, "weights: goes with model"),
+        ({"backend": "onnx"}, "backend: expected torch, onnxruntime or tensorrt, got 'onnx'"),
+        ({"backend": "tensorrt"}, "engine: expected the path of an engine, got None"),
+        ({"backend": "tensorrt", "engine": "e", "model": "m"}, "model: is fixed in the engine e"),
+        (
+            {"backend": "tensorrt", "engine": "e", "onnx": "o"},
+            "onnx: goes with backend='onnxruntime', got backend='tensorrt'",
+        ),
+        ({"engine": "e"}, "engine: goes with backend='tensorrt', got backend='torch'"),
+        ({"backend": "onnxruntime"}, "onnx: expected the path of an ONNX file, got None"),
+        ({"backend": "onnxruntime", "onnx": "o", "height": 64}, "height: is fixed in the ONNX file o"),
+        (
+            {"model": "m", "precision": "int8"},
+            "precision: expected one of fp32, tf32, fp16, bf16, got 'int8'",
+        ),
+    ],
+)
+def test_detector_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Detector(**arguments)
+
+
+@pytest.mark.parametrize(("backend", "name"), [("tensorrt", "engine"), ("onnxruntime", "onnx")])
+def test_detector_needs_the_file(tmp_path, backend, name):
+    path = tmp_path / "model.file"
+    with pytest.raises(FileNotFoundError, match=r"model\.file: no such file"):
+        Detector(backend=backend, **{name: path})
+    path.write_bytes(b"content")
+    with pytest.raises(FileNotFoundError, match=r"model\.json: no such file; .* metadata lies beside it"):
+        Detector(backend=backend, **{name: path})
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_is_set_while_the_model_runs(allowed):
+    torch = pytest.importorskip("torch")
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    with pytest.raises(RuntimeError), allow_tf32(torch, allowed):
+        assert [switch.allow_tf32 for switch in switches] == [allowed] * 2
+        raise RuntimeError
+    assert [switch.allow_tf32 for switch in switches] == before
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_torch_backend(photos, precision):
+    """The real model: sizes mixed in one batch; each picture's boxes lie in it."""
+    pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    tensors = load_file(GOLDEN / "codino_swin_tiny.safetensors")
+    weights = {name[len("param/") :]: value for name, value in tensors.items() if name.startswith("param/")}
+    with Detector(
+        GOLDEN / "codino_swin_tiny.json", weights, device="cpu", precision=precision, max_size=128
+    ) as detector:
+        assert detector.backend.description.endswith(f"CPU, {precision}")
+        results = detector.detect([photos / "a.jpg", photos / "b.png"], threshold=0.0, top=5, batch=2)
+    for found in results:
+        assert len(found) == 5 and np.isfinite(found.scores).all()
+        limits = (found.width, found.height, found.width, found.height)
+        assert (found.boxes_xyxy_px >= 0).all() and (found.boxes_xyxy_px <= limits).all()
+
+
+def test_max_size_limits_both_sides():
+    class Config:
+        mean, std, resize_scale = (0.0,) * 3, (1.0,) * 3, (1333, 800)
+
+    assert make_preprocessor(Config).scale == (1333, 800)
+    assert make_preprocessor(Config, max_size=1000).scale == (1000, 800)
+    assert make_preprocessor(Config, max_size=600).scale == (600, 600)
+    assert make_preprocessor(Config, height=64, width=32).target_size(10, 10) == (32, 32)

@@ -1,0 +1,75 @@
+"""Boxes and labels drawn into pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codetr.draw import color_of, draw_detections, sizes_for
+
+
+def draw(image: np.ndarray, box: list[float], name: str = "cup", score: float = 0.5) -> np.ndarray:
+    return draw_detections(image, np.array([box]), np.array([score]), np.array([0]), [name])
+
+
+def test_box_is_drawn_at_its_edge():
+    image = np.full((200, 300, 3), 200, dtype=np.uint8)
+    drawn = draw(image, [100, 80, 220, 160])
+    assert not np.shares_memory(drawn, image) and (image == 200).all()
+    color = np.array(color_of(0))
+    for y, x in ((120, 100), (120, 219), (159, 150), (80, 219)):
+        assert (drawn[y, x] == color).all(), (y, x)
+    line = sizes_for(200, 300)[0]
+    assert (drawn[80 + line : 160 - line, 100 + line : 220 - line] == 200).all()
+    assert (drawn[:, :90] == 200).all() and (drawn[170:] == 200).all()
+
+
+@pytest.mark.parametrize("box", [[280, 0, 300, 30], [280, 180, 300, 200], [0, 0, 300, 200], [299, 0, 300, 1]])
+def test_label_stays_inside(box):
+    """The whole width of a long label is there, though its box is at the border."""
+    image = np.zeros((200, 300, 3), dtype=np.uint8)
+    drawn = draw(image, box, "a rather long class name")
+    color = np.array(color_of(0))
+    filled = (drawn == color).all(axis=-1)
+    wide_rows = filled.sum(axis=1).max()
+    free = draw(
+        np.zeros((400, 600, 3), dtype=np.uint8)[:200, :300], [50, 80, 60, 90], "a rather long class name"
+    )
+    assert wide_rows >= (free == color).all(axis=-1).sum(axis=1).max() > 100
+
+
+def test_labels_avoid_each_other():
+    image = np.zeros((200, 300, 3), dtype=np.uint8)
+    boxes = np.array([[100.0, 80, 200, 160], [101.0, 81, 200, 160]])
+    both = draw_detections(image, boxes, np.array([0.9, 0.8]), np.array([0, 1]), ["cup", "spoon"])
+    for label, name in enumerate(["cup", "spoon"]):
+        alone = draw_detections(image, boxes[:1], np.array([0.9]), np.array([label]), ["cup", "spoon"])
+        area = [(picture == color_of(label)).all(axis=-1).sum() for picture in (both, alone)]
+        assert area[0] > 0.6 * area[1], name
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (8, 8), (20, 40), (64, 64), (3000, 4000)])
+def test_any_picture_size(size):
+    image = np.zeros((*size, 3), dtype=np.uint8)
+    boxes = [0.2 * size[1], 0.2 * size[0], 0.9 * size[1], 0.9 * size[0]]
+    drawn = draw(image, boxes, "a rather long class name")
+    assert drawn.shape == image.shape and drawn.any()
+
+
+def test_sizes_grow_with_the_picture():
+    assert sizes_for(64, 64) == (1, 9)
+    lines, fonts = zip(*(sizes_for(side, side) for side in (64, 450, 900, 1800, 4000)), strict=True)
+    assert list(lines) == sorted(set(lines)) and list(fonts) == sorted(set(fonts))
+
+
+def test_odd_boxes_do_not_break_drawing():
+    image = np.zeros((50, 50, 3), dtype=np.uint8)
+    boxes = np.array([[-10, -10, 500, 500], [np.nan, 0, 10, 10], [30, 30, 20, 20], [50, 50, 50, 50]])
+    assert draw_detections(image, boxes, np.ones(4), np.zeros(4), ["x"]).shape == image.shape
+    assert not draw_detections(image, np.zeros((0, 4)), np.zeros(0), np.zeros(0), []).any()
+
+
+def test_colors_differ():
+    colors = np.array([color_of(label) for label in range(80)])
+    distance = np.abs(colors[:, None] - colors[None]).sum(axis=-1) + np.eye(80) * 1000
+    assert distance.min() >= 20
