@@ -1,0 +1,62 @@
+"""Bodies of the nodes that surgery writes, in the opset of the model that they go into."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import onnxscript
+from onnxscript import opset20 as op
+
+from onnx_path import operator
+
+NVIDIA_DOMAIN = "trt.plugins"
+NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
+NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
+"""NVIDIA's plugin: inputs as `msda.attention`'s with int32 sizes, result [N, Q, M, D]; equal points only."""
+
+LOWEST_OPSET = 16
+"""Of the standard operators as the bodies use them; GridSample exists since then, too."""
+
+_nvidia = onnxscript.values.Opset(NVIDIA_DOMAIN, 1)
+_msda = onnxscript.values.Opset(operator.DOMAIN, operator.DOMAIN_VERSION)
+
+
+@onnxscript.script(_nvidia, default_opset=op)
+def MultiscaleDeformableAttnPlugin_TRT(
+    value, spatial_shapes, level_start_index, sampling_locations, attention_weights
+):
+    """NVIDIA's plugin by our operator, which joins heads and channels."""
+    joined = _msda.MultiScaleDeformableAttention(
+        value, spatial_shapes, level_start_index, sampling_locations, attention_weights
+    )
+    heads = op.Shape(value, start=2, end=4)
+    outer = op.Shape(joined, start=0, end=2)
+    return op.Reshape(joined, op.Concat(outer, heads, axis=0), allowzero=1)
+
+
+def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
+    """Returns the bodies that a target's nodes need.
+
+    What the bodies use means the same in all opsets from `LOWEST_OPSET` on, and a function must be of its
+    model's opset.
+
+    Args:
+        opset: the model's version of the standard operators.
+        target: msda or nvidia.
+    """
+    bodies = operator.function_bodies()
+    if target == "nvidia":
+        own = [body for body in bodies if body.name != operator.FUSED_ATTENTION]
+        bodies = [MultiscaleDeformableAttnPlugin_TRT.to_function_proto(), *own]
+    for body in bodies:
+        for imported in body.opset_import:
+            if imported.domain == "":
+                imported.version = opset
+    return bodies
+
+
+def add(model: ir.Model, target: str) -> None:
+    """Adds the bodies that a target's nodes need to a model that holds such nodes."""
+    for body in functions(model.opset_imports[""], target):
+        function = ir.serde.deserialize_function(body)
+        model.functions[function.identifier()] = function

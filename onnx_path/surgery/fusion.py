@@ -1,0 +1,205 @@
+"""Taking into the operator what stands before it: softmax, and locations from references and offsets.
+
+locations = reference + offsets / (W, H), or (cx, cy) + offsets / P · (w, h) · 0.5 with references of four
+columns, and weights = softmax(logits) over the points of all levels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_path.surgery.graph import attribute, is_op
+from onnx_path.surgery.layouts import Layout, LayoutError, concat
+from onnx_path.surgery.movement import is_movement, moved, source_of
+from onnx_path.surgery.origins import Candidate, origins
+from onnx_path.surgery.probe import Probe
+from onnx_path.surgery.regions import NotAttention
+from onnx_path.surgery.roles import Roles, Sizes
+
+HEAD, COORDINATE = 2, -1  # axes of locations
+
+
+@dataclass(frozen=True, eq=False)
+class FusedRoles:
+    """What the fused operator's inputs can be made from, at one probe; each as in `Roles`.
+
+    Attributes:
+        reference_points: [N, Q, L, 2 or 4], or two parts, (cx, cy) and (w, h), to be joined.
+        sampling_offsets: [N, Q, M, L, P, 2] or [N, Q, M, K, 2].
+        attention_logits: [N, Q, M, K].
+    """
+
+    reference_points: tuple[tuple[Candidate, ...], ...]
+    sampling_offsets: tuple[tuple[Candidate, ...], ...]
+    attention_logits: tuple[tuple[Candidate, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Factor:
+    """One factor of a product: the tensors that it was moved from, the nearest last."""
+
+    origins: tuple[Candidate, ...]
+    inverse: bool = False
+
+
+def understand(roles: Roles, probe: Probe) -> FusedRoles:
+    """Finds what softmax and locations are computed from.
+
+    Raises:
+        NotAttention, LayoutError: they are not computed so.
+    """
+    if len(roles.locations) > 1 or len(roles.weights) > 1 or not roles.locations[0] or not roles.weights[0]:
+        raise NotAttention("levels have locations or weights of their own")
+    logits = _logits(roles.weights[0][0], roles.sizes, probe)
+    top = roles.locations[0][0]
+    node = top.value.producer()
+    if not is_op(node, "Add") or (top.scale, top.shift) != (1, 0):
+        raise NotAttention("locations are no sum")
+    sides = [_operand(top, x, probe) for x in node.inputs]
+    for centre, offset in (sides, sides[::-1]):
+        if not _moves(centre.layout, HEAD):
+            reference, offsets = _locations(centre, offset, roles.sizes, probe)
+            return FusedRoles(reference, (offsets,), (logits,))
+    raise NotAttention("each head has its own reference points")
+
+
+def _logits(weights: Candidate, sizes: Sizes, probe: Probe) -> tuple[Candidate, ...]:
+    node = weights.value.producer()
+    if not is_op(node, "Softmax"):
+        raise NotAttention("weights are no softmax")
+    axis = attribute(node, "axis", -1) % len(weights.shape)
+    layout = weights.layout.reshape((*sizes.samples[:3], sum(sizes.points)))
+    along = np.unravel_index(layout.tables[3][:, 0] + layout.base[0], weights.shape)
+    still = all((places == places[0]).all() for i, places in enumerate(along) if i != axis)
+    if not still or len(set(along[axis])) != weights.shape[axis]:
+        raise NotAttention("the softmax is not over all points")
+    return tuple(_carried(node.inputs[0], weights.shape, layout, probe))
+
+
+def _carried(value: ir.Value, shape: Sequence[int], layout: Layout, probe: Probe) -> Iterator[Candidate]:
+    """The tensors that a value was moved from, with a layout that is known over the value."""
+    for candidate in origins(value, probe):
+        yield replace(candidate, layout=layout.after(candidate.layout, shape))
+
+
+def _operand(result: Candidate, value: ir.Value, probe: Probe) -> Candidate:
+    """One input of an elementwise node, under the layout of something over the node's result."""
+    shape = probe.shape(value)
+    layout = result.layout.after(Layout.of(shape).expand(result.shape), result.shape)
+    return Candidate(value, shape, layout)
+
+
+def _moves(layout: Layout, axis: int) -> bool:
+    return bool(layout.tables[axis].any())
+
+
+def _locations(centre: Candidate, offset: Candidate, sizes: Sizes, probe: Probe):
+    """The parts of the reference points, and the candidates for the offsets."""
+    points = np.array(sizes.points)
+    widths_heights = np.array([(w, h) for h, w in sizes.levels], np.float64)
+    centres = tuple(_carried(centre.value, centre.shape, centre.layout, probe))
+    factors = list(_factors(offset, probe, {c.value for c in centres}))
+    scale = np.ones((int(points.sum()), 2))
+    tensors = []
+    for factor in factors:
+        layout = factor.origins[-1].layout
+        if not any(_moves(layout, axis) for axis in range(3)) and probe.is_static(factor.origins[-1].value):
+            numbers = _numbers(factor.origins[-1], sizes, probe)
+            scale = scale / numbers if factor.inverse else scale * numbers
+        elif factor.inverse:
+            raise NotAttention("offsets are divided by something that is not known")
+        else:
+            tensors.append(factor)
+    offsets = [f for f in tensors if _moves(f.origins[-1].layout, HEAD)] or tensors[:1]
+    boxes = [f for f in tensors if f not in offsets]
+    if len(offsets) != 1 or len(boxes) > 1:
+        raise NotAttention("locations are made of more than references and offsets")
+    expected = (0.5 / points)[:, None] if boxes else 1 / widths_heights
+    expected = np.broadcast_to(np.repeat(expected, points, axis=0), scale.shape)
+    if not np.allclose(scale, expected, rtol=1e-6, atol=0):
+        raise NotAttention("offsets are in units of their own")
+    centres = tuple(_leveled(centres, sizes))
+    if not centres:
+        raise NotAttention("reference points differ between heads or points")
+    if not boxes:
+        return (centres,), offsets[0].origins
+    extents = tuple(_leveled(boxes[0].origins, sizes))
+    joined = tuple(_boxes(centres, extents))
+    return ((joined,) if joined else (centres, extents)), offsets[0].origins
+
+
+def _boxes(centres: Sequence[Candidate], extents: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Tensors that hold both: (cx, cy, w, h)."""
+    for centre in centres:
+        for extent in extents:
+            if centre.value is extent.value and centre.shape[-1] == 4:
+                yield replace(centre, layout=concat([centre.layout, extent.layout], -1))
+
+
+def _leveled(candidates: Iterable[Candidate], sizes: Sizes) -> Iterator[Candidate]:
+    """The candidates that hold one entry for each level, under that layout."""
+    for candidate in candidates:
+        with contextlib.suppress(LayoutError):  # one for each point, say: repeated further down
+            yield replace(candidate, layout=_of_levels(candidate.layout, sizes))
+
+
+def _of_levels(layout: Layout, sizes: Sizes) -> Layout:
+    """From [N, Q, M, L, P, 2] or [N, Q, M, K, 2] to [N, Q, L, 2].
+
+    Raises:
+        LayoutError: it is not the same for all heads and points of a level.
+    """
+    shape = (*sizes.samples[:3], sum(sizes.points), 2)
+    image, query, head, point, column = layout.reshape(shape).tables
+    starts = np.cumsum([0, *sizes.points])[:-1]
+    level = point[starts]
+    if head.any() or not np.array_equal(np.repeat(level, sizes.points, axis=0), point):
+        raise LayoutError("reference points differ between heads or points")
+    return Layout(layout.base, (image, query, level, column))
+
+
+def _factors(
+    candidate: Candidate, probe: Probe, whole: Collection[ir.Value], inverse: bool = False
+) -> Iterator[_Factor]:
+    """Takes a product apart, through movements and divisions, into tensors that are none.
+
+    Args:
+        candidate: the product, under the layout of the locations.
+        probe: of the graph.
+        whole: products that are not taken apart, such as reference points scaled by valid ratios.
+        inverse: the product is divided by.
+    """
+    trail = [candidate]
+    while True:
+        at = trail[-1]
+        node = at.value.producer()
+        still = not any(_moves(at.layout, axis) for axis in range(3))
+        if still and probe.is_static(at.value):
+            break
+        if is_op(node, "Mul", "Div") and at.value not in whole:
+            for i, x in enumerate(node.inputs):
+                divisor = is_op(node, "Div") and i == 1
+                yield from _factors(_operand(at, x, probe), probe, whole, inverse ^ divisor)
+            return
+        source = source_of(at.value)
+        if source is None or probe.shape(source) is None or not is_movement(node):
+            break
+        shape = probe.shape(source)
+        try:
+            layout = at.layout.after(moved(node, at.value, [Layout.of(shape)], probe), at.shape)
+        except LayoutError:
+            break
+        trail.append(Candidate(source, shape, layout))
+    yield _Factor(tuple(trail[::-1]), inverse)
+
+
+def _numbers(candidate: Candidate, sizes: Sizes, probe: Probe) -> np.ndarray:
+    """What a known tensor holds for every point and coordinate: [K, 2]."""
+    layout = candidate.layout.reshape((*sizes.samples[:3], sum(sizes.points), 2))
+    places = layout.base[0] + layout.tables[3] + layout.tables[4].T
+    return probe.value(candidate.value).reshape(-1)[places].astype(np.float64)

@@ -1,0 +1,230 @@
+"""Layouts: where each element of a tensor comes from, through reshapes, transposes, slices and joins.
+
+A layout gives an element at (i, j, …) the origin `base + tables[0][i] + tables[1][j] + …`. An origin is a
+vector of k whole numbers: one, the flat index into a source tensor, or several, the coordinates of a sample.
+One table an axis makes tracing as cheap for 20,000 queries as for two, and a tensor whose origins are no such
+sum is one that MSDA's arithmetic cannot come from. NumPy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class LayoutError(ValueError):
+    """Elements come from places that a layout, or the asked one, cannot express."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Origins of a tensor's elements.
+
+    Attributes:
+        base: [k], the origin of element (0, 0, …).
+        tables: for each axis [n, k], how the origin moves along it; row 0 is zero.
+    """
+
+    base: np.ndarray
+    tables: tuple[np.ndarray, ...]
+
+    @staticmethod
+    def of(shape: Sequence[int]) -> Layout:
+        """The layout of a tensor over itself: flat indices, row by row; k = 1."""
+        if 0 in shape:
+            raise LayoutError(f"a tensor of shape {list(shape)} is empty")
+        strides = row_major(shape)
+        tables = tuple(np.arange(n)[:, None] * stride for n, stride in zip(shape, strides))
+        return Layout(np.zeros(1, np.int64), tables)
+
+    @staticmethod
+    def coordinates(shape: Sequence[int], tag: int) -> Layout:
+        """Origins (tag, i, j, …) of a tensor's elements at (i, j, …); k = 1 + rank."""
+        units = np.eye(1 + len(shape), dtype=np.int64)
+        return Layout(
+            units[0] * tag, tuple(np.arange(n)[:, None] * units[1 + i] for i, n in enumerate(shape))
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(table) for table in self.tables)
+
+    def transpose(self, order: Sequence[int]) -> Layout:
+        return Layout(self.base, tuple(self.tables[axis] for axis in order))
+
+    def take(self, axis: int, indices: np.ndarray) -> Layout:
+        """Selects along an axis, as Slice, Split and Gather do; negative indices count from the end."""
+        table = self.tables[axis][np.atleast_1d(indices)]
+        return self._with(axis, table - table[0], self.base + table[0])
+
+    def expand(self, shape: Sequence[int]) -> Layout:
+        """Broadcasts to a shape: new axes and axes of size 1 repeat."""
+        missing = len(shape) - len(self.tables)
+        still = np.zeros((1, len(self.base)), np.int64)
+        tables = []
+        for table, size in zip((still,) * missing + self.tables, shape, strict=True):
+            if len(table) not in (1, size):
+                raise LayoutError(f"a tensor of shape {list(self.shape)} does not broadcast to {list(shape)}")
+            tables.append(table if len(table) == size else np.repeat(table, size, axis=0))
+        return Layout(self.base, tuple(tables))
+
+    def reshape(self, shape: Sequence[int]) -> Layout:
+        """Splits and merges axes.
+
+        Raises:
+            LayoutError: an axis would have to be split where it has no seam.
+        """
+        if math.prod(shape) != math.prod(self.shape):
+            raise LayoutError(f"{list(self.shape)} has not as many elements as {list(shape)}")
+        tables: list[np.ndarray] = []
+        old, new = 0, 0
+        while old < len(self.tables) or new < len(shape):
+            first_old, first_new = old, new
+            have, want = 1, 1
+            while have != want or (old == first_old and new == first_new):
+                if (have <= want and old < len(self.tables)) or new == len(shape):
+                    have *= len(self.tables[old])
+                    old += 1
+                else:
+                    want *= shape[new]
+                    new += 1
+            merged = merge(self.tables[first_old:old], len(self.base))
+            tables += split(merged, shape[first_new:new])
+        return Layout(self.base, tuple(tables))
+
+    def after(self, other: Layout, shape: Sequence[int]) -> Layout:
+        """This layout over a tensor T, carried on over T's own source.
+
+        Args:
+            other: T's layout.
+            shape: T's, into which this layout's flat indices are taken apart.
+        """
+        start = np.unravel_index(self.base[0], shape)
+        base = other.base + sum(table[i] for table, i in zip(other.tables, start))
+        tables = []
+        for table in self.tables:
+            places = np.unravel_index(self.base[0] + table[:, 0], shape)
+            origins = other.base + sum(inner[i] for inner, i in zip(other.tables, places))
+            tables.append(np.broadcast_to(origins, (len(table), len(base))) - base)
+        return Layout(base, tuple(tables))
+
+    def _with(self, axis: int, table: np.ndarray, base: np.ndarray) -> Layout:
+        axis %= len(self.tables)
+        return Layout(base, (*self.tables[:axis], table, *self.tables[axis + 1 :]))
+
+
+def concat(layouts: Sequence[Layout], axis: int) -> Layout:
+    """Joins layouts along an axis.
+
+    Raises:
+        LayoutError: they differ along another axis.
+    """
+    first = layouts[0]
+    axis %= len(first.tables)
+    for layout in layouts[1:]:
+        for i, (table, expected) in enumerate(zip(layout.tables, first.tables, strict=True)):
+            if i != axis and not np.array_equal(table, expected):
+                raise LayoutError("the joined tensors are laid out differently")
+    table = np.concatenate([layout.base - first.base + layout.tables[axis] for layout in layouts])
+    return first._with(axis, table, first.base)
+
+
+def merge(tables: Sequence[np.ndarray], k: int = 1) -> np.ndarray:
+    """One table for several axes that become one, the last running fastest."""
+    merged = np.zeros((1, k), np.int64)
+    for table in tables:
+        merged = (merged[:, None] + table[None]).reshape(-1, k)
+    return merged
+
+
+def split(table: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Tables of the axes that one axis is split into.
+
+    Raises:
+        LayoutError: its origins are no sum over these axes.
+    """
+    tables = []
+    for size in sizes[:-1]:
+        grid = table.reshape(size, -1, table.shape[1])
+        outer, table = grid[:, 0], grid[0]
+        if not np.array_equal(grid, outer[:, None] + table[None]):
+            raise LayoutError(
+                f"an axis of {math.prod(grid.shape[:2])} elements has no seam to split it by {size}"
+            )
+        tables.append(outer)
+    return [*tables, table] if sizes else []
+
+
+def factors(table: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Takes a table apart into axes of even steps: (size, step) each, the last runs fastest; none for size 1.
+
+    Raises:
+        LayoutError: it is not made of such axes.
+    """
+    size = len(table)
+    if size == 1:
+        return []
+    even = (table == np.arange(size)[:, None] * table[1]).all(1)
+    run = size if even.all() else int(np.argmin(even))
+    if size % run:
+        raise LayoutError(f"an axis of {size} elements has uneven steps")
+    outer, _ = split(table, (size // run, run))
+    return [*factors(outer), (run, table[1])]
+
+
+def row_major(shape: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor, in elements."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor is had from another that holds the same elements: Reshape, Transpose, Reshape."""
+
+    source: tuple[int, ...]
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    result: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """0 to 3."""
+        if self.order == tuple(range(len(self.order))):
+            return int(self.source != self.result)
+        moved = tuple(self.split[i] for i in self.order)
+        return 1 + (self.split != self.source) + (moved != self.result)
+
+
+def view(layout: Layout, source: Sequence[int]) -> View:
+    """Returns how to get the tensor with a layout (k = 1) from its source.
+
+    Raises:
+        LayoutError: the tensor leaves elements of the source out, or repeats some.
+    """
+    parts = [(size, int(step[0])) for table in layout.tables for size, step in factors(table)]
+    by_step = sorted(range(len(parts)), key=lambda i: -parts[i][1])
+    sizes = [parts[i][0] for i in by_step]
+    if (
+        [parts[i][1] for i in by_step] != row_major(sizes)
+        or math.prod(sizes) != math.prod(source)
+        or layout.base[0]
+    ):
+        raise LayoutError(
+            f"a tensor of shape {list(layout.shape)} is not a view of all of one of {list(source)}"
+        )
+    order = tuple(by_step.index(i) for i in range(len(parts)))
+    return View(tuple(source), *_like_source(tuple(sizes), order, tuple(source)), layout.shape)
+
+
+def _like_source(
+    sizes: tuple[int, ...], order: tuple[int, ...], source: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Splits by the source's own axes, those of size 1 with them, if that spares the first Reshape."""
+    kept = [i for i, size in enumerate(source) if size != 1]
+    if sizes != tuple(source[i] for i in kept):
+        return sizes, order
+    ones = [i for i, size in enumerate(source) if size == 1]
+    return source, (*ones, *(kept[i] for i in order))

@@ -1,0 +1,251 @@
+"""Small attention layers that write multi-scale deformable attention down in the ways that models do.
+
+Each way is a function of value [N, S, M, D], levels [(H, W), …], locations [N, Q, M, K, 2], weights [N, Q, M,
+K] and the points of each level, and returns [N, Q, M * D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Levels = Sequence[tuple[int, int]]
+LEVELS = ((6, 8), (3, 4), (2, 2))
+POINTS = (2, 2, 2)
+RAGGED = (2, 4, 1)
+HEADS, HEAD_DIM = 2, 4
+
+
+def by_stack(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """Levels split off value, samples stacked, one product and one sum: Deformable DETR's."""
+    images, _, heads, width = value.shape
+    queries, num_levels = locations.shape[1], len(levels)
+    grids = (2 * locations - 1).reshape(images, queries, heads, num_levels, points[0], 2)
+    samples = []
+    for i, (part, (h, w)) in enumerate(zip(value.split([h * w for h, w in levels], 1), levels)):
+        level = part.flatten(2).transpose(1, 2).reshape(images * heads, width, h, w)
+        grid = grids[:, :, :, i].transpose(1, 2).flatten(0, 1)
+        samples.append(F.grid_sample(level, grid, mode="bilinear", padding_mode="zeros", align_corners=False))
+    weights = weights.transpose(1, 2).reshape(images * heads, 1, queries, sum(points))
+    result = (torch.stack(samples, -2).flatten(-2) * weights).sum(-1)
+    return result.view(images, heads * width, queries).transpose(1, 2).contiguous()
+
+
+def by_concat(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """Heads before cells, any number of points a level, samples concatenated: D-FINE's and RT-DETRv2's."""
+    images, _, heads, width = value.shape
+    queries = locations.shape[1]
+    maps = value.permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in levels], -1)
+    grids = (2 * locations - 1).permute(0, 2, 1, 3, 4).flatten(0, 1).split(list(points), 2)
+    samples = [
+        F.grid_sample(part.reshape(images * heads, width, h, w), grid, align_corners=False)
+        for part, grid, (h, w) in zip(maps, grids, levels)
+    ]
+    weights = weights.permute(0, 2, 1, 3).reshape(images * heads, 1, queries, sum(points))
+    result = (torch.cat(samples, -1) * weights).sum(-1).reshape(images, heads * width, queries)
+    return result.permute(0, 2, 1)
+
+
+def by_addition(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """Slices of value, each level weighted and added to a sum that begins with zeros: ours."""
+    images, _, heads, width = value.shape
+    queries = locations.shape[1]
+    output = value.new_zeros(images * heads, width, queries)
+    start, first = 0, 0
+    for (h, w), count in zip(levels, points):
+        level = value[:, start : start + h * w].permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
+        grid = 2 * locations[:, :, :, first : first + count].transpose(1, 2).flatten(0, 1) - 1
+        share = weights[:, :, :, first : first + count].transpose(1, 2).flatten(0, 1)
+        output = output + (F.grid_sample(level, grid, align_corners=False) * share.unsqueeze(1)).sum(-1)
+        start, first = start + h * w, first + count
+    return output.reshape(images, heads * width, queries).transpose(1, 2)
+
+
+def by_einsum(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """The sum as an einsum, the grid with all points in one row."""
+    images, _, heads, width = value.shape
+    queries = locations.shape[1]
+    samples = []
+    for part, grid, (h, w), count in zip(*_parts(value, levels, locations, points), levels, points):
+        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
+        row = grid.permute(0, 2, 1, 3, 4).reshape(images * heads, 1, queries * count, 2) * 2 - 1
+        sample = F.grid_sample(level, row, align_corners=False)
+        samples.append(sample.reshape(images * heads, width, queries, count))
+    weights = weights.permute(0, 2, 1, 3).flatten(0, 1)
+    result = torch.einsum("bdqk,bqk->bqd", torch.cat(samples, -1), weights)
+    return result.reshape(images, heads, queries, width).transpose(1, 2).flatten(2)
+
+
+def by_matmul(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """The sum as a matrix product of weights [1, K] and samples [K, D]."""
+    images, _, heads, width = value.shape
+    queries = locations.shape[1]
+    samples = []
+    for part, grid, (h, w) in zip(*_parts(value, levels, locations, points), levels):
+        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
+        grid = grid.transpose(1, 2).flatten(0, 1) * 2 - 1
+        samples.append(F.grid_sample(level, grid, align_corners=False).permute(0, 2, 3, 1))
+    weights = weights.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [N * M, Q, 1, K]
+    result = torch.matmul(weights, torch.cat(samples, 2)).squeeze(2)
+    return (
+        result.reshape(images, heads, queries, width).transpose(1, 2).reshape(images, queries, heads * width)
+    )
+
+
+def by_columns(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """Queries along the grid's columns, x and y joined late, sums over points before the sum over levels."""
+    images, _, heads, width = value.shape
+    queries = locations.shape[1]
+    sums, first = [], 0
+    x, y = locations[..., 0] * 2 - 1, locations[..., 1] * 2 - 1
+    for part, (h, w), count in zip(value.split([h * w for h, w in levels], 1), levels, points):
+        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
+        own = slice(first, first + count)
+        grid = torch.stack([x[..., own], y[..., own]], -1).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        share = weights[..., own].permute(0, 2, 3, 1).reshape(images * heads, 1, count, queries)
+        sums.append((F.grid_sample(level, grid, align_corners=False) * share).sum(2))
+        first += count
+    result = torch.stack(sums, 1).sum(1)
+    return result.reshape(images, heads * width, queries).transpose(1, 2)
+
+
+def by_gathers(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """Bilinear sampling by gathers from the flattened level, corners outside masked."""
+    return _gathered(_masked_corners, value, levels, locations, weights, points)
+
+
+def by_padded_gathers(
+    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
+) -> Tensor:
+    """Bilinear sampling by gathers from the level with a border of zeros, corners clamped: OpenMMLab's."""
+    return _gathered(_padded_corners, value, levels, locations, weights, points)
+
+
+GRID_SAMPLE = (by_stack, by_concat, by_addition, by_einsum, by_matmul, by_columns)
+GATHER = (by_gathers, by_padded_gathers)
+
+
+class Attention(nn.Module):
+    """Deformable attention of queries [N, Q, C], memory [N, S, C] and references [N, Q, L or 1, 2 or 4]."""
+
+    def __init__(
+        self, way: Callable, levels: Levels = LEVELS, points: Sequence[int] = POINTS, softmax: bool = True
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        width = HEADS * HEAD_DIM
+        self.way, self.levels, self.points, self.softmax = way, levels, tuple(points), softmax
+        self.value = nn.Linear(width, width)
+        self.offsets = nn.Linear(width, HEADS * sum(points) * 2)
+        self.weights = nn.Linear(width, HEADS * sum(points))
+        self.output = nn.Linear(width, width)
+        nn.init.normal_(self.offsets.bias, std=1.5)
+
+    def forward(self, queries: Tensor, memory: Tensor, references: Tensor) -> Tensor:
+        images, count = queries.shape[:2]
+        value = self.value(memory).reshape(images, -1, HEADS, HEAD_DIM)
+        offsets = self.offsets(queries).reshape(images, count, HEADS, sum(self.points), 2)
+        weights = self.weights(queries).reshape(images, count, HEADS, sum(self.points))
+        weights = weights.softmax(-1) if self.softmax else weights.sigmoid()
+        locations = self.locations(references, offsets)
+        return queries + self.output(self.way(value, self.levels, locations, weights, self.points))
+
+    def locations(self, references: Tensor, offsets: Tensor) -> Tensor:
+        """[N, Q, M, K, 2]"""
+        level_of_point = [level for level, count in enumerate(self.points) for _ in range(count)]
+        if references.shape[2] > 1:
+            references = references[:, :, level_of_point]
+        references = references[:, :, None]
+        if references.shape[-1] == 2:
+            sizes = torch.tensor([(w, h) for h, w in self.levels], dtype=offsets.dtype)[level_of_point]
+            return references + offsets / sizes
+        counts = torch.tensor(self.points, dtype=offsets.dtype)[level_of_point].unsqueeze(-1)
+        return references[..., :2] + offsets / counts * references[..., 2:] * 0.5
+
+
+def inputs(
+    images: int = 1,
+    queries: int = 5,
+    columns: int = 2,
+    levels: Levels = LEVELS,
+    reference_levels: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Example inputs of `Attention`."""
+    generator = torch.Generator().manual_seed(0)
+    cells = sum(h * w for h, w in levels)
+    shapes = [(images, queries, 8), (images, cells, 8)]
+    references = torch.rand(images, queries, reference_levels or len(levels), columns, generator=generator)
+    return (*(torch.randn(*shape, generator=generator) for shape in shapes), references)
+
+
+def _parts(value: Tensor, levels: Levels, locations: Tensor, points: Sequence[int]):
+    return value.split([h * w for h, w in levels], 1), locations.split(list(points), 3)
+
+
+def _gathered(corners: Callable, value, levels, locations, weights, points) -> Tensor:
+    images, _, heads, width = value.shape
+    queries = locations.shape[1]
+    samples = []
+    for part, grid, (h, w) in zip(*_parts(value, levels, locations, points), levels):
+        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
+        grid = 2 * grid.transpose(1, 2).flatten(0, 1) - 1
+        samples.append(corners(level, grid))
+    weights = weights.transpose(1, 2).reshape(images * heads, 1, queries, sum(points))
+    result = (torch.cat(samples, -1) * weights).sum(-1)
+    return result.reshape(images, heads * width, queries).transpose(1, 2)
+
+
+def _pixels(level: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    h, w = level.shape[2:]
+    return ((grid[..., 0] + 1) * w - 1) / 2, ((grid[..., 1] + 1) * h - 1) / 2
+
+
+def _masked_corners(level: Tensor, grid: Tensor) -> Tensor:
+    batch, width, h, w = level.shape
+    x, y = _pixels(level, grid)
+    flat, left, top = level.flatten(2), x.floor(), y.floor()
+    result = 0
+    for dx in (0, 1):
+        for dy in (0, 1):
+            column, line = left + dx, top + dy
+            share = (1 - (x - column).abs()) * (1 - (y - line).abs())
+            inside = (column >= 0) & (column < w) & (line >= 0) & (line < h)
+            cell = line.clamp(0, h - 1).long() * w + column.clamp(0, w - 1).long()
+            cell = cell.reshape(batch, 1, -1).expand(-1, width, -1)
+            corner = flat.gather(2, cell).reshape(batch, width, *x.shape[1:])
+            result = result + corner * (share * inside).unsqueeze(1)
+    return result
+
+
+def _padded_corners(level: Tensor, grid: Tensor) -> Tensor:
+    batch, width, h, w = level.shape
+    x, y = _pixels(level, grid)
+    padded = F.pad(level, (1, 1, 1, 1)).reshape(batch, width, (h + 2) * (w + 2))
+    x, y = x.reshape(batch, -1), y.reshape(batch, -1)
+    left, top = x.floor().long(), y.floor().long()
+    result = 0
+    for dx in (0, 1):
+        for dy in (0, 1):
+            column, line = left + dx, top + dy
+            share = (x - (left + 1 - dx)).abs() * (y - (top + 1 - dy)).abs()
+            cell = (line + 1).clamp(0, h + 1) * (w + 2) + (column + 1).clamp(0, w + 1)
+            corner = padded.gather(2, cell.unsqueeze(1).expand(-1, width, -1))
+            result = result + corner * share.unsqueeze(1)
+    return result.reshape(batch, width, *grid.shape[1:3])
