@@ -5,14 +5,12 @@ Schemas and the implementations for CPU and CUDA are registered by `csrc/binding
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from msda import checks, library
-from msda.reference import offset_scale, sampling_locations
 
 _BUILD = library.load()
 
@@ -46,6 +44,11 @@ def attention(
         [N, Q, M * D] in value's type. Coordinates, weights and sums are float32 inside (float64 for
         float64). Differentiable in value, sampling_locations and attention_weights. Autocast casts the
         value alone (not float64); locations and weights stay as exact as they come.
+
+        On CUDA the gradient of value is added up by atomics, so that two runs differ by rounding; the other
+        gradients are always the same. With `torch.use_deterministic_algorithms(True)` that sum is made in
+        fixed point and is the same to the last bit: slower, and with 8 more bytes (float64: 16) for each
+        element of value while it lasts.
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was. On the GPU the numbers
@@ -161,38 +164,40 @@ def _fused_attention_fake(
 
 @torch.library.register_fake("msda::attention_backward")
 def _attention_backward_fake(
-    grad_output, value, spatial_shapes, level_start_index, locations, weights, points_per_level=None
+    grad_output,
+    value,
+    spatial_shapes,
+    level_start_index,
+    locations,
+    weights,
+    points_per_level=None,
+    deterministic=False,
 ):
-    return (
-        torch.empty_like(value, memory_format=torch.contiguous_format),
-        torch.empty_like(locations, memory_format=torch.contiguous_format),
-        torch.empty_like(weights, memory_format=torch.contiguous_format),
-    )
+    return _contiguous(value), _contiguous(locations), _contiguous(weights)
+
+
+@torch.library.register_fake("msda::fused_attention_backward")
+def _fused_attention_backward_fake(
+    grad_output,
+    value,
+    spatial_shapes,
+    level_start_index,
+    reference_points,
+    offsets,
+    logits,
+    points_per_level=None,
+    reference_gradient=True,
+    deterministic=False,
+):
+    reference = _contiguous(reference_points) if reference_gradient else reference_points.new_empty(0)
+    return _contiguous(value), reference, _contiguous(offsets), _contiguous(logits)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 # Autograd.
-
-
-def _attention_backward(
-    grad_output: Tensor,
-    value: Tensor,
-    spatial_shapes: Tensor,
-    level_start_index: Tensor,
-    locations: Tensor,
-    weights: Tensor,
-    points_per_level: list[int] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if value.is_cuda and torch.are_deterministic_algorithms_enabled():
-        message = (
-            "msda.attention: its backward on CUDA has no deterministic implementation (atomic adds to "
-            "grad_value); see torch.use_deterministic_algorithms"
-        )
-        if not torch.is_deterministic_algorithms_warn_only_enabled():
-            raise RuntimeError(message)
-        warnings.warn(message, stacklevel=2)
-    return torch.ops.msda.attention_backward(
-        grad_output, value, spatial_shapes, level_start_index, locations, weights, points_per_level
-    )
 
 
 def _save_inputs(ctx, inputs, output):
@@ -201,41 +206,26 @@ def _save_inputs(ctx, inputs, output):
 
 
 def _differentiate_attention(ctx, grad_output):
-    grads = _attention_backward(grad_output, *ctx.saved_tensors, ctx.points_per_level)
-    return grads[0], None, None, grads[1], grads[2], None
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_value, grad_locations, grad_weights = torch.ops.msda.attention_backward(
+        grad_output, *ctx.saved_tensors, ctx.points_per_level, deterministic
+    )
+    return grad_value, None, None, grad_locations, grad_weights, None
 
 
 def _differentiate_fused_attention(ctx, grad_output):
-    value, spatial_shapes, level_start_index, reference_points, offsets, logits = ctx.saved_tensors
-    sizes = ctx.points_per_level or [offsets.shape[4]] * reference_points.shape[2]
-    wide = reference_points.dtype
-    flat_offsets = offsets.to(wide).reshape(*logits.shape, 2)  # [N, Q, M, K, 2]
-    weights = logits.to(wide).softmax(-1)  # [N, Q, M, K]
-    locations = sampling_locations(reference_points, flat_offsets, spatial_shapes, sizes)
-    grad_value, grad_locations, grad_weights = _attention_backward(
-        grad_output, value, spatial_shapes, level_start_index, locations, weights, sizes
+    wants_reference = ctx.needs_input_grad[3]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_value, grad_reference, grad_offsets, grad_logits = torch.ops.msda.fused_attention_backward(
+        grad_output, *ctx.saved_tensors, ctx.points_per_level, wants_reference, deterministic
     )
-    # softmax: each logit moves its own weight up and all of them down.
-    grad_logits = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))
-    grad_offsets = grad_locations * offset_scale(reference_points, spatial_shapes, sizes)
-    grad_reference = None
-    if ctx.needs_input_grad[3]:
-        # Every head and point of a level moves with its reference.
-        moved = grad_locations.split(sizes, 3)
-        grad_reference = torch.stack([part.sum((2, 3)) for part in moved], 2)  # [N, Q, L, 2]
-        if reference_points.shape[-1] == 4:
-            # What lies at an offset that is not finite moves nothing; 0 * NaN would be NaN.
-            finite_offsets = flat_offsets.nan_to_num(0.0, 0.0, 0.0)
-            levels = zip(moved, finite_offsets.split(sizes, 3), sizes, strict=True)
-            stretched = [(part * offset).sum((2, 3)) * (0.5 / max(n, 1)) for part, offset, n in levels]
-            grad_reference = torch.cat([grad_reference, torch.stack(stretched, 2)], -1)
     return (
         grad_value,
         None,
         None,
-        grad_reference,
-        grad_offsets.reshape(offsets.shape).to(offsets.dtype),
-        grad_logits.to(logits.dtype),
+        grad_reference if wants_reference else None,
+        grad_offsets,
+        grad_logits,
         None,
     )
 

@@ -1,26 +1,34 @@
-// Backward of multi-scale deformable attention with given locations.
+// Backward of multi-scale deformable attention, with given locations and fused.
 //
-// Problem   for every sample: the gradient of its weight (grad_output . sample), of its location
-//           (grad_output . change of the sample across a cell, times the level's size), and of the
-//           four cells it read (grad_output times weight times bilinear weight, added up over all
-//           samples).
+// Problem   for every sample: the gradient of its weight (grad_output . sample), of its pixel
+//           (grad_output . change of the sample across a cell, times the weight), and of the four
+//           cells it read (grad_output times weight times bilinear weight, added up over all
+//           samples). Given locations: the pixel's times the level's size. Fused: the pixel's times
+//           the cells of one offset, and of the logits weight * (gradient of the weight - sum over
+//           all points of weight * gradient of the weight); the pixels' gradients are kept for
+//           those of the reference points (backward_reference.cuh).
 // Layout    as forward.cuh. grad_value is float (double with double values) whatever the value's
 //           type: thousands of samples may add to one cell, and 16-bit sums would lose them.
 // Threads   a group of lanes, a power of two up to a warp, works on one (n,q,m); each lane takes
 //           kVec channels at a time: 16 bytes of grad_value where D and the addresses allow, else
 //           one channel. The three dot products of a point are summed over the group by shuffles;
-//           its first lane writes them. Blocks of 256 threads, no shared memory.
-// Traffic   per point and D channels: four corners of value read, four corners of grad_value added
-//           to by atomics (of four floats at once on compute capability 9.0 and later).
-// Limits    those of check() in params.h. Not deterministic: the order of the atomics varies.
+//           its first lane writes them. Blocks of 256 threads, no shared memory. Fused: a first
+//           pass over the points has the sum that the logits' gradients need.
+// Traffic   per point and D channels: four corners of value read (fused: twice), four corners of
+//           grad_value added to by atomics (of four floats at once on compute capability 9.0 and
+//           later).
+// Limits    those of check() in params.h. With float sums grad_value is not deterministic, for the
+//           order of the atomics varies; with fixed-point sums (backward_fixed.cuh) it is. All
+//           other gradients have one writer and a fixed order of sums.
 #pragma once
 
+#include "msda/backward_fixed.cuh"
+#include "msda/choose_backward.h"
 #include "msda/forward.cuh"
 
 namespace msda {
 
 inline constexpr int kBackwardThreads = 256;
-inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
 template <typename Real>
 __device__ __forceinline__ Real sum_over_group(Real x, int group_size) {
@@ -30,16 +38,115 @@ __device__ __forceinline__ Real sum_over_group(Real x, int group_size) {
   return x;
 }
 
-template <typename T, int kVec>
+// The softmax of an item's logits: exp(logit - largest) * scale.
+template <typename Real>
+struct Softmax {
+  Real largest = 0;
+  Real scale = 1;
+  __device__ __forceinline__ Real operator()(Real logit) const {
+    return exp(logit - largest) * scale;
+  }
+};
+
+// By the lanes of a group together.
+template <typename T, typename Real = typename Accumulate<T>::type>
+__device__ __forceinline__ Softmax<Real> make_softmax(const Cursor<T>& first_logit,
+                                                      int64_t num_points, int lane,
+                                                      int group_size) {
+  Softmax<Real> softmax;
+  softmax.largest = -INFINITY;
+  Cursor<T> logits = first_logit;
+  logits.advance(lane);
+  for (int64_t point = lane; point < num_points; point += group_size, logits.advance(group_size)) {
+    softmax.largest = max(softmax.largest, logits.scalar());
+  }
+  for (int distance = group_size / 2; distance > 0; distance /= 2) {
+    softmax.largest = max(softmax.largest, __shfl_xor_sync(kWholeWarp, softmax.largest, distance));
+  }
+  Real total = 0;
+  logits = first_logit;
+  logits.advance(lane);
+  for (int64_t point = lane; point < num_points; point += group_size, logits.advance(group_size)) {
+    total += softmax(logits.scalar());
+  }
+  softmax.scale = Real(1) / sum_over_group(total, group_size);
+  return softmax;
+}
+
+// One sample as its group sees it.
+template <typename Real>
+struct PointOfItem {
+  Coordinate<Real> x, y;
+  Real weight;
+  Pair<Real> cells;  // pixels that one unit of what was given moves the sample by: cells of an
+                     // offset, or the level's size
+  bool touches;      // reads any cell
+};
+
+// Calls visit(level, point) for the points of an item in their order.
+template <typename T, bool kFused, bool kAligned, typename Visit>
+__device__ __forceinline__ void for_each_point(const Problem& problem,
+                                               const ForwardArguments& arguments, int64_t item,
+                                               const Softmax<typename Accumulate<T>::type>& softmax,
+                                               const Visit& visit) {
+  using Real = typename Accumulate<T>::type;
+  const bool boxes = problem.locations == Locations::kReferenceBoxes;
+  const int64_t query = item / problem.num_heads;
+  const int64_t first_point = item * problem.total_points;
+  Cursor<T> locations(arguments.sampling_locations, 2 * first_point,
+                      problem.location_type != problem.value_type);
+  Cursor<T> weights(arguments.attention_weights, first_point,
+                    problem.weight_type != problem.value_type);
+  for (int level_index = 0; level_index < static_cast<int>(problem.num_levels); ++level_index) {
+    const Level level = read_level(arguments.spatial_shapes, arguments.level_start_index,
+                                   problem.int64_shapes, level_index, problem.num_cells);
+    const Real width = static_cast<Real>(level.width);
+    const Real height = static_cast<Real>(level.height);
+    const int num_points = problem.points_per_level[level_index];
+    PointOfItem<Real> point{};
+    point.cells = {kFused ? Real(1) : width, kFused ? Real(1) : height};
+    Pair<Real> reference{};
+    if constexpr (kFused) {
+      Cursor<Real> cursor(arguments.reference_points,
+                          (boxes ? 4 : 2) * (query * problem.num_levels + level_index), true);
+      reference = cursor.template pair<kAligned>();
+      if (boxes) {
+        cursor.advance(2);
+        const Pair<Real> size = cursor.template pair<kAligned>();
+        const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
+        point.cells = {size.x * half_per_point * width, size.y * half_per_point * height};
+      }
+    }
+    for (int i = 0; i < num_points; ++i, locations.advance(2), weights.advance(1)) {
+      const Pair<Real> location = locations.template pair<kAligned>();
+      point.weight = weights.scalar();
+      if constexpr (kFused) {
+        point.weight = softmax(point.weight);
+        const Pair<Real> offset =
+            boxes ? Pair<Real>{location.x * point.cells.x, location.y * point.cells.y} : location;
+        point.x = at_offset(reference.x, offset.x, width);
+        point.y = at_offset(reference.y, offset.y, height);
+      } else {
+        point.x = at_location(location.x, width);
+        point.y = at_location(location.y, height);
+      }
+      point.touches = level.valid && touches(point.x, width) && touches(point.y, height);
+      visit(level, point);
+    }
+  }
+}
+
+template <typename T, int kVec, bool kFused, bool kFixed>
 __global__ void __launch_bounds__(kBackwardThreads)
     backward_kernel(const __grid_constant__ Problem problem,
-                    const __grid_constant__ BackwardArguments arguments, const int group_size) {
+                    const __grid_constant__ BackwardArguments arguments,
+                    const __grid_constant__ BackwardWork work, const int group_size) {
   using Real = typename Accumulate<T>::type;
   constexpr bool kAligned = kVec > 1;
   const ForwardArguments& forward = arguments.forward;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kBackwardThreads + threadIdx.x;
   const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
-  // Lanes past the end repeat the last item without writing, for the shuffles need every lane.
+  // Every lane of a warp takes part in its shuffles: those past the end repeat the last item.
   const bool writes = thread / group_size < items;
   const int64_t item = writes ? thread / group_size : items - 1;  // (n, q, m)
   const int lane = threadIdx.x % group_size;
@@ -49,108 +156,161 @@ __global__ void __launch_bounds__(kBackwardThreads)
 
   const bool wide_locations = problem.location_type != problem.value_type;
   const bool wide_weights = problem.weight_type != problem.value_type;
-  const int64_t point = item * problem.total_points;
-  Cursor<T> locations(forward.sampling_locations, 2 * point, wide_locations);
-  Cursor<T> weights(forward.attention_weights, point, wide_weights);
-  Cursor<T, false> grad_locations(arguments.grad_sampling_locations, 2 * point, wide_locations);
-  Cursor<T, false> grad_weights(arguments.grad_attention_weights, point, wide_weights);
+  const int64_t first_point = item * problem.total_points;
+  Cursor<T, false> grad_locations(arguments.grad_sampling_locations, 2 * first_point,
+                                  wide_locations);
+  Cursor<T, false> grad_weights(arguments.grad_attention_weights, first_point, wide_weights);
+  Real* moved = static_cast<Real*>(work.moved) + 2 * first_point;
 
   const int cell_stride = static_cast<int>(problem.num_heads * problem.head_dim);
   const int head_dim = static_cast<int>(problem.head_dim);
   const int64_t head_offset = batch * problem.num_cells * cell_stride + head * head_dim;
+  const T* const value = static_cast<const T*>(forward.value);
   const T* const grad_output = static_cast<const T*>(arguments.grad_output) + item * head_dim;
+  const auto at_corner = [&](const Level& level, int c) {
+    return (c >= 2 ? static_cast<int64_t>(level.width) * cell_stride : 0) +
+           (c % 2 ? cell_stride : 0);
+  };
 
-  for (int level_index = 0; level_index < static_cast<int>(problem.num_levels); ++level_index) {
-    const Level level = read_level(forward.spatial_shapes, forward.level_start_index,
-                                   problem.int64_shapes, level_index, problem.num_cells);
-    const Real width = static_cast<Real>(level.width);
-    const Real height = static_cast<Real>(level.height);
-    const int64_t level_offset = head_offset + static_cast<int64_t>(level.start) * cell_stride;
-    const int64_t row_stride = static_cast<int64_t>(level.width) * cell_stride;
-
-    for (int i = 0; i < problem.points_per_level[level_index]; ++i) {
-      const Real weight = weights.scalar();
-      const Pair<Real> location = locations.template pair<kAligned>();
-      const Coordinate<Real> x = at_location(location.x, width);
-      const Coordinate<Real> y = at_location(location.y, height);
-
-      Real grad_weight = 0;
-      Real grad_x = 0;
-      Real grad_y = 0;
-      if (level.valid && touches(x, width) && touches(y, height)) {
-        const Corners<Real> corner = corners(x, y, level);
-        // How each corner's weight changes with the coordinates.
-        const Real along_x[4] = {y.fraction - 1, 1 - y.fraction, -y.fraction, y.fraction};
-        const Real along_y[4] = {x.fraction - 1, -x.fraction, 1 - x.fraction, x.fraction};
-        for (int channel = lane * kVec; channel < head_dim; channel += group_size * kVec) {
-          const Vector<T, kVec> grad = load<T, kVec>(grad_output + channel);
-          const int64_t top_left =
-              level_offset + static_cast<int64_t>(corner.top_left) * cell_stride + channel;
-          Vector<T, kVec> value[4];
+  Softmax<Real> softmax;
+  Real mean_grad_weight = 0;  // weighted
+  if constexpr (kFused) {
+    softmax = make_softmax(Cursor<T>(forward.attention_weights, first_point, wide_weights),
+                           problem.total_points, lane, group_size);
+    for_each_point<T, kFused, kAligned>(
+        problem, forward, item, softmax, [&](const Level& level, const PointOfItem<Real>& point) {
+          if (!point.touches) return;
+          const Corners<Real> corner = corners(point.x, point.y, level);
+          for (int channel = lane * kVec; channel < head_dim; channel += group_size * kVec) {
+            const Vector<T, kVec> grad = load<T, kVec>(grad_output + channel);
+            const int64_t top_left =
+                head_offset + (static_cast<int64_t>(level.start) + corner.top_left) * cell_stride +
+                channel;
+            Real sample = 0;
 #pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int64_t offset = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
-            value[c] =
-                load_if<T, kVec>(corner.inside[c], static_cast<const T*>(forward.value) + offset);
+            for (int c = 0; c < 4; ++c) {
+              const Vector<T, kVec> cell =
+                  load_if<T, kVec>(corner.inside[c], value + top_left + at_corner(level, c));
+              Real product = 0;
+#pragma unroll
+              for (int k = 0; k < kVec; ++k) product += grad[k] * cell[k];
+              if (corner.inside[c]) sample += corner.weight[c] * product;
+            }
+            mean_grad_weight += point.weight * sample;
           }
+        });
+    mean_grad_weight = sum_over_group(mean_grad_weight, group_size);
+  }
+
+  const FixedPoint<Real> fixed(
+      work, kFixed ? __ldg(work.exponents + batch * problem.num_heads + head) : kExponentBias);
+  for_each_point<T, kFused, kAligned>(
+      problem, forward, item, softmax, [&](const Level& level, const PointOfItem<Real>& point) {
+        Real grad_weight = 0;
+        Real grad_x = 0;
+        Real grad_y = 0;
+        if (point.touches) {
+          const Corners<Real> corner = corners(point.x, point.y, level);
+          const Real fx = point.x.fraction;
+          const Real fy = point.y.fraction;
+          // How each corner's weight changes with the coordinates.
+          const Real along_x[4] = {fy - 1, 1 - fy, -fy, fy};
+          const Real along_y[4] = {fx - 1, -fx, 1 - fx, fx};
+          for (int channel = lane * kVec; channel < head_dim; channel += group_size * kVec) {
+            const Vector<T, kVec> grad = load<T, kVec>(grad_output + channel);
+            const int64_t top_left =
+                head_offset + (static_cast<int64_t>(level.start) + corner.top_left) * cell_stride +
+                channel;
+            Vector<T, kVec> cell[4];
 #pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int64_t offset = top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0);
-            const Real scale = weight * corner.weight[c];
-            Real product = 0;
-            Real grad_value[kVec];
+            for (int c = 0; c < 4; ++c) {
+              cell[c] = load_if<T, kVec>(corner.inside[c], value + top_left + at_corner(level, c));
+            }
 #pragma unroll
-            for (int k = 0; k < kVec; ++k) {
-              product += grad[k] * value[c][k];
-              grad_value[k] = scale * grad[k];
+            for (int c = 0; c < 4; ++c) {
+              const int64_t offset = top_left + at_corner(level, c);
+              const Real scale = point.weight * corner.weight[c];
+              Real product = 0;
+              Real grad_cell[kVec];
+#pragma unroll
+              for (int k = 0; k < kVec; ++k) {
+                product += grad[k] * cell[c][k];
+                grad_cell[k] = scale * grad[k];
+              }
+              if (writes && corner.inside[c]) {
+                Real* const grad_value = static_cast<Real*>(arguments.grad_value);
+                if constexpr (kFixed) {
+#pragma unroll
+                  for (int k = 0; k < kVec; ++k) {
+                    fixed.add(work.sums, grad_value, offset + k, grad_cell[k]);
+                  }
+                } else {
+                  atomic_add<Real, kVec>(grad_value + offset, grad_cell);
+                }
+              }
+              // Outside nothing is sampled: an infinite grad_output times zero would be NaN.
+              if (!corner.inside[c]) product = 0;
+              grad_weight += corner.weight[c] * product;
+              grad_x += along_x[c] * product;
+              grad_y += along_y[c] * product;
             }
-            if (writes && corner.inside[c]) {
-              atomic_add<Real, kVec>(static_cast<Real*>(arguments.grad_value) + offset, grad_value);
-            }
-            grad_weight += corner.weight[c] * product;
-            grad_x += along_x[c] * product;
-            grad_y += along_y[c] * product;
           }
         }
-      }
-      grad_weight = sum_over_group(grad_weight, group_size);
-      grad_x = sum_over_group(grad_x, group_size);
-      grad_y = sum_over_group(grad_y, group_size);
-      if (writes && lane == 0) {
-        grad_weights.store(0, grad_weight);
-        grad_locations.store(0, weight * width * grad_x);
-        grad_locations.store(1, weight * height * grad_y);
-      }
-      locations.advance(2);
-      weights.advance(1);
-      grad_locations.advance(2);
-      grad_weights.advance(1);
-    }
-  }
+        grad_weight = sum_over_group(grad_weight, group_size);
+        grad_x = sum_over_group(grad_x, group_size);
+        grad_y = sum_over_group(grad_y, group_size);
+        if (writes && lane == 0) {
+          // A sample that reads nothing moves nothing, be its weight or its box what it may.
+          const Pair<Real> pixel = {point.touches ? point.weight * grad_x : Real(0),
+                                    point.touches ? point.weight * grad_y : Real(0)};
+          grad_locations.store(0, point.touches ? pixel.x * point.cells.x : Real(0));
+          grad_locations.store(1, point.touches ? pixel.y * point.cells.y : Real(0));
+          grad_weights.store(
+              0, kFused ? point.weight * (grad_weight - mean_grad_weight) : grad_weight);
+          if (kFused && work.moved != nullptr) {
+            moved[0] = pixel.x;
+            moved[1] = pixel.y;
+          }
+        }
+        grad_locations.advance(2);
+        grad_weights.advance(1);
+        moved += 2;
+      });
 }
 
-template <typename T, int kVec>
+template <typename T, int kVec, bool kFused, bool kFixed>
 cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
-                            cudaStream_t stream) {
+                            const BackwardWork& work, cudaStream_t stream) {
   int group_size = 1;
   while (group_size < 32 && group_size * kVec < problem.head_dim) group_size *= 2;
   const int64_t threads = problem.batch_size * problem.num_queries * problem.num_heads * group_size;
   const int64_t blocks = (threads + kBackwardThreads - 1) / kBackwardThreads;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  backward_kernel<T, kVec><<<static_cast<unsigned>(blocks), kBackwardThreads, 0, stream>>>(
-      problem, arguments, group_size);
-  return cudaGetLastError();
+  return launch(backward_kernel<T, kVec, kFused, kFixed>, blocks, kBackwardThreads, stream, problem,
+                arguments, work, group_size);
 }
 
-template <typename T>
+template <typename T, bool kFused>
 cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
-                            cudaStream_t stream) {
+                            const BackwardWork& work, cudaStream_t stream) {
+  // One channel a lane for integers: neighbouring lanes have neighbouring sums.
+  if (arguments.deterministic) {
+    return launch_backward<T, 1, kFused, true>(problem, arguments, work, stream);
+  }
   // 16 bytes of grad_value a lane, so that the atomics of neighbouring lanes are adjacent.
   constexpr int kVec = 16 / sizeof(typename Accumulate<T>::type);
   return can_vectorise<T>(problem, arguments.forward) && aligned(arguments.grad_output, 16) &&
                  aligned(arguments.grad_value, 16)
-             ? launch_backward<T, kVec>(problem, arguments, stream)
-             : launch_backward<T, 1>(problem, arguments, stream);
+             ? launch_backward<T, kVec, kFused, false>(problem, arguments, work, stream)
+             : launch_backward<T, 1, kFused, false>(problem, arguments, work, stream);
+}
+
+template <typename T>
+cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
+                            const BackwardWork& work, cudaStream_t stream) {
+  return problem.locations == Locations::kGiven
+             ? launch_backward<T, false>(problem, arguments, work, stream)
+             : launch_backward<T, true>(problem, arguments, work, stream);
 }
 
 }  // namespace msda

@@ -18,13 +18,16 @@
 // Limits    those of check() in params.h. Deterministic: no atomics, a fixed order of sums.
 #pragma once
 
+#include "msda/choose.h"
 #include "msda/launch.h"
+#include "msda/launch_kernel.cuh"
 #include "msda/sampling.h"
 #include "msda/vector.cuh"
 
 namespace msda {
 
 inline constexpr int kForwardThreads = 256;
+inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
 template <typename T, int kVec, Locations kLocations>
 __global__ void __launch_bounds__(kForwardThreads)
@@ -136,10 +139,6 @@ __global__ void __launch_bounds__(kForwardThreads)
   store<T, kVec>(static_cast<T*>(arguments.output) + item * problem.head_dim + channel, sums);
 }
 
-inline bool aligned(const void* address, size_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
 // Whether 16 bytes of channels, and an (x, y) pair, can be read at once.
 template <typename T>
 bool can_vectorise(const Problem& problem, const ForwardArguments& arguments) {
@@ -156,9 +155,8 @@ cudaError_t launch_forward(const Problem& problem, const ForwardArguments& argum
       problem.batch_size * problem.num_queries * problem.num_heads * (problem.head_dim / kVec);
   const int64_t blocks = (threads + kForwardThreads - 1) / kForwardThreads;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  forward_kernel<T, kVec, kLocations>
-      <<<static_cast<unsigned>(blocks), kForwardThreads, 0, stream>>>(problem, arguments);
-  return cudaGetLastError();
+  return launch(forward_kernel<T, kVec, kLocations>, blocks, kForwardThreads, stream, problem,
+                arguments);
 }
 
 template <typename T, int kVec>

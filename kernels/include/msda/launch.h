@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "msda/backward_work.h"
 #include "msda/params.h"
 
 namespace msda {
@@ -12,7 +13,8 @@ namespace msda {
 // attention (Locations::kGiven) and fused_attention (the other two).
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments, cudaStream_t stream);
 
-// Gradients of attention; Locations::kGiven only, anything else is cudaErrorInvalidValue.
+// Gradients of attention (Locations::kGiven) and fused_attention (the other two). arguments.work
+// has the bytes that backward_work(problem, arguments) of backward_work.h says.
 cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
                      cudaStream_t stream);
 

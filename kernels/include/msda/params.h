@@ -59,14 +59,25 @@ struct ForwardArguments {
   void* output = nullptr;                    // [N, Q, M, D]
 };
 
-// Gradients of the operator with given locations.
+// Gradients of the operator: of attention with given locations, of fused_attention with the other
+// two.
 struct BackwardArguments {
   ForwardArguments forward;           // output is not read
   const void* grad_output = nullptr;  // [N, Q, M, D], value_type
   // [N, S, M, D] float (double with double values); zeroed by the caller, added to.
   void* grad_value = nullptr;
-  void* grad_sampling_locations = nullptr;  // [N, Q, M, K, 2], location_type; written
-  void* grad_attention_weights = nullptr;   // [N, Q, M, K], weight_type; written
+  // [N, Q, M, K, 2], location_type; written: of the locations, or of the offsets.
+  void* grad_sampling_locations = nullptr;
+  // [N, Q, M, K], weight_type; written: of the weights, or of the logits.
+  void* grad_attention_weights = nullptr;
+  // [N, Q, L, 2 or 4], the type of reference_points; written. Null where nobody wants it.
+  void* grad_reference_points = nullptr;
+  // Whether grad_value has to be equal to the last bit in every run; the other gradients always
+  // are.
+  bool deterministic = false;
+  // Zeroed by the caller, aligned to 16 bytes; its size depends on what is wanted
+  // (backward_work.h).
+  void* work = nullptr;
 };
 
 inline const char* name(DataType type) {

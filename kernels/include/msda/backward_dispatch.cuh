@@ -1,0 +1,79 @@
+// From a problem to compiled kernels. Each value type is compiled in a file of its own
+// (kernels/src).
+#pragma once
+
+#include "msda/backward.cuh"
+#include "msda/backward_fixed.cuh"
+#include "msda/backward_group.cuh"
+#include "msda/backward_reference.cuh"
+#include "msda/choose_backward.h"
+
+namespace msda {
+
+template <typename T, int kHeadDim, bool kFused>
+cudaError_t run_backward_group(BackwardKernel kernel, const Problem& problem,
+                               const BackwardArguments& arguments, const BackwardWork& work,
+                               cudaStream_t stream) {
+  switch (kernel) {
+    case BackwardKernel::kSpread:
+      return launch_backward_group<BackwardConfig<T, kHeadDim, kFused, true, false>>(
+          problem, arguments, work, false, stream);
+    case BackwardKernel::kMerge:
+      return launch_backward_group<BackwardConfig<T, kHeadDim, kFused, false, true>>(
+          problem, arguments, work, true, stream);
+    default:
+      return launch_backward_group<BackwardConfig<T, kHeadDim, kFused, false, false>>(
+          problem, arguments, work, kernel == BackwardKernel::kTile, stream);
+  }
+}
+
+template <typename T, int kHeadDim>
+cudaError_t run_backward_group(BackwardKernel kernel, const Problem& problem,
+                               const BackwardArguments& arguments, const BackwardWork& work,
+                               cudaStream_t stream) {
+  return problem.locations == Locations::kGiven
+             ? run_backward_group<T, kHeadDim, false>(kernel, problem, arguments, work, stream)
+             : run_backward_group<T, kHeadDim, true>(kernel, problem, arguments, work, stream);
+}
+
+// The gradients but that of the reference points, by a kernel that can_run() the problem.
+template <typename T>
+cudaError_t run_backward_kernel(BackwardKernel kernel, const Problem& problem,
+                                const BackwardArguments& arguments, const BackwardWork& work,
+                                cudaStream_t stream) {
+  if (kernel == BackwardKernel::kGeneral) {
+    return launch_backward<T>(problem, arguments, work, stream);
+  }
+  if constexpr (sizeof(T) <= 4) {
+    switch (problem.head_dim) {
+      case 16:
+        return run_backward_group<T, 16>(kernel, problem, arguments, work, stream);
+      case 32:
+        return run_backward_group<T, 32>(kernel, problem, arguments, work, stream);
+      case 64:
+        return run_backward_group<T, 64>(kernel, problem, arguments, work, stream);
+    }
+  }
+  return cudaErrorInvalidValue;
+}
+
+// All gradients that are wanted, by a kernel that can_run() the problem.
+template <typename T>
+cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
+                         const BackwardArguments& arguments, cudaStream_t stream) {
+  const BackwardWork work = backward_work(problem, arguments);
+  cudaError_t status = cudaSuccess;
+  if (arguments.deterministic) status = launch_exponents<T>(problem, arguments, work, stream);
+  if (status == cudaSuccess) {
+    status = run_backward_kernel<T>(kernel, problem, arguments, work, stream);
+  }
+  if (status == cudaSuccess && arguments.deterministic) {
+    status = launch_finish<T>(problem, arguments, work, stream);
+  }
+  if (status == cudaSuccess && arguments.grad_reference_points != nullptr) {
+    status = launch_reference<T>(problem, arguments, work, stream);
+  }
+  return status;
+}
+
+}  // namespace msda

@@ -1,0 +1,94 @@
+// Which forward kernel takes a problem: the one place that decides, for every wrapper. Plain C++.
+//
+//   general  forward.cuh         any size, type, alignment
+//   group    forward_group.cuh   the usual head sizes, many queries
+//   spread   forward_spread.cuh  the usual head sizes, few queries
+#pragma once
+
+#include <cstdint>
+
+#include "msda/params.h"
+
+namespace msda {
+
+enum class ForwardKernel : int32_t { kGeneral, kGroup, kSpread };
+
+inline constexpr ForwardKernel kForwardKernels[] = {ForwardKernel::kGeneral, ForwardKernel::kGroup,
+                                                    ForwardKernel::kSpread};
+
+inline const char* name(ForwardKernel kernel) {
+  switch (kernel) {
+    case ForwardKernel::kGeneral:
+      return "general";
+    case ForwardKernel::kGroup:
+      return "group";
+    case ForwardKernel::kSpread:
+      return "spread";
+  }
+  return "unknown";
+}
+
+// Up to this many (n,q,m) a warp for each still fills the GPU better than fewer lanes.
+inline constexpr int64_t kFewItems = 20000;
+
+inline bool aligned(const void* address, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+inline size_t size_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat16:
+    case DataType::kBFloat16:
+      return 2;
+    case DataType::kFloat32:
+      return 4;
+    case DataType::kFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+// The number of points that all levels have, or 0.
+inline int32_t equal_points(const Problem& problem) {
+  for (int64_t level = 1; level < problem.num_levels; ++level) {
+    if (problem.points_per_level[level] != problem.points_per_level[0]) return 0;
+  }
+  return problem.points_per_level[0];
+}
+
+// Whether the kernels with compiled-in head sizes can take the problem.
+inline bool has_usual_form(const Problem& problem, const ForwardArguments& arguments) {
+  const bool usual_head =
+      problem.head_dim == 16 || problem.head_dim == 32 || problem.head_dim == 64;
+  const size_t pair_bytes = 2 * size_of(problem.location_type);
+  return usual_head && problem.value_type != DataType::kFloat64 &&
+         problem.location_type == problem.weight_type &&
+         problem.num_cells < (int64_t{1} << 27) &&  // five bits of a cell's word are taken
+         problem.num_queries < INT32_MAX / 2 / problem.num_heads &&
+         problem.total_points < INT32_MAX / 4 &&
+         problem.num_heads * problem.head_dim < (int64_t{1} << 28) &&
+         aligned(arguments.value, 16) && aligned(arguments.output, 16) &&
+         aligned(arguments.sampling_locations, pair_bytes) &&
+         aligned(arguments.attention_weights, pair_bytes / 2) &&
+         aligned(arguments.reference_points, 8);
+}
+
+inline bool can_run(ForwardKernel kernel, const Problem& problem,
+                    const ForwardArguments& arguments) {
+  return kernel == ForwardKernel::kGeneral || has_usual_form(problem, arguments);
+}
+
+// The kernel that counting says is fastest.
+inline ForwardKernel expected_forward(const Problem& problem, const ForwardArguments& arguments) {
+  if (!has_usual_form(problem, arguments)) return ForwardKernel::kGeneral;
+  const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
+  return items <= kFewItems ? ForwardKernel::kSpread : ForwardKernel::kGroup;
+}
+
+// Until the others are timed on a GPU the general kernel, whose times are known, takes everything.
+inline ForwardKernel choose_forward(const Problem& /*problem*/,
+                                    const ForwardArguments& /*arguments*/) {
+  return ForwardKernel::kGeneral;
+}
+
+}  // namespace msda

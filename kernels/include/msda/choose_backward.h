@@ -1,0 +1,79 @@
+// Which backward kernel takes a problem: the one place that decides, for every wrapper. Plain C++.
+//
+//   general  backward.cuh        any size, type, alignment; deterministic sums
+//   group    backward_group.cuh  the usual head sizes
+//   tile     backward_group.cuh  the same, the queries in tiles of neighbouring cells
+//   merge    backward_merge.cuh  the same tiles, with one atomic for all that a tile adds to a cell
+//   spread   backward_group.cuh  the same, a warp for each (n,q,m): few queries
+#pragma once
+
+#include "msda/choose.h"
+
+namespace msda {
+
+enum class BackwardKernel : int32_t { kGeneral, kGroup, kTile, kMerge, kSpread };
+
+inline constexpr BackwardKernel kBackwardKernels[] = {
+    BackwardKernel::kGeneral, BackwardKernel::kGroup, BackwardKernel::kTile, BackwardKernel::kMerge,
+    BackwardKernel::kSpread};
+
+inline const char* name(BackwardKernel kernel) {
+  switch (kernel) {
+    case BackwardKernel::kGeneral:
+      return "general";
+    case BackwardKernel::kGroup:
+      return "group";
+    case BackwardKernel::kTile:
+      return "tile";
+    case BackwardKernel::kMerge:
+      return "merge";
+    case BackwardKernel::kSpread:
+      return "spread";
+  }
+  return "unknown";
+}
+
+// The group kernels keep the weights' gradients of a fused problem's points in shared memory.
+inline constexpr int32_t kMaxKeptPoints = 64;
+
+// Whether the kernels with compiled-in head sizes can take the problem.
+inline bool has_usual_form(const Problem& problem, const BackwardArguments& arguments) {
+  const size_t pair_bytes = 2 * size_of(problem.location_type);
+  const bool usual_head =
+      problem.head_dim == 16 || problem.head_dim == 32 || problem.head_dim == 64;
+  return usual_head && problem.value_type != DataType::kFloat64 && !arguments.deterministic &&
+         problem.num_cells < (int64_t{1} << 27) &&  // four bits of a cell's word are taken
+         problem.num_queries < INT32_MAX / 2 / problem.num_heads &&
+         problem.total_points <
+             (problem.locations == Locations::kGiven ? INT32_MAX / 4 : kMaxKeptPoints + 1) &&
+         problem.num_heads * problem.head_dim < (int64_t{1} << 28) &&
+         aligned(arguments.forward.value, 4 * size_of(problem.value_type)) &&
+         aligned(arguments.grad_output, 4 * size_of(problem.value_type)) &&
+         aligned(arguments.grad_value, 16) &&
+         aligned(arguments.forward.sampling_locations, pair_bytes) &&
+         aligned(arguments.grad_sampling_locations, pair_bytes) &&
+         aligned(arguments.forward.reference_points, 8);
+}
+
+inline bool can_run(BackwardKernel kernel, const Problem& problem,
+                    const BackwardArguments& arguments) {
+  return kernel == BackwardKernel::kGeneral || has_usual_form(problem, arguments);
+}
+
+// The kernel that counting says is fastest.
+inline BackwardKernel expected_backward(const Problem& problem,
+                                        const BackwardArguments& arguments) {
+  if (!has_usual_form(problem, arguments)) return BackwardKernel::kGeneral;
+  const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
+  if (items <= kFewItems) return BackwardKernel::kSpread;
+  // As many queries as cells: an encoder, most likely, whose neighbours share cells.
+  return problem.num_queries == problem.num_cells ? BackwardKernel::kMerge : BackwardKernel::kGroup;
+}
+
+// Until the others are timed on a GPU the general kernel takes everything.
+inline BackwardKernel choose_backward(const Problem& /*problem*/,
+                                      const BackwardArguments& /*arguments*/) {
+  return BackwardKernel::kGeneral;
+}
+
+}  // namespace msda

@@ -1,0 +1,413 @@
+// Times and checks many forms of the forward kernels, to choose the numbers in
+// forward_dispatch.cuh. Needs nothing but a GPU.
+//
+//   nvcc -std=c++17 -O3 -arch=sm_90 -I../include -o forward forward.cu ../src/forward_fp64.cu
+//   ./forward [--height 768] [--width 1152] [--batch 1] [--only TEXT] [--carveout PERCENT]
+//
+// The problem is the encoder of a five-scale Co-DINO (and its decoder, 900 queries): 8 heads of 32
+// channels, 4 points. Locations near: the published initial offsets plus noise of 1.5 cells;
+// uniform: anywhere. The cache is cold: launches alternate between two sets of inputs, each larger
+// than L2. Times are the median of 20 graphs of 10 launches; errors are relative to the general
+// kernel in double on the same inputs.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "msda/forward_dispatch.cuh"
+
+namespace {
+
+using msda::ForwardArguments;
+using msda::Locations;
+using msda::Problem;
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+  std::exit(1);
+}
+
+struct Options {
+  int height = 768;
+  int width = 1152;
+  int batch = 1;
+  int carveout = -1;
+  std::string only;
+};
+
+__device__ uint32_t mix(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ x >> 16;
+}
+__device__ float uniform(uint32_t seed, int64_t i) {
+  const uint32_t word =
+      mix(mix(static_cast<uint32_t>(i) ^ mix(seed)) + static_cast<uint32_t>(i >> 32));
+  return (word >> 8) * (1.0f / (1 << 24));
+}
+__device__ float normal(uint32_t seed, int64_t i) {
+  const float u = uniform(seed, 2 * i) + 1e-7f;
+  return sqrtf(-2.0f * logf(u)) * cospif(2.0f * uniform(seed, 2 * i + 1));
+}
+
+__global__ void fill_normal(float* out, int64_t count, uint32_t seed) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) out[i] = normal(seed, i);
+}
+
+// reference [N,Q,L,2 or 4], offsets [N,Q,M,K,2]; one thread for each (n,q).
+__global__ void fill_samples(const int64_t* shapes, int levels, int heads, int points,
+                             int64_t queries, int64_t rows, bool encoder, bool boxes, bool near,
+                             float* reference, float* offsets, float* locations, uint32_t seed) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  int64_t query = row % queries;
+  float x = uniform(seed, 2 * row), y = uniform(seed, 2 * row + 1);
+  if (encoder) {
+    int level = 0;
+    while (query >= shapes[2 * level] * shapes[2 * level + 1]) {
+      query -= shapes[2 * level] * shapes[2 * level + 1];
+      ++level;
+    }
+    x = (query % shapes[2 * level + 1] + 0.5f) / shapes[2 * level + 1];
+    y = (query / shapes[2 * level + 1] + 0.5f) / shapes[2 * level];
+  }
+  const float w = 0.05f + 0.35f * uniform(seed + 1, 2 * row);
+  const float h = 0.05f + 0.35f * uniform(seed + 1, 2 * row + 1);
+  for (int level = 0; level < levels; ++level) {
+    float* const r = reference + (row * levels + level) * (boxes ? 4 : 2);
+    r[0] = x;
+    r[1] = y;
+    if (boxes) {
+      r[2] = w;
+      r[3] = h;
+    }
+    const float columns = shapes[2 * level + 1], lines = shapes[2 * level];
+    for (int head = 0; head < heads; ++head) {
+      for (int point = 0; point < points; ++point) {
+        const int64_t i = ((row * heads + head) * levels + level) * points + point;
+        const float angle = 2.0f * head / heads;
+        const float dx = cospif(angle), dy = sinpif(angle), longest = fmaxf(fabsf(dx), fabsf(dy));
+        const float unit_x = boxes ? 0.5f / points * w : 1.0f / columns;
+        const float unit_y = boxes ? 0.5f / points * h : 1.0f / lines;
+        float ox = dx / longest * (point + 1) + 1.5f * normal(seed + 2, 2 * i);
+        float oy = dy / longest * (point + 1) + 1.5f * normal(seed + 2, 2 * i + 1);
+        if (!near) {
+          ox = (uniform(seed + 3, 2 * i) - x) / unit_x;
+          oy = (uniform(seed + 3, 2 * i + 1) - y) / unit_y;
+        }
+        offsets[2 * i] = ox;
+        offsets[2 * i + 1] = oy;
+        locations[2 * i] = x + ox * unit_x;
+        locations[2 * i + 1] = y + oy * unit_y;
+      }
+    }
+  }
+}
+
+template <typename T>
+__global__ void convert(const float* in, T* out, double* wide, int64_t count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  out[i] = msda::narrow<T>(in[i]);
+  if (wide) wide[i] = static_cast<double>(msda::widen(out[i]));
+}
+
+template <typename T>
+__global__ void compare(const T* out, const double* truth, int64_t count, double* sums) {
+  double error = 0, size = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const double difference = static_cast<double>(msda::widen(out[i])) - truth[i];
+    error += difference * difference;
+    size += truth[i] * truth[i];
+  }
+  atomicAdd(sums, error);
+  atomicAdd(sums + 1, size);
+}
+
+template <typename T>
+T* allocate(int64_t count) {
+  T* memory = nullptr;
+  check(cudaMalloc(&memory, count * sizeof(T)), "cudaMalloc");
+  return memory;
+}
+
+unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + 255) / 256); }
+
+template <typename T>
+struct Set {
+  ForwardArguments arguments;
+  double* truth = nullptr;  // of the first set
+};
+
+template <typename T>
+constexpr msda::DataType kType = std::is_same_v<T, float>    ? msda::DataType::kFloat32
+                                 : std::is_same_v<T, __half> ? msda::DataType::kFloat16
+                                                             : msda::DataType::kBFloat16;
+
+template <typename T>
+class Bench {
+ public:
+  Bench(const Options& options, bool encoder, bool fused, bool near) : options_(options) {
+    int64_t shapes[10], starts[5], cells = 0;
+    for (int level = 0; level < 5; ++level) {
+      const int stride = 4 << level;
+      shapes[2 * level] = (options.height + stride - 1) / stride;
+      shapes[2 * level + 1] = (options.width + stride - 1) / stride;
+      starts[level] = cells;
+      cells += shapes[2 * level] * shapes[2 * level + 1];
+    }
+    problem.batch_size = options.batch;
+    problem.num_cells = cells;
+    problem.num_heads = 8;
+    problem.head_dim = 32;
+    problem.num_levels = 5;
+    problem.num_queries = encoder ? cells : 900;
+    problem.total_points = 20;
+    for (int level = 0; level < 5; ++level) problem.points_per_level[level] = 4;
+    problem.locations = !fused    ? Locations::kGiven
+                        : encoder ? Locations::kReferencePoints
+                                  : Locations::kReferenceBoxes;
+    problem.value_type = problem.location_type = problem.weight_type = kType<T>;
+    const bool boxes = !encoder;
+    const int64_t rows = problem.batch_size * problem.num_queries, items = rows * 8;
+    outputs_ = items * 32;
+    int64_t* const device_shapes = allocate<int64_t>(10);
+    int64_t* const device_starts = allocate<int64_t>(5);
+    check(cudaMemcpy(device_shapes, shapes, sizeof(shapes), cudaMemcpyDefault), "copy");
+    check(cudaMemcpy(device_starts, starts, sizeof(starts), cudaMemcpyDefault), "copy");
+    const int64_t values = problem.batch_size * cells * 256;
+    float* const scratch = allocate<float>(std::max({values, items * 40, items * 20}));
+    float* const other = allocate<float>(items * 40);
+    for (int s = 0; s < 2; ++s) {
+      ForwardArguments& a = sets_[s].arguments;
+      a.spatial_shapes = device_shapes;
+      a.level_start_index = device_starts;
+      const bool first = s == 0;
+      const auto store = [&](const float* from, int64_t count, double*& wide) -> const void* {
+        T* const out = allocate<T>(count);
+        wide = first ? allocate<double>(count) : nullptr;
+        convert<T><<<blocks_of(count), 256>>>(from, out, wide, count);
+        return out;
+      };
+      ForwardArguments wide = a;
+      double *wide_value, *wide_locations, *wide_weights;
+      fill_normal<<<blocks_of(values), 256>>>(scratch, values, 11 + s);
+      a.value = store(scratch, values, wide_value);
+      float* const reference = allocate<float>(rows * 5 * (boxes ? 4 : 2));
+      fill_samples<<<blocks_of(rows), 256>>>(device_shapes, 5, 8, 4, problem.num_queries, rows,
+                                             encoder, boxes, near, reference, scratch, other,
+                                             23 + s);
+      a.reference_points = fused ? reference : nullptr;
+      a.sampling_locations = store(fused ? scratch : other, items * 40, wide_locations);
+      fill_normal<<<blocks_of(items * 20), 256>>>(scratch, items * 20, 37 + s);
+      a.attention_weights = store(scratch, items * 20, wide_weights);
+      a.output = allocate<T>(outputs_);
+      if (first) {
+        wide.value = wide_value;
+        wide.sampling_locations = wide_locations;
+        wide.attention_weights = wide_weights;
+        double* wide_reference = nullptr;
+        if (fused) {
+          wide_reference = allocate<double>(rows * 5 * (boxes ? 4 : 2));
+          float* const same = allocate<float>(rows * 5 * (boxes ? 4 : 2));
+          convert<float><<<blocks_of(rows * 5 * (boxes ? 4 : 2)), 256>>>(
+              reference, same, wide_reference, rows * 5 * (boxes ? 4 : 2));
+        }
+        wide.reference_points = wide_reference;
+        sets_[0].truth = allocate<double>(outputs_);
+        wide.output = sets_[0].truth;
+        Problem in_double = problem;
+        in_double.value_type = in_double.location_type = in_double.weight_type =
+            msda::DataType::kFloat64;
+        check(msda::run_forward<double>(msda::ForwardKernel::kGeneral, in_double, wide, nullptr),
+              "truth");
+        check(cudaDeviceSynchronize(), "truth");
+        cudaFree(wide_value);
+        cudaFree(wide_locations);
+        cudaFree(wide_weights);
+      }
+    }
+    cudaFree(scratch);
+    cudaFree(other);
+    sums_ = allocate<double>(2);
+  }
+
+  using Launch = std::function<cudaError_t(const Problem&, const ForwardArguments&, cudaStream_t)>;
+
+  void measure(const std::string& name, const Launch& launch) {
+    if (!options_.only.empty() && name.find(options_.only) == std::string::npos) return;
+    cudaStream_t stream;
+    check(cudaStreamCreate(&stream), "stream");
+    check(cudaMemsetAsync(sets_[0].arguments.output, 0xff, outputs_ * sizeof(T), stream), "memset");
+    cudaError_t status = launch(problem, sets_[0].arguments, stream);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+    if (status != cudaSuccess) {
+      std::printf("%-58s %s\n", name.c_str(), cudaGetErrorString(status));
+      if (status != cudaErrorNotSupported) std::exit(1);
+      return;
+    }
+    check(cudaMemset(sums_, 0, 16), "memset");
+    compare<T><<<256, 256>>>(static_cast<const T*>(sets_[0].arguments.output), sets_[0].truth,
+                             outputs_, sums_);
+    double sums[2];
+    check(cudaMemcpy(sums, sums_, 16, cudaMemcpyDefault), "compare");
+    cudaGraph_t graph;
+    cudaGraphExec_t run;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < 10; ++i) check(launch(problem, sets_[i % 2].arguments, stream), "launch");
+    check(cudaStreamEndCapture(stream, &graph), "capture");
+    check(cudaGraphInstantiate(&run, graph, 0), "instantiate");
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    std::vector<float> times;
+    for (int i = 0; i < 22; ++i) {
+      cudaEventRecord(begin, stream);
+      check(cudaGraphLaunch(run, stream), "graph");
+      cudaEventRecord(end, stream);
+      check(cudaEventSynchronize(end), "graph");
+      float ms;
+      cudaEventElapsedTime(&ms, begin, end);
+      if (i >= 2) times.push_back(ms * 100);
+    }
+    std::sort(times.begin(), times.end());
+    std::printf("%-58s %8.1f us  (%.1f to %.1f)  error %.1e\n", name.c_str(),
+                times[times.size() / 2], times[1], times[times.size() - 2],
+                std::sqrt(sums[0] / sums[1]));
+    std::fflush(stdout);
+    cudaGraphExecDestroy(run);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+
+  template <typename Config>
+  void group(const std::string& title) {
+    if (options_.carveout >= 0) {
+      check(cudaFuncSetAttribute(msda::forward_group_kernel<Config>,
+                                 cudaFuncAttributePreferredSharedMemoryCarveout, options_.carveout),
+            "carveout");
+    }
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, msda::forward_group_kernel<Config>), "attributes");
+    int resident = 0;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, msda::forward_group_kernel<Config>,
+                                                  Config::kThreads, 0);
+    measure(title + " group lanes " + std::to_string(Config::kLanes) + " threads " +
+                std::to_string(Config::kThreads) + " x" + std::to_string(resident) + " regs " +
+                std::to_string(attributes.numRegs) + (attributes.localSizeBytes ? " spills" : ""),
+            msda::launch_forward_group<Config>);
+  }
+  template <typename Config>
+  void spread(const std::string& title) {
+    measure(title + " spread rounds " + std::to_string(Config::kRounds),
+            msda::launch_forward_spread<Config>);
+  }
+
+  Problem problem;
+
+ private:
+  Options options_;
+  Set<T> sets_[2];
+  int64_t outputs_ = 0;
+  double* sums_ = nullptr;
+};
+
+template <typename T, bool kFused>
+void encoder(const Options& options, const char* type) {
+  for (const bool near : {true, false}) {
+    Bench<T> bench(options, true, kFused, near);
+    const std::string title =
+        std::string(type) + (kFused ? " fused " : " given ") + (near ? "near" : "uniform");
+    bench.measure(title + " general", msda::launch_forward<T>);
+#define GROUP(LANES, THREADS, BLOCKS) \
+  bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 4, LANES, THREADS, BLOCKS>>(title)
+    if constexpr (sizeof(T) == 2) {
+      GROUP(4, 256, 4);
+      GROUP(4, 512, 2);
+      GROUP(4, 1024, 1);
+      GROUP(2, 128, 4);
+      GROUP(2, 128, 5);
+      GROUP(2, 256, 2);
+      GROUP(2, 256, 3);
+      GROUP(2, 512, 1);
+      GROUP(1, 64, 6);
+      GROUP(1, 128, 3);
+      GROUP(1, 128, 4);
+      GROUP(1, 256, 1);
+      GROUP(1, 256, 2);
+    } else {
+      // Eight lanes cannot share four points evenly: any number of points.
+      bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 0, 8, 256, 3>>(title +
+                                                                                     " any points");
+      GROUP(4, 256, 2);
+      GROUP(4, 256, 3);
+      GROUP(4, 512, 1);
+      GROUP(2, 128, 3);
+      GROUP(2, 128, 4);
+      GROUP(2, 256, 2);
+      GROUP(1, 64, 4);
+      GROUP(1, 128, 2);
+    }
+    bench.template group<
+        msda::GroupConfig<T, 32, kFused, false, 8, 0, msda::kGroupLanes<T, 32>, 256, 2>>(
+        title + " any points");
+    bench.template group<
+        msda::GroupConfig<T, 32, kFused, false, 0, 0, msda::kGroupLanes<T, 32>, 256, 2>>(
+        title + " any points, heads");
+#undef GROUP
+  }
+}
+
+template <typename T, bool kFused>
+void decoder(const Options& options, const char* type) {
+  Bench<T> bench(options, false, kFused, true);
+  const std::string title = std::string(type) + (kFused ? " fused" : " given") + " decoder";
+  bench.measure(title + " general", msda::launch_forward<T>);
+  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 1>>(title);
+  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 2>>(title);
+  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 3>>(title);
+  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 5>>(title);
+  bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 4, 4, 256, 2>>(title);
+  bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 4, 2, 128, 2>>(title);
+}
+
+}  // namespace
+
+int main(int count, char** given) {
+  Options options;
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string name = given[i];
+    if (name == "--height") {
+      options.height = std::atoi(given[i + 1]);
+    } else if (name == "--width") {
+      options.width = std::atoi(given[i + 1]);
+    } else if (name == "--batch") {
+      options.batch = std::atoi(given[i + 1]);
+    } else if (name == "--carveout") {
+      options.carveout = std::atoi(given[i + 1]);
+    } else if (name == "--only") {
+      options.only = given[i + 1];
+    } else {
+      std::fprintf(stderr, "%s: unknown option\n", given[i]);
+      return 2;
+    }
+  }
+  encoder<__half, true>(options, "fp16");
+  encoder<__half, false>(options, "fp16");
+  encoder<float, true>(options, "fp32");
+  encoder<float, false>(options, "fp32");
+  encoder<__nv_bfloat16, true>(options, "bf16");
+  decoder<__half, true>(options, "fp16");
+  decoder<__half, false>(options, "fp16");
+  decoder<float, true>(options, "fp32");
+  return 0;
+}

@@ -1,0 +1,9 @@
+// The backward kernels of __half values.
+#include "msda/backward_dispatch.cuh"
+
+namespace msda {
+
+template cudaError_t run_backward<__half>(BackwardKernel, const Problem&, const BackwardArguments&,
+                                          cudaStream_t);
+
+}  // namespace msda

@@ -1,0 +1,158 @@
+// From Torch's tensors to the structs of msda/params.h, for binding.cpp.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "msda/params.h"
+
+namespace binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using PointsPerLevel = std::optional<std::vector<int64_t>>;
+
+inline std::string shape_of(const Tensor& tensor) {
+  std::string text = "[";
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    text += (i ? ", " : "") + std::to_string(tensor.size(i));
+  }
+  return text + "]";
+}
+
+inline void check_shape(const char* name, const Tensor& tensor,
+                        const std::vector<int64_t>& expected) {
+  bool same = tensor.dim() == static_cast<int64_t>(expected.size());
+  for (size_t i = 0; same && i < expected.size(); ++i) same = tensor.size(i) == expected[i];
+  if (same) return;
+  std::string text = "[";
+  for (size_t i = 0; i < expected.size(); ++i)
+    text += (i ? ", " : "") + std::to_string(expected[i]);
+  STD_TORCH_CHECK(false, name, ": expected ", text, "], got ", shape_of(tensor));
+}
+
+inline void check_device(const char* name, const Tensor& tensor, const Tensor& value) {
+  STD_TORCH_CHECK(tensor.device() == value.device(), name, ": expected a tensor on value's device");
+}
+
+inline msda::DataType data_type(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return msda::DataType::kFloat32;
+    case ScalarType::Half:
+      return msda::DataType::kFloat16;
+    case ScalarType::BFloat16:
+      return msda::DataType::kBFloat16;
+    case ScalarType::Double:
+      return msda::DataType::kFloat64;
+    default:
+      STD_TORCH_CHECK(false, name, ": expected float32, float16, bfloat16 or float64");
+  }
+  return {};
+}
+
+// Sizes and types, from tensors that fit each other. Points: [N, Q, M, L, P, 2], or [N, Q, M, K, 2]
+// with points_per_level. Weights: as points without the last dimension; logits: [N, Q, M, K].
+inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_shapes,
+                                  const Tensor& level_start_index,
+                                  const std::optional<Tensor>& reference_points,
+                                  const char* points_name, const Tensor& points,
+                                  const char* weights_name, const Tensor& weights,
+                                  const PointsPerLevel& points_per_level) {
+  STD_TORCH_CHECK(value.dim() == 4, "value: expected [N, S, M, D], got ", shape_of(value));
+  STD_TORCH_CHECK(spatial_shapes.dim() == 2 && spatial_shapes.size(1) == 2,
+                  "spatial_shapes: expected [L, 2], got ", shape_of(spatial_shapes));
+  STD_TORCH_CHECK(points.dim() == (points_per_level ? 5 : 6), points_name, ": expected ",
+                  points_per_level ? "[N, Q, M, sum(points_per_level), 2]" : "[N, Q, M, L, P, 2]",
+                  ", got ", shape_of(points));
+  check_device("spatial_shapes", spatial_shapes, value);
+  check_device("level_start_index", level_start_index, value);
+  check_device(points_name, points, value);
+  check_device(weights_name, weights, value);
+
+  msda::Problem problem;
+  problem.batch_size = value.size(0);
+  problem.num_cells = value.size(1);
+  problem.num_heads = value.size(2);
+  problem.head_dim = value.size(3);
+  problem.num_levels = spatial_shapes.size(0);
+  problem.num_queries = points.size(1);
+  problem.value_type = data_type("value", value);
+  problem.location_type = data_type(points_name, points);
+  problem.weight_type = data_type(weights_name, weights);
+  problem.int64_shapes = spatial_shapes.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(problem.int64_shapes || spatial_shapes.scalar_type() == ScalarType::Int,
+                  "spatial_shapes: expected int32 or int64");
+  STD_TORCH_CHECK(level_start_index.scalar_type() == spatial_shapes.scalar_type(),
+                  "level_start_index: expected the type of spatial_shapes");
+
+  const int64_t levels = problem.num_levels;
+  STD_TORCH_CHECK(levels <= msda::kMaxLevels, "spatial_shapes: expected at most ", msda::kMaxLevels,
+                  " levels, got ", levels);
+  if (points_per_level) {
+    STD_TORCH_CHECK(static_cast<int64_t>(points_per_level->size()) == levels,
+                    "points_per_level: expected ", levels, " numbers, got ",
+                    points_per_level->size());
+    problem.total_points = points.size(3);
+    for (int64_t i = 0; i < levels; ++i) {
+      const int64_t count = (*points_per_level)[i];
+      STD_TORCH_CHECK(count >= 0 && count <= INT32_MAX,
+                      "points_per_level: expected 0 or more, got ", count);
+      problem.points_per_level[i] = static_cast<int32_t>(count);
+    }
+  } else {
+    problem.total_points = levels * points.size(4);
+    for (int64_t i = 0; i < levels; ++i) {
+      problem.points_per_level[i] = static_cast<int32_t>(points.size(4));
+    }
+  }
+  const std::vector<int64_t> rows = {problem.batch_size, problem.num_queries, problem.num_heads};
+  const auto with = [&](std::initializer_list<int64_t> last) {
+    std::vector<int64_t> shape = rows;
+    shape.insert(shape.end(), last);
+    return shape;
+  };
+  const bool ragged = points_per_level.has_value();
+  check_shape("level_start_index", level_start_index, {levels});
+  check_shape(points_name, points,
+              ragged ? with({problem.total_points, 2}) : with({levels, points.size(4), 2}));
+  check_shape(
+      weights_name, weights,
+      ragged || reference_points ? with({problem.total_points}) : with({levels, points.size(4)}));
+  if (reference_points) {
+    check_device("reference_points", *reference_points, value);
+    const bool boxes = reference_points->dim() == 4 && reference_points->size(3) == 4;
+    check_shape("reference_points", *reference_points,
+                {problem.batch_size, problem.num_queries, levels, boxes ? 4 : 2});
+    const bool is_double = problem.value_type == msda::DataType::kFloat64;
+    STD_TORCH_CHECK(
+        reference_points->scalar_type() == (is_double ? ScalarType::Double : ScalarType::Float),
+        "reference_points: expected float32 (float64 with a float64 value)");
+    problem.locations =
+        boxes ? msda::Locations::kReferenceBoxes : msda::Locations::kReferencePoints;
+  }
+  const std::string complaint = msda::check(problem);
+  STD_TORCH_CHECK(complaint.empty(), complaint);
+  return problem;
+}
+
+inline msda::ForwardArguments make_arguments(const Tensor& value, const Tensor& spatial_shapes,
+                                             const Tensor& level_start_index,
+                                             const Tensor& locations, const Tensor& weights) {
+  msda::ForwardArguments arguments;
+  arguments.value = value.const_data_ptr();
+  arguments.spatial_shapes = spatial_shapes.const_data_ptr();
+  arguments.level_start_index = level_start_index.const_data_ptr();
+  arguments.sampling_locations = locations.const_data_ptr();
+  arguments.attention_weights = weights.const_data_ptr();
+  return arguments;
+}
+
+}  // namespace binding

@@ -1,0 +1,399 @@
+#include "emulator.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "fiber.h"
+#include "messages.h"
+#include "shared_memory.h"
+#include "signals.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace emulator {
+namespace {
+
+constexpr size_t kStack = 64 * 1024;
+constexpr int kMaxThreads = 1024;
+
+// One thread of the block, and what it waits for.
+struct Thread {
+  Fiber fiber;
+  uint3 index;
+  Operation operation = Operation::kNone;
+  Site site{};
+  unsigned mask = 0;
+  int source = 0;
+  uint64_t value = 0;
+  uint64_t result = 0;
+};
+
+struct Warp {
+  unsigned alive = 0;    // lanes that have not returned
+  unsigned waiting = 0;  // of them, those at a warp's operation
+};
+
+// The threads that can go on. In turn, or, when the order is drawn, any.
+class Queue {
+ public:
+  void clear() { first_ = last_ = 0; }
+  bool empty() const { return first_ == last_; }
+  void push(int thread) { threads_[last_++ % kMaxThreads] = thread; }
+  int pop(uint64_t random) {
+    if (random != 0) {
+      const unsigned other = first_ + static_cast<unsigned>(random % (last_ - first_));
+      std::swap(threads_[first_ % kMaxThreads], threads_[other % kMaxThreads]);
+    }
+    return threads_[first_++ % kMaxThreads];
+  }
+
+ private:
+  int threads_[kMaxThreads];
+  unsigned first_ = 0;
+  unsigned last_ = 0;
+};
+
+uint64_t seed = 0;
+uint64_t random_state = 0;
+std::string failure;
+
+bool running = false;  // whether a fiber is
+bool failed = false;
+const void* kernel_of_launch = nullptr;
+void (*body_of_launch)(void*) = nullptr;
+void* data_of_launch = nullptr;
+
+Fiber outside;  // whoever launched
+std::vector<Thread> threads;
+std::vector<Warp> warps;
+Queue ready;
+int current = 0;
+int alive = 0;       // threads of the block that have not returned
+int at_barrier = 0;  // of them, those at a barrier of the block
+char* stacks = nullptr;
+
+// xorshift64 (Marsaglia, 2003); 0 when the order is not drawn.
+uint64_t draw() {
+  if (seed == 0) return 0;
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return random_state >> 11;
+}
+
+bool of_block(Operation operation) { return operation >= Operation::kSyncthreads; }
+
+bool same(Site a, Site b) {
+  return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
+}
+
+// "a shuffle (forward.cuh:12, mask 0xffffffff)"
+std::string describe(const Thread& thread) {
+  std::string text = name(thread.operation);
+  text += std::string(" (") + file_name(thread.site) + ":" + std::to_string(thread.site.line);
+  if (!of_block(thread.operation)) {
+    char mask[32];
+    std::snprintf(mask, sizeof(mask), ", mask 0x%08x", thread.mask);
+    text += mask;
+  }
+  return text + ")";
+}
+
+// Leaves the fibers for good; the next launch begins with fresh ones.
+[[noreturn]] void abandon(const std::string& what, bool whole_block) {
+  failure = function_name(kernel_of_launch) + ", block " +
+            coordinates(blockIdx.x, blockIdx.y, blockIdx.z, gridDim);
+  if (!whole_block) {
+    const uint3 index = threads[current].index;
+    failure += ", thread " + coordinates(index.x, index.y, index.z, blockDim);
+  }
+  failure += ": " + what;
+  failed = true;
+  Fiber::change(threads[current].fiber, outside);
+  std::abort();  // nobody comes back
+}
+
+[[noreturn]] void report_deadlock() {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
+    const bool returned = !(warps[i / kWarp].alive >> i % kWarp & 1);
+    const std::string key = returned ? "have returned" : "wait at " + describe(threads[i]);
+    const auto group = std::find_if(groups.begin(), groups.end(),
+                                    [&](const auto& known) { return known.first == key; });
+    if (group == groups.end()) {
+      groups.push_back({key, {i}});
+    } else {
+      group->second.push_back(i);
+    }
+  }
+  std::string text = "no thread can go on";
+  for (const auto& [key, members] : groups) text += "; threads " + ranges(members) + " " + key;
+  abandon(text, true);
+}
+
+// Goes on with the next thread that can.
+void change_thread() {
+  if (ready.empty()) report_deadlock();
+  const int last = current;
+  current = ready.pop(draw());
+  threadIdx = threads[current].index;
+  if (current != last) Fiber::change(threads[last].fiber, threads[current].fiber);
+}
+
+// In an order of its own drawing, whoever completes an operation has no precedence.
+void resume_after_completion() {
+  if (seed == 0) return;
+  ready.push(current);
+  change_thread();
+}
+
+void finish_warp_operation(Warp& warp, Thread* lanes, unsigned participants) {
+  const Thread& first = lanes[__builtin_ctz(participants)];
+  unsigned ballot = 0;
+  for (unsigned rest = participants; rest != 0; rest &= rest - 1) {
+    const int i = __builtin_ctz(rest);
+    const Thread& thread = lanes[i];
+    if (thread.operation != first.operation || thread.mask != first.mask ||
+        !same(thread.site, first.site)) {
+      abandon("lanes of its warp meet at different places: lane " +
+                  std::to_string(__builtin_ctz(participants)) + " at " + describe(first) +
+                  ", lane " + std::to_string(i) + " at " + describe(thread),
+              false);
+    }
+    if (thread.value != 0) ballot |= 1u << i;
+  }
+  for (unsigned rest = participants; rest != 0; rest &= rest - 1) {
+    const int i = __builtin_ctz(rest);
+    Thread& thread = lanes[i];
+    switch (first.operation) {
+      case Operation::kShuffle:
+        if (!(participants >> thread.source & 1)) {
+          abandon("lane " + std::to_string(i) + " of its warp reads from lane " +
+                      std::to_string(thread.source) + ", which does not take part in " +
+                      describe(thread),
+                  false);
+        }
+        thread.result = lanes[thread.source].value;
+        break;
+      case Operation::kAll:
+        thread.result = ballot == participants;
+        break;
+      case Operation::kAny:
+        thread.result = ballot != 0;
+        break;
+      default:
+        thread.result = ballot;
+    }
+  }
+  warp.waiting &= ~participants;
+  const int first_thread = static_cast<int>(lanes - threads.data());
+  for (unsigned rest = participants; rest != 0; rest &= rest - 1) {
+    const int thread = first_thread + __builtin_ctz(rest);
+    threads[thread].operation = Operation::kNone;
+    if (thread != current) ready.push(thread);
+  }
+}
+
+void finish_block_operation() {
+  int count = 0;
+  for (const Thread& thread : threads) count += of_block(thread.operation) && thread.value != 0;
+  for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
+    Thread& thread = threads[i];
+    if (!of_block(thread.operation)) continue;
+    thread.result = thread.operation == Operation::kSyncthreadsAnd ? count == at_barrier : count;
+    thread.operation = Operation::kNone;
+    if (i != current) ready.push(i);
+  }
+  at_barrier = 0;
+}
+
+// The current thread has returned from the kernel: those that waited for it alone can go on.
+void leave_block() {
+  Warp& warp = warps[current / kWarp];
+  Thread* const lanes = &threads[current / kWarp * kWarp];
+  warp.alive &= ~(1u << current % kWarp);
+  --alive;
+  for (int i = 0; i < kWarp; ++i) {
+    if (!(warp.waiting >> i & 1)) continue;
+    const unsigned participants = lanes[i].mask & warp.alive;
+    if ((participants & ~warp.waiting) == 0) finish_warp_operation(warp, lanes, participants);
+  }
+  if (at_barrier > 0 && at_barrier == alive) finish_block_operation();
+  if (alive == 0) {
+    Fiber::change(threads[current].fiber, outside);
+  } else {
+    change_thread();
+  }
+  std::abort();  // nobody comes back
+}
+
+void fiber_entry() {
+  body_of_launch(data_of_launch);
+  leave_block();
+}
+
+char* stack_of(int thread) { return stacks + thread * kStack; }
+
+void make_stacks() {
+  void* const memory = mmap(nullptr, kMaxThreads * kStack, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  stacks = static_cast<char*>(memory);
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (int i = 0; i < kMaxThreads; ++i) mprotect(stack_of(i), page, PROT_NONE);
+}
+
+void run_block(const SharedMemory& shared) {
+  std::memset(shared.start, seed == 0 ? 0xff : static_cast<int>(draw() & 0xff), shared.bytes);
+  const int count = static_cast<int>(threads.size());
+  ready.clear();
+  alive = count;
+  at_barrier = 0;
+  for (int i = 0; i < count; ++i) {
+    Thread& thread = threads[i];
+    thread.operation = Operation::kNone;
+    // The tops of the stacks get different places in the processor's cache.
+    thread.fiber.start(stack_of(i), kStack - static_cast<size_t>(i % 64) * 192, fiber_entry);
+    ready.push(i);
+  }
+  for (size_t i = 0; i < warps.size(); ++i) {
+    const int lanes = std::min(count - static_cast<int>(i) * kWarp, kWarp);
+    warps[i] = {lanes == kWarp ? ~0u : (1u << lanes) - 1, 0};
+  }
+  current = ready.pop(draw());
+  threadIdx = threads[current].index;
+  Fiber::change(outside, threads[current].fiber);
+}
+
+bool launchable(const cudaLaunchConfig_t& config) {
+  const dim3 grid = config.gridDim;
+  const dim3 block = config.blockDim;
+  return grid.x >= 1 && grid.x <= INT32_MAX && grid.y >= 1 && grid.y <= UINT16_MAX && grid.z >= 1 &&
+         grid.z <= UINT16_MAX && block.x >= 1 && block.y >= 1 && block.z >= 1 && block.z <= 64 &&
+         static_cast<uint64_t>(block.x) * block.y * block.z <= kMaxThreads;
+}
+
+}  // namespace
+
+void set_order(uint64_t new_seed) {
+  seed = new_seed;
+  random_state = seed * 0x9e3779b97f4a7c15u | 1;
+  failure.clear();
+}
+
+uint64_t order() { return seed; }
+
+const char* message() { return failure.c_str(); }
+
+void fail(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  abandon(text, false);
+}
+
+int lane() { return current % kWarp; }
+
+uint64_t meet_warp(Operation operation, unsigned mask, uint64_t value, int source, Site site) {
+  Thread& self = threads[current];
+  Warp& warp = warps[current / kWarp];
+  const unsigned bit = 1u << current % kWarp;
+  self.operation = operation;
+  self.site = site;
+  self.mask = mask;
+  self.source = source;
+  self.value = value;
+  if (!(mask & bit)) abandon("its own bit is not in the mask of " + describe(self), false);
+  warp.waiting |= bit;
+  const unsigned participants = mask & warp.alive;
+  if ((participants & ~warp.waiting) == 0) {
+    finish_warp_operation(warp, &threads[current / kWarp * kWarp], participants);
+    resume_after_completion();
+  } else {
+    change_thread();
+  }
+  return self.result;
+}
+
+uint64_t meet_block(Operation operation, uint64_t value, Site site) {
+  Thread& self = threads[current];
+  self.operation = operation;
+  self.site = site;
+  self.value = value;
+  for (const Thread& other : threads) {
+    if (at_barrier == 0) break;
+    if (!of_block(other.operation) || &other == &self) continue;
+    if (other.operation != operation || !same(other.site, site)) {
+      abandon("comes to " + describe(self) + " while thread " +
+                  std::to_string(&other - threads.data()) + " is at " + describe(other),
+              false);
+    }
+    break;  // the others are where this one is
+  }
+  if (++at_barrier == alive) {
+    finish_block_operation();
+    resume_after_completion();
+  } else {
+    change_thread();
+  }
+  return self.result;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*body)(void*),
+                   void* data) {
+  if (!launchable(config)) {
+    failure = "the size of the grid or of a block is not one that a GPU has";
+    return cudaErrorInvalidConfiguration;
+  }
+  if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) {
+    failure = "the emulator has no dynamic shared memory and no attributes of a launch";
+    return cudaErrorNotSupported;
+  }
+  if (!stacks) make_stacks();
+  gridDim = config.gridDim;
+  blockDim = config.blockDim;
+  kernel_of_launch = kernel;
+  body_of_launch = body;
+  data_of_launch = data;
+  const int count = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
+  threads.resize(count);
+  warps.resize((count + kWarp - 1) / kWarp);
+  for (unsigned i = 0; i < static_cast<unsigned>(count); ++i) {
+    threads[i].index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+  }
+  std::vector<uint64_t> blocks(static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z);
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
+  for (size_t i = 0; i < blocks.size(); ++i)
+    std::swap(blocks[i], blocks[i + draw() % (blocks.size() - i)]);
+
+  const SharedMemory shared = shared_memory();
+  const Signals signals([] { return static_cast<const char*>(stack_of(current)); },
+                        [](const std::string& what) {
+                          if (!running) std::abort();  // the emulator's own mistake
+                          abandon(what, false);
+                        });
+  failed = false;
+  running = true;
+  for (size_t i = 0; i < blocks.size() && !failed; ++i) {
+    const auto x = static_cast<unsigned>(blocks[i] % gridDim.x);
+    const auto yz = static_cast<unsigned>(blocks[i] / gridDim.x);
+    blockIdx = {x, yz % gridDim.y, yz / gridDim.y};
+    run_block(shared);
+  }
+  running = false;
+  return failed ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+}  // namespace emulator

@@ -1,0 +1,76 @@
+// Runs CUDA kernels on the CPU, for tests where there is no GPU.
+//
+// The threads of a block are fibers that take turns: one runs until it waits for others (at a
+// barrier, shuffle or vote), and the next one that can go on is next. Blocks run one after the
+// other. So a launch has no races in the emulator, but any order of threads between two such
+// points, and of blocks, is one that a GPU could take: set_order() draws one.
+//
+// What a GPU would answer with a hang, garbage, or nothing at all ends the launch with
+// cudaErrorLaunchFailure, and message() says which kernel, block, thread and line:
+//   - a barrier, shuffle or vote that a thread of the block or mask does not reach, or reaches with
+//     another mask or at another line;
+//   - a shuffle from a lane that does not take part;
+//   - reading or writing outside of a GuardedTensor (guarded.h), or writing to an input;
+//   - with the compiler's traps on (build.py): a misaligned address, an index outside of an array
+//     in registers or shared memory, integer overflow, a shift too far.
+// Shared memory holds garbage when a block begins. What is not found: an index that goes wrong
+// through a pointer into shared memory, and an addition that should have been atomic.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace emulator {
+
+inline constexpr int kWarp = 32;
+
+// To be called before launches: forgets message(), and sets the order of blocks and threads, and
+// what garbage is. 0: ascending, and NaN in every floating-point type; any other number: drawn with
+// it.
+void set_order(uint64_t seed);
+uint64_t order();
+
+// What the launch that failed has to say.
+const char* message();
+
+// Ends the launch of the thread that calls it. printf's arguments.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
+
+// Runs body(data) once for every thread; `kernel` is for messages.
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*body)(void*),
+                   void* data);
+
+// A place in the source. As a default argument here() is that of the caller.
+struct Site {
+  const char* file;
+  int line;
+};
+constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return {file, line};
+}
+const char* file_name(Site site);  // without its folders
+
+enum class Operation {
+  kNone,
+  kShuffle,  // result: the value that lane `source` brought
+  kBallot,   // result: a bit for each lane whose value is not zero
+  kAll,      // result: whether all lanes' values are not zero
+  kAny,      // result: whether a lane's value is not zero
+  kSyncwarp,
+  kSyncthreads,
+  kSyncthreadsCount,  // result: number of threads whose value is not zero
+  kSyncthreadsAnd,    // result: whether that is all
+  kSyncthreadsOr,     // result: whether there is one
+};
+
+// Waits for the other threads of the mask (of the warp) that have not returned.
+uint64_t meet_warp(Operation operation, unsigned mask, uint64_t value, int source, Site site);
+
+// Waits for the other threads of the block that have not returned.
+uint64_t meet_block(Operation operation, uint64_t value, Site site);
+
+// Number of the calling thread in its warp.
+int lane();
+
+}  // namespace emulator
