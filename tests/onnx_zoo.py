@@ -72,6 +72,9 @@ __all__ = [
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
 
+every = pytest.mark.skipif(os.environ.get("ONNX_ZOO") != "all", reason="minutes: ONNX_ZOO=all runs it")
+"""Marks what is run on request only: every model in every form."""
+
 OPSETS: dict[Exporter, tuple[int, ...]] = {"torchscript": (16, 17, 18, 19, 20), "dynamo": (18, 19, 20, 21)}
 
 

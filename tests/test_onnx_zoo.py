@@ -6,7 +6,6 @@ ONNX_ZOO=all does every model in every form.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,11 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from tests import onnx_zoo  # noqa: E402
-from tests.onnx_zoo import OPSETS, ZOO  # noqa: E402
+from tests.onnx_zoo import OPSETS, ZOO, every  # noqa: E402
 
 # Of the largest number in an output. Pictures of two sizes, two runtimes, a dozen layers in float32.
 TOLERANCE = 2e-5
 QUICK = "rt_detr_v2"
-every = pytest.mark.skipif(os.environ.get("ONNX_ZOO") != "all", reason="minutes: ONNX_ZOO=all runs it")
 
 
 @pytest.fixture(scope="session")

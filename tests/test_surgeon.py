@@ -721,8 +721,13 @@ def test_zoo(name: str, zoo_folder: Path) -> None:
     check_zoo(name, zoo_folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("deformable_detr", "d_fine") else onnx_zoo.every)
+        for name in ZOO
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [
