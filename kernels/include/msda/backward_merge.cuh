@@ -2,9 +2,9 @@
 // has one atomic for it.
 //
 // Problem   neighbouring queries sample the same cells: of 32 queries in a tile of 8 x 4, five
-// points
-//           in the mean add to each cell that they touch, where locations lie near their reference
-//           points (the published initial offsets and 1.5 cells of noise; uniform locations: 1.2).
+//           points in the mean add to each cell that they touch, where locations lie near their
+//           reference points (the published initial offsets and 1.5 cells of noise; uniform
+//           locations: 1.2).
 //           All channels of a point have the same corner weights: so weights are sorted by cell,
 //           and then each cell has one sum over them of weight * grad_output.
 // Threads   every thread brings the four corners of one point. A hash table in shared memory gives

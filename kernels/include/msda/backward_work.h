@@ -1,9 +1,8 @@
 // The memory that a backward works with beside its results: how much, and what lies where. Plain
 // C++; the launchers allocate nothing, so their callers ask here.
 //
-//   sums       where grad_value is wanted deterministic: its sums in fixed point
-//   (backward_fixed.cuh),
-//              8 bytes for each of the N*S*M*D elements, 16 with double values
+//   sums       where grad_value is wanted deterministic: its sums in fixed point (see
+//              backward_fixed.cuh), 8 bytes for each of the N*S*M*D elements, 16 with double values
 //   exponents  with it: how large a head's contributions can be, [N, M]
 //   moved      where the gradient of the reference points is wanted: that of every sample's pixel,
 //              [N, Q, M, K, 2] of the type of the sums
