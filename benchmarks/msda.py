@@ -9,6 +9,7 @@ an H100.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -29,6 +30,8 @@ METHODS = {
     "attention": "msda.attention",
     "fused_attention": "msda.fused_attention, softmax and locations included",
     "attention_backward": "torch.ops.msda.attention_backward, all three gradients",
+    "deterministic_backward": "the same with torch.use_deterministic_algorithms(True)",
+    "fused_attention_backward": "torch.ops.msda.fused_attention_backward, all four gradients",
     "plugin": "our attention plugin in a TensorRT engine",
     "fused_plugin": "our fused plugin in a TensorRT engine, softmax and locations included",
     "nvidia_plugin": "NVIDIA's MultiscaleDeformableAttnPlugin_TRT version 1 in a TensorRT engine",
@@ -162,7 +165,9 @@ def measure(
         try:
             inputs = fused if is_fused else given
             calls = make_calls(method, inputs, engines, dtype)
-            truth = gradient_truth(given[0]) if backward else truths["fused" if is_fused else "given"]
+            truth = truths["fused" if is_fused else "given"]
+            if backward:
+                truth = None if is_fused else gradient_truth(given[0])
             result = calls[0]()
             row["relative_error"] = relative_error(result[0] if backward else result, truth)
             del result, truth
@@ -211,9 +216,14 @@ def make_calls(
         engine = engines.get(operators[method], dtype)
         prepared = [engine.prepare(one[:-1]) for one in inputs]
         return [lambda tensors=tensors: engine(tensors) for tensors in prepared]
-    if method == "attention_backward":
+    backwards = {
+        "attention_backward": torch.ops.msda.attention_backward,
+        "deterministic_backward": functools.partial(torch.ops.msda.attention_backward, deterministic=True),
+        "fused_attention_backward": torch.ops.msda.fused_attention_backward,
+    }
+    if method in backwards:
         pairs = [(output_gradient(one), one) for one in inputs]
-        return [lambda pair=pair: torch.ops.msda.attention_backward(pair[0], *pair[1]) for pair in pairs]
+        return [lambda pair=pair: backwards[method](pair[0], *pair[1]) for pair in pairs]
     if method == "reference_backward":
         return [backward_of_reference(inputs[0])]
     if method == "reference":
@@ -222,11 +232,12 @@ def make_calls(
     return [lambda one=one: operator(*one) for one in inputs]
 
 
-def output_gradient(inputs: AttentionInputs) -> torch.Tensor:
+def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
     """A gradient of the result, [N, Q, M * D], the same for every method."""
     batch, _, num_heads, head_dim = inputs.value.shape
     generator = torch.Generator("cuda").manual_seed(0)
-    shape = (batch, inputs.sampling_locations.shape[1], num_heads * head_dim)
+    places = inputs.sampling_offsets if isinstance(inputs, FusedInputs) else inputs.sampling_locations
+    shape = (batch, places.shape[1], num_heads * head_dim)
     return torch.randn(shape, generator=generator, device="cuda").to(inputs.value.dtype)
 
 
