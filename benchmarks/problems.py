@@ -283,6 +283,44 @@ IMAGE_SIZES = ((608, 608), (768, 1152), (1280, 1920))
 REAL = tuple(problem for size in IMAGE_SIZES for problem in _codino(*size))
 """Encoder (S = Q = 30,785, 73,656, 204,600) and decoder (900 queries) of Co-DINO at the three image sizes."""
 
+BATCHED = tuple(replace(problem, name=f"{problem.name}_batch8", batch=8) for problem in _codino(768, 1152))
+"""Co-DINO at 768x1152, eight images at once."""
+
+
+def _levels(height: int, width: int, *strides: int) -> tuple[tuple[int, int], ...]:
+    return tuple((math.ceil(height / stride), math.ceil(width / stride)) for stride in strides)
+
+
+def _encoder(name: str, levels: tuple[tuple[int, int], ...]) -> Problem:
+    return Problem(name, 1, levels, sum(height * width for height, width in levels))
+
+
+PEERS = (
+    Problem("rtdetr_decoder_640x640", 1, _levels(640, 640, 8, 16, 32), 300, reference_dim=4),
+    Problem(
+        "dfine_decoder_640x640",
+        1,
+        _levels(640, 640, 8, 16, 32),
+        300,
+        points_per_level=(3, 6, 3),
+        reference_dim=4,
+    ),
+    Problem(
+        "rfdetr_decoder_576x576",
+        1,
+        _levels(576, 576, 16),
+        300,
+        num_heads=16,
+        head_dim=16,
+        num_points=2,
+        reference_dim=4,
+    ),
+    _encoder("deformable_detr_encoder_800x1333", _levels(800, 1333, 8, 16, 32, 64)),
+    Problem("deformable_detr_decoder_800x1333", 1, _levels(800, 1333, 8, 16, 32, 64), 300),
+    _encoder("mask2former_encoder_800x1344", _levels(800, 1344, 8, 16, 32)),
+)
+"""Other detectors and segmenters that use the operator, at the sizes that they were published with."""
+
 SMALL = (
     Problem("one_cell", 1, ((1, 1),), 3, num_heads=1, head_dim=4, num_points=1),
     Problem("one_cell_levels", 2, ((1, 1), (2, 1), (1, 3)), 5, num_heads=2, head_dim=8, num_points=2),
@@ -309,4 +347,4 @@ SMALL = (
 )
 """Sizes for tests: quick on a CPU, and each with something that a kernel may forget."""
 
-BY_NAME = {problem.name: problem for problem in (*REAL, *SMALL)}
+BY_NAME = {problem.name: problem for problem in (*REAL, *BATCHED, *PEERS, *SMALL)}
