@@ -18,6 +18,7 @@ import onnxscript
 from onnxscript import opset20 as op
 
 DOMAIN = "msda"
+NVIDIA_DOMAIN = "trt.plugins"  # of nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
 DOMAIN_VERSION = 1
 OPSET_VERSION = 20  # of the standard operators, in the bodies and in the exported file
 ATTENTION = "MultiScaleDeformableAttention"
@@ -85,7 +86,7 @@ def add_function_bodies(model: onnx.ModelProto) -> None:
 
 def remove_function_bodies(model: onnx.ModelProto) -> None:
     """Takes the bodies out of a model in place, so that TensorRT's parser turns the nodes into plugins."""
-    others = [function for function in model.functions if function.domain != DOMAIN]
+    others = [function for function in model.functions if function.domain not in (DOMAIN, NVIDIA_DOMAIN)]
     del model.functions[:]
     model.functions.extend(others)
 

@@ -8,8 +8,8 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path import operator
+from onnx_path.operator import NVIDIA_DOMAIN
 
-NVIDIA_DOMAIN = "trt.plugins"
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
 """NVIDIA's plugin: inputs as `msda.attention`'s with int32 sizes, result [N, Q, M, D]; equal points only."""

@@ -21,7 +21,7 @@ from onnx_path.surgery.report import NearMiss, Replacement
 REFUSALS = (NotAttention, LayoutError, proof.Disagreement, graph.NotClosed, runtime.CannotRun)
 """Why a region stays as it is; anything else is an error."""
 
-OWN_DOMAINS = (operator.DOMAIN, bodies.NVIDIA_DOMAIN)
+OWN_DOMAINS = (operator.DOMAIN, operator.NVIDIA_DOMAIN)
 
 
 class Operation:
