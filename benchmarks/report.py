@@ -185,7 +185,7 @@ def training_table(content: dict) -> str:
     """Milliseconds, images per second and memory of a training step, by problem and attention."""
     rows = []
     for row in content["results"]:
-        name = f"{training_problem(row)}, {row['attention']}"
+        name = training_step(row)
         if "timing" not in row:
             rows.append([name, "out of memory", "", "", ""])
             continue
@@ -203,11 +203,10 @@ def training_table(content: dict) -> str:
     return table(head, rows)
 
 
-def training_problem(row: dict) -> str:
-    """What is trained, in words."""
-    return (
-        f"{Path(row['model']).stem} {row['height']}x{row['width']}, batch {row['batch']}, {row['precision']}"
-    )
+def training_step(row: dict) -> str:
+    """What is trained and how, in words."""
+    size = f"{row['height']}x{row['width']}, batch {row['batch']}"
+    return f"{Path(row['model']).stem} {size}, {row['precision']}, {row['attention']}"
 
 
 def draw(content: dict, folder: Path, stem: str) -> list[Path]:
@@ -339,7 +338,7 @@ def training_figure(content: dict):
     axes = figure.add_subplot()
     attentions = list(dict.fromkeys(row["attention"] for row in rows))
     colours = [COLOURS[attentions.index(row["attention"]) % len(COLOURS)] for row in rows]
-    names = [f"{training_problem(row)}, {row['attention']}" for row in rows]
+    names = [training_step(row) for row in rows]
     speeds = [row.get("images_per_second", 0.0) for row in rows]
     bars = axes.barh(range(len(rows)), speeds, color=colours)
     labels = [f"{speed:.1f}" if speed else "out of memory" for speed in speeds]

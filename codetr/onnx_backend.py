@@ -58,12 +58,7 @@ class OnnxRuntimeBackend:
         self.nms = dict(metadata.nms)
         self.batch: int | None = metadata.batch
         self.precision = metadata.precision
-        self.preprocessor = Preprocessor(
-            tuple(metadata.mean),
-            tuple(metadata.std),
-            height=metadata.resize["height"],
-            width=metadata.resize["width"],
-        )
+        self.preprocessor = Preprocessor.of_artifact(metadata)
         self.device = "cuda" if "CUDAExecutionProvider" in self._session.get_providers() else "cpu"
         where = "GPU" if self.device == "cuda" else "CPU"
         self.description = (

@@ -139,6 +139,12 @@ class Preprocessor:
     width: int | None = None
     pad_divisor: int = 1
 
+    @classmethod
+    def of_artifact(cls, metadata: Any) -> Preprocessor:
+        """The preprocessing that an exported file was made for, of its `trt_plugin.ArtifactMetadata`."""
+        size = metadata.resize
+        return cls(tuple(metadata.mean), tuple(metadata.std), height=size["height"], width=size["width"])
+
     def __post_init__(self) -> None:
         if (self.height is None) != (self.width is None):
             raise ValueError(f"height and width: give both or neither, got {self.height} and {self.width}")

@@ -39,12 +39,7 @@ class TensorRTBackend:
         self.class_names = tuple(metadata.class_names)
         self.nms = dict(metadata.nms)
         self.batch = metadata.batch
-        self.preprocessor = Preprocessor(
-            tuple(metadata.mean),
-            tuple(metadata.std),
-            height=metadata.resize["height"],
-            width=metadata.resize["width"],
-        )
+        self.preprocessor = Preprocessor.of_artifact(metadata)
         self.description = (
             f"{metadata.model}, TensorRT {metadata.tensorrt_version}, {metadata.gpu}, {metadata.precision}"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codetr.preprocess import fit_size
+from codetr.preprocess import fit_size, resize
 
 LEAST_VISIBLE = 0.4
 """An object of which a crop leaves a smaller share of the box is dropped: the rest may be anything."""
@@ -70,16 +70,6 @@ def augment(
     low, high = boxes[:, :2], boxes[:, 2:]
     boxes = np.concatenate(((low + high) * 0.5, high - low), axis=1).astype(np.float32)
     return np.ascontiguousarray(pixels), boxes, labels
-
-
-def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes uint8 [H, W, 3] to (h, w) as `codetr.preprocess` does: bilinear, without antialiasing."""
-    import cv2
-
-    if pixels.shape[:2] == size:
-        return pixels
-    pixels = np.ascontiguousarray(pixels)
-    return cv2.resize(pixels, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
 
 
 def draw_window(

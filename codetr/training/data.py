@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
-from codetr.preprocess import fit_size
-from codetr.training.augment import Augmentation, augment, resize
+from codetr.preprocess import fit_size, resize
+from codetr.training.augment import Augmentation, augment
 
 PAD_DIVISOR = 32
 """Height and width of a batch are multiples of this many pixels: few shapes, so memory is found again."""

@@ -20,27 +20,18 @@ cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
 
 namespace {
 
-// Tests and benchmarks run every kernel in turn: MSDA_FORWARD names the one to take, or says
-// "expected" (choose.h). Read at every call.
-ForwardKernel wanted_forward(const Problem& problem, const ForwardArguments& arguments) {
-  const char* const wanted = std::getenv("MSDA_FORWARD");
-  if (wanted == nullptr) return choose_forward(problem, arguments);
-  if (std::strcmp(wanted, "expected") == 0) return expected_forward(problem, arguments);
-  for (const ForwardKernel kernel : kForwardKernels) {
-    if (std::strcmp(wanted, name(kernel)) == 0) return kernel;
+// The kernel that an environment variable names, for tests and benchmarks of every kernel in turn;
+// the expected one where it says "expected", the chosen one where it is unset. Read at every call.
+template <typename Kernel, size_t kCount>
+Kernel wanted(const char* variable, const Kernel (&kernels)[kCount], Kernel expected,
+              Kernel chosen) {
+  const char* const said = std::getenv(variable);
+  if (said == nullptr) return chosen;
+  if (std::strcmp(said, "expected") == 0) return expected;
+  for (const Kernel kernel : kernels) {
+    if (std::strcmp(said, name(kernel)) == 0) return kernel;
   }
-  return choose_forward(problem, arguments);
-}
-
-// And MSDA_BACKWARD.
-BackwardKernel wanted_backward(const Problem& problem, const BackwardArguments& arguments) {
-  const char* const wanted = std::getenv("MSDA_BACKWARD");
-  if (wanted == nullptr) return choose_backward(problem, arguments);
-  if (std::strcmp(wanted, "expected") == 0) return expected_backward(problem, arguments);
-  for (const BackwardKernel kernel : kBackwardKernels) {
-    if (std::strcmp(wanted, name(kernel)) == 0) return kernel;
-  }
-  return choose_backward(problem, arguments);
+  return chosen;
 }
 
 }  // namespace
@@ -48,7 +39,9 @@ BackwardKernel wanted_backward(const Problem& problem, const BackwardArguments& 
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
                     cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
-  const ForwardKernel kernel = wanted_forward(problem, arguments);
+  const ForwardKernel kernel =
+      wanted("MSDA_FORWARD", kForwardKernels, expected_forward(problem, arguments),
+             choose_forward(problem, arguments));
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   switch (problem.value_type) {
     case DataType::kFloat32:
@@ -72,7 +65,9 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
   if (arguments.work == nullptr && backward_work(problem, arguments).bytes > 0) {
     return cudaErrorInvalidValue;
   }
-  const BackwardKernel kernel = wanted_backward(problem, arguments);
+  const BackwardKernel kernel =
+      wanted("MSDA_BACKWARD", kBackwardKernels, expected_backward(problem, arguments),
+             choose_backward(problem, arguments));
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   switch (problem.value_type) {
     case DataType::kFloat32:

@@ -21,7 +21,7 @@ from onnx_path.surgery.probe import Probe
 from onnx_path.surgery.regions import NotAttention
 from onnx_path.surgery.roles import Roles, Sizes
 
-HEAD, COORDINATE = 2, -1  # axes of locations
+HEAD = 2  # axis of locations
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,8 +113,8 @@ __device__ __forceinline__ void for_each_point(const Problem& problem,
       if (boxes) {
         cursor.advance(2);
         const Pair<Real> size = cursor.template pair<kAligned>();
-        const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
-        point.cells = {size.x * half_per_point * width, size.y * half_per_point * height};
+        point.cells = {cells_per_offset(size.x, num_points, width),
+                       cells_per_offset(size.y, num_points, height)};
       }
     }
     for (int i = 0; i < num_points; ++i, locations.advance(2), weights.advance(1)) {

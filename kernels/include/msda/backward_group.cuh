@@ -203,9 +203,9 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
         cells = {1.0f, 1.0f};
         if (boxes) {
           const Vector<float, 2> size = load<float, 2>(reference + 2);
-          const float half_per_point =
-              0.5f / static_cast<float>(problem.points_per_level[level_index]);
-          cells = {size[0] * half_per_point * width, size[1] * half_per_point * height};
+          const int32_t level_points = problem.points_per_level[level_index];
+          cells = {cells_per_offset(size[0], level_points, width),
+                   cells_per_offset(size[1], level_points, height)};
         }
         weight = softmax(weight);
         x = place_of(at_offset(origin[0], boxes ? location.x * cells.x : location.x, width), width);

@@ -56,17 +56,22 @@ inline int32_t equal_points(const Problem& problem) {
   return problem.points_per_level[0];
 }
 
-// Whether the kernels with compiled-in head sizes can take the problem.
-inline bool has_usual_form(const Problem& problem, const ForwardArguments& arguments) {
+// Whether the kernels with compiled-in head sizes, forward and backward, have been made for the
+// problem's sizes and type.
+inline bool has_usual_sizes(const Problem& problem) {
   const bool usual_head =
       problem.head_dim == 16 || problem.head_dim == 32 || problem.head_dim == 64;
-  const size_t pair_bytes = 2 * size_of(problem.location_type);
   return usual_head && problem.value_type != DataType::kFloat64 &&
-         problem.location_type == problem.weight_type &&
-         problem.num_cells < (int64_t{1} << 27) &&  // five bits of a cell's word are taken
+         problem.num_cells < (int64_t{1} << 27) &&  // four bits of a cell's signed word are taken
          problem.num_queries < INT32_MAX / 2 / problem.num_heads &&
          problem.total_points < INT32_MAX / 4 &&
-         problem.num_heads * problem.head_dim < (int64_t{1} << 28) &&
+         problem.num_heads * problem.head_dim < (int64_t{1} << 28);
+}
+
+// Whether they can take the problem.
+inline bool has_usual_form(const Problem& problem, const ForwardArguments& arguments) {
+  const size_t pair_bytes = 2 * size_of(problem.location_type);
+  return has_usual_sizes(problem) && problem.location_type == problem.weight_type &&
          aligned(arguments.value, 16) && aligned(arguments.output, 16) &&
          aligned(arguments.sampling_locations, pair_bytes) &&
          aligned(arguments.attention_weights, pair_bytes / 2) &&

@@ -39,14 +39,8 @@ inline constexpr int32_t kMaxKeptPoints = 64;
 // Whether the kernels with compiled-in head sizes can take the problem.
 inline bool has_usual_form(const Problem& problem, const BackwardArguments& arguments) {
   const size_t pair_bytes = 2 * size_of(problem.location_type);
-  const bool usual_head =
-      problem.head_dim == 16 || problem.head_dim == 32 || problem.head_dim == 64;
-  return usual_head && problem.value_type != DataType::kFloat64 && !arguments.deterministic &&
-         problem.num_cells < (int64_t{1} << 27) &&  // four bits of a cell's word are taken
-         problem.num_queries < INT32_MAX / 2 / problem.num_heads &&
-         problem.total_points <
-             (problem.locations == Locations::kGiven ? INT32_MAX / 4 : kMaxKeptPoints + 1) &&
-         problem.num_heads * problem.head_dim < (int64_t{1} << 28) &&
+  return has_usual_sizes(problem) && !arguments.deterministic &&
+         (problem.locations == Locations::kGiven || problem.total_points <= kMaxKeptPoints) &&
          aligned(arguments.forward.value, 4 * size_of(problem.value_type)) &&
          aligned(arguments.grad_output, 4 * size_of(problem.value_type)) &&
          aligned(arguments.grad_value, 16) &&

@@ -91,9 +91,8 @@ void for_each_sample(const Problem& problem, const ForwardArguments& arguments, 
           break;
         case Locations::kReferenceBoxes: {
           const Real* const box = references + 4 * reference;
-          const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
-          x = at_offset(box[0], location_x * (box[2] * half_per_point * width), width);
-          y = at_offset(box[1], location_y * (box[3] * half_per_point * height), height);
+          x = at_offset(box[0], location_x * cells_per_offset(box[2], num_points, width), width);
+          y = at_offset(box[1], location_y * cells_per_offset(box[3], num_points, height), height);
           break;
         }
       }

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kForwardThreads)
     const int num_points = problem.points_per_level[level_index];
 
     Pair<Real> reference{};
-    Pair<Real> cells_per_offset{};
+    Pair<Real> cells{};  // of an offset of one
     if constexpr (kLocations == Locations::kReferencePoints) {
       Cursor<Real> cursor(arguments.reference_points,
                           2 * (query * problem.num_levels + level_index), true);
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kForwardThreads)
       reference = cursor.template pair<kAligned>();
       cursor.advance(2);
       const Pair<Real> size = cursor.template pair<kAligned>();
-      const Real half_per_point = Real(0.5) / static_cast<Real>(num_points);
-      cells_per_offset = {size.x * half_per_point * width, size.y * half_per_point * height};
+      cells = {cells_per_offset(size.x, num_points, width),
+               cells_per_offset(size.y, num_points, height)};
     }
 
     for (int i = 0; i < num_points; ++i, location_cursor.advance(2), weight_cursor.advance(1)) {
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kForwardThreads)
           x = at_offset(reference.x, location.x, width);
           y = at_offset(reference.y, location.y, height);
         } else {
-          x = at_offset(reference.x, location.x * cells_per_offset.x, width);
-          y = at_offset(reference.y, location.y * cells_per_offset.y, height);
+          x = at_offset(reference.x, location.x * cells.x, width);
+          y = at_offset(reference.y, location.y * cells.y, height);
         }
       }
       if (!level.valid || !touches(x, width) || !touches(y, height)) continue;

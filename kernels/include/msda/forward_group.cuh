@@ -419,12 +419,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
       level_end += level_points;
 
       const Raw<float, 2> reference = next_reference;
-      float2 cells_per_offset = make_float2(1.0f, 1.0f);
+      float2 cells = make_float2(1.0f, 1.0f);  // of an offset of one
       if constexpr (Config::kFused) {
         if (boxes) {
-          const float half_per_point = 0.5f / static_cast<float>(level_points);
-          cells_per_offset = make_float2(next_box_size[0] * half_per_point * width,
-                                         next_box_size[1] * half_per_point * height);
+          cells = make_float2(cells_per_offset(next_box_size[0], level_points, width),
+                              cells_per_offset(next_box_size[1], level_points, height));
         }
         if (level_index + 1 < num_levels) load_next_reference();
       }
@@ -452,8 +451,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
           if constexpr (Config::kFused) {
             weight = __expf(weight - largest);
             if (owns) total_weight += weight;
-            x = offset_place<T>(reference[0], location[2 * k] * cells_per_offset.x, width);
-            y = offset_place<T>(reference[1], location[2 * k + 1] * cells_per_offset.y, height);
+            x = offset_place<T>(reference[0], location[2 * k] * cells.x, width);
+            y = offset_place<T>(reference[1], location[2 * k + 1] * cells.y, height);
           } else {
             x = given_place<T>(location[2 * k], width);
             y = given_place<T>(location[2 * k + 1], height);

@@ -105,10 +105,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         const float* const reference = references + level_index * reference_size;
         float2 scale{1.0f, 1.0f};
         if (boxes) {
-          const float half_per_point =
-              0.5f / static_cast<float>(problem.points_per_level[level_index]);
-          scale = {reference[2] * half_per_point * static_cast<float>(level.columns),
-                   reference[3] * half_per_point * static_cast<float>(level.rows)};
+          const int32_t level_points = problem.points_per_level[level_index];
+          scale = {cells_per_offset(reference[2], level_points, static_cast<float>(level.columns)),
+                   cells_per_offset(reference[3], level_points, static_cast<float>(level.rows))};
         }
         const auto place = [&](int axis, int32_t size, float per_offset) {
           if constexpr (Config::kFused) {

@@ -67,6 +67,13 @@ MSDA_HOST_DEVICE Coordinate<Real> at_offset(Real reference, Real offset, Real si
   return {whole + step, rest - step};
 }
 
+// How many cells an offset of one is, along one axis of a reference box: the box's size in [0, 1]
+// of the level, halved, over the level's number of points, in cells.
+template <typename Real>
+MSDA_HOST_DEVICE Real cells_per_offset(Real box_size, int32_t num_points, Real size) {
+  return box_size * (Real(0.5) / static_cast<Real>(num_points)) * size;
+}
+
 // True when at least one of the two cells that a coordinate lies between is inside the level; false
 // for anything not finite, so that such a sample reads nothing.
 template <typename Real>
