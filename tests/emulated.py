@@ -1,7 +1,7 @@
 """The CUDA kernels on the CPU: the real sources, compiled for the emulator of tests/cuda_emulator.
 
     emulator.forward(inputs)                     # as msda.attention(*inputs) on a GPU
-    emulator.forward(inputs, "group", order=3)   # one of the kernels, threads and blocks in another order
+    emulator.forward(inputs, "many", order=3)    # one of the kernels, threads and blocks in another order
     emulator.backward(inputs, grad_output)       # the gradients of value and the others
 
 `emulator` is a fixture of tests/cuda_emulator/fixtures.py. A kernel that does what a GPU would not forgive

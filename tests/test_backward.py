@@ -19,7 +19,7 @@ RAGGED = Problem("ragged", 1, ((6, 8), (3, 4), (2, 2)), 10, 4, 5, points_per_lev
 ENCODER = Problem("encoder", 2, ((9, 13), (5, 7), (2, 3)), 9 * 13 + 5 * 7 + 2 * 3, 8, 32)
 OPERATORS = ("attention", "fused_attention")
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-KERNELS = ("general", "group", "tile", "merge", "spread")
+KERNELS = ("general", "group", "tile")
 """What MSDA_BACKWARD takes (kernels/include/msda/choose_backward.h)."""
 
 

@@ -2,13 +2,13 @@
 // forward_dispatch.cuh. Needs nothing but a GPU.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90 -I../include -o forward forward.cu ../src/forward_fp64.cu
-//   ./forward [--height 768] [--width 1152] [--batch 1] [--only TEXT] [--carveout PERCENT]
+//   ./forward [--height 768] [--width 1152] [--batch 1] [--only TEXT]
 //
 // The problem is the encoder of a five-scale Co-DINO (and its decoder, 900 queries): 8 heads of 32
 // channels, 4 points. Locations near: the published initial offsets plus noise of 1.5 cells;
-// uniform: anywhere. The cache is cold: launches alternate between two sets of inputs, each larger
-// than L2. Times are the median of 20 graphs of 10 launches; errors are relative to the general
-// kernel in double on the same inputs.
+// uniform: anywhere. Cold cache: launches alternate between two sets of inputs, each as large as an
+// H200's L2; warm: they repeat one. Times are the median of 20 graphs of 10 launches; errors are
+// relative to the general kernel in double on the same inputs.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,7 +36,6 @@ struct Options {
   int height = 768;
   int width = 1152;
   int batch = 1;
-  int carveout = -1;
   std::string only;
 };
 
@@ -156,7 +155,10 @@ constexpr msda::DataType kType = std::is_same_v<T, float>    ? msda::DataType::k
 template <typename T>
 class Bench {
  public:
-  Bench(const Options& options, bool encoder, bool fused, bool near) : options_(options) {
+  Bench(const Options& options, bool encoder, Locations locations, bool near, bool warm)
+      : options_(options), sets_used_(warm ? 1 : 2) {
+    const bool fused = locations != Locations::kGiven;
+    const bool boxes = locations == Locations::kReferenceBoxes;
     int64_t shapes[10], starts[5], cells = 0;
     for (int level = 0; level < 5; ++level) {
       const int stride = 4 << level;
@@ -173,11 +175,8 @@ class Bench {
     problem.num_queries = encoder ? cells : 900;
     problem.total_points = 20;
     for (int level = 0; level < 5; ++level) problem.points_per_level[level] = 4;
-    problem.locations = !fused    ? Locations::kGiven
-                        : encoder ? Locations::kReferencePoints
-                                  : Locations::kReferenceBoxes;
+    problem.locations = locations;
     problem.value_type = problem.location_type = problem.weight_type = kType<T>;
-    const bool boxes = !encoder;
     const int64_t rows = problem.batch_size * problem.num_queries, items = rows * 8;
     outputs_ = items * 32;
     int64_t* const device_shapes = allocate<int64_t>(10);
@@ -263,7 +262,7 @@ class Bench {
     cudaGraph_t graph;
     cudaGraphExec_t run;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < 10; ++i) check(launch(problem, sets_[i % 2].arguments, stream), "launch");
+    for (int i = 0; i < 10; ++i) check(launch(problem, sets_[i % sets_used_].arguments, stream), "launch");
     check(cudaStreamEndCapture(stream, &graph), "capture");
     check(cudaGraphInstantiate(&run, graph, 0), "instantiate");
     cudaEvent_t begin, end;
@@ -291,94 +290,78 @@ class Bench {
 
   template <typename Config>
   void group(const std::string& title) {
-    if (options_.carveout >= 0) {
-      check(cudaFuncSetAttribute(msda::forward_group_kernel<Config>,
-                                 cudaFuncAttributePreferredSharedMemoryCarveout, options_.carveout),
-            "carveout");
-    }
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, msda::forward_group_kernel<Config>), "attributes");
-    int resident = 0;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, msda::forward_group_kernel<Config>,
-                                                  Config::kThreads, 0);
-    measure(title + " group lanes " + std::to_string(Config::kLanes) + " threads " +
-                std::to_string(Config::kThreads) + " x" + std::to_string(resident) + " regs " +
+    measure(title + " levels " + std::to_string(Config::kLevels) + " threads " +
+                std::to_string(Config::kThreads) + " x" + std::to_string(Config::kBlocks) +
+                " flight " + std::to_string(Config::kFlight) + " regs " +
                 std::to_string(attributes.numRegs) + (attributes.localSizeBytes ? " spills" : ""),
             msda::launch_forward_group<Config>);
-  }
-  template <typename Config>
-  void spread(const std::string& title) {
-    measure(title + " spread rounds " + std::to_string(Config::kRounds),
-            msda::launch_forward_spread<Config>);
   }
 
   Problem problem;
 
  private:
   Options options_;
+  int sets_used_;
   Set<T> sets_[2];
   int64_t outputs_ = 0;
   double* sums_ = nullptr;
 };
 
-template <typename T, bool kFused>
-void encoder(const Options& options, const char* type) {
+#define GROUP(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                             \
+  bench.template group<                                                                           \
+      msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, THREADS, BLOCKS, FLIGHT>>(title)
+
+const char* name(Locations locations) {
+  return locations == Locations::kGiven             ? "given"
+         : locations == Locations::kReferencePoints ? "points"
+                                                    : "boxes";
+}
+
+template <typename T, Locations kLocations>
+void encoder(const Options& options, const std::string& type) {
   for (const bool near : {true, false}) {
-    Bench<T> bench(options, true, kFused, near);
+    Bench<T> bench(options, true, kLocations, near, false);
     const std::string title =
-        std::string(type) + (kFused ? " fused " : " given ") + (near ? "near" : "uniform");
+        type + " encoder " + name(kLocations) + (near ? " near" : " uniform");
     bench.measure(title + " general", msda::launch_forward<T>);
-#define GROUP(LANES, THREADS, BLOCKS) \
-  bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 4, LANES, THREADS, BLOCKS>>(title)
     if constexpr (sizeof(T) == 2) {
-      GROUP(4, 256, 4);
-      GROUP(4, 512, 2);
-      GROUP(4, 1024, 1);
-      GROUP(2, 128, 4);
-      GROUP(2, 128, 5);
-      GROUP(2, 256, 2);
-      GROUP(2, 256, 3);
-      GROUP(2, 512, 1);
-      GROUP(1, 64, 6);
-      GROUP(1, 128, 3);
-      GROUP(1, 128, 4);
-      GROUP(1, 256, 1);
-      GROUP(1, 256, 2);
+      GROUP(8, 5, 512, 2, 1);
+      GROUP(8, 5, 256, 4, 1);
+      GROUP(8, 5, 384, 2, 2);
+      GROUP(8, 5, 448, 2, 1);
+      GROUP(0, 0, 512, 2, 1);
+      GROUP(0, 0, 384, 3, 1);
     } else {
-      // Eight lanes cannot share four points evenly: any number of points.
-      bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 0, 8, 256, 3>>(title +
-                                                                                     " any points");
-      GROUP(4, 256, 2);
-      GROUP(4, 256, 3);
-      GROUP(4, 512, 1);
-      GROUP(2, 128, 3);
-      GROUP(2, 128, 4);
-      GROUP(2, 256, 2);
-      GROUP(1, 64, 4);
-      GROUP(1, 128, 2);
+      GROUP(8, 5, 384, 2, 1);
+      GROUP(8, 5, 256, 3, 1);
+      GROUP(8, 5, 512, 2, 1);
+      GROUP(0, 0, 384, 2, 1);
+      GROUP(0, 0, 512, 2, 1);
     }
-    bench.template group<
-        msda::GroupConfig<T, 32, kFused, false, 8, 0, msda::kGroupLanes<T, 32>, 256, 2>>(
-        title + " any points");
-    bench.template group<
-        msda::GroupConfig<T, 32, kFused, false, 0, 0, msda::kGroupLanes<T, 32>, 256, 2>>(
-        title + " any points, heads");
-#undef GROUP
   }
 }
 
-template <typename T, bool kFused>
-void decoder(const Options& options, const char* type) {
-  Bench<T> bench(options, false, kFused, true);
-  const std::string title = std::string(type) + (kFused ? " fused" : " given") + " decoder";
-  bench.measure(title + " general", msda::launch_forward<T>);
-  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 1>>(title);
-  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 2>>(title);
-  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 3>>(title);
-  bench.template spread<msda::SpreadConfig<T, 32, kFused, false, 5>>(title);
-  bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 4, 4, 256, 2>>(title);
-  bench.template group<msda::GroupConfig<T, 32, kFused, false, 8, 4, 2, 128, 2>>(title);
+template <typename T, Locations kLocations>
+void decoder(const Options& options, const std::string& type) {
+  for (const bool warm : {false, true}) {
+    Bench<T> bench(options, false, kLocations, true, warm);
+    const std::string title = type + " decoder " + name(kLocations) + (warm ? " warm" : " cold");
+    bench.measure(title + " general", msda::launch_forward<T>);
+    if constexpr (sizeof(T) == 2) {
+      GROUP(8, 5, 128, 4, 4);
+      GROUP(8, 5, 128, 5, 2);
+      GROUP(0, 0, 128, 4, 4);
+      GROUP(8, 5, 512, 2, 1);
+    } else {
+      GROUP(8, 5, 128, 4, 2);
+      GROUP(0, 0, 128, 4, 2);
+      GROUP(8, 5, 384, 2, 1);
+    }
+  }
 }
+#undef GROUP
 
 }  // namespace
 
@@ -392,8 +375,6 @@ int main(int count, char** given) {
       options.width = std::atoi(given[i + 1]);
     } else if (name == "--batch") {
       options.batch = std::atoi(given[i + 1]);
-    } else if (name == "--carveout") {
-      options.carveout = std::atoi(given[i + 1]);
     } else if (name == "--only") {
       options.only = given[i + 1];
     } else {
@@ -401,13 +382,14 @@ int main(int count, char** given) {
       return 2;
     }
   }
-  encoder<__half, true>(options, "fp16");
-  encoder<__half, false>(options, "fp16");
-  encoder<float, true>(options, "fp32");
-  encoder<float, false>(options, "fp32");
-  encoder<__nv_bfloat16, true>(options, "bf16");
-  decoder<__half, true>(options, "fp16");
-  decoder<__half, false>(options, "fp16");
-  decoder<float, true>(options, "fp32");
+  encoder<__half, Locations::kReferencePoints>(options, "fp16");
+  encoder<__half, Locations::kGiven>(options, "fp16");
+  encoder<float, Locations::kReferencePoints>(options, "fp32");
+  encoder<float, Locations::kGiven>(options, "fp32");
+  encoder<__nv_bfloat16, Locations::kReferencePoints>(options, "bf16");
+  decoder<__half, Locations::kReferenceBoxes>(options, "fp16");
+  decoder<__half, Locations::kReferencePoints>(options, "fp16");
+  decoder<__half, Locations::kGiven>(options, "fp16");
+  decoder<float, Locations::kReferenceBoxes>(options, "fp32");
   return 0;
 }

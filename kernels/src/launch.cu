@@ -21,13 +21,11 @@ cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
 namespace {
 
 // The kernel that an environment variable names, for tests and benchmarks of every kernel in turn;
-// the expected one where it says "expected", the chosen one where it is unset. Read at every call.
+// the chosen one where it is unset. Read at every call.
 template <typename Kernel, size_t kCount>
-Kernel wanted(const char* variable, const Kernel (&kernels)[kCount], Kernel expected,
-              Kernel chosen) {
+Kernel wanted(const char* variable, const Kernel (&kernels)[kCount], Kernel chosen) {
   const char* const said = std::getenv(variable);
   if (said == nullptr) return chosen;
-  if (std::strcmp(said, "expected") == 0) return expected;
   for (const Kernel kernel : kernels) {
     if (std::strcmp(said, name(kernel)) == 0) return kernel;
   }
@@ -40,8 +38,7 @@ cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
                     cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   const ForwardKernel kernel =
-      wanted("MSDA_FORWARD", kForwardKernels, expected_forward(problem, arguments),
-             choose_forward(problem, arguments));
+      wanted("MSDA_FORWARD", kForwardKernels, choose_forward(problem, arguments));
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   switch (problem.value_type) {
     case DataType::kFloat32:
@@ -66,8 +63,7 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
     return cudaErrorInvalidValue;
   }
   const BackwardKernel kernel =
-      wanted("MSDA_BACKWARD", kBackwardKernels, expected_backward(problem, arguments),
-             choose_backward(problem, arguments));
+      wanted("MSDA_BACKWARD", kBackwardKernels, choose_backward(problem, arguments));
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   switch (problem.value_type) {
     case DataType::kFloat32:

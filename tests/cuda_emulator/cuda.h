@@ -58,6 +58,18 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return emulator::launch(*config, reinterpret_cast<const void*>(kernel), body, &call);
 }
 
+// The GPU: so small that blocks go from one tile to the next.
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
+  if (attribute != cudaDevAttrMultiProcessorCount) return cudaErrorInvalidValue;
+  *value = 2;
+  return cudaSuccess;
+}
+
 // Barriers.
 
 inline void __syncthreads(emulator::Site site = emulator::here()) {
@@ -174,6 +186,13 @@ __attribute__((always_inline)) inline T __ldg(const T* address,
                                               emulator::Site site = emulator::here()) {
   emulator::check_aligned(address, "__ldg", site);
   return *address;
+}
+
+template <typename T>
+__attribute__((always_inline)) inline void __stcg(T* address, T value,
+                                                  emulator::Site site = emulator::here()) {
+  emulator::check_aligned(address, "__stcg", site);
+  *address = value;
 }
 
 template <typename T>

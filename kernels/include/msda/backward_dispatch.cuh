@@ -10,30 +10,16 @@
 
 namespace msda {
 
-template <typename T, int kHeadDim, bool kFused>
-cudaError_t run_backward_group(BackwardKernel kernel, const Problem& problem,
-                               const BackwardArguments& arguments, const BackwardWork& work,
-                               cudaStream_t stream) {
-  switch (kernel) {
-    case BackwardKernel::kSpread:
-      return launch_backward_group<BackwardConfig<T, kHeadDim, kFused, true, false>>(
-          problem, arguments, work, false, stream);
-    case BackwardKernel::kMerge:
-      return launch_backward_group<BackwardConfig<T, kHeadDim, kFused, false, true>>(
-          problem, arguments, work, true, stream);
-    default:
-      return launch_backward_group<BackwardConfig<T, kHeadDim, kFused, false, false>>(
-          problem, arguments, work, kernel == BackwardKernel::kTile, stream);
-  }
-}
-
 template <typename T, int kHeadDim>
 cudaError_t run_backward_group(BackwardKernel kernel, const Problem& problem,
                                const BackwardArguments& arguments, const BackwardWork& work,
                                cudaStream_t stream) {
+  const bool tiles = kernel == BackwardKernel::kTile;
   return problem.locations == Locations::kGiven
-             ? run_backward_group<T, kHeadDim, false>(kernel, problem, arguments, work, stream)
-             : run_backward_group<T, kHeadDim, true>(kernel, problem, arguments, work, stream);
+             ? launch_backward_group<BackwardConfig<T, kHeadDim, false>>(problem, arguments, work,
+                                                                         tiles, stream)
+             : launch_backward_group<BackwardConfig<T, kHeadDim, true>>(problem, arguments, work,
+                                                                        tiles, stream);
 }
 
 // The gradients but that of the reference points, by a kernel that can_run() the problem.

@@ -3,19 +3,16 @@
 // Problem   as backward.cuh. What fits here and what goes to another kernel is told by
 //           choose_backward.h.
 // Layout    as backward.cuh.
-// Threads   kLanes neighbouring lanes, a group, work on one (n,q,m) (kSpread: the groups of a warp,
-//           which share the points out); each lane has four channels, 16 bytes of grad_value. A
-//           lane works out one point at a time by itself (softmax, pixel, corner weights), and
+// Threads   kLanes neighbouring lanes, a group, work on one (n,q,m); each lane has four channels, 16
+//           bytes of grad_value. A lane works out one point at a time by itself (softmax, pixel, corner weights), and
 //           hands it to its group through shared memory; then the group takes these points one
 //           after the other, every lane its channels of the four corners: it reads value, adds to
 //           grad_value, and keeps the products of value and grad_output. The products of four
 //           points are summed over the lanes together, each shuffle halving what a lane still has
 //           to sum, and end in the lane whose point it is: 16 shuffles for four points where one by
 //           one would need 36. That lane makes the point's gradients and writes them, next to its
-//           neighbours'. The groups of a block have neighbouring (n,q,m), or (tiles) neighbouring
-//           queries of one head, as forward_group.cuh.
-//           Instead of adding to grad_value point by point, a block can add up what its points have
-//           for the same cell first (kMerge, backward_merge.cuh).
+//           neighbours'. The groups of a block have neighbouring (n,q,m), or a tile of
+//           queries of one head (tiles.cuh).
 // Traffic   per point and D channels: four corners of value read, four corners of grad_value added
 //           to by atomics (of four floats at once on compute capability 9.0 and later), which bound
 //           the kernel: 16 bytes * D of atomics for every sample, served by L2.
@@ -26,41 +23,29 @@
 #pragma once
 
 #include "msda/backward.cuh"
-#include "msda/backward_merge.cuh"
 #include "msda/backward_point.cuh"
 #include "msda/forward_group.cuh"
 
 namespace msda {
 
 // What a kernel is compiled for.
-template <typename T, int kHeadDim_, bool kFused_, bool kSpread_, bool kMerge_>
+template <typename T, int kHeadDim_, bool kFused_>
 struct BackwardConfig {
   using Type = T;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kFused = kFused_;    // else locations and weights are given
-  static constexpr bool kSpread = kSpread_;  // a warp for each (n,q,m)
-  static constexpr bool kMerge = kMerge_;    // tiles, whose sums backward_merge.cuh makes
+  static constexpr bool kFused = kFused_;  // else locations and weights are given
 
-  static constexpr int kVec = 4;                            // channels of a lane
-  static constexpr int kLanes = kHeadDim / kVec;            // of a group
-  static constexpr int kThreads = 256;                      // of a block
-  static constexpr int kBlocks = 3;                         // that fit on a multiprocessor together
-  static constexpr int kGroups = 32 / kLanes;               // of a warp
-  static constexpr int kItemLanes = kSpread ? 32 : kLanes;  // of an item; as many points at a time
-  static constexpr int kItems = kThreads / kItemLanes;      // of a block
-  // Of a tile, as forward_group.cuh names them.
-  static constexpr int kHeads = 1;
-  static constexpr int kQueries = kItems;
-  static constexpr int kTileHeight = kQueries >= kTileWidth ? kQueries / kTileWidth : 1;
+  static constexpr int kVec = 4;                        // channels of a lane
+  static constexpr int kLanes = kHeadDim / kVec;        // of a group; as many points at a time
+  static constexpr int kThreads = 256;                  // of a block
+  static constexpr int kBlocks = 3;                     // that fit on a multiprocessor together
+  static constexpr int kGroups = 32 / kLanes;           // of a warp
+  static constexpr int kQueries = kThreads / kLanes;    // of a block: all of one head
+  static constexpr int kTileHeight = kQueries / kTileWidth;
   // An item's points of one lane, of those whose gradients are kept.
-  static constexpr int kKept = kFused ? (kMaxKeptPoints + kItemLanes - 1) / kItemLanes : 1;
+  static constexpr int kKept = kFused ? (kMaxKeptPoints + kLanes - 1) / kLanes : 1;
 
   static_assert(kLanes >= 4 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0);
-};
-
-// For make_sample() of forward_group.cuh: corner weights in float whatever the value's type.
-struct FloatSamples {
-  using Type = float;
 };
 
 // Points on their way from the lane that worked them out to its group. Those that the groups of a
@@ -72,18 +57,13 @@ struct SharedSamples {
 };
 
 // What the threads of a block share.
-struct NoMerge {};
 template <typename Config>
 struct SharedBackward {
   SharedLevels levels;
   int level_ends[kMaxLevels];  // points of a level and of those before it
-  union {
-    SharedSamples<Config::kThreads> samples;
-    MergedCorner corners[Config::kMerge ? 4 * Config::kThreads : 1];
-  };
+  SharedSamples<Config::kThreads> samples;
   // The gradients of a thread's weights.
   float kept[Config::kFused ? Config::kKept : 1][Config::kFused ? Config::kThreads : 1];
-  std::conditional_t<Config::kMerge, SharedMerge<Config::kThreads>, NoMerge> merge;
 };
 
 // (n,q,m) of a thread; query -1: none.
@@ -96,7 +76,7 @@ struct ItemOfThread {
 template <typename Config>
 __device__ __forceinline__ ItemOfThread linear_item(const Problem& problem) {
   const int64_t item =
-      static_cast<int64_t>(blockIdx.x) * Config::kItems + threadIdx.x / Config::kItemLanes;
+      static_cast<int64_t>(blockIdx.x) * Config::kQueries + threadIdx.x / Config::kLanes;
   const int64_t row = item / problem.num_heads;
   const int64_t batch = row / problem.num_queries;
   const bool exists = batch < problem.batch_size;
@@ -113,15 +93,13 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
                                                    SharedBackward<Config>& shared) {
   using T = typename Config::Type;
   constexpr int kLanes = Config::kLanes;
-  constexpr int kItemLanes = Config::kItemLanes;
   constexpr int kVec = Config::kVec;
   const ForwardArguments& forward = arguments.forward;
   const bool boxes = problem.locations == Locations::kReferenceBoxes;
   const int num_points = static_cast<int>(problem.total_points);
   const int num_heads = static_cast<int>(problem.num_heads);
-  const int lane = threadIdx.x % kLanes;           // of the group
-  const int item_lane = threadIdx.x % kItemLanes;  // of the item
-  const int group = threadIdx.x % 32 / kLanes;     // of the warp
+  const int lane = threadIdx.x % kLanes;        // of the group
+  const int group = threadIdx.x % 32 / kLanes;  // of the warp
   const int warp_start = static_cast<int>(threadIdx.x) / 32 * 32;
   const auto slot = [&](int group_lane) {
     return warp_start + group_lane * Config::kGroups + group;
@@ -134,7 +112,7 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
   const int64_t item = row * num_heads + head;
   const bool wide_locations = problem.location_type != problem.value_type;
   const bool wide_weights = problem.weight_type != problem.value_type;
-  const int64_t own_point = item * num_points + item_lane;
+  const int64_t own_point = item * num_points + lane;
   // Made from the tensors' pointers every time, which are constants: registers are scarce here.
   const auto location_at = [&](int first) {
     return Cursor<T>(forward.sampling_locations, 2 * (own_point + first), wide_locations)
@@ -160,30 +138,27 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
   const Vector<T, kVec> grad = load<T, kVec>(static_cast<const T*>(arguments.grad_output) +
                                              item * Config::kHeadDim + lane * kVec);
 
-  if constexpr (Config::kMerge) {
-    shared.merge.grad[threadIdx.x] = make_float4(grad[0], grad[1], grad[2], grad[3]);
-  }
   Softmax<float> softmax;
   if constexpr (Config::kFused) {
     softmax = make_softmax(Cursor<T>(forward.attention_weights, item * num_points, wide_weights),
-                           num_points, item_lane, kItemLanes);
+                           num_points, lane, kLanes);
   }
   float weighted_sum = 0;  // of the gradients of the lane's weights
 
   Pair<float> next_location{};
   float next_weight = 0;
-  if (item_lane < num_points) {
+  if (lane < num_points) {
     next_location = location_at(0);
     next_weight = weight_at(0);
   }
   int level_index = 0;
-  for (int first = 0, round = 0; first < num_points; first += kItemLanes, ++round) {
+  for (int first = 0, round = 0; first < num_points; first += kLanes, ++round) {
     const Pair<float> location = next_location;
     float weight = next_weight;
-    const bool owns = first + item_lane < num_points;
-    if (first + kItemLanes + item_lane < num_points) {
-      next_location = location_at(first + kItemLanes);
-      next_weight = weight_at(first + kItemLanes);
+    const bool owns = first + lane < num_points;
+    if (first + kLanes + lane < num_points) {
+      next_location = location_at(first + kLanes);
+      next_weight = weight_at(first + kLanes);
     }
 
     // The lane's own point.
@@ -192,7 +167,7 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
     Sample<float> own;
     SharedLevel level{};
     if (owns) {
-      while (first + item_lane >= shared.level_ends[level_index]) ++level_index;
+      while (first + lane >= shared.level_ends[level_index]) ++level_index;
       level = shared.levels.level[level_index];
       const float width = static_cast<float>(level.columns);
       const float height = static_cast<float>(level.rows);
@@ -216,9 +191,9 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
         x = place_of(at_location(location.x, width), width);
         y = place_of(at_location(location.y, height), height);
       }
-      own = make_sample<FloatSamples>(x, y, weight, level);
+      own = make_sample<float>(x, y, weight, level);
     }
-    const bool reads = owns && writes && (own.place & 15u) != 0;
+    const bool reads = owns && writes && (own.place & kEveryCorner) != 0;
     __syncwarp();  // the last points have been read
     shared.samples.weight[slot(lane)] =
         make_float4(own.weight[0], own.weight[1], own.weight[2], own.weight[3]);
@@ -237,11 +212,10 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
         const uint2 place = shared.samples.place[slot(four + j)];
         const float4 weight_of_corner = shared.samples.weight[slot(four + j)];
         const auto take = [&](auto whole) {
-          take_point<T, !Config::kMerge, decltype(whole)::value>(grad, place, weight_of_corner,
-                                                                 value, value_stride, grad_value,
-                                                                 grad_stride, product[j]);
+          take_point<T, decltype(whole)::value>(grad, place, weight_of_corner, value, value_stride,
+                                                grad_value, grad_stride, product[j]);
         };
-        if (__all_sync(kWholeWarp, (place.x & 15u) == 15u)) {
+        if (__all_sync(kWholeWarp, (place.x & kEveryCorner) == kEveryCorner)) {
           take(std::true_type());
         } else {
           take(std::false_type());
@@ -255,18 +229,12 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
       }
     }
 
-    if constexpr (Config::kMerge) {
-      if (!reads) own.place = 0;
-      add_merged<Config::kThreads, kLanes>(shared.merge, shared.corners, own, level.columns,
-                                           grad_value, grad_stride);
-    }
-
     // What the corners' products say of the lane's own point.
     if (owns && writes) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         // Outside nothing is sampled: an infinite grad_output times zero would be NaN.
-        if (!(own.place >> c & 1u)) own_product[c] = 0;
+        if (!has_corner(own.place, c)) own_product[c] = 0;
       }
       const float fx = x.fraction;
       const float fy = y.fraction;
@@ -296,9 +264,9 @@ __device__ __forceinline__ void differentiate_item(const Problem& problem,
   }
 
   if constexpr (Config::kFused) {
-    weighted_sum = sum_over_group(weighted_sum, kItemLanes);
+    weighted_sum = sum_over_group(weighted_sum, kLanes);
     if (!writes) return;
-    for (int first = 0, round = 0; first + item_lane < num_points; first += kItemLanes, ++round) {
+    for (int first = 0, round = 0; first + lane < num_points; first += kLanes, ++round) {
       const float weight = softmax(weight_at(first));
       store_weight(first, weight * (shared.kept[round][threadIdx.x] - weighted_sum));
     }
@@ -320,7 +288,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   }
   share_levels<Config>(problem, arguments.forward, shared.levels);  // with a barrier
 
-  const bool tiles = Config::kMerge || (!Config::kSpread && blocks_per_head != 0);
+  const bool tiles = blocks_per_head != 0;
   const int num_heads = static_cast<int>(problem.num_heads);
   const int outer = tiles ? blockIdx.x / blocks_per_head : 0;  // (n, head): what shares L2 together
   const int step = tiles ? blocks_per_head : 1;
@@ -331,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
       where.batch = outer / num_heads;
       where.head = outer % num_heads;
       where.query = query_of_tile<Config>(shared.levels, static_cast<int>(problem.num_queries),
-                                          tile, static_cast<int>(threadIdx.x) / Config::kItemLanes);
+                                          tile, static_cast<int>(threadIdx.x) / Config::kLanes);
     } else {
       where = linear_item<Config>(problem);
     }
@@ -343,10 +311,10 @@ template <typename Config>
 cudaError_t launch_backward_group(const Problem& problem, const BackwardArguments& arguments,
                                   const BackwardWork& work, bool tiles, cudaStream_t stream) {
   const int64_t heads = problem.batch_size * problem.num_heads;
-  const int64_t blocks_per_head = (problem.num_queries + Config::kItems - 1) / Config::kItems;
+  const int64_t blocks_per_head = (problem.num_queries + Config::kQueries - 1) / Config::kQueries;
   const int64_t blocks = tiles
                              ? blocks_per_head * heads
-                             : (problem.num_queries * heads + Config::kItems - 1) / Config::kItems;
+                             : (problem.num_queries * heads + Config::kQueries - 1) / Config::kQueries;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   return launch(backward_group_kernel<Config>, blocks, Config::kThreads, stream, problem, arguments,
                 work, tiles ? static_cast<int>(blocks_per_head) : 0);

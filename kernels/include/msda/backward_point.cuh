@@ -2,8 +2,7 @@
 // parts together.
 #pragma once
 
-#include "msda/forward.cuh"
-#include "msda/vector.cuh"
+#include "msda/sample.cuh"
 
 namespace msda {
 
@@ -54,23 +53,23 @@ __device__ __forceinline__ void add_four(const char* address, const float (&numb
 #endif
 }
 
-// A lane's channels of one point: adds (kAdds) to those of the corners in grad_value, and gives the
+// A lane's channels of one point: adds to those of the corners in grad_value, and gives the
 // products of grad_output with those in value. place and weight as SharedSamples has them; value
 // and grad_value point to the lane's channels of cell 0, and have strides in bytes. kWhole: every
 // corner is inside.
-template <typename T, bool kAdds, bool kWhole>
+template <typename T, bool kWhole>
 __device__ __forceinline__ void take_point(const Vector<T, 4>& grad, uint2 place, float4 weight,
                                            const char* value, int value_stride,
                                            const char* grad_value, int grad_stride,
                                            float (&product)[4]) {
   const float scale[4] = {weight.x, weight.y, weight.z, weight.w};
-  const int32_t top_left = static_cast<int32_t>(place.x) >> 4;
+  const int32_t top_left = cell_of(place.x);
   const int32_t bottom_left = top_left + static_cast<int32_t>(place.y);
   const int32_t cell[4] = {top_left, top_left + 1, bottom_left, bottom_left + 1};
   Vector<T, 4> corner[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    corner[c] = load_if<T, 4>(kWhole || (place.x >> c & 1u),
+    corner[c] = load_if<T, 4>(kWhole || has_corner(place.x, c),
                               reinterpret_cast<const T*>(at_cell(value, cell[c], value_stride)));
   }
 #pragma unroll
@@ -82,7 +81,7 @@ __device__ __forceinline__ void take_point(const Vector<T, 4>& grad, uint2 place
       product[c] += grad[k] * corner[c][k];
       grad_cell[k] = scale[c] * grad[k];
     }
-    if (kAdds && (kWhole || (place.x >> c & 1u))) {
+    if (kWhole || has_corner(place.x, c)) {
       add_four(at_cell(grad_value, cell[c], grad_stride), grad_cell);
     }
   }

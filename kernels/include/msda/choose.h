@@ -1,8 +1,8 @@
 // Which forward kernel takes a problem: the one place that decides, for every wrapper. Plain C++.
 //
-//   general  forward.cuh         any size, type, alignment
-//   group    forward_group.cuh   the usual head sizes, many queries
-//   spread   forward_spread.cuh  the usual head sizes, few queries
+//   general  forward.cuh        any size, type, alignment
+//   many     forward_group.cuh  the usual head sizes, many queries
+//   few      forward_group.cuh  the usual head sizes, few queries
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,25 @@
 
 namespace msda {
 
-enum class ForwardKernel : int32_t { kGeneral, kGroup, kSpread };
+enum class ForwardKernel : int32_t { kGeneral, kMany, kFew };
 
-inline constexpr ForwardKernel kForwardKernels[] = {ForwardKernel::kGeneral, ForwardKernel::kGroup,
-                                                    ForwardKernel::kSpread};
+inline constexpr ForwardKernel kForwardKernels[] = {ForwardKernel::kGeneral, ForwardKernel::kMany,
+                                                    ForwardKernel::kFew};
 
 inline const char* name(ForwardKernel kernel) {
   switch (kernel) {
     case ForwardKernel::kGeneral:
       return "general";
-    case ForwardKernel::kGroup:
-      return "group";
-    case ForwardKernel::kSpread:
-      return "spread";
+    case ForwardKernel::kMany:
+      return "many";
+    case ForwardKernel::kFew:
+      return "few";
   }
   return "unknown";
 }
 
-// Up to this many (n,q,m) a warp for each still fills the GPU better than fewer lanes.
+// Up to this many (n,q,m) are few: about what a large GPU's blocks of the kernel for few take at
+// once.
 inline constexpr int64_t kFewItems = 20000;
 
 inline bool aligned(const void* address, size_t bytes) {
@@ -62,9 +63,9 @@ inline bool has_usual_sizes(const Problem& problem) {
   const bool usual_head =
       problem.head_dim == 16 || problem.head_dim == 32 || problem.head_dim == 64;
   return usual_head && problem.value_type != DataType::kFloat64 &&
-         problem.num_cells < (int64_t{1} << 27) &&  // four bits of a cell's signed word are taken
-         problem.num_queries < INT32_MAX / 2 / problem.num_heads &&
-         problem.total_points < INT32_MAX / 4 &&
+         problem.num_cells < (int64_t{1} << 26) &&  // five bits of a cell's signed word are taken
+         problem.num_queries < INT32_MAX / 2 / problem.num_heads / problem.batch_size &&
+         problem.total_points < INT32_MAX / 8 &&
          problem.num_heads * problem.head_dim < (int64_t{1} << 28);
 }
 
@@ -83,17 +84,11 @@ inline bool can_run(ForwardKernel kernel, const Problem& problem,
   return kernel == ForwardKernel::kGeneral || has_usual_form(problem, arguments);
 }
 
-// The kernel that counting says is fastest.
-inline ForwardKernel expected_forward(const Problem& problem, const ForwardArguments& arguments) {
+// The fastest kernel.
+inline ForwardKernel choose_forward(const Problem& problem, const ForwardArguments& arguments) {
   if (!has_usual_form(problem, arguments)) return ForwardKernel::kGeneral;
   const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
-  return items <= kFewItems ? ForwardKernel::kSpread : ForwardKernel::kGroup;
-}
-
-// Until the others are timed on a GPU the general kernel, whose times are known, takes everything.
-inline ForwardKernel choose_forward(const Problem& /*problem*/,
-                                    const ForwardArguments& /*arguments*/) {
-  return ForwardKernel::kGeneral;
+  return items <= kFewItems ? ForwardKernel::kFew : ForwardKernel::kMany;
 }
 
 }  // namespace msda

@@ -3,19 +3,16 @@
 //   general  backward.cuh        any size, type, alignment; deterministic sums
 //   group    backward_group.cuh  the usual head sizes
 //   tile     backward_group.cuh  the same, the queries in tiles of neighbouring cells
-//   merge    backward_merge.cuh  the same tiles, with one atomic for all that a tile adds to a cell
-//   spread   backward_group.cuh  the same, a warp for each (n,q,m): few queries
 #pragma once
 
 #include "msda/choose.h"
 
 namespace msda {
 
-enum class BackwardKernel : int32_t { kGeneral, kGroup, kTile, kMerge, kSpread };
+enum class BackwardKernel : int32_t { kGeneral, kGroup, kTile };
 
 inline constexpr BackwardKernel kBackwardKernels[] = {
-    BackwardKernel::kGeneral, BackwardKernel::kGroup, BackwardKernel::kTile, BackwardKernel::kMerge,
-    BackwardKernel::kSpread};
+    BackwardKernel::kGeneral, BackwardKernel::kGroup, BackwardKernel::kTile};
 
 inline const char* name(BackwardKernel kernel) {
   switch (kernel) {
@@ -25,10 +22,6 @@ inline const char* name(BackwardKernel kernel) {
       return "group";
     case BackwardKernel::kTile:
       return "tile";
-    case BackwardKernel::kMerge:
-      return "merge";
-    case BackwardKernel::kSpread:
-      return "spread";
   }
   return "unknown";
 }
@@ -54,20 +47,11 @@ inline bool can_run(BackwardKernel kernel, const Problem& problem,
   return kernel == BackwardKernel::kGeneral || has_usual_form(problem, arguments);
 }
 
-// The kernel that counting says is fastest.
-inline BackwardKernel expected_backward(const Problem& problem,
-                                        const BackwardArguments& arguments) {
+// The fastest kernel.
+inline BackwardKernel choose_backward(const Problem& problem, const BackwardArguments& arguments) {
   if (!has_usual_form(problem, arguments)) return BackwardKernel::kGeneral;
-  const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
-  if (items <= kFewItems) return BackwardKernel::kSpread;
   // As many queries as cells: an encoder, most likely, whose neighbours share cells.
-  return problem.num_queries == problem.num_cells ? BackwardKernel::kMerge : BackwardKernel::kGroup;
-}
-
-// Until the others are timed on a GPU the general kernel takes everything.
-inline BackwardKernel choose_backward(const Problem& /*problem*/,
-                                      const BackwardArguments& /*arguments*/) {
-  return BackwardKernel::kGeneral;
+  return problem.num_queries == problem.num_cells ? BackwardKernel::kTile : BackwardKernel::kGroup;
 }
 
 }  // namespace msda

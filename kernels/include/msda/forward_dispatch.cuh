@@ -5,7 +5,6 @@
 #include "msda/choose.h"
 #include "msda/forward.cuh"
 #include "msda/forward_group.cuh"
-#include "msda/forward_spread.cuh"
 
 namespace msda {
 
@@ -14,72 +13,73 @@ template <typename T>
 cudaError_t run_forward(ForwardKernel kernel, const Problem& problem,
                         const ForwardArguments& arguments, cudaStream_t stream);
 
-// Lanes of a group: each takes two chunks of 16 bytes of a head.
-template <typename T, int kHeadDim>
-inline constexpr int kGroupLanes = kHeadDim * static_cast<int>(sizeof(T)) / 32;
+// Threads of a block, blocks of a multiprocessor, samples that a lane reads together; measured
+// with kernels/lab/forward.cu. Many queries: as many warps as fit hide the time that memory takes.
+// Few: there are not so many, so every warp has more loads under way.
+template <typename T, bool kFew>
+struct GroupShape {
+  static constexpr int kThreads = kFew ? 128 : sizeof(T) == 2 ? 512 : 384;
+  static constexpr int kBlocks = kFew ? 4 : 2;
+  static constexpr int kFlight = !kFew ? 1 : sizeof(T) == 2 ? 4 : 2;
+};
 
-inline constexpr int kGroupThreads = 256;
-inline constexpr int kGroupBlocks = 2;
-
-template <typename T, bool kFused, bool kWide, int kHeadDim>
+template <typename T, int kHeadDim, Locations kLocations, bool kWide, bool kFew>
 cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
                       cudaStream_t stream) {
-  constexpr int kLanes = kGroupLanes<T, kHeadDim>;
-  if constexpr (kHeadDim == 32) {
-    using Input = std::conditional_t<kWide, float, T>;
-    constexpr int kPoints = 4;
-    constexpr size_t kOwnBytes = kPoints / kLanes * sizeof(Input);
-    if (problem.num_heads == 8) {
-      // A lane reads its points of a level at once.
-      const bool four =
-          equal_points(problem) == kPoints && aligned(arguments.attention_weights, kOwnBytes) &&
-          aligned(arguments.sampling_locations, 2 * kOwnBytes < 16 ? 2 * kOwnBytes : size_t{16});
-      return four ? launch_forward_group<GroupConfig<T, kHeadDim, kFused, kWide, 8, kPoints, kLanes,
-                                                     kGroupThreads, kGroupBlocks>>(
-                        problem, arguments, stream)
-                  : launch_forward_group<GroupConfig<T, kHeadDim, kFused, kWide, 8, 0, kLanes,
-                                                     kGroupThreads, kGroupBlocks>>(
-                        problem, arguments, stream);
+  using Shape = GroupShape<T, kFew>;
+#define MSDA_GROUP(NUM_HEADS, LEVELS)                                                     \
+  launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS,     \
+                                   Shape::kThreads, Shape::kBlocks, Shape::kFlight>>(     \
+      problem, arguments, stream)
+  if constexpr (kHeadDim == 32 && !kWide) {
+    // Four points of a level are read at once.
+    if (problem.num_heads == 8 && equal_points(problem) == 4 &&
+        aligned(arguments.sampling_locations, 16) && aligned(arguments.attention_weights, 16)) {
+      switch (problem.num_levels) {
+        case 3:
+          return MSDA_GROUP(8, 3);
+        case 4:
+          return MSDA_GROUP(8, 4);
+        case 5:
+          return MSDA_GROUP(8, 5);
+      }
     }
   }
-  return launch_forward_group<
-      GroupConfig<T, kHeadDim, kFused, kWide, 0, 0, kLanes, kGroupThreads, kGroupBlocks>>(
-      problem, arguments, stream);
+  return MSDA_GROUP(0, 0);
+#undef MSDA_GROUP
 }
 
-template <typename T, bool kFused, bool kWide, int kHeadDim>
-cudaError_t run_usual(ForwardKernel kernel, const Problem& problem,
+template <typename T, int kHeadDim, Locations kLocations, bool kWide>
+cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
                       const ForwardArguments& arguments, cudaStream_t stream) {
-  constexpr int kRounds = 3;
-  return kernel == ForwardKernel::kSpread
-             ? launch_forward_spread<SpreadConfig<T, kHeadDim, kFused, kWide, kRounds>>(
-                   problem, arguments, stream)
-             : run_group<T, kFused, kWide, kHeadDim>(problem, arguments, stream);
+  return kernel == ForwardKernel::kFew
+             ? run_group<T, kHeadDim, kLocations, kWide, true>(problem, arguments, stream)
+             : run_group<T, kHeadDim, kLocations, kWide, false>(problem, arguments, stream);
 }
 
-template <typename T, bool kFused, bool kWide>
-cudaError_t run_usual(ForwardKernel kernel, const Problem& problem,
+template <typename T, Locations kLocations, bool kWide>
+cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
                       const ForwardArguments& arguments, cudaStream_t stream) {
   switch (problem.head_dim) {
     case 16:
-      return run_usual<T, kFused, kWide, 16>(kernel, problem, arguments, stream);
+      return run_group<T, 16, kLocations, kWide>(kernel, problem, arguments, stream);
     case 32:
-      return run_usual<T, kFused, kWide, 32>(kernel, problem, arguments, stream);
+      return run_group<T, 32, kLocations, kWide>(kernel, problem, arguments, stream);
     case 64:
-      return run_usual<T, kFused, kWide, 64>(kernel, problem, arguments, stream);
+      return run_group<T, 64, kLocations, kWide>(kernel, problem, arguments, stream);
   }
   return cudaErrorInvalidValue;
 }
 
-template <typename T, bool kFused>
-cudaError_t run_usual(ForwardKernel kernel, const Problem& problem,
+template <typename T, Locations kLocations>
+cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
                       const ForwardArguments& arguments, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
     if (problem.location_type == DataType::kFloat32) {
-      return run_usual<T, kFused, true>(kernel, problem, arguments, stream);
+      return run_group<T, kLocations, true>(kernel, problem, arguments, stream);
     }
   }
-  return run_usual<T, kFused, false>(kernel, problem, arguments, stream);
+  return run_group<T, kLocations, false>(kernel, problem, arguments, stream);
 }
 
 template <typename T>
@@ -87,9 +87,15 @@ cudaError_t run_forward(ForwardKernel kernel, const Problem& problem,
                         const ForwardArguments& arguments, cudaStream_t stream) {
   if constexpr (sizeof(T) <= 4) {
     if (kernel != ForwardKernel::kGeneral) {
-      return problem.locations == Locations::kGiven
-                 ? run_usual<T, false>(kernel, problem, arguments, stream)
-                 : run_usual<T, true>(kernel, problem, arguments, stream);
+      switch (problem.locations) {
+        case Locations::kGiven:
+          return run_group<T, Locations::kGiven>(kernel, problem, arguments, stream);
+        case Locations::kReferencePoints:
+          return run_group<T, Locations::kReferencePoints>(kernel, problem, arguments, stream);
+        case Locations::kReferenceBoxes:
+          return run_group<T, Locations::kReferenceBoxes>(kernel, problem, arguments, stream);
+      }
+      return cudaErrorInvalidValue;
     }
   }
   return launch_forward<T>(problem, arguments, stream);

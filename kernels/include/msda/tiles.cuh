@@ -1,0 +1,108 @@
+// Tiles: the queries that a block takes together, shared by the group kernels, forward and backward.
+//
+// Where the queries are the cells of the levels (an encoder) a block takes a rectangle of
+// neighbouring cells, so that what it samples lies close together and is found in L1. Nobody tells
+// the operator: the kernel sees it in the levels' sizes, which it reads on the GPU anyway. Otherwise
+// a block takes consecutive queries. Which query is where never changes a result.
+#pragma once
+
+#include <cstdint>
+
+#include "msda/forward.cuh"
+
+namespace msda {
+
+inline constexpr int kTileWidth = 8;
+
+// A level as the threads of a block share it; one that is not valid has the size zero.
+struct alignas(16) SharedLevel {
+  int32_t rows;
+  int32_t columns;
+  int32_t start;
+  int32_t unused;
+};
+
+struct SharedLevels {
+  SharedLevel level[kMaxLevels];
+  int32_t tiles_end[kMaxLevels];  // the tiles of a level and of those before it
+  int32_t num_tiles;
+  bool tiled;  // whether the queries are the cells of the levels
+};
+
+// Reads the levels: one lane each, of the block's first warp; with a barrier. Config says how many
+// queries a block takes (kQueries) and how high a tile is (kTileHeight).
+template <typename Config>
+__device__ __forceinline__ void share_levels(const Problem& problem,
+                                             const ForwardArguments& arguments,
+                                             SharedLevels& shared) {
+  static_assert(kMaxLevels == 32);
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    const bool exists = lane < static_cast<int>(problem.num_levels);
+    Level level{0, 0, 0, true};
+    if (exists) {
+      level = read_level(arguments.spatial_shapes, arguments.level_start_index,
+                         problem.int64_shapes, lane, problem.num_cells);
+      if (!level.valid) level.height = level.width = 0;
+    }
+    const int tile_rows = (level.height + Config::kTileHeight - 1) / Config::kTileHeight;
+    const int tile_columns = (level.width + kTileWidth - 1) / kTileWidth;
+    int tiles = tile_rows * tile_columns;
+    int64_t cells = static_cast<int64_t>(level.height) * level.width;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int tiles_before = __shfl_up_sync(kWholeWarp, tiles, distance);
+      const int64_t cells_before = __shfl_up_sync(kWholeWarp, cells, distance);
+      if (lane >= distance) {
+        tiles += tiles_before;
+        cells += cells_before;
+      }
+    }
+    shared.level[lane] = {level.height, level.width, level.start, 0};
+    shared.tiles_end[lane] = tiles;
+    // Every query is in one tile when the levels follow each other and have Q cells together.
+    const int64_t cells_before = cells - static_cast<int64_t>(level.height) * level.width;
+    const bool follows = !exists || (level.valid && level.start == cells_before);
+    const bool tiled = __all_sync(kWholeWarp, follows) &&
+                       __shfl_sync(kWholeWarp, cells, 31) == problem.num_queries;
+    if (lane == 31) {
+      shared.tiled = tiled;
+      shared.num_tiles =
+          tiled ? tiles
+                : static_cast<int>((problem.num_queries + Config::kQueries - 1) / Config::kQueries);
+    }
+  }
+  __syncthreads();
+}
+
+// a / b of a >= 0 and b > 0, in fewer instructions than integers take where a is small.
+__device__ __forceinline__ int divide(int a, int b) {
+  if (a >= 1 << 22) return a / b;
+  // At most one off: a and the quotient are exact in float, its reciprocal is nearly.
+  int quotient = static_cast<int>(static_cast<float>(a) * __frcp_rn(static_cast<float>(b)));
+  quotient -= quotient * b > a;
+  quotient += a - quotient * b >= b;
+  return quotient;
+}
+
+// The query that a thread has in a tile, or -1; slot counts the queries of the block.
+template <typename Config>
+__device__ __forceinline__ int query_of_tile(const SharedLevels& shared, int num_queries, int tile,
+                                             int slot) {
+  if (!shared.tiled) {
+    const int query = tile * Config::kQueries + slot;
+    return query < num_queries ? query : -1;
+  }
+  const int lane = threadIdx.x % 32;
+  const int level_index = __popc(__ballot_sync(kWholeWarp, tile >= shared.tiles_end[lane]));
+  const SharedLevel level = shared.level[level_index];
+  if (level_index > 0) tile -= shared.tiles_end[level_index - 1];
+  const int tile_columns = (level.columns + kTileWidth - 1) / kTileWidth;
+  const int tile_row = divide(tile, tile_columns);
+  const int row = tile_row * Config::kTileHeight + slot / kTileWidth;
+  const int column = (tile - tile_row * tile_columns) * kTileWidth + slot % kTileWidth;
+  const bool inside = row < level.rows && column < level.columns;
+  return inside ? level.start + row * level.columns + column : -1;
+}
+
+}  // namespace msda
