@@ -2,8 +2,9 @@
 
 Problems x distributions x types x methods. Methods: our Torch operators (forward, fused, backward), our
 TensorRT plugins and NVIDIA's `MultiscaleDeformableAttnPlugin_TRT` in engines, and the reference, grid_sample
-level by level in eager PyTorch. All get the same inputs. The L2 cache is cold: a CUDA graph of several calls
-goes round copies of the inputs that are together three times larger. The default problems take a few minutes.
+level by level, in eager PyTorch and under `torch.compile`. All get the same inputs. The L2 cache is cold: a
+CUDA graph of several calls goes round copies of the inputs that are together three times larger. The default
+problems take some minutes; compiling the reference adds to them, but is in no measurement.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch._functorch import config as functorch_config
 
 import msda
 from benchmarks import environment, errors, timing, trt_engines
@@ -36,6 +38,8 @@ METHODS = {
     "nvidia_plugin": "NVIDIA's MultiscaleDeformableAttnPlugin_TRT version 1 in a TensorRT engine",
     "reference": "grid_sample level by level, eager PyTorch",
     "reference_backward": "autograd through the reference, all three gradients, eager PyTorch",
+    "reference_compiled": "the reference under torch.compile: default mode, static shapes",
+    "reference_compiled_backward": "autograd through the compiled reference, all three gradients",
 }
 
 PROBLEMS = (*REAL, *BATCHED, *PEERS)
@@ -44,7 +48,10 @@ NO_RAGGED = ("plugin", "fused_plugin", "nvidia_plugin")
 """Levels with unlike numbers of points: our plugins' engines are built for equal ones here, NVIDIA's has no
 such."""
 
-NO_BFLOAT16 = ("nvidia_plugin", "reference", "reference_backward")
+REFERENCES = ("reference", "reference_backward", "reference_compiled", "reference_compiled_backward")
+"""Slow baselines, timed call by call, as they wait for the GPU inside."""
+
+NO_BFLOAT16 = ("nvidia_plugin", *REFERENCES)
 """NVIDIA's plugin has no bfloat16; the reference takes as long in it as in fp16."""
 
 REFERENCE_SECONDS = 0.4
@@ -94,6 +101,9 @@ def _main(arguments: list[str]) -> int:
     engines = Engines(problems)
     results = []
     for problem in problems:
+        # A problem's compiled references are of no use to the next: they would hold memory, and count towards
+        # the number of compilations after which torch.compile falls back to eager PyTorch without an error.
+        torch.compiler.reset()
         for distribution in options.distributions:
             for dtype in options.dtypes:
                 rows = measure(
@@ -185,7 +195,7 @@ def measure(
             result = calls[0]()
             row["relative_error"] = relative_error(result[0] if backward else result, truth)
             del result, truth
-            if method.startswith("reference"):
+            if method in REFERENCES:
                 sampled = timing.time_eager(calls[0], iterations, seconds=REFERENCE_SECONDS)
             else:
                 sampled = timing.time_graph(calls, moved, iterations, seconds=1.0)
@@ -238,6 +248,8 @@ def make_calls(
     if method in backwards:
         pairs = [(output_gradient(one), one) for one in inputs]
         return [lambda pair=pair: backwards[method](pair[0], *pair[1]) for pair in pairs]
+    if method in ("reference_compiled", "reference_compiled_backward"):
+        return [call_of_compiled(inputs[0], backward=method.endswith("_backward"))]
     if method == "reference_backward":
         return [backward_of_reference(inputs[0])]
     if method == "reference":
@@ -249,17 +261,54 @@ def make_calls(
 def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
     """A gradient of the result, [N, Q, M * D], the same for every method."""
     batch, _, num_heads, head_dim = inputs.value.shape
-    generator = torch.Generator("cuda").manual_seed(0)
+    device = inputs.value.device
+    generator = torch.Generator(device).manual_seed(0)
     places = inputs.sampling_offsets if isinstance(inputs, FusedInputs) else inputs.sampling_locations
     shape = (batch, places.shape[1], num_heads * head_dim)
-    return torch.randn(shape, generator=generator, device="cuda").to(inputs.value.dtype)
+    return torch.randn(shape, generator=generator, device=device).to(inputs.value.dtype)
 
 
-def backward_of_reference(inputs: AttentionInputs) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A call of the backward pass alone, its forward done before."""
+@functools.cache
+def compiled_reference() -> Callable[..., torch.Tensor]:
+    """`msda.reference.attention` under `torch.compile`. It compiles at a call, once for each type and set of
+    sizes, with and without gradients.
+
+    Reading `spatial_shapes` and `level_start_index` ends a graph (they are numbers on the GPU), so there are
+    two graphs: the locations, and all levels with their sum.
+    """
+    return torch.compile(msda.reference.attention, dynamic=False)
+
+
+def call_of_compiled(
+    inputs: AttentionInputs, backward: bool
+) -> Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]:
+    """A call of the compiled reference, or of the backward pass through it, with nothing left to compile.
+
+    Raises:
+        RuntimeError: where it cannot be compiled, without a compiler for instance. Errors of Triton and of
+            inductor's worker processes are no RuntimeErrors by themselves.
+    """
+    operator = compiled_reference()
+    try:
+        # Donated buffers are overwritten by the backward pass, which could then run only once.
+        with functorch_config.patch(donated_buffer=False):
+            if backward:
+                call = backward_of_reference(inputs, operator)
+            else:
+                call = functools.partial(operator, *inputs)
+            call()
+    except Exception as error:
+        raise RuntimeError(f"torch.compile: {type(error).__name__}: {error}") from error
+    return call
+
+
+def backward_of_reference(
+    inputs: AttentionInputs, operator: Callable[..., torch.Tensor] = msda.reference.attention
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A call of the backward pass alone, its forward done before, by the reference or a compiled form."""
     names = ("value", "sampling_locations", "attention_weights")
     leaves = [getattr(inputs, name).detach().requires_grad_() for name in names]
-    output = msda.reference.attention(*inputs._replace(**dict(zip(names, leaves, strict=True))))
+    output = operator(*inputs._replace(**dict(zip(names, leaves, strict=True))))
     gradient = output_gradient(inputs).to(output.dtype)
     return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
@@ -280,7 +329,7 @@ def gradient_truth(inputs: AttentionInputs) -> torch.Tensor | None:
 
 def summary(row: dict) -> str:
     """A result in one line."""
-    name = f"{row['problem']['name']:28} {row['distribution']:8} {row['dtype']} {row['method']:19}"
+    name = f"{row['problem']['name']:28} {row['distribution']:8} {row['dtype']} {row['method']:27}"
     if "failure" in row:
         return f"{name} failed: {row['failure']}"
     spread = row["timing"]

@@ -327,6 +327,8 @@ SMALL = (
     Problem("odd_head_dim", 2, ((5, 7), (3, 4)), 11, num_heads=3, head_dim=13, num_points=3, reference_dim=4),
     Problem("one_channel", 1, ((6, 5),), 7, num_heads=5, head_dim=1, num_points=4),
     Problem("pyramid", 2, ((12, 16), (6, 8), (3, 4), (2, 2)), 256, num_heads=8, head_dim=32),
+    Problem("three_levels", 1, ((7, 9), (4, 5), (2, 3)), 89),
+    Problem("five_levels", 1, ((6, 9), (5, 5), (3, 5), (2, 3), (1, 2)), 13, reference_dim=4),
     Problem("boxes", 1, ((8, 8), (4, 4), (2, 2)), 30, num_heads=4, head_dim=16, reference_dim=4),
     Problem("wide_heads", 1, ((9, 6), (5, 3)), 17, num_heads=2, head_dim=64, num_points=8),
     Problem("very_wide_head", 1, ((4, 3),), 5, num_heads=1, head_dim=200, num_points=2),

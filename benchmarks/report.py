@@ -1,7 +1,7 @@
 """Tables and pictures of result files, made from the JSON alone:
 
 python -m benchmarks.report benchmarks/results/*.json                # Markdown on standard output
-python -m benchmarks.report benchmarks/results/*.json --pictures DIR # bar charts, SVG and PNG
+python -m benchmarks.report benchmarks/results/*.json --pictures DIR # charts, SVG and PNG
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import roofline
 from benchmarks.environment import SCHEMA_VERSION
 from codetr.command import ArgumentParser, one_line, run_command, to_path
 from codetr.files import atomic_write
 
 KINDS = ("msda", "detector", "accuracy", "training")
-COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
+COLOURS = (
+    *("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c"),
+    *("#ccb974", "#64b5cd", "#a6d854", "#f7d038", "#1f3b5c", "#5f0f40"),
+)
+"""One for every method of the operator, and for every problem, without a repetition."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,18 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     parser = ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split(":")[0])
     parser.add_argument("results", nargs="+", type=to_path, help="files that the benchmarks wrote")
-    parser.add_argument("--pictures", type=to_path, metavar="DIR", help="also draw bar charts there")
+    parser.add_argument("--pictures", type=to_path, metavar="DIR", help="also draw charts there")
     options = parser.parse_args(arguments)
     contents = {file: read(file) for file in options.results}
     for file, content in contents.items():
         try:
             text = markdown(content)
+            pictures = draw(content, options.pictures, file.stem) if options.pictures else []
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"{file}: not a whole result file ({one_line(error)})") from error
         print(text)
-        if options.pictures:
-            for picture in draw(content, options.pictures, file.stem):
-                print(picture, file=sys.stderr)
+        for picture in pictures:
+            print(picture, file=sys.stderr)
     return 0
 
 
@@ -107,7 +112,8 @@ def msda_tables(content: dict) -> list[str]:
             errors = [cells[key].get("relative_error") for key in cells if key[1] == method]
             errors = [error for error in errors if error is not None]
             rows[-1].append(f"{max(errors):.1e}" if errors else "")
-        floor = [f"{cells[(problem, methods[0])]['floor_us']:.0f}" for problem in problems]
+        firsts = [cells.get((problem, methods[0])) for problem in problems]
+        floor = [f"{row['floor_us']:.0f}" if row else "" for row in firsts]
         rows.append([f"every byte of {methods[0]} once", *floor, ""])
         head = [f"{dtype}, {distribution}; median us", *problems, "largest relative error"]
         tables.append(table(head, rows))
@@ -210,7 +216,7 @@ def training_step(row: dict) -> str:
 
 
 def draw(content: dict, folder: Path, stem: str) -> list[Path]:
-    """Bar charts of a result file as SVG and PNG; returns the files.
+    """Bar charts of a result file, and the operator's rooflines, as SVG and PNG; returns the files.
 
     Raises:
         ImportError: without matplotlib.
@@ -233,6 +239,9 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
             f"{stem}_{dtype}_{distribution}": msda_figure(content, distribution, dtype, problems, cells)
             for distribution, dtype, problems, cells in groups(content)
         }
+        for dtype in dict.fromkeys(row["dtype"] for row in content["results"]):
+            if picture := roofline.figure(content, dtype, COLOURS):
+                figures[f"{stem}_{dtype}_roofline"] = picture
     written = []
     for name, figure in figures.items():
         for suffix, metadata in ((".svg", {"Date": None}), (".png", None)):

@@ -6,14 +6,16 @@ it may be from `msda.reference` in float64 on the same inputs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 import msda
-from benchmarks.problems import AttentionInputs, FusedInputs
+from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from tests import strategies
 from tests.comparison import run_msda
 
@@ -30,6 +32,8 @@ class Backend:
         run: inputs -> [N, Q, M * D].
         gradients: whether its result is differentiable.
         ragged: the ragged lists it can run; None for any.
+        forced: environment variables that force a kernel (kernels/include/msda/choose.h), which takes the
+            usual head sizes only.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Backend:
     run: Callable[[AttentionInputs | FusedInputs], torch.Tensor]
     gradients: bool = False
     ragged: tuple[tuple[int, ...], ...] | None = None
+    forced: tuple[tuple[str, str], ...] = ()
 
     def can_run(self, dtype: torch.dtype) -> str | None:
         """None when the backend can run here with a type, else the reason why not."""
@@ -48,7 +53,20 @@ class Backend:
 
     def cases(self, operator: str, smooth: bool = False):
         """The hypothesis strategy of calls of an operator, "attention" or "fused", that the backend takes."""
-        return strategies.cases(operator == "fused", self.ragged, smooth)
+        return strategies.cases(operator == "fused", self.ragged, smooth, usual=bool(self.forced))
+
+    def takes(self, problem: Problem) -> bool:
+        """Whether it can run a problem of this size and form."""
+        usual = not self.forced or problem.head_dim in strategies.USUAL_HEADS
+        return usual and (self.ragged is None or problem.points_per_level in (None, *self.ragged))
+
+    @contextlib.contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Its kernel is forced inside."""
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, kernel in self.forced:
+                patch.setenv(variable, kernel)
+            yield
 
 
 def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
@@ -190,6 +208,18 @@ ALL = (
         missing=no_gpu,
         run=run_msda,
         gradients=True,
+    ),
+    *(
+        Backend(
+            f"torch-cuda-{forward}-{backward}",
+            "cuda",
+            (torch.float32, torch.float16, torch.bfloat16),
+            missing=no_gpu,
+            run=run_msda,
+            gradients=True,
+            forced=(("MSDA_FORWARD", forward), ("MSDA_BACKWARD", backward)),
+        )
+        for forward, backward in (("many", "group"), ("few", "tile"), ("general", "general"))
     ),
     Backend(
         "tensorrt",

@@ -33,14 +33,21 @@ def make(
 def gradients(
     inputs: AttentionInputs | FusedInputs, grad_output: torch.Tensor, run=run_msda
 ) -> dict[str, torch.Tensor]:
-    """Gradients of every floating input, by name."""
+    """Gradients of every floating input, by name; the reference's also in PyTorch's deterministic mode, which
+    its `grid_sample` does not know on a GPU."""
     leaves = {
         name: tensor.detach().requires_grad_()
         for name, tensor in inputs._asdict().items()
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
     }
-    output = run(inputs._replace(**leaves))
-    return dict(zip(leaves, torch.autograd.grad(output, list(leaves.values()), grad_output), strict=True))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic and run is not reference)
+    try:
+        output = run(inputs._replace(**leaves))
+        found = torch.autograd.grad(output, list(leaves.values()), grad_output)
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+    return dict(zip(leaves, found, strict=True))
 
 
 def reference(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -25,6 +25,9 @@ nothing."""
 LAYOUTS = ("contiguous", "strided", "expanded", "transposed", "unaligned")
 """Memory of a tensor. strided: every second element; expanded: one batch entry with stride 0; transposed:
 batch and second dimension stored the other way round; unaligned: its storage begins one element late."""
+
+USUAL_HEADS = (16, 32, 64)
+"""Head sizes that some kernels are compiled for (kernels/include/msda/choose.h)."""
 
 RAGGED = ((2, 0, 5),)
 """Ragged lists for a backend that is built for one list at a time, as a TensorRT engine is."""
@@ -199,11 +202,19 @@ def cases(
     fused: bool,
     ragged: Iterable[tuple[int, ...]] | None = None,
     smooth: bool = False,
+    usual: bool = False,
 ) -> Case:
-    """Draws a whole call; see `problems` and `Case` for the parameters."""
-    layout = st.sampled_from(LAYOUTS)
+    """Draws a whole call; see `problems` and `Case` for the parameters.
+
+    Args:
+        usual: only what the kernels for USUAL_HEADS take.
+    """
+    layout = st.sampled_from([layout for layout in LAYOUTS if not usual or layout != "unaligned"])
+    problem = draw(problems(ragged))
+    if usual:
+        problem = replace(problem, head_dim=draw(st.sampled_from(USUAL_HEADS)))
     return Case(
-        problem=draw(problems(ragged)),
+        problem=problem,
         fused=fused,
         places=("inside",) if smooth else tuple(draw(st.sets(st.sampled_from(PLACES), min_size=1))),
         layouts=draw(st.tuples(layout, layout, layout)),

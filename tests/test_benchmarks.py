@@ -1,16 +1,21 @@
-"""The benchmarks without a GPU: problem sizes, statistics, result files, tables, and the lack of a GPU."""
+"""The benchmarks without a GPU: problem sizes, statistics, the compiled reference, result files, tables,
+pictures, and the lack of a GPU."""
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
-from benchmarks import detector, environment, msda, report, sanitize, timing
+from benchmarks import detector, environment, errors, msda, report, roofline, sanitize, timing
 from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
 
 ROOT = Path(__file__).parent.parent
@@ -108,25 +113,111 @@ def test_sanitize_spoils_some_samples_only() -> None:
     assert 0.8 < finite < 1.0
 
 
+def test_methods() -> None:
+    """Each is treated as what it is, a slow baseline or a forward pass, and has a colour of its own."""
+    assert set(msda.REFERENCES) == {method for method in msda.METHODS if method.startswith("reference")}
+    assert set(msda.REFERENCES) < set(msda.NO_BFLOAT16) < set(msda.METHODS)
+    assert set(roofline.MARKERS) == {method for method in msda.METHODS if not method.endswith("_backward")}
+    assert len(set(roofline.MARKERS.values())) == len(roofline.MARKERS)
+    assert len(set(report.COLOURS)) >= max(len(msda.METHODS), len(msda.PROBLEMS))
+
+
+@pytest.fixture
+def compiled_by_aot_eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`torch.compile` traces both passes, but needs no C++ compiler and none of its time."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    msda.compiled_reference.cache_clear()
+    torch.compiler.reset()
+    yield
+    msda.compiled_reference.cache_clear()
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("compiled_by_aot_eager")
+@pytest.mark.parametrize("name", ["boxes", "ragged_skipped_level"])
+def test_compiled_reference(name: str) -> None:
+    """It is compiled (nothing falls back to eager PyTorch) and right, the timed calls have nothing left to
+    compile, and the backward pass can be repeated."""
+    inputs = BY_NAME[name].attention_inputs()
+    before = counters["stats"]["unique_graphs"]
+    (forward,) = msda.make_calls("reference_compiled", [inputs], None, torch.float32)
+    (backward,) = msda.make_calls("reference_compiled_backward", [inputs], None, torch.float32)
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled == before + 4  # locations, and levels; each without gradients and with them
+    assert msda.relative_error(forward(), errors.truth(inputs)) < 1e-6
+    expected = msda.backward_of_reference(errors.in_float64(inputs))()
+    for _ in range(2):
+        for gradient, wanted in zip(backward(), expected):
+            assert errors.relative_error(gradient, wanted) < 1e-4
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
+@pytest.mark.parametrize("method", ["reference_compiled", "reference_compiled_backward"])
+def test_compiler_that_fails(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error becomes one that `measure` writes into the row, whatever class it has."""
+
+    class CompilationError(Exception):
+        """As Triton's, which is no RuntimeError."""
+
+    def broken(*_):
+        raise CompilationError("no compiler")
+
+    monkeypatch.setattr(msda, "compiled_reference", lambda: broken)
+    inputs = BY_NAME["boxes"].attention_inputs()
+    with pytest.raises(RuntimeError, match=r"^torch\.compile: CompilationError: no compiler$"):
+        msda.make_calls(method, [inputs], None, torch.float32)
+
+
+def test_forward_flop() -> None:
+    """Counted by hand: 10 a sample and channel; 2 x 21 queries x 4 heads x (3 + 6 + 1) points x 32 channels,
+    and 73,656 x 8 x 20 x 32."""
+    assert roofline.forward_flop(asdict(BY_NAME["ragged"])) == 537_600
+    assert roofline.forward_flop(asdict(BY_NAME["codino_encoder_768x1152"])) == 3_771_187_200
+
+
+def test_peak() -> None:
+    """An H200 and a T4 by their data sheets (66.9 and 8.1 TFLOP/s), and GPUs of which too little is known."""
+    h200 = {"compute_capability": "9.0", "multiprocessors": 132, "clocks": "1980 MHz, 3201 MHz"}
+    t4 = {"compute_capability": "7.5", "multiprocessors": 40, "clocks": "1590 MHz, 5001 MHz"}
+    assert roofline.peak_flop_per_second(h200) == pytest.approx(66.9e12, rel=1e-3)
+    assert roofline.peak_flop_per_second(t4) == pytest.approx(8.14e12, rel=1e-3)
+    for unknown in ({"compute_capability": "99.0"}, {"clocks": ""}, {"clocks": "[N/A], [N/A]"}):
+        assert roofline.peak_flop_per_second({**h200, **unknown}) is None
+    assert roofline.peak_flop_per_second({}) is None
+
+
 def result_file(folder: Path) -> Path:
-    """A result file of one measurement and one failure."""
+    """A result file of two measurements, one of them of a backward pass, and one failure."""
     timed = timing.Timing([0.1, 0.2, 0.3], 2, 1, "cold").as_dict()
     row = {
-        "problem": {"name": "small"},
+        "problem": asdict(BY_NAME["ragged"]),
         "distribution": "near",
         "dtype": "fp16",
         "method": "attention",
+        "bytes_moved": 134_400,
         "floor_us": 50.0,
         "relative_error": 2e-4,
         "timing": timed,
     }
-    gpu = {"name": "NVIDIA H0", "driver": "1.2"}
+    failed = {name: row[name] for name in row if name not in ("relative_error", "timing")}
+    gpu = {
+        "name": "NVIDIA H0",
+        "driver": "1.2",
+        "compute_capability": "9.0",
+        "multiprocessors": 10,
+        "clocks": "1000 MHz, 2000 MHz",
+    }
     content = {
         **environment.describe("benchmarks.msda", ["--dtypes", "fp16"]),
         "gpu": gpu,
         "kind": "msda",
-        "methods": {"attention": "ours", "plugin": "ours in an engine"},
-        "results": [row, {**row, "method": "plugin", "failure": "no engine", "timing": None}],
+        "copy_bandwidth_bytes_per_second": 1e12,
+        "methods": {method: msda.METHODS[method] for method in ("attention", "attention_backward", "plugin")},
+        "results": [
+            row,
+            {**row, "method": "attention_backward"},
+            {**failed, "method": "plugin", "failure": "no engine"},
+        ],
     }
     path = folder / "results" / "msda_h0.json"
     environment.write_json(path, content)
@@ -143,13 +234,53 @@ def test_report(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_points_of_the_roofline(tmp_path: Path) -> None:
+    """537,600 flop over 134,400 bytes, in 0.2 ms; no backward pass, no failure, no other type."""
+    content = report.read(result_file(tmp_path))
+    assert roofline.points(content, "fp16") == [
+        ("ragged", "near", "attention", 4.0, pytest.approx(2.688e9, rel=1e-9))
+    ]
+    assert roofline.points(content, "fp32") == []
+
+
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     content = report.read(result_file(tmp_path))
-    content["results"] = content["results"][:1]
     pictures = report.draw(content, tmp_path / "pictures", "msda_h0")
-    assert [picture.name for picture in pictures] == ["msda_h0_fp16_near.svg", "msda_h0_fp16_near.png"]
+    names = [f"msda_h0_fp16_{kind}.{suffix}" for kind in ("near", "roofline") for suffix in ("svg", "png")]
+    assert [picture.name for picture in pictures] == names
     assert all(picture.stat().st_size > 1000 for picture in pictures)
+    content["results"] = content["results"][1:]  # no forward pass, hence no roofline
+    assert len(report.draw(content, tmp_path / "others", "msda_h0")) == 2
+
+
+def test_roofs(tmp_path: Path) -> None:
+    """The copy bandwidth up to the peak of 2.56 TFLOP/s, and the peak; the former alone on an unknown GPU."""
+    pytest.importorskip("matplotlib")
+    content = report.read(result_file(tmp_path))
+    slope, peak = roof_lines(content)
+    assert slope.get_xdata()[-1] == peak.get_xdata()[0] == pytest.approx(2.56)
+    assert [y / x for x, y in slope.get_xydata()] == pytest.approx([1.0, 1.0])
+    assert list(peak.get_ydata()) == pytest.approx([2.56, 2.56])
+    content["gpu"]["compute_capability"] = "99.0"
+    (slope,) = roof_lines(content)
+    assert slope.get_xdata()[-1] > 4.0
+
+
+def roof_lines(content: dict) -> list:
+    (axes,) = roofline.figure(content, "fp16", report.COLOURS).axes
+    return [line for line in axes.lines if line.get_linestyle() != "None"]
+
+
+def test_result_file_without_bandwidth(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("matplotlib")
+    path = result_file(tmp_path)
+    content = report.read(path)
+    del content["copy_bandwidth_bytes_per_second"]
+    environment.write_json(path, content)
+    assert report.main([str(path), "--pictures", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "not a whole result file (KeyError: " in printed.err and printed.err.count("\n") == 1
 
 
 def training_file(folder: Path) -> Path:

@@ -33,7 +33,6 @@ BACKWARD_KERNELS = ("automatic", "general", "group", "tile")
 ANY_SIZE = ("automatic", "general")
 """The kernels that take every problem; the others are compiled for heads of USUAL_HEADS, and not for
 float64."""
-USUAL_HEADS = (16, 32, 64)
 
 SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 ORDERS = (1, 2)
@@ -115,18 +114,14 @@ def assert_gradients(
 
 def draw_case(data: st.DataObject, kernel: str, operator: str, smooth: bool = False) -> strategies.Case:
     """A call of the operator, of a form that the kernel takes."""
-    case = data.draw(strategies.cases(operator == "fused", smooth=smooth))
-    if kernel in ANY_SIZE and data.draw(st.booleans(), "any head size"):
-        return case
-    problem = replace(case.problem, head_dim=data.draw(st.sampled_from(USUAL_HEADS), "head_dim"))
-    layouts = tuple("contiguous" if layout == "unaligned" else layout for layout in case.layouts)
-    return replace(case, problem=problem, layouts=layouts)
+    usual = kernel not in ANY_SIZE or data.draw(st.booleans(), "usual")
+    return data.draw(strategies.cases(operator == "fused", smooth=smooth, usual=usual))
 
 
 def small(kernels: tuple[str, ...]):
     """The rows of `matrix` times the problems of SMALL that each takes."""
     by_kernel = {
-        kernel: [p for p in SMALL if kernel in ANY_SIZE or p.head_dim in USUAL_HEADS] for kernel in kernels
+        kernel: [p for p in SMALL if kernel in ANY_SIZE or p.head_dim in strategies.USUAL_HEADS] for kernel in kernels
     }
     rows = [
         pytest.param(*row.values, problem, id=f"{row.id}-{problem.name}")

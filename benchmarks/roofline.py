@@ -1,0 +1,187 @@
+"""Rooflines of the operator's forward pass, from a result file of `benchmarks.msda`: what each method
+reaches, and what the GPU's memory and its arithmetic allow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+MARKERS = {
+    "attention": "o",
+    "plugin": "+",
+    "fused_attention": "s",
+    "fused_plugin": "x",
+    "nvidia_plugin": "^",
+    "reference": "v",
+    "reference_compiled": "D",
+}
+"""The forward methods, and how each is drawn. A plugin runs our operator's kernel, so its marker lies inside
+the operator's."""
+
+FLOP_PER_SAMPLE_AND_CHANNEL = 2 * (4 + 1)
+"""Four multiply-adds with the weights of the corners, one with the attention weight."""
+
+FP32_LANES = {"7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "12.0": 128}
+"""Results of 32-bit floating-point multiply-add per clock cycle and multiprocessor, by compute capability:
+CUDA C++ Programming Guide, "Arithmetic Instructions", table "Throughput of Native Arithmetic
+Instructions"."""
+
+
+class Point(NamedTuple):
+    """A measurement in a roofline.
+
+    Attributes:
+        problem, distribution, method: what was measured.
+        intensity: flop per byte, where every input is read once and every output is written once.
+        speed: flop per second, by the median time.
+    """
+
+    problem: str
+    distribution: str
+    method: str
+    intensity: float
+    speed: float
+
+
+def forward_flop(problem: Mapping) -> int:
+    """Floating-point operations of a forward pass: N * Q * M * K samples of D channels each.
+
+    The corners' own weights, and locations and softmax of the fused form, count nothing: they are shared by
+    the D channels of a sample.
+
+    Args:
+        problem: sizes as in a row of a result file, see `benchmarks.problems.Problem`.
+    """
+    points = problem["points_per_level"] or [problem["num_points"]] * len(problem["spatial_shapes"])
+    samples = problem["batch"] * problem["num_queries"] * problem["num_heads"] * sum(points)
+    return FLOP_PER_SAMPLE_AND_CHANNEL * samples * problem["head_dim"]
+
+
+def points(content: Mapping, dtype: str) -> list[Point]:
+    """The forward measurements of a type, in the file's order; failures are left out."""
+    found = []
+    for row in content["results"]:
+        if row["dtype"] != dtype or row["method"] not in MARKERS or "failure" in row:
+            continue
+        flop = forward_flop(row["problem"])
+        speed = flop / (row["timing"]["median_ms"] * 1e-3)
+        name, distribution = row["problem"]["name"], row["distribution"]
+        found.append(Point(name, distribution, row["method"], flop / row["bytes_moved"], speed))
+    return found
+
+
+def clock_hertz(gpu: Mapping) -> float | None:
+    """The largest clock of the multiprocessors, or None where the result file has none."""
+    match = re.match(r"(\d+) MHz", gpu.get("clocks", ""))
+    return float(match[1]) * 1e6 if match else None
+
+
+def peak_flop_per_second(gpu: Mapping) -> float | None:
+    """The fp32 multiply-add peak at the largest clock, two flop each; None for an unknown compute capability
+    or clock.
+    """
+    lanes, clock = FP32_LANES.get(gpu.get("compute_capability", "")), clock_hertz(gpu)
+    return 2.0 * lanes * gpu["multiprocessors"] * clock if lanes and clock else None
+
+
+def figure(content: Mapping, dtype: str, colours: Sequence[str]):
+    """Rooflines of a type, one for each distribution: problems by colour, methods by marker.
+
+    A point may lie above the slope: a decoder's few queries do not read all of the value. Markers shrink from
+    problem to problem, so that those of one place (encoders of one model) are all visible.
+
+    Returns:
+        The picture, or None where no forward method was measured.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    drawn = points(content, dtype)
+    if not drawn:
+        return None
+    distributions = list(dict.fromkeys(point.distribution for point in drawn))
+    problems = list(dict.fromkeys(point.problem for point in drawn))
+    methods = [method for method in MARKERS if any(point.method == method for point in drawn)]
+    colour = {name: colours[index % len(colours)] for index, name in enumerate(problems)}
+    size = {name: 10 - 5 * index / len(problems) for index, name in enumerate(problems)}
+    picture = Figure(figsize=(2.6 + 4.6 * len(distributions), 6), layout="constrained")
+    panels = picture.subplots(1, len(distributions), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, distribution in zip(panels, distributions):
+        roofs = _draw_roofs(axes, content, [point.intensity for point in drawn])
+        for point in drawn:
+            if point.distribution == distribution:
+                marker = _marker(point.method, colour[point.problem], size[point.problem])
+                marker.set_data([point.intensity], [point.speed / 1e12])
+                axes.add_line(marker)
+        _style(axes, distribution)
+    panels[0].set_ylabel("achieved TFLOP/s (median)")
+    picture.suptitle(
+        f"Multi-scale deformable attention, forward, {dtype}: {content['gpu']['name']}", fontsize=10
+    )
+    blank = Line2D([], [], linestyle="none")
+    lines = [(roof, roof.get_label()) for roof in roofs]
+    shapes = [(_marker(method, "black", 7), method) for method in methods]
+    patches = [(Line2D([], [], color=colour[name], linewidth=5), name) for name in problems]
+    legend = [*lines, (blank, ""), *shapes, (blank, ""), *patches]
+    picture.legend(*zip(*legend), loc="outside right center", fontsize=7, frameon=False)
+    return picture
+
+
+def _draw_roofs(axes, content: Mapping, intensities: Sequence[float]) -> list:
+    """Draws the copy bandwidth as a slope, and the arithmetic peak, if known, as a horizontal line."""
+    bandwidth = content["copy_bandwidth_bytes_per_second"]
+    peak = peak_flop_per_second(content["gpu"])
+    left, right = min(intensities) / 1.5, max(intensities) * 1.5
+    if peak is None:
+        ridge = right
+    else:
+        ridge = peak / bandwidth
+        right = max(right, ridge * 2.5)
+    left = min(left, ridge / 1.5)
+    label = f"{bandwidth / 1e12:.3g} TB/s, as a large copy"
+    ends = [left, ridge]
+    speeds = [bandwidth * end / 1e12 for end in ends]
+    lines = axes.plot(ends, speeds, color="black", linewidth=1.2, label=label)
+    if peak is not None:
+        label = f"{peak / 1e12:.3g} TFLOP/s, fp32 at {clock_hertz(content['gpu']) / 1e6:.0f} MHz"
+        height = [peak / 1e12] * 2
+        lines += axes.plot([ridge, right], height, color="black", linewidth=1.2, linestyle="--", label=label)
+    return lines
+
+
+def _marker(method: str, colour: str, size: float):
+    """A marker of a size in points; hollow, so that those below it stay visible."""
+    from matplotlib.lines import Line2D
+
+    marker = MARKERS[method]
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker=marker,
+        markersize=size * (0.7 if marker in "+x" else 1),
+        markeredgewidth=1.1,
+        markeredgecolor=colour,
+        markerfacecolor="none",
+    )
+
+
+def _style(axes, distribution: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.autoscale_view()
+    axes.margins(x=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8)
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("flop per byte (every input and output moved once)")
+    axes.set_title(f"{distribution} locations", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
