@@ -294,7 +294,8 @@ class Bench {
     check(cudaFuncGetAttributes(&attributes, msda::forward_group_kernel<Config>), "attributes");
     measure(title + " levels " + std::to_string(Config::kLevels) + " threads " +
                 std::to_string(Config::kThreads) + " x" + std::to_string(Config::kBlocks) +
-                " flight " + std::to_string(Config::kFlight) + " regs " +
+                " flight " + std::to_string(Config::kFlight) + " parts " +
+                std::to_string(Config::kParts) + (Config::kFew ? " few" : "") + " regs " +
                 std::to_string(attributes.numRegs) + (attributes.localSizeBytes ? " spills" : ""),
             msda::launch_forward_group<Config>);
   }
@@ -309,9 +310,12 @@ class Bench {
   double* sums_ = nullptr;
 };
 
-#define GROUP(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                             \
-  bench.template group<                                                                           \
-      msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, THREADS, BLOCKS, FLIGHT>>(title)
+#define MANY(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT, PARTS)                                \
+  bench.template group<msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, false, THREADS, \
+                                         BLOCKS, FLIGHT, PARTS>>(title)
+#define FEW(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                              \
+  bench.template group<msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, true, THREADS, \
+                                         BLOCKS, FLIGHT>>(title)
 
 const char* name(Locations locations) {
   return locations == Locations::kGiven             ? "given"
@@ -327,18 +331,19 @@ void encoder(const Options& options, const std::string& type) {
         type + " encoder " + name(kLocations) + (near ? " near" : " uniform");
     bench.measure(title + " general", msda::launch_forward<T>);
     if constexpr (sizeof(T) == 2) {
-      GROUP(8, 5, 512, 2, 1);
-      GROUP(8, 5, 256, 4, 1);
-      GROUP(8, 5, 384, 2, 2);
-      GROUP(8, 5, 448, 2, 1);
-      GROUP(0, 0, 512, 2, 1);
-      GROUP(0, 0, 384, 3, 1);
+      MANY(8, 5, 512, 2, 1, 1);
+      MANY(8, 5, 256, 4, 1, 1);
+      MANY(8, 5, 256, 4, 1, 2);
+      MANY(8, 5, 128, 8, 1, 4);
+      MANY(8, 5, 384, 2, 2, 1);
+      MANY(8, 5, 1024, 1, 1, 1);
+      MANY(0, 0, 512, 2, 1, 1);
+      MANY(0, 0, 384, 3, 1, 1);
     } else {
-      GROUP(8, 5, 384, 2, 1);
-      GROUP(8, 5, 256, 3, 1);
-      GROUP(8, 5, 512, 2, 1);
-      GROUP(0, 0, 384, 2, 1);
-      GROUP(0, 0, 512, 2, 1);
+      MANY(8, 5, 384, 2, 1, 1);
+      MANY(8, 5, 256, 3, 1, 1);
+      MANY(8, 5, 192, 4, 1, 2);
+      MANY(0, 0, 384, 2, 1, 1);
     }
   }
 }
@@ -350,18 +355,19 @@ void decoder(const Options& options, const std::string& type) {
     const std::string title = type + " decoder " + name(kLocations) + (warm ? " warm" : " cold");
     bench.measure(title + " general", msda::launch_forward<T>);
     if constexpr (sizeof(T) == 2) {
-      GROUP(8, 5, 128, 4, 4);
-      GROUP(8, 5, 128, 5, 2);
-      GROUP(0, 0, 128, 4, 4);
-      GROUP(8, 5, 512, 2, 1);
+      FEW(8, 5, 128, 4, 4);
+      FEW(8, 5, 128, 5, 2);
+      FEW(0, 0, 128, 4, 4);
+      MANY(8, 5, 512, 2, 1, 1);
     } else {
-      GROUP(8, 5, 128, 4, 2);
-      GROUP(0, 0, 128, 4, 2);
-      GROUP(8, 5, 384, 2, 1);
+      FEW(8, 5, 128, 4, 2);
+      FEW(0, 0, 128, 4, 2);
+      MANY(8, 5, 384, 2, 1, 1);
     }
   }
 }
-#undef GROUP
+#undef MANY
+#undef FEW
 
 }  // namespace
 

@@ -6,18 +6,6 @@
 
 namespace msda {
 
-// start + cell * stride, in one instruction. The compiler widens the stride once and for all
-// instead, and needs four to multiply 64-bit numbers.
-__device__ __forceinline__ const char* at_cell(const char* start, int32_t cell, int32_t stride) {
-#if defined(__CUDA_ARCH__)
-  const char* address;
-  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(address) : "r"(cell), "r"(stride), "l"(start));
-  return address;
-#else
-  return start + static_cast<int64_t>(cell) * stride;
-#endif
-}
-
 // Of four numbers that each lane of a group has, their sums over the group: lane i gets the sum of
 // number i % 4.
 template <int kLanes>

@@ -81,7 +81,12 @@ inline bool has_usual_form(const Problem& problem, const ForwardArguments& argum
 
 inline bool can_run(ForwardKernel kernel, const Problem& problem,
                     const ForwardArguments& arguments) {
-  return kernel == ForwardKernel::kGeneral || has_usual_form(problem, arguments);
+  if (kernel == ForwardKernel::kGeneral) return true;
+  // The kernel for few has heads and images in two dimensions of its grid.
+  constexpr int64_t kMostBlocks = 65535;
+  const bool launches = kernel != ForwardKernel::kFew ||
+                        (problem.num_heads <= kMostBlocks && problem.batch_size <= kMostBlocks);
+  return launches && has_usual_form(problem, arguments);
 }
 
 // The fastest kernel.

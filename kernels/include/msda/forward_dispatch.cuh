@@ -29,8 +29,8 @@ cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
   using Shape = GroupShape<T, kFew>;
 #define MSDA_GROUP(NUM_HEADS, LEVELS)                                                     \
   launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS,     \
-                                   Shape::kThreads, Shape::kBlocks, Shape::kFlight>>(     \
-      problem, arguments, stream)
+                                   kFew, Shape::kThreads, Shape::kBlocks,                 \
+                                   Shape::kFlight>>(problem, arguments, stream)
   if constexpr (kHeadDim == 32 && !kWide) {
     // Four points of a level are read at once.
     if (problem.num_heads == 8 && equal_points(problem) == 4 &&

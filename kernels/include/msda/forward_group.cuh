@@ -16,9 +16,11 @@
 // L1        bounds the kernel. It serves 128 bytes a clock only when what eight neighbouring lanes
 //           read lies in different banks. Their (n,q,m) sample unrelated cells; but the heads of a
 //           line differ in their place in it, and where a lane has two chunks, every second group
-//           begins with the other one. Corners that are outside are not read: every load and every
-//           multiplication is predicated, so that no branch keeps the compiler from having the next
-//           sample's loads under way.
+//           begins with the other one. Corners that are outside are not read, by predicates: a
+//           branch would keep the compiler from having the next sample's loads under way. Their
+//           registers keep what they had, an earlier corner of the same (n,q,m), and their weight is
+//           zero. Only if a sum is NaN in the end could that have been an infinite number, and the
+//           warp begins again, with predicates for the multiplications too.
 // Sums      float values in float. Of 16-bit values the four corners of a sample are blended in
 //           packed 16-bit arithmetic, with weights relative to the largest of the (n,q,m), and the
 //           samples added up in float.
@@ -34,7 +36,7 @@ namespace msda {
 
 // What a kernel is compiled for.
 template <typename T, int kHeadDim_, Locations kLocations_, bool kWide_, int kNumHeads_,
-          int kLevels_, int kThreads_, int kBlocks_, int kFlight_>
+          int kLevels_, bool kFew_, int kThreads_, int kBlocks_, int kFlight_, int kParts_ = 1>
 struct GroupConfig {
   using Type = T;
   static constexpr int kHeadDim = kHeadDim_;
@@ -43,9 +45,11 @@ struct GroupConfig {
   static constexpr bool kWide = kWide_;         // locations and weights are float, not T
   static constexpr int kNumHeads = kNumHeads_;  // M; 0: any, with slower addresses
   static constexpr int kLevels = kLevels_;      // L, with four points each; 0: any numbers of both
+  static constexpr bool kFew = kFew_;           // all blocks fit on the GPU together
   static constexpr int kThreads = kThreads_;    // of a block
   static constexpr int kBlocks = kBlocks_;      // that fit on a multiprocessor together
   static constexpr int kFlight = kFlight_;      // samples whose corners are read together
+  static constexpr int kParts = kParts_;        // blocks that share a tile
 
   using Input = std::conditional_t<kWide, float, T>;           // of locations and weights
   static constexpr int kVec = 16 / sizeof(T);                  // channels of a chunk
@@ -53,8 +57,12 @@ struct GroupConfig {
   static constexpr int kLanes = kHeadDim / (kVec * kChunks);   // of a group
   static constexpr int kHeadBytes = kHeadDim * sizeof(T);
   static constexpr int kHeads = kHeadBytes < 128 ? 128 / kHeadBytes : 1;  // of a block
-  static constexpr int kQueries = kThreads / kLanes / kHeads;             // of a block
+  static constexpr int kBlockQueries = kThreads / kLanes / kHeads;
+  static constexpr int kQueries = kBlockQueries * kParts;  // of a tile
   static constexpr int kTileHeight = kQueries / kTileWidth;
+  // Whether multiplications are predicated: they are full-rate instructions, so that the predicates
+  // cost nothing with float, and one instruction in twelve with 16 bits.
+  static constexpr bool kAlwaysExact = sizeof(T) == 4;
   // Of 16-bit values: the weights of an (n,q,m) are divided by its largest, be it a softmax's or
   // not, for the range of 16 bits.
   static constexpr bool kRelative = kFused || sizeof(T) == 2;
@@ -73,6 +81,24 @@ __device__ __forceinline__ const char* in_register(const char* pointer) {
 #endif
   return pointer;
 }
+
+// The same of a number: a condition that it stands for does not occupy a predicate.
+__device__ __forceinline__ uint32_t in_register(uint32_t number) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+r"(number));
+#endif
+  return number;
+}
+
+// Keeps the compiler from working out before a loop what the number gives in it: registers are scarce.
+__device__ __forceinline__ int again(int number) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
+
+inline constexpr uint32_t kNoItem = UINT32_MAX;
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
@@ -134,8 +160,8 @@ struct RelativeWeights {
   }
 };
 
-// One (n,q,m) in the hands of a lane: what it reads and what it adds up.
-template <typename Config>
+// One (n,q,m) in the hands of a lane: what it reads and what it adds up. kExact: see blend().
+template <typename Config, bool kExact>
 class GroupLane {
  public:
   using T = typename Config::Type;
@@ -169,7 +195,8 @@ class GroupLane {
   // Levels of four points.
   __device__ __forceinline__ void add_levels() {
     // A whole level for each lane, as often as there are four; then one point of each level left.
-    constexpr int kRounds = Config::kLevels / 4;
+    // (Registers do not suffice for whole levels of floats.)
+    constexpr int kRounds = sizeof(T) == 2 ? Config::kLevels / 4 : 0;
     constexpr int kWhole = kRounds * 4;
     constexpr int kRest = Config::kLevels - kWhole;
     Raw<Input, 8> whole_location[kRounds > 0 ? kRounds : 1];
@@ -221,7 +248,7 @@ class GroupLane {
           next = load_reference(kWhole);
           load_rest();
         }
-        add_samples<4>([&](int p) { return from_lane<T, kLanes>(own[p], i); },
+        add_samples<4, false>([&](int p) { return from_lane<T, kLanes>(own[p], i); },
                        shared_.level[r * 4 + i].columns, 4);
       }
     }
@@ -232,7 +259,7 @@ class GroupLane {
       const SharedLevel level = shared_.level[kWhole + i];
       const Sample<T> own =
           make_own(location[i][0], location[i][1], weight[i][0], reference, level, 4);
-      add_samples<4>([&](int p) { return from_lane<T, kLanes>(own, p); }, level.columns, 4);
+      add_samples<4, false>([&](int p) { return from_lane<T, kLanes>(own, p); }, level.columns, 4);
     }
   }
 
@@ -271,14 +298,33 @@ class GroupLane {
         }
         // A level's last round may be short; the next level begins with the first lane again.
         load_point(level_start + min(first + kLanes, level_points) + lane());
-        add_samples<kLanes>([&](int p) { return from_lane<T, kLanes>(own, p); }, level.columns,
+        add_samples<kLanes, true>([&](int p) { return from_lane<T, kLanes>(own, p); }, level.columns,
                             level_points - first);
       }
     }
   }
 
-  // The lane's part of the output: chunk k of its turn.
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void add() {
+    if constexpr (Config::kLevels > 0 && kExact == Config::kAlwaysExact) {
+      add_levels();
+    } else {
+      add_any_levels();
+    }
+  }
+
+  // Whether a sum is NaN.
+  __device__ __forceinline__ bool is_spoiled() const {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+#pragma unroll
+      for (int i = 0; i < Config::kVec; ++i) sum += sums_[k][i];
+    }
+    return sum != sum;
+  }
+
+  // Writes the lane's channels; output: of the (n,q,m), null: nothing is written.
+  __device__ __forceinline__ void finish(T* output, int turn) {
     float scale = 1.0f;
     if constexpr (kFused) {
 #pragma unroll
@@ -292,11 +338,12 @@ class GroupLane {
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
 #pragma unroll
-      for (int i = 0; i < Config::kVec; ++i) sums[k][i] *= scale;
+      for (int i = 0; i < Config::kVec; ++i) sums_[k][i] *= scale;
+      if (output != nullptr) {
+        store_chunk(output + ((k ^ turn) * kLanes + lane()) * Config::kVec, sums_[k]);
+      }
     }
   }
-
-  float sums[kChunks][Config::kVec] = {};
 
  private:
   struct Reference {
@@ -338,31 +385,30 @@ class GroupLane {
     }
   }
 
-  // Adds samples of one level: `count` of them, at most kMost.
-  template <int kMost, typename SampleAt>
+  // Adds samples of one level: kMost, or (kCounts) `count` of them.
+  template <int kMost, bool kCounts, typename SampleAt>
   __device__ __forceinline__ void add_samples(const SampleAt& sample_at, int32_t columns,
                                               int count) {
     constexpr int kFlight = Config::kFlight < kMost ? Config::kFlight : kMost;
 #pragma unroll
     for (int start = 0; start < kMost; start += kFlight) {
-      if (Config::kLevels == 0 && start >= count) break;
+      if (kCounts && start >= count) break;
       Sample<T> sample[kFlight];
-      uint4 corner[kFlight][kChunks][4];
 #pragma unroll
       for (int j = 0; j < kFlight; ++j) {
         sample[j] = sample_at(start + j);
         const uint32_t place = sample[j].place;
-        const int64_t top_left = static_cast<int64_t>(cell_of(place)) * cell_bytes_;
-        const int64_t bottom_left = static_cast<int64_t>(cell_of(place) + columns) * cell_bytes_;
+        const int32_t top_left = cell_of(place);
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) {
-          const char* const top = value_[k] + top_left;
-          const char* const bottom = value_[k] + bottom_left;
+          const char* const top = value_[k] + static_cast<int64_t>(top_left) * cell_bytes_;
+          const char* const bottom =
+              value_[k] + static_cast<int64_t>(top_left + columns) * cell_bytes_;
           const char* const address[4] = {top, top + cell_bytes_, bottom, bottom + cell_bytes_};
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             if (has_corner(place, c)) {
-              corner[j][k][c] = __ldg(reinterpret_cast<const uint4*>(address[c]));
+              corner_[j][k][c] = __ldg(reinterpret_cast<const uint4*>(address[c]));
             }
           }
         }
@@ -370,7 +416,7 @@ class GroupLane {
 #pragma unroll
       for (int j = 0; j < kFlight; ++j) {
 #pragma unroll
-        for (int k = 0; k < kChunks; ++k) blend(sample[j], corner[j][k], sums[k]);
+        for (int k = 0; k < kChunks; ++k) blend<kExact>(sample[j], corner_[j][k], sums_[k]);
       }
     }
   }
@@ -382,6 +428,8 @@ class GroupLane {
   const float* references_;
   const char* value_[kChunks];
   int32_t cell_bytes_;
+  float sums_[kChunks][Config::kVec] = {};
+  uint4 corner_[Config::kFlight][kChunks][4] = {};
   RelativeWeights<Config> relative_;
   float total_weight_ = 0;
 };
@@ -389,7 +437,8 @@ class GroupLane {
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     forward_group_kernel(const __grid_constant__ Problem problem,
-                         const __grid_constant__ ForwardArguments arguments) {
+                         const __grid_constant__ ForwardArguments arguments,
+                         const int multiprocessors) {
   using T = typename Config::Type;
   constexpr int kLanes = Config::kLanes;
   constexpr int kChunks = Config::kChunks;
@@ -398,7 +447,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   share_levels<Config>(problem, arguments, shared);
 
   const int item_of_block = threadIdx.x / kLanes;
-  const int slot = item_of_block / Config::kHeads;  // among the block's queries
   const int num_heads =
       Config::kNumHeads > 0 ? Config::kNumHeads : static_cast<int>(problem.num_heads);
   const int head_groups = (num_heads + Config::kHeads - 1) / Config::kHeads;
@@ -406,25 +454,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   // The groups of eight lanes begin with different chunks, so that the lanes' banks differ.
   const int turn = (threadIdx.x % 8) / (kLanes * Config::kHeads) % kChunks;
 
-  const int works = shared.num_tiles * head_groups * static_cast<int>(problem.batch_size);
-  const int multiprocessors = gridDim.x / Config::kBlocks;
-  const bool fills = multiprocessors * Config::kBlocks == gridDim.x;
-  const int first = fills ? blockIdx.x % multiprocessors * Config::kBlocks +
-                                blockIdx.x / multiprocessors
-                          : blockIdx.x;
-  for (int work = first; work < works; work += gridDim.x) {
-    const int outer = divide(work, shared.num_tiles);
-    const int tile = work - outer * shared.num_tiles;
-    const int batch = divide(outer, head_groups);
-    const int head =
-        (outer - batch * head_groups) * Config::kHeads + item_of_block % Config::kHeads;
-    const int query =
-        query_of_tile<Config>(shared, static_cast<int>(problem.num_queries), tile, slot);
+
+  // A block's share of one tile, for some heads of one image; true: nothing has been written, for
+  // it has to be exact.
+  const auto take = [&](auto exact, int work) {
+    int part = work;
+    int head_group = blockIdx.y;
+    int batch = blockIdx.z;
+    if constexpr (!Config::kFew) {
+      const int parts = again(shared.num_tiles) * Config::kParts;
+      const int outer = divide(work, parts);
+      part = work - outer * parts;
+      batch = divide(outer, head_groups);
+      head_group = outer - batch * head_groups;
+    }
+    const int slot = part % Config::kParts * Config::kBlockQueries +
+                     item_of_block / Config::kHeads;  // among the tile's queries
+    const int head = head_group * Config::kHeads + item_of_block % Config::kHeads;
+    const int query = query_of_tile<Config>(shared, static_cast<int>(problem.num_queries),
+                                            part / Config::kParts, slot);
     const bool writes = query >= 0 && head < num_heads;
     // Lanes without work repeat the first query and head: the shuffles need every lane.
     const uint32_t row =
         static_cast<uint32_t>(batch * problem.num_queries) + (writes ? query : 0);
     const uint32_t item = row * num_heads + (writes ? head : 0);
+    const uint32_t written = in_register(writes ? item : kNoItem);
     const char* value[kChunks];
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
@@ -433,21 +487,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
                              (head < num_heads ? head : 0) * Config::kHeadBytes +
                              ((k ^ turn) * kLanes + threadIdx.x % kLanes) * 16);
     }
-
-    GroupLane<Config> lane(problem, arguments, shared, item, row, value, cell_bytes);
-    if constexpr (Config::kLevels > 0) {
-      lane.add_levels();
-    } else {
-      lane.add_any_levels();
-    }
-    lane.finish();
-    if (!writes) continue;
+    constexpr bool kExact = decltype(exact)::value;
+    GroupLane<Config, kExact> lane(problem, arguments, shared, item, row, value, cell_bytes);
+    lane.add();
+    if (!kExact && __any_sync(kWholeWarp, lane.is_spoiled())) return true;
     T* const output = reinterpret_cast<T*>(static_cast<char*>(arguments.output) +
-                                           static_cast<uint64_t>(item) * Config::kHeadBytes);
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      store_chunk(output + ((k ^ turn) * kLanes + threadIdx.x % kLanes) * Config::kVec,
-                  lane.sums[k]);
+                                           static_cast<uint64_t>(written) * Config::kHeadBytes);
+    lane.finish(written == kNoItem ? nullptr : output, turn);
+    return false;
+  };
+  constexpr auto kFirst = std::bool_constant<Config::kAlwaysExact>();
+  const int parts = shared.num_tiles * Config::kParts;
+
+  if constexpr (Config::kFew) {
+    for (int work = blockIdx.x; work < parts; work += gridDim.x) {
+      if (take(kFirst, work)) take(std::true_type(), work);
+    }
+  } else {
+    // Blocks come to the multiprocessors one after the other: neighbours are that far apart.
+    const bool fills = gridDim.x == static_cast<unsigned>(Config::kBlocks * multiprocessors);
+    const int first = fills ? blockIdx.x % multiprocessors * Config::kBlocks +
+                                  blockIdx.x / multiprocessors
+                            : blockIdx.x;
+    const int works = parts * head_groups * static_cast<int>(problem.batch_size);
+    for (int work = first; work < works; work += gridDim.x) {
+      if (take(kFirst, work)) take(std::true_type(), work);
     }
   }
 }
@@ -459,15 +523,25 @@ cudaError_t launch_forward_group(const Problem& problem, const ForwardArguments&
   int multiprocessors = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) {
-    status =
-        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
   if (status != cudaSuccess) return status;
-  const int64_t tiles = (problem.num_queries + Config::kQueries - 1) / Config::kQueries;
+  const int64_t parts = (problem.num_queries + Config::kQueries - 1) / Config::kQueries *
+                        Config::kParts;
   const int64_t head_groups = (problem.num_heads + Config::kHeads - 1) / Config::kHeads;
-  const int64_t blocks = std::min<int64_t>(tiles * head_groups * problem.batch_size,
-                                           int64_t{Config::kBlocks} * multiprocessors);
-  return launch(forward_group_kernel<Config>, blocks, Config::kThreads, stream, problem, arguments);
+  cudaLaunchConfig_t config{};
+  if (Config::kFew) {
+    config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(head_groups),
+                          static_cast<unsigned>(problem.batch_size));
+  } else {
+    config.gridDim = dim3(static_cast<unsigned>(
+        std::min<int64_t>(parts * head_groups * problem.batch_size,
+                          int64_t{Config::kBlocks} * multiprocessors)));
+  }
+  config.blockDim = dim3(Config::kThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, forward_group_kernel<Config>, problem, arguments,
+                            multiprocessors);
 }
 
 }  // namespace msda

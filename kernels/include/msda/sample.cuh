@@ -37,7 +37,7 @@ struct Raw {
 
 // Corners count top left, top right, bottom left, bottom right. `place` is the top left cell among
 // all cells, times 32, plus a bit for each corner that is inside. (Bit 0 is free so that one
-// instruction makes predicates of the others.) The weight of a corner that is outside means nothing.
+// instruction makes predicates of the others.)
 inline constexpr int kPlaceShift = 5;
 inline constexpr uint32_t kEveryCorner = 30;
 __device__ __forceinline__ bool has_corner(uint32_t place, int corner) {
@@ -45,6 +45,18 @@ __device__ __forceinline__ bool has_corner(uint32_t place, int corner) {
 }
 __device__ __forceinline__ int32_t cell_of(uint32_t place) {
   return static_cast<int32_t>(place) >> kPlaceShift;
+}
+
+// start + cell * stride, in one instruction. The compiler widens the stride once and for all
+// instead, and needs four to multiply 64-bit numbers.
+__device__ __forceinline__ const char* at_cell(const char* start, int32_t cell, int32_t stride) {
+#if defined(__CUDA_ARCH__)
+  const char* address;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(address) : "r"(cell), "r"(stride), "l"(start));
+  return address;
+#else
+  return start + static_cast<int64_t>(cell) * stride;
+#endif
 }
 
 template <typename T>
@@ -102,32 +114,32 @@ __device__ __forceinline__ Place offset_place(float reference, float offset, flo
   }
 }
 
-// weight: of the sample; of type T at most 1, for it goes into the weights of the corners.
+// weight: of the sample; of type T at most 1, for it goes into the weights of the corners. A corner
+// that is outside has the weight zero.
 template <typename T>
 __device__ __forceinline__ Sample<T> make_sample(Place x, Place y, float weight,
                                                  const SharedLevel& level) {
   const auto inside = [](int32_t cell, int32_t size) {
     return static_cast<uint32_t>(cell) < static_cast<uint32_t>(size);
   };
-  const uint32_t columns = (inside(x.cell, level.columns) ? 10u : 0u) |
-                           (inside(x.cell + 1, level.columns) ? 20u : 0u);
-  const uint32_t rows =
-      (inside(y.cell, level.rows) ? 6u : 0u) | (inside(y.cell + 1, level.rows) ? 24u : 0u);
+  const bool left = inside(x.cell, level.columns);
+  const bool right = inside(x.cell + 1, level.columns);
+  const bool top = inside(y.cell, level.rows);
+  const bool bottom = inside(y.cell + 1, level.rows);
+  const uint32_t columns = (left ? 10u : 0u) | (right ? 20u : 0u);
+  const uint32_t rows = (top ? 6u : 0u) | (bottom ? 24u : 0u);
   const int32_t cell = level.start + y.cell * level.columns + x.cell;
   Sample<T> sample;
   sample.place = (static_cast<uint32_t>(cell) << kPlaceShift) + (columns & rows);
   const float below = weight * y.fraction;
-  const float above = weight - below;
-  const float above_right = above * x.fraction;
-  const float below_right = below * x.fraction;
+  const float part[2] = {top ? weight - below : 0.0f, bottom ? below : 0.0f};
+  const float share[2] = {left ? 1.0f - x.fraction : 0.0f, right ? x.fraction : 0.0f};
   if constexpr (std::is_same_v<T, float>) {
-    sample.weight[0] = above - above_right;
-    sample.weight[1] = above_right;
-    sample.weight[2] = below - below_right;
-    sample.weight[3] = below_right;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sample.weight[c] = part[c / 2] * share[c % 2];
   } else {
-    sample.top = pack<T>(above - above_right, above_right);
-    sample.bottom = pack<T>(below - below_right, below_right);
+    sample.top = pack<T>(part[0] * share[0], part[0] * share[1]);
+    sample.bottom = pack<T>(part[1] * share[0], part[1] * share[1]);
   }
   return sample;
 }
@@ -149,13 +161,15 @@ __device__ __forceinline__ Sample<T> from_lane(const Sample<T>& own, int lane) {
   return sample;
 }
 
-// 16 bytes of the corners that are inside, blended and added to the sums of their channels. What a
-// register of another corner holds is never used: nothing that is not finite gets out of it.
+// 16 bytes of the four corners, blended and added to the sums of their channels. kExact: of the
+// corners that are inside; else of all, for those outside have the weight zero (but zero times
+// infinity is NaN).
+template <bool kExact>
 __device__ __forceinline__ void blend(const Sample<float>& sample, const uint4 (&corner)[4],
                                       float (&sums)[4]) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    if (has_corner(sample.place, c)) {
+    if (!kExact || has_corner(sample.place, c)) {
       sums[0] += sample.weight[c] * __uint_as_float(corner[c].x);
       sums[1] += sample.weight[c] * __uint_as_float(corner[c].y);
       sums[2] += sample.weight[c] * __uint_as_float(corner[c].z);
@@ -164,28 +178,26 @@ __device__ __forceinline__ void blend(const Sample<float>& sample, const uint4 (
   }
 }
 
-template <typename T>
+template <bool kExact, typename T>
 __device__ __forceinline__ void blend(const Sample<T>& sample, const uint4 (&corner)[4],
                                       float (&sums)[8]) {
   const auto top = bits<Packed<T>>(sample.top);
   const auto bottom = bits<Packed<T>>(sample.bottom);
   const Packed<T> weight[4] = {low_twice(top), high_twice(top), low_twice(bottom),
                                high_twice(bottom)};
-  Packed<T> pair[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) pair[i] = bits<Packed<T>>(0u);
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    if (has_corner(sample.place, c)) {
-      pair[0] = __hfma2(weight[c], bits<Packed<T>>(corner[c].x), pair[0]);
-      pair[1] = __hfma2(weight[c], bits<Packed<T>>(corner[c].y), pair[1]);
-      pair[2] = __hfma2(weight[c], bits<Packed<T>>(corner[c].z), pair[2]);
-      pair[3] = __hfma2(weight[c], bits<Packed<T>>(corner[c].w), pair[3]);
-    }
-  }
+  const auto word = [&](int c, int i) {
+    return bits<Packed<T>>(i == 0 ? corner[c].x
+                                  : (i == 1 ? corner[c].y : (i == 2 ? corner[c].z : corner[c].w)));
+  };
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 both = unpack(pair[i]);
+    Packed<T> pair = bits<Packed<T>>(0u);
+    if constexpr (!kExact) pair = __hmul2(weight[0], word(0, i));
+#pragma unroll
+    for (int c = kExact ? 0 : 1; c < 4; ++c) {
+      if (!kExact || has_corner(sample.place, c)) pair = __hfma2(weight[c], word(c, i), pair);
+    }
+    const float2 both = unpack(pair);
     sums[2 * i] += both.x;
     sums[2 * i + 1] += both.y;
   }
