@@ -60,9 +60,8 @@ struct GroupConfig {
   static constexpr int kBlockQueries = kThreads / kLanes / kHeads;
   static constexpr int kQueries = kBlockQueries * kParts;  // of a tile
   static constexpr int kTileHeight = kQueries / kTileWidth;
-  // Whether multiplications are predicated: they are full-rate instructions, so that the predicates
-  // cost nothing with float, and one instruction in twelve with 16 bits.
-  static constexpr bool kAlwaysExact = sizeof(T) == 4;
+  // Whether every multiplication is predicated from the beginning: see GroupLane.
+  static constexpr bool kAlwaysExact = sizeof(T) == 4 && kLevels == 0;
   // Of 16-bit values: the weights of an (n,q,m) are divided by its largest, be it a softmax's or
   // not, for the range of 16 bits.
   static constexpr bool kRelative = kFused || sizeof(T) == 2;
@@ -305,7 +304,7 @@ class GroupLane {
   }
 
   __device__ __forceinline__ void add() {
-    if constexpr (Config::kLevels > 0 && kExact == Config::kAlwaysExact) {
+    if constexpr (Config::kLevels > 0 && !kExact) {
       add_levels();
     } else {
       add_any_levels();
@@ -496,22 +495,22 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     lane.finish(written == kNoItem ? nullptr : output, turn);
     return false;
   };
-  constexpr auto kFirst = std::bool_constant<Config::kAlwaysExact>();
   const int parts = shared.num_tiles * Config::kParts;
 
   if constexpr (Config::kFew) {
     for (int work = blockIdx.x; work < parts; work += gridDim.x) {
-      if (take(kFirst, work)) take(std::true_type(), work);
+      if (take(std::bool_constant<Config::kAlwaysExact>(), work)) take(std::true_type(), work);
     }
   } else {
-    // Blocks come to the multiprocessors one after the other: neighbours are that far apart.
+    // Blocks come to the multiprocessors one after the other: those of one are that far apart, and
+    // take tiles that are neighbours.
     const bool fills = gridDim.x == static_cast<unsigned>(Config::kBlocks * multiprocessors);
     const int first = fills ? blockIdx.x % multiprocessors * Config::kBlocks +
                                   blockIdx.x / multiprocessors
                             : blockIdx.x;
     const int works = parts * head_groups * static_cast<int>(problem.batch_size);
     for (int work = first; work < works; work += gridDim.x) {
-      if (take(kFirst, work)) take(std::true_type(), work);
+      if (take(std::bool_constant<Config::kAlwaysExact>(), work)) take(std::true_type(), work);
     }
   }
 }
