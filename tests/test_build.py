@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,34 @@ def test_build_info_names_the_library():
     architecture = r"\d{2,3}[af]?(-real|-virtual)?"
     assert re.fullmatch(rf"({architecture}([,;]{architecture})*)?", info.cuda_architectures)
     assert info.has_cuda == (b"forward_kernel" in info.path.read_bytes())
+
+
+def nvcc() -> Path | None:
+    """The CUDA compiler on the path or among the Python packages."""
+    if found := shutil.which("nvcc"):
+        return Path(found)
+    packages = Path(sysconfig.get_path("purelib"), "nvidia")
+    return next(iter(sorted(packages.glob("*/bin/nvcc"))), None)
+
+
+@pytest.mark.skipif(nvcc() is None, reason="no nvcc: pip install codetr-tensorrt[nvcc]")
+def test_bfloat16_compiles_for_the_oldest_architecture(tmp_path):
+    """CI builds for one architecture; the first of the default ones has no bfloat16 arithmetic."""
+    source = tmp_path / "one.cu"
+    source.write_text(
+        """
+        #include "msda/forward_group.cuh"
+        using msda::Locations;
+        template cudaError_t msda::launch_forward_group<
+            msda::GroupConfig<__nv_bfloat16, 32, Locations::kGiven, false, 0, 0, true, 128, 4, 4>>(
+            const msda::Problem&, const msda::ForwardArguments&, cudaStream_t);
+        """
+    )
+    include = f"-I{REPOSITORY / 'kernels' / 'include'}"
+    command = [nvcc(), "-std=c++17", "-arch=compute_75", include, "-ptx", "-o", tmp_path / "one.ptx", source]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "forward_group_kernel" in (tmp_path / "one.ptx").read_text()
 
 
 def test_missing_library_is_explained():

@@ -42,6 +42,28 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   }
 }
 
+// a * b and a * b + c, each half rounded once.
+template <typename Pair>
+__device__ __forceinline__ Pair multiply_pairs(Pair a, Pair b) {
+  return __hmul2(a, b);
+}
+template <typename Pair>
+__device__ __forceinline__ Pair multiply_add_pairs(Pair a, Pair b, Pair c) {
+  return __hfma2(a, b, c);
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// No arithmetic of bfloat16 there. The operator refuses the type on such a GPU; this compiles.
+__device__ __forceinline__ __nv_bfloat162 multiply_add_pairs(__nv_bfloat162 a, __nv_bfloat162 b,
+                                                             __nv_bfloat162 c) {
+  return __floats2bfloat162_rn(
+      fmaf(__low2float(a), __low2float(b), __low2float(c)),
+      fmaf(__high2float(a), __high2float(b), __high2float(c)));
+}
+__device__ __forceinline__ __nv_bfloat162 multiply_pairs(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return multiply_add_pairs(a, b, __floats2bfloat162_rn(0.0f, 0.0f));
+}
+#endif
+
 // Both halves become the low, or the high, one.
 __device__ __forceinline__ __half2 low_twice(__half2 x) { return __low2half2(x); }
 __device__ __forceinline__ __half2 high_twice(__half2 x) { return __high2half2(x); }

@@ -192,10 +192,12 @@ __device__ __forceinline__ void blend(const Sample<T>& sample, const uint4 (&cor
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     Packed<T> pair = bits<Packed<T>>(0u);
-    if constexpr (!kExact) pair = __hmul2(weight[0], word(0, i));
+    if constexpr (!kExact) pair = multiply_pairs(weight[0], word(0, i));
 #pragma unroll
     for (int c = kExact ? 0 : 1; c < 4; ++c) {
-      if (!kExact || has_corner(sample.place, c)) pair = __hfma2(weight[c], word(c, i), pair);
+      if (!kExact || has_corner(sample.place, c)) {
+        pair = multiply_add_pairs(weight[c], word(c, i), pair);
+      }
     }
     const float2 both = unpack(pair);
     sums[2 * i] += both.x;
