@@ -121,7 +121,8 @@ def draw_case(data: st.DataObject, kernel: str, operator: str, smooth: bool = Fa
 def small(kernels: tuple[str, ...]):
     """The rows of `matrix` times the problems of SMALL that each takes."""
     by_kernel = {
-        kernel: [p for p in SMALL if kernel in ANY_SIZE or p.head_dim in strategies.USUAL_HEADS] for kernel in kernels
+        kernel: [p for p in SMALL if kernel in ANY_SIZE or p.head_dim in strategies.USUAL_HEADS]
+        for kernel in kernels
     }
     rows = [
         pytest.param(*row.values, problem, id=f"{row.id}-{problem.name}")

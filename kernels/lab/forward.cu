@@ -262,7 +262,8 @@ class Bench {
     cudaGraph_t graph;
     cudaGraphExec_t run;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < 10; ++i) check(launch(problem, sets_[i % sets_used_].arguments, stream), "launch");
+    for (int i = 0; i < 10; ++i)
+      check(launch(problem, sets_[i % sets_used_].arguments, stream), "launch");
     check(cudaStreamEndCapture(stream, &graph), "capture");
     check(cudaGraphInstantiate(&run, graph, 0), "instantiate");
     cudaEvent_t begin, end;
@@ -310,12 +311,13 @@ class Bench {
   double* sums_ = nullptr;
 };
 
-#define MANY(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT, PARTS)                                \
+#define MANY(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT, PARTS)                                       \
   bench.template group<msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, false, THREADS, \
                                          BLOCKS, FLIGHT, PARTS>>(title)
-#define FEW(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                              \
-  bench.template group<msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, true, THREADS, \
-                                         BLOCKS, FLIGHT>>(title)
+#define FEW(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                               \
+  bench.template group<                                                                           \
+      msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, true, THREADS, BLOCKS, FLIGHT>>( \
+      title)
 
 const char* name(Locations locations) {
   return locations == Locations::kGiven             ? "given"
@@ -327,8 +329,7 @@ template <typename T, Locations kLocations>
 void encoder(const Options& options, const std::string& type) {
   for (const bool near : {true, false}) {
     Bench<T> bench(options, true, kLocations, near, false);
-    const std::string title =
-        type + " encoder " + name(kLocations) + (near ? " near" : " uniform");
+    const std::string title = type + " encoder " + name(kLocations) + (near ? " near" : " uniform");
     bench.measure(title + " general", msda::launch_forward<T>);
     if constexpr (sizeof(T) == 2) {
       MANY(8, 5, 512, 2, 1, 1);

@@ -3,16 +3,17 @@
 // Problem   as backward.cuh. What fits here and what goes to another kernel is told by
 //           choose_backward.h.
 // Layout    as backward.cuh.
-// Threads   kLanes neighbouring lanes, a group, work on one (n,q,m); each lane has four channels, 16
-//           bytes of grad_value. A lane works out one point at a time by itself (softmax, pixel, corner weights), and
-//           hands it to its group through shared memory; then the group takes these points one
-//           after the other, every lane its channels of the four corners: it reads value, adds to
-//           grad_value, and keeps the products of value and grad_output. The products of four
-//           points are summed over the lanes together, each shuffle halving what a lane still has
-//           to sum, and end in the lane whose point it is: 16 shuffles for four points where one by
-//           one would need 36. That lane makes the point's gradients and writes them, next to its
-//           neighbours'. The groups of a block have neighbouring (n,q,m), or a tile of
-//           queries of one head (tiles.cuh).
+// Threads   kLanes neighbouring lanes, a group, work on one (n,q,m); each lane has four channels,
+// 16
+//           bytes of grad_value. A lane works out one point at a time by itself (softmax, pixel,
+//           corner weights), and hands it to its group through shared memory; then the group takes
+//           these points one after the other, every lane its channels of the four corners: it reads
+//           value, adds to grad_value, and keeps the products of value and grad_output. The
+//           products of four points are summed over the lanes together, each shuffle halving what a
+//           lane still has to sum, and end in the lane whose point it is: 16 shuffles for four
+//           points where one by one would need 36. That lane makes the point's gradients and writes
+//           them, next to its neighbours'. The groups of a block have neighbouring (n,q,m), or a
+//           tile of queries of one head (tiles.cuh).
 // Traffic   per point and D channels: four corners of value read, four corners of grad_value added
 //           to by atomics (of four floats at once on compute capability 9.0 and later), which bound
 //           the kernel: 16 bytes * D of atomics for every sample, served by L2.
@@ -35,12 +36,12 @@ struct BackwardConfig {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kFused = kFused_;  // else locations and weights are given
 
-  static constexpr int kVec = 4;                        // channels of a lane
-  static constexpr int kLanes = kHeadDim / kVec;        // of a group; as many points at a time
-  static constexpr int kThreads = 256;                  // of a block
-  static constexpr int kBlocks = 3;                     // that fit on a multiprocessor together
-  static constexpr int kGroups = 32 / kLanes;           // of a warp
-  static constexpr int kQueries = kThreads / kLanes;    // of a block: all of one head
+  static constexpr int kVec = 4;                      // channels of a lane
+  static constexpr int kLanes = kHeadDim / kVec;      // of a group; as many points at a time
+  static constexpr int kThreads = 256;                // of a block
+  static constexpr int kBlocks = 3;                   // that fit on a multiprocessor together
+  static constexpr int kGroups = 32 / kLanes;         // of a warp
+  static constexpr int kQueries = kThreads / kLanes;  // of a block: all of one head
   static constexpr int kTileHeight = kQueries / kTileWidth;
   // An item's points of one lane, of those whose gradients are kept.
   static constexpr int kKept = kFused ? (kMaxKeptPoints + kLanes - 1) / kLanes : 1;
@@ -312,9 +313,9 @@ cudaError_t launch_backward_group(const Problem& problem, const BackwardArgument
                                   const BackwardWork& work, bool tiles, cudaStream_t stream) {
   const int64_t heads = problem.batch_size * problem.num_heads;
   const int64_t blocks_per_head = (problem.num_queries + Config::kQueries - 1) / Config::kQueries;
-  const int64_t blocks = tiles
-                             ? blocks_per_head * heads
-                             : (problem.num_queries * heads + Config::kQueries - 1) / Config::kQueries;
+  const int64_t blocks =
+      tiles ? blocks_per_head * heads
+            : (problem.num_queries * heads + Config::kQueries - 1) / Config::kQueries;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   return launch(backward_group_kernel<Config>, blocks, Config::kThreads, stream, problem, arguments,
                 work, tiles ? static_cast<int>(blocks_per_head) : 0);

@@ -27,10 +27,10 @@ template <typename T, int kHeadDim, Locations kLocations, bool kWide, bool kFew>
 cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
                       cudaStream_t stream) {
   using Shape = GroupShape<T, kFew>;
-#define MSDA_GROUP(NUM_HEADS, LEVELS)                                                     \
-  launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS,     \
-                                   kFew, Shape::kThreads, Shape::kBlocks,                 \
-                                   Shape::kFlight>>(problem, arguments, stream)
+#define MSDA_GROUP(NUM_HEADS, LEVELS)                                                       \
+  launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS, kFew, \
+                                   Shape::kThreads, Shape::kBlocks, Shape::kFlight>>(       \
+      problem, arguments, stream)
   if constexpr (kHeadDim == 32 && !kWide) {
     // Four points of a level are read at once.
     if (problem.num_heads == 8 && equal_points(problem) == 4 &&

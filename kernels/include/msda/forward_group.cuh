@@ -18,9 +18,9 @@
 //           line differ in their place in it, and where a lane has two chunks, every second group
 //           begins with the other one. Corners that are outside are not read, by predicates: a
 //           branch would keep the compiler from having the next sample's loads under way. Their
-//           registers keep what they had, an earlier corner of the same (n,q,m), and their weight is
-//           zero. Only if a sum is NaN in the end could that have been an infinite number, and the
-//           warp begins again, with predicates for the multiplications too.
+//           registers keep what they had, an earlier corner of the same (n,q,m), and their weight
+//           is zero. Only if a sum is NaN in the end could that have been an infinite number, and
+//           the warp begins again, with predicates for the multiplications too.
 // Sums      float values in float. Of 16-bit values the four corners of a sample are blended in
 //           packed 16-bit arithmetic, with weights relative to the largest of the (n,q,m), and the
 //           samples added up in float.
@@ -51,10 +51,10 @@ struct GroupConfig {
   static constexpr int kFlight = kFlight_;      // samples whose corners are read together
   static constexpr int kParts = kParts_;        // blocks that share a tile
 
-  using Input = std::conditional_t<kWide, float, T>;           // of locations and weights
-  static constexpr int kVec = 16 / sizeof(T);                  // channels of a chunk
-  static constexpr int kChunks = sizeof(T) / 2;                // of a lane
-  static constexpr int kLanes = kHeadDim / (kVec * kChunks);   // of a group
+  using Input = std::conditional_t<kWide, float, T>;          // of locations and weights
+  static constexpr int kVec = 16 / sizeof(T);                 // channels of a chunk
+  static constexpr int kChunks = sizeof(T) / 2;               // of a lane
+  static constexpr int kLanes = kHeadDim / (kVec * kChunks);  // of a group
   static constexpr int kHeadBytes = kHeadDim * sizeof(T);
   static constexpr int kHeads = kHeadBytes < 128 ? 128 / kHeadBytes : 1;  // of a block
   static constexpr int kBlockQueries = kThreads / kLanes / kHeads;
@@ -89,7 +89,8 @@ __device__ __forceinline__ uint32_t in_register(uint32_t number) {
   return number;
 }
 
-// Keeps the compiler from working out before a loop what the number gives in it: registers are scarce.
+// Keeps the compiler from working out before a loop what the number gives in it: registers are
+// scarce.
 __device__ __forceinline__ int again(int number) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+r"(number));
@@ -183,8 +184,8 @@ class GroupLane {
     const uint32_t item_bytes = static_cast<uint32_t>(problem.total_points) * sizeof(Input);
     const uint32_t row_bytes =
         static_cast<uint32_t>(problem.num_levels) * kReferenceSize * sizeof(float);
-    locations_ = reinterpret_cast<const Input*>(at(arguments.sampling_locations, item,
-                                                   2 * item_bytes));
+    locations_ =
+        reinterpret_cast<const Input*>(at(arguments.sampling_locations, item, 2 * item_bytes));
     weights_ = reinterpret_cast<const Input*>(at(arguments.attention_weights, item, item_bytes));
     references_ = reinterpret_cast<const float*>(at(arguments.reference_points, row, row_bytes));
 #pragma unroll
@@ -248,7 +249,7 @@ class GroupLane {
           load_rest();
         }
         add_samples<4, false>([&](int p) { return from_lane<T, kLanes>(own[p], i); },
-                       shared_.level[r * 4 + i].columns, 4);
+                              shared_.level[r * 4 + i].columns, 4);
       }
     }
 #pragma unroll
@@ -297,8 +298,8 @@ class GroupLane {
         }
         // A level's last round may be short; the next level begins with the first lane again.
         load_point(level_start + min(first + kLanes, level_points) + lane());
-        add_samples<kLanes, true>([&](int p) { return from_lane<T, kLanes>(own, p); }, level.columns,
-                            level_points - first);
+        add_samples<kLanes, true>([&](int p) { return from_lane<T, kLanes>(own, p); },
+                                  level.columns, level_points - first);
       }
     }
   }
@@ -453,7 +454,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   // The groups of eight lanes begin with different chunks, so that the lanes' banks differ.
   const int turn = (threadIdx.x % 8) / (kLanes * Config::kHeads) % kChunks;
 
-
   // A block's share of one tile, for some heads of one image; true: nothing has been written, for
   // it has to be exact.
   const auto take = [&](auto exact, int work) {
@@ -474,8 +474,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
                                             part / Config::kParts, slot);
     const bool writes = query >= 0 && head < num_heads;
     // Lanes without work repeat the first query and head: the shuffles need every lane.
-    const uint32_t row =
-        static_cast<uint32_t>(batch * problem.num_queries) + (writes ? query : 0);
+    const uint32_t row = static_cast<uint32_t>(batch * problem.num_queries) + (writes ? query : 0);
     const uint32_t item = row * num_heads + (writes ? head : 0);
     const uint32_t written = in_register(writes ? item : kNoItem);
     const char* value[kChunks];
@@ -505,9 +504,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     // Blocks come to the multiprocessors one after the other: those of one are that far apart, and
     // take tiles that are neighbours.
     const bool fills = gridDim.x == static_cast<unsigned>(Config::kBlocks * multiprocessors);
-    const int first = fills ? blockIdx.x % multiprocessors * Config::kBlocks +
-                                  blockIdx.x / multiprocessors
-                            : blockIdx.x;
+    const int first =
+        fills ? blockIdx.x % multiprocessors * Config::kBlocks + blockIdx.x / multiprocessors
+              : blockIdx.x;
     const int works = parts * head_groups * static_cast<int>(problem.batch_size);
     for (int work = first; work < works; work += gridDim.x) {
       if (take(std::bool_constant<Config::kAlwaysExact>(), work)) take(std::true_type(), work);
@@ -525,17 +524,16 @@ cudaError_t launch_forward_group(const Problem& problem, const ForwardArguments&
     status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
   if (status != cudaSuccess) return status;
-  const int64_t parts = (problem.num_queries + Config::kQueries - 1) / Config::kQueries *
-                        Config::kParts;
+  const int64_t parts =
+      (problem.num_queries + Config::kQueries - 1) / Config::kQueries * Config::kParts;
   const int64_t head_groups = (problem.num_heads + Config::kHeads - 1) / Config::kHeads;
   cudaLaunchConfig_t config{};
   if (Config::kFew) {
     config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(head_groups),
                           static_cast<unsigned>(problem.batch_size));
   } else {
-    config.gridDim = dim3(static_cast<unsigned>(
-        std::min<int64_t>(parts * head_groups * problem.batch_size,
-                          int64_t{Config::kBlocks} * multiprocessors)));
+    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(
+        parts * head_groups * problem.batch_size, int64_t{Config::kBlocks} * multiprocessors)));
   }
   config.blockDim = dim3(Config::kThreads);
   config.stream = stream;

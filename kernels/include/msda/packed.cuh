@@ -55,9 +55,8 @@ __device__ __forceinline__ Pair multiply_add_pairs(Pair a, Pair b, Pair c) {
 // No arithmetic of bfloat16 there. The operator refuses the type on such a GPU; this compiles.
 __device__ __forceinline__ __nv_bfloat162 multiply_add_pairs(__nv_bfloat162 a, __nv_bfloat162 b,
                                                              __nv_bfloat162 c) {
-  return __floats2bfloat162_rn(
-      fmaf(__low2float(a), __low2float(b), __low2float(c)),
-      fmaf(__high2float(a), __high2float(b), __high2float(c)));
+  return __floats2bfloat162_rn(fmaf(__low2float(a), __low2float(b), __low2float(c)),
+                               fmaf(__high2float(a), __high2float(b), __high2float(c)));
 }
 __device__ __forceinline__ __nv_bfloat162 multiply_pairs(__nv_bfloat162 a, __nv_bfloat162 b) {
   return multiply_add_pairs(a, b, __floats2bfloat162_rn(0.0f, 0.0f));

@@ -87,7 +87,7 @@ __device__ __forceinline__ Place place_of(Coordinate<float> coordinate, float si
 // Of a pixel less a half. Adding a large number rounds to the nearest cell, in fewer and faster
 // instructions than floor().
 __device__ __forceinline__ Place nearest_place(float pixel, float size) {
-  constexpr float kLarge = 12582912.0f;  // 1.5 * 2^23, whose last bit counts ones
+  constexpr float kLarge = 12582912.0f;                   // 1.5 * 2^23, whose last bit counts ones
   const float within = fminf(fmaxf(pixel, -2.5f), size);  // NaN becomes -2.5
   const float rounded = within + kLarge;
   return {static_cast<int32_t>(__float_as_uint(rounded) - __float_as_uint(kLarge)),

@@ -1,9 +1,10 @@
-// Tiles: the queries that a block takes together, shared by the group kernels, forward and backward.
+// Tiles: the queries that a block takes together, shared by the group kernels, forward and
+// backward.
 //
 // Where the queries are the cells of the levels (an encoder) a block takes a rectangle of
 // neighbouring cells, so that what it samples lies close together and is found in L1. Nobody tells
-// the operator: the kernel sees it in the levels' sizes, which it reads on the GPU anyway. Otherwise
-// a block takes consecutive queries. Which query is where never changes a result.
+// the operator: the kernel sees it in the levels' sizes, which it reads on the GPU anyway.
+// Otherwise a block takes consecutive queries. Which query is where never changes a result.
 #pragma once
 
 #include <cstdint>
