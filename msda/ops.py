@@ -41,9 +41,11 @@ def attention(
             [N, Q, M, sum P_l, 2] and attention_weights [N, Q, M, sum P_l].
 
     Returns:
-        [N, Q, M * D] in value's type. Coordinates, weights and sums are float32 inside (float64 for
-        float64). Differentiable in value, sampling_locations and attention_weights. Autocast casts the
-        value alone (not float64); locations and weights stay as exact as they come.
+        [N, Q, M * D] in value's type. Coordinates and the sums over samples are float32 inside (float64 for
+        float64); on CUDA the four corners of a sample of a 16-bit value are blended in that type, with
+        weights relative to the largest of the query and head. Differentiable in value, sampling_locations
+        and attention_weights. Autocast casts the value alone (not float64); locations and weights stay as
+        exact as they come.
 
         On CUDA the gradient of value is added up by atomics, so that two runs differ by rounding; the other
         gradients are always the same. With `torch.use_deterministic_algorithms(True)` that sum is made in
