@@ -4,16 +4,15 @@
 //           choose_backward.h.
 // Layout    as backward.cuh.
 // Threads   kLanes neighbouring lanes, a group, work on one (n,q,m); each lane has four channels,
-// 16
-//           bytes of grad_value. A lane works out one point at a time by itself (softmax, pixel,
-//           corner weights), and hands it to its group through shared memory; then the group takes
-//           these points one after the other, every lane its channels of the four corners: it reads
-//           value, adds to grad_value, and keeps the products of value and grad_output. The
-//           products of four points are summed over the lanes together, each shuffle halving what a
-//           lane still has to sum, and end in the lane whose point it is: 16 shuffles for four
-//           points where one by one would need 36. That lane makes the point's gradients and writes
-//           them, next to its neighbours'. The groups of a block have neighbouring (n,q,m), or a
-//           tile of queries of one head (tiles.cuh).
+//           which are 16 bytes of grad_value. A lane works out one point at a time by itself
+//           (softmax, pixel, corner weights), and hands it to its group through shared memory; then
+//           the group takes these points one after the other, every lane its channels of the four
+//           corners: it reads value, adds to grad_value, and keeps the products of value and
+//           grad_output. The products of four points are summed over the lanes together, each
+//           shuffle halving what a lane still has to sum, and end in the lane whose point it is: 16
+//           shuffles for four points where one by one would need 36. That lane makes the point's
+//           gradients and writes them, next to its neighbours'. The groups of a block have
+//           neighbouring (n,q,m), or a tile of queries of one head (tiles.cuh).
 // Traffic   per point and D channels: four corners of value read, four corners of grad_value added
 //           to by atomics (of four floats at once on compute capability 9.0 and later), which bound
 //           the kernel: 16 bytes * D of atomics for every sample, served by L2.
