@@ -1,15 +1,53 @@
-"""TensorRT engines from ONNX files with MSDA nodes, by polygraphy's Python API. Needs a GPU."""
+"""`python -m onnx_path.build`: a TensorRT engine of any ONNX file of a DETR. Needs a GPU.
+
+The network is strongly typed: the types in the file are the types in the engine, so fp16 and bf16 are a
+conversion of the graph (`onnx_path.precision`). What TensorRT parses is written beside the engine where it
+differs from the file given. Exit status: 0 done; 1 failed; 2 wrong arguments, a file that will not do, or a
+machine without TensorRT or GPU.
+"""
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
-from collections.abc import Iterator
+import argparse
+import dataclasses
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from onnx_path.operator import DOMAIN, remove_function_bodies
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    one_line,
+    run_command,
+    to_path,
+)
+from codetr.exporting import stage, staged_folder
+from codetr.files import atomic_write
+from onnx_path import engine_report, plugins, preparation, profiles
+from onnx_path.builder import Settings, serialize_engine
+from onnx_path.builder import without_function_bodies as _without_function_bodies
+from onnx_path.command_lines import polygraphy_line, trtexec_line
+from onnx_path.preparation import CONVERTED
+from onnx_path.surgery import files
+
+if TYPE_CHECKING:
+    import onnx
+
+PRECISIONS = ("fp32", "tf32", *CONVERTED)
+ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+GIB = 2**30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_command(lambda: _main(argv))
 
 
 def import_requirements() -> None:
@@ -19,14 +57,9 @@ def import_requirements() -> None:
         ImportError: naming what to install.
         trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing or cannot be loaded.
     """
-    try:
-        import polygraphy  # noqa: F401
-    except ImportError as error:
-        raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[tensorrt]") from error
+    _import_builder()
     import trt_plugin
-    from trt_plugin.errors import import_cudart
 
-    import_cudart()
     trt_plugin.load()
 
 
@@ -36,7 +69,7 @@ def build_engine(
     timing_cache: Path | None = None,
     optimization_level: int | None = None,
 ) -> None:
-    """Builds a strongly typed engine: the types in the file are the types in the engine, and TF32 is off.
+    """Builds a strongly typed engine of our own export; TF32 is off.
 
     Args:
         onnx_path: a file with static shapes; external weights lie beside it.
@@ -49,77 +82,259 @@ def build_engine(
         RuntimeError: TensorRT cannot parse the file or build the engine; with its own words.
     """
     import_requirements()
-    import tensorrt as trt
-    from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
-    from polygraphy.exception import PolygraphyException
-
-    from trt_plugin.log import collect_errors, describe
-
-    try:
-        with (
-            _without_function_bodies(onnx_path) as parsed_path,
-            _quiet_polygraphy(),
-            collect_errors() as messages,
-        ):
-            network = NetworkFromOnnxPath(str(parsed_path), strongly_typed=True)
-            config = CreateConfig(
-                tf32=False,
-                profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
-                load_timing_cache=str(timing_cache) if timing_cache and timing_cache.is_file() else None,
-                builder_optimization_level=optimization_level,
-            )
-            build = EngineBytesFromNetwork(
-                network, config=config, save_timing_cache=str(timing_cache) if timing_cache else None
-            )
-            engine = build()
-    except PolygraphyException as error:
-        reason = describe(messages) if messages else error
-        raise RuntimeError(f"{onnx_path.name}: TensorRT cannot build an engine of it: {reason}") from error
-    engine_path.write_bytes(engine)
+    settings = Settings(timing_cache=timing_cache, optimization_level=optimization_level)
+    with _without_function_bodies(onnx_path) as parsed_path:
+        engine = serialize_engine(parsed_path, settings, onnx_path.name)
+    with atomic_write(engine_path) as temporary:
+        temporary.write_bytes(engine)
 
 
-@contextmanager
-def _quiet_polygraphy() -> Iterator[None]:
-    """Lets TensorRT report to our logger, errors only, and polygraphy to none, while the block runs.
-
-    Polygraphy would print every message of TensorRT's and its own, the cause of a failure among them.
-    """
-    from polygraphy.backend.trt import util
-    from polygraphy.logger import G_LOGGER
-
-    from trt_plugin import log
-
-    ours = logging.getLogger(log.__name__)
-    before, level = util.TRT_LOGGER, ours.level
-    util.TRT_LOGGER = log.tensorrt_logger()
-    ours.setLevel(logging.ERROR)
-    try:
-        with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
-            yield
-    finally:
-        util.TRT_LOGGER = before
-        ours.setLevel(level)
-
-
-@contextmanager
-def _without_function_bodies(path: Path) -> Iterator[Path]:
-    """Gives a file in the same folder (external weights are found by it) without bodies of the MSDA nodes.
-
-    TensorRT's parser up to 10.6 would otherwise build the bodies, not the plugins.
-    """
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    if not any(function.domain == DOMAIN for function in model.functions):
-        yield path
-        return
-    remove_function_bodies(model)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".onnx", dir=path.parent)
-    os.close(handle)
-    stripped = Path(name)
-    try:
-        onnx.save(model, stripped)
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = _parser().parse_args(argv)
+    source, precision = arguments.model, arguments.precision
+    engine, parsed = _targets(arguments)
+    _check_arguments(arguments, engine, parsed)
+    with _usage_errors(source):
+        model, settings = _check_model(arguments)
+        settings = _check_machine(arguments.plugins, model, settings)
+    conversion = None
+    with staged_folder(engine.parent) as folder:
+        if precision in CONVERTED:
+            with stage(f"convert to {precision}"):
+                conversion = _convert(model, arguments)
+        if preparation.take_out_bodies(model) or conversion is not None:
+            preparation.save(model, folder / parsed.name, source.parent)
+            path = folder / parsed.name
+        else:
+            path = parsed = source
         del model  # as large as the weights
-        yield stripped
-    finally:
-        stripped.unlink()
+        started = time.perf_counter()
+        with stage(f"build {engine.name} with TensorRT"):
+            content = serialize_engine(path, settings, source.name)
+        seconds = time.perf_counter() - started
+        (folder / engine.name).write_bytes(content)
+        del content
+        report = engine_report.read_engine(folder / engine.name)
+    facts = {
+        "model": str(source),
+        "parsed": str(parsed),
+        "engine": str(engine),
+        "precision": precision or "the file's own",
+        "conversion": conversion,
+        "build_seconds": round(seconds, 3),
+    }
+    lines = {
+        "polygraphy": polygraphy_line(parsed, engine, settings),
+        "trtexec": trtexec_line(parsed, engine, settings),
+    }
+    if arguments.json is not None:
+        content = facts | {"report": dataclasses.asdict(report), "commands": lines}
+        with atomic_write(arguments.json) as temporary:
+            temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _print(facts, report, lines)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m onnx_path.build",
+        description="Build a strongly typed TensorRT engine of an ONNX file.",
+    )
+    parser.add_argument("model", metavar="MODEL.onnx", type=to_path, help="the file to build")
+    parser.add_argument(
+        "--out",
+        metavar="DIR_OR_ENGINE",
+        type=to_path,
+        required=True,
+        help="the engine to write if it ends in .engine, .plan or .trt, else a folder for MODEL.engine",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="fp16 and bf16 convert the graph and write it beside the engine (MODEL.fp16.onnx); tf32 keeps "
+        "float32 and multiplies with 10 bits of mantissa (default: the types in the file)",
+    )
+    parser.add_argument(
+        "--keep-fp32",
+        metavar="REGEX",
+        action="append",
+        default=[],
+        help="with fp16 or bf16: nodes that stay in float32, beside those that always do; may be repeated",
+    )
+    for option, which in (("--min", "smallest"), ("--opt", "usual"), ("--max", "largest")):
+        parser.add_argument(
+            option,
+            metavar="NAME:SHAPE",
+            action="append",
+            default=[],
+            help=f"{which} shape of a dynamic input, such as images:1x3x640x640; more after commas, or "
+            "repeated" + ("; without --min and --max the only shape" if option == "--opt" else ""),
+        )
+    parser.add_argument(
+        "--timing-cache",
+        metavar="FILE",
+        type=to_path,
+        help="TensorRT's timing cache: read if there, and updated",
+    )
+    parser.add_argument(
+        "--workspace",
+        metavar="GIB",
+        type=_gib,
+        help="memory that layers may use beside their inputs and outputs (default: all of the GPU)",
+    )
+    parser.add_argument(
+        "--optimization-level",
+        type=int,
+        choices=range(6),
+        metavar="0..5",
+        help="TensorRT's effort (TensorRT's default: 3)",
+    )
+    parser.add_argument(
+        "--plugins",
+        metavar="FILE",
+        type=to_path,
+        action="append",
+        default=[],
+        help="a library with plugins for operators of the file; may be repeated (ours needs no mention)",
+    )
+    parser.add_argument(
+        "--json", metavar="REPORT.json", type=to_path, help="also write the report to this file"
+    )
+    return parser
+
+
+def _gib(text: str) -> int:
+    """Bytes of a number of GiB."""
+    try:
+        size = float(text) * GIB
+    except ValueError:
+        size = 0
+    if not 1 <= size < 2**63:
+        raise argparse.ArgumentTypeError(f"expected a number of GiB above 0, got {text!r}")
+    return int(size)
+
+
+def _targets(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    """The engine, and the file that TensorRT parses if it is not the one given."""
+    source, out = arguments.model, arguments.out
+    engine = out if out.suffix in ENGINE_SUFFIXES and not out.is_dir() else out / f"{source.stem}.engine"
+    return engine, engine.with_name(f"{source.stem}.{arguments.precision or 'trt'}.onnx")
+
+
+def _check_arguments(arguments: argparse.Namespace, engine: Path, parsed: Path) -> None:
+    """Raises `UsageError` for whatever is wrong before a file is read."""
+    check_file("MODEL.onnx", arguments.model)
+    for path in (engine, parsed):
+        check_writable("--out", path)
+    taken = [arguments.model, engine, parsed]
+    for option, path in (("--timing-cache", arguments.timing_cache), ("--json", arguments.json)):
+        if path is None:
+            continue
+        check_writable(option, path)
+        if path.absolute() in [other.absolute() for other in taken]:
+            raise UsageError(f"{option} {path}: is read or written for something else; name another file")
+        taken.append(path)
+    if arguments.json and arguments.json.absolute() == engine.with_suffix(".json").absolute():
+        raise UsageError(
+            f"--json {arguments.json}: whoever runs {engine.name} looks there for its metadata; name another"
+        )
+    for library in arguments.plugins:
+        check_file("--plugins", library)
+    if arguments.keep_fp32 and arguments.precision not in CONVERTED:
+        raise UsageError(f"--keep-fp32: expected with --precision {' or '.join(CONVERTED)} only")
+    for pattern in arguments.keep_fp32:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"--keep-fp32 {pattern}: expected a regular expression ({error})") from error
+
+
+@contextmanager
+def _usage_errors(source: Path) -> Iterator[None]:
+    """Makes what is wrong with file, profile or machine a `UsageError`, which names option or file."""
+    from trt_plugin.errors import EngineError
+
+    try:
+        yield
+    except (plugins.PluginMissing, profiles.BadProfile) as error:
+        message = one_line(error)
+        raise UsageError(message if message.startswith("--") else f"{source}: {message}") from error
+    except (files.BadModel, EngineError, ImportError, OSError) as error:
+        raise UsageError(one_line(error)) from error
+
+
+def _check_model(arguments: argparse.Namespace) -> tuple[onnx.ModelProto, Settings]:
+    """Reads the file and fits the profile to it, without TensorRT."""
+    shapes = [profiles.parse_shapes(f"--{x}", getattr(arguments, x)) for x in profiles.Profile._fields]
+    model = preparation.load(arguments.model)
+    narrow = preparation.sixteen_bit_tensor(model) if arguments.precision else None
+    if narrow is not None:
+        raise UsageError(
+            f"--precision {arguments.precision}: expected a model in float32, {arguments.model.name} has 16 "
+            f"bits already ({narrow}); leave the option out to build it as it is"
+        )
+    return model, Settings(
+        profiles=profiles.fit(profiles.inputs_of(model), *shapes),
+        tf32=arguments.precision == "tf32",
+        workspace_bytes=arguments.workspace,
+        optimization_level=arguments.optimization_level,
+        timing_cache=arguments.timing_cache,
+    )
+
+
+def _check_machine(libraries: Sequence[Path], model: onnx.ModelProto, settings: Settings) -> Settings:
+    """Checks packages, plugins and the GPU: without a GPU, creating a builder would end the process.
+
+    Returns:
+        The settings, with the libraries that the file needs.
+    """
+    _import_builder()
+    import trt_plugin
+    from trt_plugin.device import require_gpu
+
+    plugins.load_libraries(libraries)
+    needed = plugins.custom_operators(model)
+    ours = [trt_plugin.load()] if any(x.namespace == trt_plugin.NAMESPACE for x in needed) else []
+    plugins.check_registered(needed)
+    require_gpu()
+    unique = {path.resolve(): path for path in (*libraries, *ours)}
+    return dataclasses.replace(settings, plugins=tuple(unique.values()))
+
+
+def _convert(model: onnx.ModelProto, arguments: argparse.Namespace) -> str:
+    try:
+        return preparation.convert(model, arguments.model.parent, arguments.precision, arguments.keep_fp32)
+    except ValueError as error:
+        raise UsageError(
+            f"--precision {arguments.precision}: {arguments.model.name}: {one_line(error)}"
+        ) from error
+
+
+def _import_builder() -> None:
+    try:
+        import polygraphy  # noqa: F401
+    except ImportError as error:
+        raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[tensorrt]") from error
+    from trt_plugin.errors import import_cudart, import_tensorrt
+
+    import_tensorrt()
+    import_cudart()
+
+
+def _print(facts: dict, report: engine_report.EngineReport, lines: dict[str, str]) -> None:
+    rows = [("precision", facts["precision"])]
+    rows += [("conversion", facts["conversion"])] if facts["conversion"] else []
+    rows += [("build", f"{facts['build_seconds']:.1f} s"), *report.rows()]
+    width = max(len(name) for name, _ in rows)
+    print(
+        f"wrote {facts['engine']}" + (f" and {facts['parsed']}" if facts["parsed"] != facts["model"] else "")
+    )
+    for name, value in rows:
+        print(f"  {name:{width}}  {value}")
+    print("the same by other tools:")
+    for line in lines.values():
+        print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

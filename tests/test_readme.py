@@ -17,6 +17,7 @@ COMMANDS = (
     ("codetr.cli", "train"),
     ("codetr.cli", "evaluate"),
     ("codetr.scenes.__main__",),
+    ("onnx_path.build",),
     ("onnx_path.export",),
     ("onnx_path.surgeon",),
     ("dynamo_path.export",),

@@ -1,0 +1,165 @@
+"""Giving the nodes of a graph other float types: one cast for each tensor and type, weights converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_path.surgery.graph import constant, is_op
+
+_FLOAT = ir.DataType.FLOAT
+
+
+@dataclass
+class Recast:
+    """Makes some float32 tensors of a graph 16-bit.
+
+    Attributes:
+        graph: is changed.
+        types: the element types of all its values.
+        narrow: the 16-bit type, `largest` its largest number.
+        beyond: float32 values that may hold larger numbers; they are clipped before a cast.
+        casts: number of Cast nodes inserted.
+    """
+
+    graph: ir.Graph
+    types: dict[ir.Value, ir.DataType | None]
+    narrow: ir.DataType
+    largest: float
+    beyond: Collection[ir.Value]
+    casts: int = 0
+    _copies: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    def run(
+        self,
+        is_narrow: Callable[[ir.Value], bool],
+        wish: Callable[[ir.Node, int], ir.DataType | None],
+    ) -> None:
+        """Changes the graph.
+
+        Args:
+            is_narrow: tells whether the producer of a float32 value shall give it in 16 bits.
+            wish: node, input -> the type that it shall get there; None if any will do.
+        """
+        values = {value: is_narrow(value) for value, kind in self.types.items() if kind == _FLOAT}
+        wishes = [(value, use, wish(use.node, use.idx)) for value in values for use in value.uses()]
+        self._names = {value.name for value in self.types}
+        for value in (value for value, narrow in values.items() if narrow):
+            value.type = ir.TensorType(self.narrow)
+            if value.is_graph_output():
+                self._keep_output(value)
+        for value, use, kind in wishes:
+            if kind is not None and (kind == self.narrow) != values[value]:
+                use.node.replace_input_with(use.idx, self._copy(value, values[value]))
+        for value in list(self._copies):
+            self._drop(value)
+
+    def _copy(self, value: ir.Value, is_narrow: bool) -> ir.Value:
+        """The value in the other type."""
+        if value not in self._copies:
+            self._copies[value] = self._cast(value, value, _FLOAT) if is_narrow else self._narrowed(value)
+        return self._copies[value]
+
+    def _narrowed(self, value: ir.Value) -> ir.Value:
+        producer = value.producer()
+        if is_weight(value):
+            return self._weight(value, constant(value), self.narrow)
+        if value in self.beyond:
+            return self._cast(value, self._clipped(value), self.narrow)
+        if (
+            is_op(producer, "Cast") and self.types[producer.inputs[0]] != _FLOAT
+        ):  # one cast from what it reads
+            source = producer.inputs[0]
+            return source if self.types[source] == self.narrow else self._cast(value, source, self.narrow)
+        return self._cast(value, value, self.narrow)
+
+    def _cast(self, value: ir.Value, source: ir.Value, kind: ir.DataType) -> ir.Value:
+        self.casts += 1
+        return self._insert(value, "Cast", [source], kind, kind.name.lower(), to=int(kind))
+
+    def _clipped(self, value: ir.Value) -> ir.Value:
+        half = np.float32(self.largest / 2)
+        bounds = [self._weight(value, x, _FLOAT, name) for x, name in ((-half, "least"), (half, "most"))]
+        return self._insert(value, "Clip", [value, *bounds], _FLOAT, "clipped")
+
+    def _insert(
+        self,
+        value: ir.Value,
+        op_type: str,
+        inputs: list[ir.Value],
+        kind: ir.DataType,
+        suffix: str,
+        **attributes: int,
+    ) -> ir.Value:
+        """A new node as soon as the value is there."""
+        name = self._name(f"{value.name}/{suffix}")
+        made = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
+        node = ir.node(op_type, inputs, attributes=attributes, outputs=[made], name=name)
+        clipped = is_op(inputs[0].producer(), "Clip") and inputs[0] not in self.types  # made here
+        after = inputs[0].producer() if clipped else value.producer()
+        if after is None:
+            self.graph.insert_before(self.graph[0], node)
+        else:
+            self.graph.insert_after(after, node)
+        return made
+
+    def _weight(self, value: ir.Value, array: np.ndarray, kind: ir.DataType, suffix: str = "") -> ir.Value:
+        """A new initializer; finite numbers too large for it become half of its largest."""
+        if kind == self.narrow:
+            large = np.isfinite(array) & (np.abs(array) > self.largest)
+            array = np.where(large, np.sign(array) * np.float32(self.largest / 2), array).astype(kind.numpy())
+        name = self._name(f"{value.name}/{suffix or kind.name.lower()}")
+        tensor = ir.tensor(np.asarray(array), dtype=kind, name=name)
+        made = ir.Value(name=name, type=ir.TensorType(kind), shape=tensor.shape, const_value=tensor)
+        self.graph.register_initializer(made)
+        return made
+
+    def _keep_output(self, value: ir.Value) -> None:
+        """A graph output keeps its name and type."""
+        name, value.name = value.name, self._name(f"{value.name}/{self.narrow.name.lower()}")
+        wide = self._copy(value, True)
+        wide.name = name
+        for i, output in enumerate(self.graph.outputs):
+            if output is value:
+                self.graph.outputs[i] = wide
+
+    def _drop(self, value: ir.Value) -> None:
+        """Removes a constant or cast whose last reader has taken a copy."""
+        if value.uses() or value.is_graph_output() or value.is_graph_input():
+            return
+        if value.is_initializer():
+            del self.graph.initializers[value.name]
+        elif is_op(value.producer(), "Constant", "Cast"):
+            self.graph.remove(value.producer(), safe=True)
+
+    def _name(self, name: str) -> str:
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name
+
+
+def drop_idle_casts(graph: ir.Graph, types: dict[ir.Value, ir.DataType | None]) -> None:
+    """Removes casts from float32 to float32, which would become casts from 16 bits or stand before others."""
+    for node in list(graph):
+        if not is_op(node, "Cast") or node.outputs[0].is_graph_output():
+            continue
+        source, result = node.inputs[0], node.outputs[0]
+        if types[source] == types[result] == _FLOAT:
+            ir.convenience.replace_all_uses_with(result, source)
+            graph.remove(node, safe=True)
+            del types[result]
+
+
+def is_constant(value: ir.Value) -> bool:
+    """True for initializers and results of Constant nodes."""
+    weight = value.const_value is not None and not value.is_graph_input()
+    return weight or is_op(value.producer(), "Constant")
+
+
+def is_weight(value: ir.Value) -> bool:
+    """True for constants whose numbers are at hand, not in a file beside the model's."""
+    return is_constant(value) and not isinstance(value.const_value, ir.ExternalTensor)

@@ -1,0 +1,127 @@
+"""Element types of a graph's tensors, and which of a node's tensors a type may be, by ONNX's own schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
+from onnx_path.surgery.graph import STANDARD_DOMAINS, attribute, has_subgraph, is_op
+
+ATTENTIONS = {(DOMAIN, ATTENTION): (0,), (DOMAIN, FUSED_ATTENTION): (0, 4, 5)}
+"""Our nodes, with the inputs that get the value's type; locations, weights and references stay float32."""
+
+_FLOAT = ir.DataType.FLOAT
+_DOMAINS = (DOMAIN, NVIDIA_DOMAIN)  # their nodes' results have the type of the first input
+_NARROW_INPUTS = ATTENTIONS | {("", "Resize"): (0,)}  # TensorRT takes Resize's scales in float32
+
+
+class Types:
+    """The element types of all values of a main graph, inferred where the file does not say them.
+
+    Attributes:
+        of: by value, None where unknown.
+    """
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self._opset = opset
+        self.of: dict[ir.Value, ir.DataType | None] = {}
+        for value in (*graph.inputs, *graph.initializers.values()):
+            self.of[value] = value.const_value.dtype if value.const_value is not None else value.dtype
+        for node in graph:
+            self._infer_inputs(node)
+            for i, value in enumerate(node.outputs):
+                self.of[value] = self._infer(node, i)
+
+    def floats(self, values: Iterable[ir.Value | None]) -> list[ir.Value]:
+        """Those of some values that are float32."""
+        return [value for _, value in self._places(values)]
+
+    def narrow_places(self, node: ir.Node, narrow: ir.DataType) -> tuple[Collection[int], Collection[int]]:
+        """The float32 inputs and outputs of a node that can be of type `narrow`; none if not the first input.
+
+        What else is float32 stays so, `scales` of Resize for instance.
+        """
+        domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+        only = _NARROW_INPUTS.get((domain, node.op_type))
+        places = [i for i, _ in self._places(node.inputs) if only is None or i in only]
+        if not places:
+            return (), ()
+        if domain == DOMAIN:
+            return places, (0,)
+        schema = self._schema(node)
+        if schema is None:
+            return (), ()
+        wanted = f"tensor({narrow.name.lower()})"
+        kinds = {i: _formal(schema.inputs, i).type_str for i in places}
+        if wanted not in _allowed(schema, kinds[places[0]]):
+            return (), ()
+        places = [i for i in places if wanted in _allowed(schema, kinds[i])]
+        bound = {kinds[i] for i in places}
+        outputs = [i for i, _ in self._places(node.outputs) if _formal(schema.outputs, i).type_str in bound]
+        return places, outputs
+
+    def _places(self, values: Iterable[ir.Value | None]) -> Iterator[tuple[int, ir.Value]]:
+        return ((i, x) for i, x in enumerate(values) if x is not None and self.of.get(x) == _FLOAT)
+
+    def _schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
+        try:
+            return onnx.defs.get_schema(node.op_type, self._opset, "") if is_op(node, node.op_type) else None
+        except onnx.defs.SchemaError:
+            return None
+
+    def _infer_inputs(self, node: ir.Node) -> None:
+        """Inputs of one type parameter have one type: results of unknown operators get theirs so."""
+        if (schema := self._schema(node)) is None:
+            return
+        kinds = [
+            (value, _formal(schema.inputs, i)) for i, value in enumerate(node.inputs) if value is not None
+        ]
+        for value, formal in kinds:
+            if self.of.get(value) is None and formal.is_homogeneous:
+                alike = (self.of.get(other) for other, its in kinds if its.type_str == formal.type_str)
+                self.of[value] = next((kind for kind in alike if kind is not None), None)
+
+    def _infer(self, node: ir.Node, place: int) -> ir.DataType | None:
+        value = node.outputs[place]
+        if is_op(node, "Cast"):
+            return ir.DataType(attribute(node, "to", 0))
+        if is_op(node, "Constant"):
+            tensor = ir.convenience.get_const_tensor(value)
+            return value.dtype if tensor is None else tensor.dtype
+        if is_op(node, "ConstantOfShape"):
+            tensor = attribute(node, "value", None)
+            return _FLOAT if tensor is None else tensor.dtype
+        if node.domain in _DOMAINS:
+            return self.of.get(node.inputs[0])
+        if value.dtype is None and has_subgraph(node):
+            bodies = [x.as_graph() for x in node.attributes.values() if x.type == ir.AttributeType.GRAPH]
+            return bodies[0].outputs[place + is_op(node, "Loop")].dtype  # Loop's gives its condition first
+        schema = self._schema(node)
+        if value.dtype is not None or schema is None:
+            return value.dtype
+        kind = _formal(schema.outputs, place).type_str
+        for i, source in enumerate(node.inputs):
+            if source is not None and _formal(schema.inputs, i).type_str == kind:
+                return self.of.get(source)
+        allowed = _allowed(schema, kind) or [kind]
+        return _named(allowed[0]) if len(allowed) == 1 else None
+
+
+def _formal(formals: Sequence, place: int):
+    return formals[min(place, len(formals) - 1)]  # the last may be variadic
+
+
+def _allowed(schema: onnx.defs.OpSchema, kind: str) -> Sequence[str]:
+    """The types that a type parameter admits, none if it is a type itself."""
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str == kind:
+            return list(constraint.allowed_type_strs)
+    return []
+
+
+def _named(kind: str) -> ir.DataType | None:
+    """The element type of "tensor(int64)" and the like."""
+    return ir.DataType.__members__.get(kind.removeprefix("tensor(").removesuffix(")").upper())

@@ -1,0 +1,468 @@
+"""16-bit ONNX files: which nodes stay float32, valid types everywhere, and numbers close to float32's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+from onnx_path import operator  # noqa: E402
+from onnx_path.precision import ASKED, convert_precision  # noqa: E402
+from onnx_path.surgeon import operate  # noqa: E402
+from tests import onnx_zoo  # noqa: E402
+from tests.onnx_zoo import ZOO  # noqa: E402
+
+FLOAT, HALF, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
+QUICK = ("deformable_detr", "d_fine")
+SLOW = tuple(name for name in ZOO if name not in QUICK)
+HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
+BOXES = {"mask2former": "masks_queries_logits", "omdet_turbo": "decoder_coord_logits"}
+# Products that are coordinates: means of distributions, arguments of sines, references of constant queries.
+PLACES = {"d_fine": 3, "rt_detr": 2, "rt_detr_v2": 2, "deformable_detr": 1}
+
+
+class Typed:
+    """A model with the element types of all its tensors, by onnx's own inference."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        onnx.checker.check_model(model, full_check=True)
+        graph = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
+        self.model, self.nodes = model, graph.node
+        self.types = {t.name: t.data_type for t in graph.initializer}
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            self.types[value.name] = value.type.tensor_type.elem_type
+        self.producers = {output: node for node in graph.node for output in node.output}
+
+    def check_schemas(self) -> None:
+        """Asserts that every operator has the types that its tensors have, in the model's opset."""
+        opset = next(x.version for x in self.model.opset_import if x.domain == "")
+        for node in self.nodes:
+            if node.domain:
+                continue
+            schema, bound = onnx.defs.get_schema(node.op_type, opset, ""), {}
+            admitted = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+            for names, formals in ((node.input, schema.inputs), (node.output, schema.outputs)):
+                for i, name in enumerate(names):
+                    formal = formals[min(i, len(formals) - 1)]
+                    if not name or (formal.option.name == "Variadic" and not formal.is_homogeneous):
+                        continue
+                    found = f"tensor({onnx.TensorProto.DataType.Name(self.types[name]).lower()})"
+                    assert found in admitted.get(formal.type_str, [formal.type_str]), (node.name, name)
+                    if formal.type_str in admitted:
+                        assert bound.setdefault(formal.type_str, found) == found, (node.name, name)
+
+    def check_casts(self) -> None:
+        """Asserts that no tensor is cast twice to one type, and none from float to float to float."""
+        casts = [node for node in self.nodes if node.op_type == "Cast"]
+        floats = (FLOAT, HALF, BFLOAT16)
+        for node in casts:
+            before = self.producers.get(node.input[0])
+            if before is not None and before.op_type == "Cast":
+                kinds = {self.types[x] for x in (before.input[0], *before.output, *node.output)}
+                assert kinds == {FLOAT} or not kinds <= {*floats}
+        own = [(x.input[0], x.attribute[0].i) for x in casts if self.types[x.input[0]] in floats]
+        assert not [pair for pair, count in Counter(own).items() if count > 1]
+
+    def path(self, name: str) -> Iterator[onnx.NodeProto]:
+        """The nodes behind a tensor, back to casts from 16 bits; integers are not followed."""
+        pending, seen = [name], {name}
+        while pending:
+            node = self.producers.get(pending.pop())
+            if node is None:
+                continue
+            yield node
+            floats = [
+                x for x in node.input if x and self.types[x] in (FLOAT, HALF, BFLOAT16) and x not in seen
+            ]
+            if node.op_type not in ("Shape", "Size") and not any(self.types[x] != FLOAT for x in floats):
+                seen.update(floats)
+                pending += floats
+
+    def check_path(self, name: str) -> set[str]:
+        """Asserts that a path is float32 from matrix products and convolutions on; returns its operators."""
+        found = set()
+        for node in self.path(name):
+            found.add(node.op_type)
+            assert all(self.types[x] in (FLOAT, onnx.TensorProto.INT64) for x in node.output), node.name
+            if node.op_type == "Cast" and self.types[node.input[0]] in (HALF, BFLOAT16):
+                source = self.producers.get(node.input[0])
+                assert source.op_type in (*HEAVY, "LayerNormalization"), node.name
+        return found
+
+
+def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def converted(model: onnx.ModelProto, precision: str = "fp16", keep: tuple[str, ...] = ()) -> tuple:
+    """A converted copy with its types, and the report, after all that holds for every conversion."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    report = convert_precision(copy, precision, keep)
+    typed = Typed(copy)
+    typed.check_schemas()
+    typed.check_casts()
+    for before, after in ((model.graph.input, copy.graph.input), (model.graph.output, copy.graph.output)):
+        assert [(x.name, x.type) for x in before] == [(x.name, x.type) for x in after]
+    again = onnx.ModelProto()
+    again.CopyFrom(copy)
+    second = convert_precision(again, precision, keep)
+    assert (second.converted, second.casts) == (0, 0), str(second)
+    assert again == copy
+    assert "\n" not in str(report)
+    return typed, report
+
+
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Relative, of the finite numbers; the others must be the same."""
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(found[~finite], expected[~finite])
+    return float(np.linalg.norm(found[finite] - expected[finite]) / np.linalg.norm(expected[finite]))
+
+
+def fix_picks(narrow: onnx.ModelProto, wide: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> None:
+    """Replaces the indices that top-k picks by those of another model, so that queries are the same."""
+    names = [node.output[1] for node in wide.graph.node if node.op_type == "TopK"]
+    probe = onnx.ModelProto()
+    probe.CopyFrom(wide)
+    del probe.graph.output[:]
+    probe.graph.output.extend(
+        onnx.helper.make_tensor_value_info(x, onnx.TensorProto.INT64, None) for x in names
+    )
+    for name, picks in zip(names, run(probe, inputs) if names else []):
+        (node,) = [x for x in narrow.graph.node if name in x.output]
+        node.output[1] = f"{name}/free"
+        narrow.graph.initializer.append(onnx.numpy_helper.from_array(picks, name))
+
+
+@pytest.fixture(scope="session")
+def zoo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return onnx_zoo.session_folder(tmp_path_factory)
+
+
+_OPERATED: dict[tuple, onnx.ModelProto] = {}
+
+
+def operated(name: str, folder: Path, fuse: bool = True, target: str = "msda") -> onnx.ModelProto:
+    """A zoo model after the surgeon; `test_surgeon` checks that."""
+    ZOO[name].require()
+    key = name, fuse, target
+    if key not in _OPERATED:
+        model = onnx.load(onnx_zoo.export(name, folder))
+        _OPERATED[key], _ = operate(model, fuse=fuse, target=target, check=False)
+    return _OPERATED[key]
+
+
+def zoo_parameters() -> list:
+    return [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+# Whole models
+
+
+@pytest.mark.parametrize("name", zoo_parameters())
+def test_zoo_in_float16(name: str, zoo_folder: Path) -> None:
+    model = operated(name, zoo_folder)
+    typed, report = converted(model)
+    attentions = [node for node in typed.nodes if node.domain == operator.DOMAIN]
+    assert len(attentions) == ZOO[name].layers
+    check_attentions(typed, HALF)
+    wide = [x for x in typed.nodes if x.op_type in HEAVY and typed.types[x.output[0]] == FLOAT]
+    assert len(wide) == PLACES.get(name, 0), [node.name for node in wide]
+    boxes = next((x.name for x in typed.model.graph.output if "boxes" in x.name), BOXES.get(name))
+    operators = typed.check_path(boxes)
+    assert operators & {"Sigmoid", "Exp", "MatMul"} or name == "mask2former"
+    for node in typed.nodes:
+        if node.op_type == "TopK":
+            assert typed.check_path(node.input[0]) >= {"Cast"}
+    sources = Counter(node.op_type for node in model.graph.node)
+    assert report.casts <= sum(x.op_type == "Cast" for x in typed.nodes) <= sources["Cast"] + report.casts
+    assert report.casts < report.converted / 4
+
+    inputs = {key: tensor.numpy() for key, tensor in ZOO[name].build()[1].items()}
+    narrow = onnx.ModelProto()
+    narrow.CopyFrom(typed.model)
+    fix_picks(narrow, model, inputs)
+    for output, expected, found in zip(model.graph.output, run(model, inputs), run(narrow, inputs)):
+        if expected.dtype == np.float32:
+            assert found.dtype == np.float32
+            assert error(found, expected) <= 2e-2, output.name
+        else:
+            np.testing.assert_array_equal(found, expected)
+
+
+def check_attentions(typed: Typed, narrow: int) -> None:
+    for node in typed.nodes:
+        if node.domain != operator.DOMAIN:
+            continue
+        kinds = [typed.types[x] for x in node.input]
+        fused = node.op_type == operator.FUSED_ATTENTION
+        assert kinds[0] == typed.types[node.output[0]] == narrow, node.name
+        assert kinds[3:] == ([FLOAT, narrow, narrow] if fused else [FLOAT, FLOAT])
+        for name in node.input[3 : 4 if fused else 5]:
+            typed.check_path(name)
+
+
+def test_nodes_with_locations(zoo_folder: Path) -> None:
+    model = operated("deformable_detr", zoo_folder, fuse=False)
+    typed, _ = converted(model)
+    assert operator.FUSED_ATTENTION not in {node.op_type for node in typed.nodes}
+    check_attentions(typed, HALF)
+    inputs = {key: tensor.numpy() for key, tensor in ZOO["deformable_detr"].build()[1].items()}
+    for expected, found in zip(run(model, inputs), run(typed.model, inputs)):
+        assert error(found, expected) <= 2e-2
+
+
+def test_nvidia_s_nodes_stay(zoo_folder: Path) -> None:
+    typed, _ = converted(operated("deformable_detr", zoo_folder, target="nvidia"))
+    nodes = [node for node in typed.nodes if node.domain == operator.NVIDIA_DOMAIN]
+    assert len(nodes) == ZOO["deformable_detr"].layers
+    assert all(typed.types[x] != HALF for node in nodes for x in (*node.input, *node.output))
+    assert any(typed.types[x.output[0]] == HALF for x in typed.nodes if x.op_type == "MatMul")
+
+
+@pytest.mark.parametrize("name", zoo_parameters())
+def test_zoo_in_bfloat16(name: str, zoo_folder: Path) -> None:
+    typed, report = converted(operated(name, zoo_folder), "bf16")
+    check_attentions(typed, BFLOAT16)
+    kinds = {x: {typed.types[n.output[0]] for n in typed.nodes if n.op_type == x} for x in ("MatMul", "Conv")}
+    assert BFLOAT16 in kinds["MatMul"]
+    assert kinds["Conv"] <= {FLOAT}  # opset 17's Conv has no bfloat16
+    convolutions = sum(node.op_type == "Conv" for node in typed.nodes)
+    assert report.kept["Conv of opset 17 has no bfloat16"] == convolutions
+
+
+# Single rules
+
+
+def parse(body: str, inputs: str, outputs: str, opset: int = 18) -> onnx.ModelProto:
+    """A model from onnx's text form; weights W [4, 4] and b [4]."""
+    text = f'<ir_version: 8, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    used = {x for node in model.graph.node for x in node.input}
+    for name, shape in (("W", (4, 4)), ("V", (4, 4)), ("b", (4,))):
+        if name in used:
+            array = random.standard_normal(shape, dtype=np.float32)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    for i, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{i}"
+    return model
+
+
+def types_of(typed: Typed, op_type: str) -> set[int]:
+    return {typed.types[x] for node in typed.nodes if node.op_type == op_type for x in node.output}
+
+
+X = np.random.default_rng(1).standard_normal((3, 4), dtype=np.float32)
+
+
+@pytest.mark.parametrize("number", [-1e30, -np.finfo(np.float32).max, -np.inf])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "a = Where(m, zero, low) s = Add(h, a)",
+        "n = Not(m) f = Cast<to = 1>(n) z = Mul(f, low) a = Where(m, zero, z) s = Add(h, a)",
+        "s = Where(m, h, low)",
+        "c = Identity(low) a = Where(m, zero, c) r = Unsqueeze(a, axes) q = Squeeze(r, axes) s = Add(h, q)",
+    ],
+)
+def test_masks_stay_finite(mask: str, precision: str, number: float) -> None:
+    """A row whose scores are all masked must not become NaN, which -inf would make it."""
+    model = parse(f"h = MatMul(x, W) {mask} y = Softmax(s)", "float[3, 4] x, bool[3, 4] m", "float[3, 4] y")
+    for name, array in (
+        ("zero", np.zeros(1, np.float32)),
+        ("low", np.array([number], np.float32)),
+        ("axes", np.array([0])),
+    ):
+        if any(name in node.input for node in model.graph.node):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    typed, _ = converted(model, precision)
+    narrow = HALF if precision == "fp16" else BFLOAT16
+    assert types_of(typed, "MatMul") == {narrow}
+    for tensor in typed.model.graph.initializer:
+        if tensor.data_type == narrow and np.isfinite(number):
+            assert np.isfinite(onnx.numpy_helper.to_array(tensor).astype(np.float32)).all()
+    if precision == "fp16":
+        allowed = np.array([[True, False, True, True], [False] * 4, [True] * 4])
+        if not np.isfinite(number):
+            allowed[1, 0] = True
+        inputs = {"x": X, "m": allowed}
+        (expected,), (found,) = run(model, inputs), run(typed.model, inputs)
+        np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1e5, True), (1e4, False), (1e-6, True), (0.0, False)])
+def test_other_constants_out_of_range_keep_their_node(number: float, kept: bool) -> None:
+    model = parse(
+        "h = MatMul(x, W) s = Mul(h, c) k = MatMul(s, V) y = Sigmoid(k)", "float[3, 4] x", "float[3, 4] y"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), "c"))
+    typed, report = converted(model)
+    assert types_of(typed, "Mul") == {FLOAT if kept else HALF}
+    # A float32 product with 1e5 is beyond float16 too, so what reads it stays.
+    assert report.kept.get("constants out of range", 0) == (2 if number == 1e5 else kept)
+    assert types_of(typed, "MatMul") == ({HALF, FLOAT} if number == 1e5 else {HALF})
+
+
+def test_shared_weights_are_converted_once() -> None:
+    """W is read by two nodes in 16 bits and by one that is kept."""
+    body = "h = MatMul(x, W) k = MatMul(h, W) p = MatMul(k, W) y = Sigmoid(p)"
+    model = parse(body, "float[3, 4] x", "float[3, 4] y")
+    typed, _ = converted(model)
+    assert [(t.name, t.data_type) for t in typed.model.graph.initializer] == [("W/float16", HALF)]
+    typed, report = converted(model, keep=("^MatMul_1$",))
+    assert sorted(t.data_type for t in typed.model.graph.initializer) == [FLOAT, HALF]
+    assert report.kept[ASKED] == 1
+    assert error(run(typed.model, {"x": X})[0], run(model, {"x": X})[0]) < 1e-2
+
+
+def test_normalisation_of_single_nodes_is_float32_whole() -> None:
+    body = """h = MatMul(x, W) m = ReduceMean<keepdims = 1>(h, axes) d = Sub(h, m) q = Mul(d, d)
+    v = ReduceMean<keepdims = 1>(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) w = Mul(n, b)
+    t = Transpose<perm = [1, 0]>(w) k = MatMul(V, t) y = Relu(k)"""
+    model = parse(body, "float[3, 4] x", "float[4, 3] y")
+    for name, array in (("axes", np.array([1])), ("eps", np.array(1e-5, np.float32))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    typed, _ = converted(model)
+    for op_type in ("ReduceMean", "Sub", "Mul", "Add", "Sqrt", "Div"):
+        assert types_of(typed, op_type) == {FLOAT}, op_type
+    assert types_of(typed, "MatMul") == types_of(typed, "Transpose") == {HALF}
+    large = {"x": X * 3000}  # squares leave float16's range
+    assert error(run(typed.model, large)[0], run(model, large)[0]) < 1e-2
+
+
+def test_features_that_are_outputs_do_not_keep_a_network() -> None:
+    """Scores of the output are float32, the residual stream before them is not."""
+    body = """h = MatMul(x, W) a = Relu(h) k = MatMul(a, V) r = Add(a, k) o = MatMul(r, W)
+    s = Add(o, b) y = Sigmoid(s) z = Relu(r)"""
+    typed, _ = converted(parse(body, "float[3, 4] x", "float[3, 4] y, float[3, 4] z"))
+    kinds = {node.output[0]: typed.types[node.output[0]] for node in typed.nodes if node.op_type == "Add"}
+    assert kinds == {"r": HALF, "s": FLOAT}
+
+
+def test_subgraphs_stay() -> None:
+    body = """h = MatMul(x, W)
+    r = If (c) <then_branch = t () => (float[3, 4] p) { p = Mul(h, h) },
+                else_branch = e () => (float[3, 4] q) { q = Relu(h) }>
+    y = MatMul(r, V)"""
+    model = parse(body, "float[3, 4] x, bool c", "float[3, 4] y")
+    typed, report = converted(model)
+    assert report.kept["subgraphs"] == 1
+    assert types_of(typed, "MatMul") == {HALF}
+    inputs = {"x": X, "c": np.array(True)}
+    assert error(run(typed.model, inputs)[0], run(model, inputs)[0]) < 1e-2
+
+
+def test_casts_are_merged() -> None:
+    """An integer that was cast to float32 is cast to 16 bits at once; 16 bits are taken as they were."""
+    body = (
+        "f = Cast<to = 1>(n) g = Cast<to = 1>(i) p = MatMul(f, W) q = MatMul(g, V) s = Add(p, q) y = Relu(s)"
+    )
+    typed, report = converted(parse(body, "float16[3, 4] n, int64[3, 4] i", "float[3, 4] y"))
+    casts = {node.input[0]: node.attribute[0].i for node in typed.nodes if node.op_type == "Cast"}
+    assert casts == {"i": HALF, "p": FLOAT, "q": FLOAT}
+    assert report.casts == 3
+
+
+def test_weights_outside_of_the_model(tmp_path: Path) -> None:
+    model = parse("h = MatMul(x, W) y = Add(h, b)", "float[3, 4] x", "float[3, 4] y")
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    expected = run(onnx.load(path), {"x": X})[0]
+    outside = onnx.load(path, load_external_data=False)
+    report = convert_precision(outside, "fp16")
+    assert (report.converted, report.casts) == (1, 3)  # input, weights, result
+    onnx.save(outside, path)
+    onnx.checker.check_model(path, full_check=True)
+    assert error(run(onnx.load(path), {"x": X})[0], expected) < 1e-2
+
+
+def test_unknown_operators_stay() -> None:
+    model = parse(
+        "h = MatMul(x, W) k = acme.Sort(h) p = MatMul(k, V) y = Relu(p)", "float[3, 4] x", "float[3, 4] y"
+    )
+    model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    report = convert_precision(model, "fp16")
+    assert report.kept["operators or types not known"] == 1
+    assert report.converted == 2  # what Sort gives has the type of what it is multiplied by
+    nodes = {node.output[0]: node for node in model.graph.node}
+    (sort,) = [node for node in model.graph.node if node.domain == "acme"]
+    assert nodes[sort.input[0]].op_type == "Cast"
+    onnx.checker.check_model(model)
+
+
+def test_convolutions_in_bfloat16() -> None:
+    for opset, kind in ((21, FLOAT), (22, BFLOAT16)):
+        model = parse(
+            "h = Conv(x, w) k = Relu(h) y = Conv(k, w)", "float[1, 2, 4, 4] x", "float[1, 2, 4, 4] y", opset
+        )
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 2, 1, 1), np.float32), "w"))
+        typed, report = converted(model, "bf16")
+        assert types_of(typed, "Relu") == {kind}
+        assert bool(report.converted) == (kind == BFLOAT16)
+
+
+def test_float32_changes_nothing() -> None:
+    model = parse("h = MatMul(x, W) y = Relu(h)", "float[3, 4] x", "float[3, 4] y")
+    before = model.SerializeToString(deterministic=True)
+    report = convert_precision(model, "fp32")
+    assert (report.converted, dict(report.kept), report.casts) == (0, {}, 0)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    ("precision", "keep", "opset", "message"),
+    [
+        ("fp8", (), 18, "precision: expected one of fp32, fp16, bf16, got 'fp8'"),
+        ("fp16", ("(",), 18, r"keep: '\(' is no regular expression"),
+        ("fp16", (), 10, "precision: fp16 needs opset 11 or later, the model has 10"),
+        ("bf16", (), 12, "precision: bf16 needs opset 13 or later, the model has 12"),
+    ],
+)
+def test_errors(precision: str, keep: tuple[str, ...], opset: int, message: str) -> None:
+    model = parse("h = MatMul(x, W) y = Relu(h)", "float[3, 4] x", "float[3, 4] y", opset)
+    before = model.SerializeToString(deterministic=True)
+    with pytest.raises(ValueError, match=message):
+        convert_precision(model, precision, keep)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_patterns_that_match_nothing_show_in_the_report() -> None:
+    _, report = converted(
+        parse("h = MatMul(x, W) y = Relu(h)", "float[3, 4] x", "float[3, 4] y"), keep=("head",)
+    )
+    assert "0 (asked for)" in str(report)
+
+
+def test_arguments_of_sines_are_float32() -> None:
+    """Position encodings multiply positions by frequencies in a matrix product."""
+    body = """n = Shape(x) e = Gather(n, zero) p = Range(zero, e, one) f = Cast<to = 1>(p)
+    q = Unsqueeze(f, last) a = MatMul(q, freq) c = Cos(a) h = MatMul(x, W) s = Mul(h, c) y = MatMul(s, V)"""
+    model = parse(body, "float[3, 4] x", "float[3, 4] y")
+    for name, array in (
+        ("zero", np.array(0)),
+        ("one", np.array(1)),
+        ("last", np.array([1])),
+        ("freq", np.array([[900, 300, 100, 30]], np.float32)),
+    ):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    typed, _ = converted(model)
+    assert types_of(typed, "Cos") == {FLOAT}
+    assert Counter(typed.types[x.output[0]] for x in typed.nodes if x.op_type == "MatMul") == {
+        FLOAT: 1,
+        HALF: 2,
+    }
+    assert error(run(typed.model, {"x": X})[0], run(model, {"x": X})[0]) < 1e-2
