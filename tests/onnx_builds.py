@@ -1,0 +1,135 @@
+"""What the tests of `python -m onnx_path.build` share: a small model, stand-ins for TensorRT and GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+from onnx import TensorProto, helper  # noqa: E402
+
+from onnx_path import build, engine_report, operator  # noqa: E402
+from onnx_path.builder import Settings  # noqa: E402
+from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from trt_plugin.errors import EngineError  # noqa: E402
+
+REPOSITORY = Path(__file__).parents[1]
+SHAPES = ("--min", "images:1x3x8x8", "--opt", "images:2x3x8x8", "--max", "images:4x3x8x8")
+NO_GPU = "TensorRT needs an NVIDIA GPU, and CUDA finds none"
+
+
+def convolution(
+    path: Path,
+    *,
+    external: bool = False,
+    dtype: int = TensorProto.FLOAT,
+    batch: int | str | None = "batch",
+    node: onnx.NodeProto | None = None,
+    functions: tuple = (),
+) -> Path:
+    """Writes images [batch, 3, 8, 8] -> Conv -> output, with another node behind it if one is given."""
+    weight = np.ones((2, 3, 3, 3), helper.tensor_dtype_to_np_dtype(dtype))
+    nodes = [helper.make_node("Conv", ["images", "weight"], ["maps"], name="conv", pads=[1] * 4)]
+    nodes.append(node or helper.make_node("Relu", ["maps"], ["output"], name="relu"))
+    graph = helper.make_graph(
+        nodes,
+        "convolution",
+        [helper.make_tensor_value_info("images", dtype, [batch, 3, 8, 8])],
+        [helper.make_tensor_value_info("output", dtype, [batch, 2, 8, 8])],
+        [onnx.numpy_helper.from_array(weight, "weight")],
+    )
+    domains = {"": 20} | {x: 1 for x in (nodes[-1].domain, *(f.domain for f in functions)) if x}
+    imports = [helper.make_opsetid(*item) for item in domains.items()]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10, functions=functions)
+    onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    return path
+
+
+def attention_file(path: Path, bodies: bool = True) -> Path:
+    """One node of our plugin with static shapes."""
+    shapes = {
+        "value": (1, [1, 20, 2, 4]),
+        "spatial_shapes": (7, [2, 2]),
+        "level_start_index": (7, [2]),
+        "sampling_locations": (1, [1, 5, 2, 2, 3, 2]),
+        "attention_weights": (1, [1, 5, 2, 2, 3]),
+    }
+    inputs = [helper.make_tensor_value_info(name, *info) for name, info in shapes.items()]
+    node = helper.make_node(
+        operator.ATTENTION,
+        list(shapes),
+        ["output"],
+        name="attention",
+        domain=operator.DOMAIN,
+        **operator.PLUGIN_ATTRIBUTES,
+    )
+    output = helper.make_tensor_value_info("output", 1, [1, 5, 8])
+    imports = [helper.make_opsetid("", operator.OPSET_VERSION), helper.make_opsetid(operator.DOMAIN, 1)]
+    model = helper.make_model(
+        helper.make_graph([node], "attention", inputs, [output]), opset_imports=imports, ir_version=10
+    )
+    if bodies:
+        operator.add_function_bodies(model)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return convolution(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def machine(monkeypatch) -> list[tuple[Path, Settings, onnx.ModelProto]]:
+    """Stands for a machine with a GPU; the engine's content is "engine". Lists what was built."""
+    built = []
+
+    def serialize_engine(path, settings, name):
+        built.append((path, settings, onnx.load(path)))
+        return b"engine"
+
+    report = EngineReport(
+        engine_bytes=6,
+        device_memory_bytes=3 * 2**20 // 2,
+        layers=3,
+        plugin_layers=("attention",),
+        inputs=(TensorReport("images", (-1, 3, 8, 8), "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)),),
+        outputs=(TensorReport("output", (-1, 2, 8, 8), "float32"),),
+        tensorrt_version="10.6.0",
+        gpu="a GPU",
+    )
+    monkeypatch.setattr(build, "_check_machine", lambda libraries, model, settings: settings)
+    monkeypatch.setattr(build, "serialize_engine", serialize_engine)
+    monkeypatch.setattr(engine_report, "read_engine", lambda path: report)
+    return built
+
+
+def refuse(capsys, folder: Path, *argv: object) -> str:
+    """Runs the command, which must refuse with one line and status 2 and write nothing; returns the line."""
+    before = sorted(folder.rglob("*"))
+    status = build.main([str(word) for word in argv])
+    output = capsys.readouterr()
+    assert status == 2, output
+    assert output.err.startswith("error: ") and output.err.count("\n") == 1, output.err
+    assert sorted(folder.rglob("*")) == before
+    return output.err[len("error: ") :].rstrip("\n")
+
+
+@pytest.fixture
+def tensorrt():
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    return pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine without a GPU, wherever the test runs."""
+
+    def require_gpu():
+        raise EngineError(f"{NO_GPU}: no CUDA-capable device is detected")
+
+    monkeypatch.setattr("trt_plugin.device.require_gpu", require_gpu)
