@@ -12,11 +12,12 @@ counted as left out.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -40,41 +41,39 @@ def _main(arguments: Sequence[str] | None) -> int:
     timing.require_gpu()
     started = time.monotonic()
     failures: list[str] = []
-    count = left_out = 0
+    left_out: list[str] = []
+    count = 0
     for problem, dtype, unaligned in itertools.product(SMALL, DTYPES, (False, True)):
         index_dtype = torch.int32 if unaligned else torch.int64
         for build in (problem.attention_inputs, problem.fused_inputs):
             inputs = spoil(build(dtype, "cpu", "uniform", seed=1))
             count += 1
-            try:
+            what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
+            with noting_refusal(left_out, what):
                 error = check(inputs, unaligned, index_dtype)
-            except RuntimeError as reason:
-                if not refused(reason):
-                    raise
-                left_out += 1
-                continue
-            if not error <= errors.TOLERANCE[dtype]:
-                what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
-                failures.append(f"{what}: relative error {error:.1e}")
+                if not error <= errors.TOLERANCE[dtype]:
+                    failures.append(f"{what}: relative error {error:.1e}")
     for dtype in DTYPES:
         count += 1
-        try:
+        with noting_refusal(left_out, f"lying {dtype}"):
             lying_levels(dtype)
-        except RuntimeError as reason:
-            if not refused(reason):
-                raise
-            left_out += 1
     torch.cuda.synchronize()
     print("\n".join(failures))
     seconds = time.monotonic() - started
-    print(f"{count} cases, {left_out} left out, {len(failures)} failed, {seconds:.1f} s")
+    print(f"{count} cases, {len(left_out)} left out, {len(failures)} failed, {seconds:.1f} s")
     return 1 if failures else 0
 
 
-def refused(reason: RuntimeError) -> bool:
-    """Whether a forced kernel cannot run a problem (cudaErrorNotSupported)."""
-    forced = "MSDA_FORWARD" in os.environ or "MSDA_BACKWARD" in os.environ
-    return forced and "operation not supported" in str(reason)
+@contextlib.contextmanager
+def noting_refusal(left_out: list[str], what: str) -> Iterator[None]:
+    """Adds `what` to `left_out` where a forced kernel cannot run a problem (cudaErrorNotSupported)."""
+    try:
+        yield
+    except RuntimeError as reason:
+        forced = "MSDA_FORWARD" in os.environ or "MSDA_BACKWARD" in os.environ
+        if not (forced and "operation not supported" in str(reason)):
+            raise
+        left_out.append(what)
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:

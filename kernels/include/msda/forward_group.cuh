@@ -527,18 +527,16 @@ cudaError_t launch_forward_group(const Problem& problem, const ForwardArguments&
   const int64_t parts =
       (problem.num_queries + Config::kQueries - 1) / Config::kQueries * Config::kParts;
   const int64_t head_groups = (problem.num_heads + Config::kHeads - 1) / Config::kHeads;
-  cudaLaunchConfig_t config{};
+  dim3 blocks;
   if (Config::kFew) {
-    config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(head_groups),
-                          static_cast<unsigned>(problem.batch_size));
+    blocks = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(head_groups),
+                  static_cast<unsigned>(problem.batch_size));
   } else {
-    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(
+    blocks = dim3(static_cast<unsigned>(std::min<int64_t>(
         parts * head_groups * problem.batch_size, int64_t{Config::kBlocks} * multiprocessors)));
   }
-  config.blockDim = dim3(Config::kThreads);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, forward_group_kernel<Config>, problem, arguments,
-                            multiprocessors);
+  return launch(forward_group_kernel<Config>, blocks, Config::kThreads, stream, problem, arguments,
+                multiprocessors);
 }
 
 }  // namespace msda

@@ -47,18 +47,6 @@ __device__ __forceinline__ int32_t cell_of(uint32_t place) {
   return static_cast<int32_t>(place) >> kPlaceShift;
 }
 
-// start + cell * stride, in one instruction. The compiler widens the stride once and for all
-// instead, and needs four to multiply 64-bit numbers.
-__device__ __forceinline__ const char* at_cell(const char* start, int32_t cell, int32_t stride) {
-#if defined(__CUDA_ARCH__)
-  const char* address;
-  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(address) : "r"(cell), "r"(stride), "l"(start));
-  return address;
-#else
-  return start + static_cast<int64_t>(cell) * stride;
-#endif
-}
-
 template <typename T>
 struct Sample {
   uint32_t place = 0;
