@@ -160,18 +160,20 @@ def test_msda_kernel_that_does_not_fit_says_so(emulator: Emulator, kernel: str, 
     emulator.forward(fits, kernel)
     for problem, dtype in (
         (Problem("odd_head", 1, ((3, 4),), 5, head_dim=20), torch.float32),
+        (Problem("three_cells", 1, ((1, 3),), 5), torch.float32),
         (Problem("double", 1, ((3, 4),), 5), torch.float64),
     ):
         with pytest.raises(NotSupported):
             emulator.forward(make(problem, operator, dtype, "cpu"), kernel)
 
 
-TILED = Problem("tiled", 1, ((5, 9), (3, 4), (1, 3)), 60, num_heads=3)
-LINEAR = Problem("linear", 2, ((5, 9), (3, 4), (1, 3)), 11, num_heads=8)
+TILED = Problem("tiled", 1, ((5, 9), (3, 4), (2, 3)), 63, num_heads=3)
+NARROW = Problem("narrow", 1, ((5, 9), (3, 4), (1, 3)), 60, num_heads=3)
+LINEAR = Problem("linear", 2, ((5, 9), (3, 4), (2, 3)), 11, num_heads=8)
 
 
 @matrix(FORWARD_KERNELS)
-@pytest.mark.parametrize("problem", [TILED, LINEAR], ids=lambda problem: problem.name)
+@pytest.mark.parametrize("problem", [TILED, NARROW, LINEAR], ids=lambda problem: problem.name)
 def test_msda_order(
     emulator: Emulator, kernel: str, operator: str, dtype: torch.dtype, problem: Problem
 ) -> None:

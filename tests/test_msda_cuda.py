@@ -139,13 +139,13 @@ def test_output_beyond_2_to_31_elements() -> None:
     requires_gpu(torch.float16)
     queries = 2**31 // 256 + 1000
     require_memory(queries * (256 * 2 + 8 * 6))
-    value = torch.randn((1, 1, 8, 32), device="cuda").half()
-    shapes, starts = Problem("tiny", 1, ((1, 1),), 1).index_tensors("cuda")
+    value = torch.randn((1, 4, 8, 32), device="cuda").half()
+    shapes, starts = Problem("tiny", 1, ((2, 2),), 1).index_tensors("cuda")
     locations = torch.full((1, queries, 8, 1, 1, 2), 0.5, device="cuda", dtype=torch.float16)
     weights = torch.rand((1, queries, 8, 1, 1), device="cuda", dtype=torch.float16)
     result = msda.attention(value, shapes, starts, locations, weights)
     for part in (slice(0, 100), slice(queries - 2000, queries)):
-        expected = (weights[:, part].double().flatten(3) * value.double()).flatten(2)
+        expected = (weights[:, part].double().flatten(3) * value.double().mean(1)).flatten(2)
         inputs = AttentionInputs(value, shapes, starts, locations[:, part], weights[:, part], None)
         assert_result(result[:, part], expected, inputs, torch.float16)
 

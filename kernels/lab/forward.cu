@@ -295,9 +295,9 @@ class Bench {
     check(cudaFuncGetAttributes(&attributes, msda::forward_group_kernel<Config>), "attributes");
     measure(title + " levels " + std::to_string(Config::kLevels) + " threads " +
                 std::to_string(Config::kThreads) + " x" + std::to_string(Config::kBlocks) +
-                " flight " + std::to_string(Config::kFlight) + " parts " +
-                std::to_string(Config::kParts) + (Config::kFew ? " few" : "") + " regs " +
-                std::to_string(attributes.numRegs) + (attributes.localSizeBytes ? " spills" : ""),
+                " flight " + std::to_string(Config::kFlight) + (Config::kFew ? " few" : "") +
+                " regs " + std::to_string(attributes.numRegs) +
+                (attributes.localSizeBytes ? " spills" : ""),
             msda::launch_forward_group<Config>);
   }
 
@@ -311,9 +311,10 @@ class Bench {
   double* sums_ = nullptr;
 };
 
-#define MANY(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT, PARTS)                                       \
-  bench.template group<msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, false, THREADS, \
-                                         BLOCKS, FLIGHT, PARTS>>(title)
+#define MANY(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                               \
+  bench.template group<                                                                            \
+      msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, false, THREADS, BLOCKS, FLIGHT>>( \
+      title)
 #define FEW(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                               \
   bench.template group<                                                                           \
       msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, true, THREADS, BLOCKS, FLIGHT>>( \
@@ -332,19 +333,16 @@ void encoder(const Options& options, const std::string& type) {
     const std::string title = type + " encoder " + name(kLocations) + (near ? " near" : " uniform");
     bench.measure(title + " general", msda::launch_forward<T>);
     if constexpr (sizeof(T) == 2) {
-      MANY(8, 5, 512, 2, 1, 1);
-      MANY(8, 5, 256, 4, 1, 1);
-      MANY(8, 5, 256, 4, 1, 2);
-      MANY(8, 5, 128, 8, 1, 4);
-      MANY(8, 5, 384, 2, 2, 1);
-      MANY(8, 5, 1024, 1, 1, 1);
-      MANY(0, 0, 512, 2, 1, 1);
-      MANY(0, 0, 384, 3, 1, 1);
+      MANY(8, 5, 512, 2, 1);
+      MANY(8, 5, 256, 4, 1);
+      MANY(8, 5, 384, 2, 2);
+      MANY(8, 5, 1024, 1, 1);
+      MANY(0, 0, 512, 2, 1);
+      MANY(0, 0, 384, 3, 1);
     } else {
-      MANY(8, 5, 384, 2, 1, 1);
-      MANY(8, 5, 256, 3, 1, 1);
-      MANY(8, 5, 192, 4, 1, 2);
-      MANY(0, 0, 384, 2, 1, 1);
+      MANY(8, 5, 384, 2, 1);
+      MANY(8, 5, 256, 3, 1);
+      MANY(0, 0, 384, 2, 1);
     }
   }
 }
@@ -359,11 +357,11 @@ void decoder(const Options& options, const std::string& type) {
       FEW(8, 5, 128, 4, 4);
       FEW(8, 5, 128, 5, 2);
       FEW(0, 0, 128, 4, 4);
-      MANY(8, 5, 512, 2, 1, 1);
+      MANY(8, 5, 512, 2, 1);
     } else {
       FEW(8, 5, 128, 4, 2);
       FEW(0, 0, 128, 4, 2);
-      MANY(8, 5, 384, 2, 1, 1);
+      MANY(8, 5, 384, 2, 1);
     }
   }
 }

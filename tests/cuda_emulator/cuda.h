@@ -65,9 +65,16 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
-  if (attribute != cudaDevAttrMultiProcessorCount) return cudaErrorInvalidValue;
-  *value = 2;
-  return cudaSuccess;
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 2;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 // Barriers.
@@ -283,6 +290,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline float __expf(float x) { return std::exp(x); }
+inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }  // NaN: 0
 inline float __frcp_rn(float x) { return 1.0f / x; }
 
 // 16-bit multiply-adds, which NVIDIA's headers have for the GPU only. As templates, they give way

@@ -357,9 +357,23 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
     failure = "the size of the grid or of a block is not one that a GPU has";
     return cudaErrorInvalidConfiguration;
   }
-  if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) {
-    failure = "the emulator has no dynamic shared memory and no attributes of a launch";
+  if (config.dynamicSmemBytes != 0) {
+    failure = "the emulator has no dynamic shared memory";
     return cudaErrorNotSupported;
+  }
+  // Blocks of a cluster run one after the other as all blocks do: they share nothing.
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id != cudaLaunchAttributeClusterDimension) {
+      failure = "the emulator knows no attribute of a launch but the size of clusters";
+      return cudaErrorNotSupported;
+    }
+    const auto& cluster = attribute.val.clusterDim;
+    if (cluster.x == 0 || cluster.y == 0 || cluster.z == 0 || config.gridDim.x % cluster.x != 0 ||
+        config.gridDim.y % cluster.y != 0 || config.gridDim.z % cluster.z != 0) {
+      failure = "the size of the grid is not a multiple of the size of its clusters";
+      return cudaErrorInvalidConfiguration;
+    }
   }
   if (!stacks) make_stacks();
   gridDim = config.gridDim;

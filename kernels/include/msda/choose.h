@@ -72,9 +72,9 @@ inline bool has_usual_sizes(const Problem& problem) {
 // Whether they can take the problem.
 inline bool has_usual_form(const Problem& problem, const ForwardArguments& arguments) {
   const size_t pair_bytes = 2 * size_of(problem.location_type);
-  return has_usual_sizes(problem) && problem.location_type == problem.weight_type &&
-         aligned(arguments.value, 16) && aligned(arguments.output, 16) &&
-         aligned(arguments.sampling_locations, pair_bytes) &&
+  return has_usual_sizes(problem) && problem.num_cells >= 4 &&  // as an inner sample reads
+         problem.location_type == problem.weight_type && aligned(arguments.value, 16) &&
+         aligned(arguments.output, 16) && aligned(arguments.sampling_locations, pair_bytes) &&
          aligned(arguments.attention_weights, pair_bytes / 2) &&
          aligned(arguments.reference_points, 8);
 }

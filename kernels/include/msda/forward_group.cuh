@@ -5,25 +5,27 @@
 // Threads   kLanes neighbouring lanes, a group, make one (n,q,m), each of them kChunks times 16
 //           bytes of its channels. A block has kHeads neighbouring heads, as many as share a
 //           128-byte line of value, of a tile of kQueries queries (tiles.cuh).
-//           A lane works out samples (softmax, cell, corner weights) and hands them to the other
+//           A lane works out samples (softmax, cells, corner weights) and hands them to the other
 //           lanes of its group by shuffles; then every lane reads its part of the four corners. Of
 //           four levels with four points each a lane works out one level whole, for then a group
 //           reads its inputs in one piece; of levels left over, and of any other number of points,
 //           one point at a time.
 // Blocks    as many as the GPU holds at once; each goes from tile to tile, heads last, so that all
-//           blocks sample the same heads and find them in L2. Blocks of one multiprocessor (most
-//           likely) have neighbouring tiles.
+//           blocks sample the same heads and find them in L2. Two neighbouring blocks are a
+//           cluster, where there are clusters: then they are on one multiprocessor or on two close
+//           ones, which share what neighbouring tiles sample.
 // L1        bounds the kernel. It serves 128 bytes a clock only when what eight neighbouring lanes
 //           read lies in different banks. Their (n,q,m) sample unrelated cells; but the heads of a
 //           line differ in their place in it, and where a lane has two chunks, every second group
-//           begins with the other one. Corners that are outside are not read, by predicates: a
-//           branch would keep the compiler from having the next sample's loads under way. Their
-//           registers keep what they had, an earlier corner of the same (n,q,m), and their weight
-//           is zero. Only if a sum is NaN in the end could that have been an infinite number, and
-//           the warp begins again, with predicates for the multiplications too.
+//           begins with the other one.
+// Edges     Samples are inner ones (sample.cuh): four cells inside of the level are read, always,
+//           for predicates cost registers, and a branch would keep the compiler from having the
+//           next sample's loads under way. What a sample does not touch has the weight zero. Only
+//           if a sum is NaN in the end could that have been an infinite number, and the warp
+//           begins again, with outlined samples; so it does where a level has one row or column.
 // Sums      float values in float. Of 16-bit values the four corners of a sample are blended in
-//           packed 16-bit arithmetic, with weights relative to the largest of the (n,q,m), and the
-//           samples added up in float.
+//           packed 16-bit arithmetic, with weights relative to the largest of the (n,q,m) or to
+//           the sum of its softmax, and the samples added up in float.
 // Limits    those of choose.h. Deterministic: no atomics, a fixed order of sums.
 #pragma once
 
@@ -36,7 +38,7 @@ namespace msda {
 
 // What a kernel is compiled for.
 template <typename T, int kHeadDim_, Locations kLocations_, bool kWide_, int kNumHeads_,
-          int kLevels_, bool kFew_, int kThreads_, int kBlocks_, int kFlight_, int kParts_ = 1>
+          int kLevels_, bool kFew_, int kThreads_, int kBlocks_, int kFlight_>
 struct GroupConfig {
   using Type = T;
   static constexpr int kHeadDim = kHeadDim_;
@@ -49,7 +51,6 @@ struct GroupConfig {
   static constexpr int kThreads = kThreads_;    // of a block
   static constexpr int kBlocks = kBlocks_;      // that fit on a multiprocessor together
   static constexpr int kFlight = kFlight_;      // samples whose corners are read together
-  static constexpr int kParts = kParts_;        // blocks that share a tile
 
   using Input = std::conditional_t<kWide, float, T>;          // of locations and weights
   static constexpr int kVec = 16 / sizeof(T);                 // channels of a chunk
@@ -57,10 +58,9 @@ struct GroupConfig {
   static constexpr int kLanes = kHeadDim / (kVec * kChunks);  // of a group
   static constexpr int kHeadBytes = kHeadDim * sizeof(T);
   static constexpr int kHeads = kHeadBytes < 128 ? 128 / kHeadBytes : 1;  // of a block
-  static constexpr int kBlockQueries = kThreads / kLanes / kHeads;
-  static constexpr int kQueries = kBlockQueries * kParts;  // of a tile
+  static constexpr int kQueries = kThreads / kLanes / kHeads;             // of a tile
   static constexpr int kTileHeight = kQueries / kTileWidth;
-  // Whether every multiplication is predicated from the beginning: see GroupLane.
+  // Whether samples are outlined from the beginning, for want of registers.
   static constexpr bool kAlwaysExact = sizeof(T) == 4 && kLevels == 0;
   // Of 16-bit values: the weights of an (n,q,m) are divided by its largest, be it a softmax's or
   // not, for the range of 16 bits.
@@ -160,7 +160,8 @@ struct RelativeWeights {
   }
 };
 
-// One (n,q,m) in the hands of a lane: what it reads and what it adds up. kExact: see blend().
+// One (n,q,m) in the hands of a lane: what it reads and what it adds up. kExact: samples are
+// outlined, not inner.
 template <typename Config, bool kExact>
 class GroupLane {
  public:
@@ -169,6 +170,13 @@ class GroupLane {
   static constexpr int kLanes = Config::kLanes;
   static constexpr int kChunks = Config::kChunks;
   static constexpr bool kFused = Config::kFused;
+  static constexpr bool kSmall = sizeof(T) == 2;
+  // Whether the sum of a softmax is known before the samples are made, so that nothing has to be
+  // kept for dividing in the end.
+  static constexpr bool kDividesFirst = kFused && kSmall && Config::kLevels > 0 && !kExact;
+  // Whether all samples are made before the first is added up, not those of levels left one by one:
+  // measured.
+  static constexpr bool kMakesFirst = kSmall && !kFused;
   static constexpr bool kBoxes = Config::kLocations == Locations::kReferenceBoxes;
   static constexpr int kReferenceSize = kBoxes ? 4 : 2;
 
@@ -196,70 +204,86 @@ class GroupLane {
   __device__ __forceinline__ void add_levels() {
     // A whole level for each lane, as often as there are four; then one point of each level left.
     // (Registers do not suffice for whole levels of floats.)
-    constexpr int kRounds = sizeof(T) == 2 ? Config::kLevels / 4 : 0;
+    constexpr int kRounds = kSmall ? Config::kLevels / 4 : 0;
     constexpr int kWhole = kRounds * 4;
     constexpr int kRest = Config::kLevels - kWhole;
     Raw<Input, 8> whole_location[kRounds > 0 ? kRounds : 1];
     Raw<Input, 4> whole_weight[kRounds > 0 ? kRounds : 1];
     Raw<Input, 2> location[kRest > 0 ? kRest : 1];
     Raw<Input, 1> weight[kRest > 0 ? kRest : 1];
+    Reference whole_reference[kRounds > 0 ? kRounds : 1];
+    Reference reference[kRest > 0 ? kRest : 1];
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int first = (r * 4 + lane()) * 4;
       whole_weight[r].load(weights_ + first);
       whole_location[r].load(locations_ + 2 * first);
+      whole_reference[r] = load_reference(r * 4 + lane());
     }
 #pragma unroll
-    for (int i = 0; i < kRest; ++i) weight[i].load(weights_ + (kWhole + i) * 4 + lane());
-    const auto load_rest = [&] {
-#pragma unroll
-      for (int i = 0; i < kRest; ++i) {
-        location[i].load(locations_ + 2 * ((kWhole + i) * 4 + lane()));
-      }
-    };
-    if constexpr (kRounds == 0) load_rest();
-    Reference next = load_reference(kRounds > 0 ? lane() : 0);
+    for (int i = 0; i < kRest; ++i) {
+      weight[i].load(weights_ + (kWhole + i) * 4 + lane());
+      location[i].load(locations_ + 2 * ((kWhole + i) * 4 + lane()));
+    }
+    if constexpr (kRest > 0) reference[0] = load_reference(kWhole);
 
-    if constexpr (Config::kRelative) {
+    // All weights that the lane holds: of its whole levels, then of the levels left.
+    constexpr int kWeights = kRounds * 4 + kRest;
+    float own_weight[kWeights];
 #pragma unroll
-      for (int r = 0; r < kRounds; ++r) {
+    for (int i = 0; i < kWeights; ++i) {
+      own_weight[i] = i < kWhole ? whole_weight[i / 4 * (kRounds > 0)][i % 4]
+                                 : weight[i < kWhole ? 0 : i - kWhole][0];
+      if constexpr (Config::kRelative) relative_.see(own_weight[i]);
+    }
+    if constexpr (Config::kRelative) relative_.finish();
+    if constexpr (kDividesFirst) {
 #pragma unroll
-        for (int p = 0; p < 4; ++p) relative_.see(whole_weight[r][p]);
+      for (int i = 0; i < kWeights; ++i) {
+        own_weight[i] = relative_(own_weight[i]);
+        total_weight_ += own_weight[i];
       }
+      const float share = 1.0f / sum_over_lanes(total_weight_);
 #pragma unroll
-      for (int i = 0; i < kRest; ++i) relative_.see(weight[i][0]);
-      relative_.finish();
+      for (int i = 0; i < kWeights; ++i) own_weight[i] *= share;
+    }
+
+    Sample<T> whole[kRounds > 0 ? kRounds : 1][4];
+    Sample<T> rest[kMakesFirst && kRest > 0 ? kRest : 1];
+    const auto make_rest = [&](int i) {
+      return make_own(location[i][0], location[i][1], own_weight[kWhole + i], reference[i],
+                      level_at(kWhole + i), 4);
+    };
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const auto level = level_at(r * 4 + lane());
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        whole[r][p] = make_own(whole_location[r][2 * p], whole_location[r][2 * p + 1],
+                               own_weight[r * 4 + p], whole_reference[r], level, 4);
+      }
+    }
+    if constexpr (kMakesFirst) {
+#pragma unroll
+      for (int i = 0; i < kRest; ++i) rest[i] = make_rest(i);
     }
 
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      const Reference reference = next;
-      const SharedLevel own_level = shared_.level[r * 4 + lane()];
-      Sample<T> own[4];
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        own[p] = make_own(whole_location[r][2 * p], whole_location[r][2 * p + 1],
-                          whole_weight[r][p], reference, own_level, 4);
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (i == 3 && r + 1 < kRounds) next = load_reference(r * 4 + 4 + lane());
-        if (i == 3 && r + 1 == kRounds && kRest > 0) {
-          next = load_reference(kWhole);
-          load_rest();
-        }
-        add_samples<4, false>([&](int p) { return from_lane<T, kLanes>(own[p], i); },
-                              shared_.level[r * 4 + i].columns, 4);
+        add_samples<4, false>([&](int p) { return Owned{whole[r][p], i}; },
+                              level_at(r * 4 + i).columns, 4);
       }
     }
 #pragma unroll
     for (int i = 0; i < kRest; ++i) {
-      const Reference reference = next;
-      if (i + 1 < kRest) next = load_reference(kWhole + i + 1);
-      const SharedLevel level = shared_.level[kWhole + i];
-      const Sample<T> own =
-          make_own(location[i][0], location[i][1], weight[i][0], reference, level, 4);
-      add_samples<4, false>([&](int p) { return from_lane<T, kLanes>(own, p); }, level.columns, 4);
+      if constexpr (!kMakesFirst) {
+        if (i + 1 < kRest) reference[i + 1] = load_reference(kWhole + i + 1);
+        rest[0] = make_rest(i);
+      }
+      add_samples<4, false>([&](int p) { return Owned{rest[kMakesFirst ? i : 0], p}; },
+                            level_at(kWhole + i).columns, 4);
     }
   }
 
@@ -284,7 +308,7 @@ class GroupLane {
     int level_end = 0;
 #pragma unroll 1
     for (int level_index = 0; level_index < num_levels; ++level_index) {
-      const SharedLevel level = shared_.level[level_index];
+      const auto level = level_at(level_index);
       const int level_points = problem_.points_per_level[level_index];
       const int level_start = level_end;
       level_end += level_points;
@@ -298,8 +322,8 @@ class GroupLane {
         }
         // A level's last round may be short; the next level begins with the first lane again.
         load_point(level_start + min(first + kLanes, level_points) + lane());
-        add_samples<kLanes, true>([&](int p) { return from_lane<T, kLanes>(own, p); },
-                                  level.columns, level_points - first);
+        add_samples<kLanes, true>([&](int p) { return Owned{own, p}; }, level.columns,
+                                  level_points - first);
       }
     }
   }
@@ -326,13 +350,9 @@ class GroupLane {
   // Writes the lane's channels; output: of the (n,q,m), null: nothing is written.
   __device__ __forceinline__ void finish(T* output, int turn) {
     float scale = 1.0f;
-    if constexpr (kFused) {
-#pragma unroll
-      for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-        total_weight_ += __shfl_xor_sync(kWholeWarp, total_weight_, distance);
-      }
-      scale = 1.0f / total_weight_;
-    } else if constexpr (Config::kRelative) {
+    if constexpr (kFused && !kDividesFirst) {
+      scale = 1.0f / sum_over_lanes(total_weight_);
+    } else if constexpr (!kFused && Config::kRelative) {
       scale = relative_.largest;
     }
 #pragma unroll
@@ -353,6 +373,14 @@ class GroupLane {
 
   __device__ __forceinline__ static int lane() { return threadIdx.x % kLanes; }
 
+  __device__ __forceinline__ static float sum_over_lanes(float sum) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+    }
+    return sum;
+  }
+
   __device__ __forceinline__ Reference load_reference(int level_index) const {
     Reference reference;
     if constexpr (kFused) {
@@ -362,43 +390,70 @@ class GroupLane {
     return reference;
   }
 
+  using LevelOf = std::conditional_t<kExact, SharedLevel, InnerLevel>;
+  __device__ __forceinline__ const LevelOf& level_at(int index) const {
+    if constexpr (kExact) {
+      return shared_.level[index];
+    } else {
+      return shared_.inner[index];
+    }
+  }
+
   // The lane's sample, from what it has read.
   __device__ __forceinline__ Sample<T> make_own(float first, float second, float weight,
-                                                const Reference& reference,
-                                                const SharedLevel& level, int level_points) {
-    const float width = static_cast<float>(level.columns);
-    const float height = static_cast<float>(level.rows);
-    if constexpr (Config::kRelative) weight = relative_(weight);
+                                                const Reference& reference, const LevelOf& level,
+                                                int level_points) {
+    const float width = level.width();
+    const float height = level.height();
+    if constexpr (Config::kRelative && !kDividesFirst) weight = relative_(weight);
+    const auto make = [&](auto x, auto y) {
+      if constexpr (kExact) {
+        return make_sample<T>(place_of(x, width), place_of(y, height), weight, level);
+      } else {
+        return make_sample<T>(span_of(x, width), span_of(y, height), weight, level);
+      }
+    };
     if constexpr (kFused) {
-      total_weight_ += weight;
+      if constexpr (!kDividesFirst) total_weight_ += weight;
       float2 cells = make_float2(1.0f, 1.0f);  // of an offset of one
       if constexpr (kBoxes) {
         cells = make_float2(cells_per_offset(reference.size[0], level_points, width),
                             cells_per_offset(reference.size[1], level_points, height));
       }
-      return make_sample<T>(offset_place<T>(reference.center[0], first, cells.x, width),
-                            offset_place<T>(reference.center[1], second, cells.y, height), weight,
-                            level);
+      return make(offset_coordinate<T>(reference.center[0], first, cells.x, width),
+                  offset_coordinate<T>(reference.center[1], second, cells.y, height));
     } else {
-      return make_sample<T>(given_place<T>(first, width), given_place<T>(second, height), weight,
-                            level);
+      return make(location_coordinate<T>(first, width), location_coordinate<T>(second, height));
     }
   }
 
+  // A sample that a lane of the group holds.
+  struct Owned {
+    const Sample<T>& sample;
+    int lane;
+    __device__ __forceinline__ uint32_t place() const {
+      return __shfl_sync(kWholeWarp, sample.place, lane, kLanes);
+    }
+  };
+
   // Adds samples of one level: kMost, or (kCounts) `count` of them.
-  template <int kMost, bool kCounts, typename SampleAt>
-  __device__ __forceinline__ void add_samples(const SampleAt& sample_at, int32_t columns,
-                                              int count) {
+  template <int kMost, bool kCounts, typename OwnedAt>
+  __device__ __forceinline__ void add_samples(const OwnedAt& owned_at, int32_t columns, int count) {
     constexpr int kFlight = Config::kFlight < kMost ? Config::kFlight : kMost;
+    Sample<T> sample[kFlight];
+    // Places come first, while the corners before them are on their way: addresses wait for them.
+    const auto take_places = [&](int start) {
+#pragma unroll
+      for (int j = 0; j < kFlight; ++j) sample[j].place = again(owned_at(start + j).place());
+    };
+    take_places(0);
 #pragma unroll
     for (int start = 0; start < kMost; start += kFlight) {
       if (kCounts && start >= count) break;
-      Sample<T> sample[kFlight];
 #pragma unroll
       for (int j = 0; j < kFlight; ++j) {
-        sample[j] = sample_at(start + j);
         const uint32_t place = sample[j].place;
-        const int32_t top_left = cell_of(place);
+        const int32_t top_left = kExact ? cell_of(place) : static_cast<int32_t>(place);
 #pragma unroll
         for (int k = 0; k < kChunks; ++k) {
           const char* const top = value_[k] + static_cast<int64_t>(top_left) * cell_bytes_;
@@ -407,16 +462,24 @@ class GroupLane {
           const char* const address[4] = {top, top + cell_bytes_, bottom, bottom + cell_bytes_};
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
-            if (has_corner(place, c)) {
+            if (!kExact || has_corner(place, c)) {
               corner_[j][k][c] = __ldg(reinterpret_cast<const uint4*>(address[c]));
             }
           }
         }
       }
+      Sample<T> weighted[kFlight];
+#pragma unroll
+      for (int j = 0; j < kFlight; ++j) {
+        const Owned owned = owned_at(start + j);
+        weighted[j].place = sample[j].place;
+        weights_from_lane<kLanes>(owned.sample, owned.lane, weighted[j]);
+      }
+      if (start + kFlight < kMost) take_places(start + kFlight);
 #pragma unroll
       for (int j = 0; j < kFlight; ++j) {
 #pragma unroll
-        for (int k = 0; k < kChunks; ++k) blend<kExact>(sample[j], corner_[j][k], sums_[k]);
+        for (int k = 0; k < kChunks; ++k) blend<kExact>(weighted[j], corner_[j][k], sums_[k]);
       }
     }
   }
@@ -437,8 +500,7 @@ class GroupLane {
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     forward_group_kernel(const __grid_constant__ Problem problem,
-                         const __grid_constant__ ForwardArguments arguments,
-                         const int multiprocessors) {
+                         const __grid_constant__ ForwardArguments arguments) {
   using T = typename Config::Type;
   constexpr int kLanes = Config::kLanes;
   constexpr int kChunks = Config::kChunks;
@@ -454,24 +516,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   // The groups of eight lanes begin with different chunks, so that the lanes' banks differ.
   const int turn = (threadIdx.x % 8) / (kLanes * Config::kHeads) % kChunks;
 
-  // A block's share of one tile, for some heads of one image; true: nothing has been written, for
-  // it has to be exact.
-  const auto take = [&](auto exact, int work) {
-    int part = work;
-    int head_group = blockIdx.y;
-    int batch = blockIdx.z;
-    if constexpr (!Config::kFew) {
-      const int parts = again(shared.num_tiles) * Config::kParts;
-      const int outer = divide(work, parts);
-      part = work - outer * parts;
-      batch = divide(outer, head_groups);
-      head_group = outer - batch * head_groups;
+  // A tile for some heads of one image; true: nothing has been written, for it has to be exact.
+  const auto take = [&](auto exact, int tile, int batch, int head_group) {
+    if (head_group >= head_groups) {
+      batch = divide(head_group, head_groups);
+      head_group -= batch * head_groups;
     }
-    const int slot = part % Config::kParts * Config::kBlockQueries +
-                     item_of_block / Config::kHeads;  // among the tile's queries
     const int head = head_group * Config::kHeads + item_of_block % Config::kHeads;
-    const int query = query_of_tile<Config>(shared, static_cast<int>(problem.num_queries),
-                                            part / Config::kParts, slot);
+    const int query = query_of_tile<Config>(shared, static_cast<int>(problem.num_queries), tile,
+                                            item_of_block / Config::kHeads);
     const bool writes = query >= 0 && head < num_heads;
     // Lanes without work repeat the first query and head: the shuffles need every lane.
     const uint32_t row = static_cast<uint32_t>(batch * problem.num_queries) + (writes ? query : 0);
@@ -488,28 +541,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     constexpr bool kExact = decltype(exact)::value;
     GroupLane<Config, kExact> lane(problem, arguments, shared, item, row, value, cell_bytes);
     lane.add();
-    if (!kExact && __any_sync(kWholeWarp, lane.is_spoiled())) return true;
+    if (!kExact && __any_sync(kWholeWarp, lane.is_spoiled() || shared.narrow)) return true;
     T* const output = reinterpret_cast<T*>(static_cast<char*>(arguments.output) +
                                            static_cast<uint64_t>(written) * Config::kHeadBytes);
     lane.finish(written == kNoItem ? nullptr : output, turn);
     return false;
   };
-  const int parts = shared.num_tiles * Config::kParts;
+  constexpr std::bool_constant<Config::kAlwaysExact> kFirst;
 
   if constexpr (Config::kFew) {
-    for (int work = blockIdx.x; work < parts; work += gridDim.x) {
-      if (take(std::bool_constant<Config::kAlwaysExact>(), work)) take(std::true_type(), work);
+    for (int tile = blockIdx.x; tile < shared.num_tiles; tile += gridDim.x) {
+      if (take(kFirst, tile, blockIdx.z, blockIdx.y)) {
+        take(std::true_type(), tile, blockIdx.z, blockIdx.y);
+      }
     }
   } else {
-    // Blocks come to the multiprocessors one after the other: those of one are that far apart, and
-    // take tiles that are neighbours.
-    const bool fills = gridDim.x == static_cast<unsigned>(Config::kBlocks * multiprocessors);
-    const int first =
-        fills ? blockIdx.x % multiprocessors * Config::kBlocks + blockIdx.x / multiprocessors
-              : blockIdx.x;
-    const int works = parts * head_groups * static_cast<int>(problem.batch_size);
-    for (int work = first; work < works; work += gridDim.x) {
-      if (take(std::bool_constant<Config::kAlwaysExact>(), work)) take(std::true_type(), work);
+    const int outers = head_groups * static_cast<int>(problem.batch_size);
+    int outer = 0;  // head groups, then images
+    for (int tile = blockIdx.x;; tile += gridDim.x) {
+      for (; tile >= again(shared.num_tiles); tile -= again(shared.num_tiles)) ++outer;
+      if (outer >= outers) break;
+      if (take(kFirst, tile, 0, outer)) take(std::true_type(), tile, 0, outer);
     }
   }
 }
@@ -517,26 +569,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
 template <typename Config>
 cudaError_t launch_forward_group(const Problem& problem, const ForwardArguments& arguments,
                                  cudaStream_t stream) {
-  int device = 0;
-  int multiprocessors = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess) {
-    status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (status != cudaSuccess) return status;
-  const int64_t parts =
-      (problem.num_queries + Config::kQueries - 1) / Config::kQueries * Config::kParts;
+  const int64_t tiles = (problem.num_queries + Config::kQueries - 1) / Config::kQueries;
   const int64_t head_groups = (problem.num_heads + Config::kHeads - 1) / Config::kHeads;
-  dim3 blocks;
   if (Config::kFew) {
-    blocks = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(head_groups),
-                  static_cast<unsigned>(problem.batch_size));
-  } else {
-    blocks = dim3(static_cast<unsigned>(std::min<int64_t>(
-        parts * head_groups * problem.batch_size, int64_t{Config::kBlocks} * multiprocessors)));
+    const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(head_groups),
+                      static_cast<unsigned>(problem.batch_size));
+    return launch(forward_group_kernel<Config>, blocks, Config::kThreads, stream, problem,
+                  arguments);
   }
-  return launch(forward_group_kernel<Config>, blocks, Config::kThreads, stream, problem, arguments,
-                multiprocessors);
+  int multiprocessors = 0;
+  const cudaError_t status = get_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
+  if (status != cudaSuccess) return status;
+  const int64_t blocks = std::min<int64_t>(tiles * head_groups * problem.batch_size,
+                                           int64_t{Config::kBlocks} * multiprocessors);
+  return launch_pairs(forward_group_kernel<Config>, blocks, Config::kThreads, stream, problem,
+                      arguments);
 }
 
 }  // namespace msda

@@ -3,7 +3,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 namespace msda {
+
+// An attribute of the current device.
+inline cudaError_t get_attribute(cudaDeviceAttr attribute, int& value) {
+  int device = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  return status == cudaSuccess ? cudaDeviceGetAttribute(&value, attribute, device) : status;
+}
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), const dim3& blocks, int threads,
@@ -12,6 +21,28 @@ cudaError_t launch(void (*kernel)(Parameters...), const dim3& blocks, int thread
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// With neighbouring blocks close to each other: in clusters of two, where the GPU has clusters. An
+// odd number of blocks becomes one more.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_pairs(void (*kernel)(Parameters...), int64_t blocks, int threads,
+                         cudaStream_t stream, const Arguments&... arguments) {
+  int major = 0;
+  const cudaError_t status = get_attribute(cudaDevAttrComputeCapabilityMajor, major);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = 2;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks + blocks % 2));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -1,5 +1,5 @@
-// One sample as the lanes of a group hand it to each other: where its four corners are, which of
-// them are inside of the level, and what they weigh.
+// One sample as the lanes of a group hand it to each other: where its four corners are and what
+// they weigh.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,14 @@ struct Raw {
   __device__ __forceinline__ float operator[](int i) const { return widen(number[i]); }
 };
 
-// Corners count top left, top right, bottom left, bottom right. `place` is the top left cell among
-// all cells, times 32, plus a bit for each corner that is inside. (Bit 0 is free so that one
-// instruction makes predicates of the others.)
+// Corners count top left, top right, bottom left, bottom right. There are two kinds of samples:
+//   outlined  its four corners are where they are, inside of the level or not. `place` is the top
+//             left cell among all cells, times 32, plus a bit for each corner that is inside. (Bit
+//             0 is free so that one instruction makes predicates of the others.) A corner that is
+//             outside has the weight zero.
+//   inner     its four corners are four neighbouring cells inside of the level, which has to have
+//             two rows and columns: all that it touches are among them, and the others have the
+//             weight zero. `place` is the top left cell among all cells.
 inline constexpr int kPlaceShift = 5;
 inline constexpr uint32_t kEveryCorner = 30;
 __device__ __forceinline__ bool has_corner(uint32_t place, int corner) {
@@ -59,8 +64,33 @@ struct Sample<float> {
   float weight[4] = {};
 };
 
-// A pixel coordinate's cell and fraction. One that is far outside or not finite becomes one whose
-// cells are both outside.
+// A pixel coordinate less a half: rounded to the nearest whole number it is the lower one of the
+// two cells that it lies between. 16-bit values are not worth the exact remainders of sampling.h.
+struct RoughCoordinate {
+  float less_half;
+};
+
+// The coordinate of a location, or of an offset of so many cells from a reference point.
+template <typename T>
+__device__ __forceinline__ auto location_coordinate(float location, float size) {
+  if constexpr (std::is_same_v<T, float>) {
+    return at_location(location, size);
+  } else {
+    return RoughCoordinate{fmaf(location, size, -1.0f)};
+  }
+}
+template <typename T>
+__device__ __forceinline__ auto offset_coordinate(float reference, float offset, float cells,
+                                                  float size) {
+  if constexpr (std::is_same_v<T, float>) {
+    return at_offset(reference, offset * cells, size);
+  } else {
+    return RoughCoordinate{fmaf(offset, cells, fmaf(reference, size, -1.0f))};
+  }
+}
+
+// A coordinate's cell and fraction, for an outlined sample. One that is far outside or not finite
+// becomes one whose cells are both outside.
 struct Place {
   int32_t cell;
   float fraction;
@@ -71,39 +101,50 @@ __device__ __forceinline__ Place place_of(Coordinate<float> coordinate, float si
   return {touching ? static_cast<int32_t>(coordinate.cell) : -2,
           touching ? coordinate.fraction : 0.0f};
 }
-
-// Of a pixel less a half. Adding a large number rounds to the nearest cell, in fewer and faster
-// instructions than floor().
-__device__ __forceinline__ Place nearest_place(float pixel, float size) {
-  constexpr float kLarge = 12582912.0f;                   // 1.5 * 2^23, whose last bit counts ones
-  const float within = fminf(fmaxf(pixel, -2.5f), size);  // NaN becomes -2.5
-  const float rounded = within + kLarge;
-  return {static_cast<int32_t>(__float_as_uint(rounded) - __float_as_uint(kLarge)),
-          (within - (rounded - kLarge)) + 0.5f};
+__device__ __forceinline__ Place place_of(RoughCoordinate coordinate, float size) {
+  const float within = fminf(fmaxf(coordinate.less_half, -2.5f), size);  // NaN becomes -2.5
+  const float rounded = within + kRounder;
+  return {static_cast<int32_t>(__float_as_uint(rounded) - kRounderBits),
+          (within - (rounded - kRounder)) + 0.5f};
 }
 
-// Where a location, or an offset of so many cells from a reference point, lies. 16-bit values are
-// not worth the exact remainders of sampling.h.
+// The lower one of the two cells, both inside, that are nearest to a coordinate, and the weights of
+// both: one less the distance, or zero. Zero too of a coordinate that is not finite.
+struct Span {
+  int32_t cell;  // of a RoughCoordinate: counted on from kRounderBits
+  float low;
+  float high;
+};
+
+__device__ __forceinline__ Span span_of(Coordinate<float> coordinate, float size) {
+  const float cell = fminf(fmaxf(coordinate.cell, 0.0f), size - 2.0f);
+  const float distance = (coordinate.cell - cell) + coordinate.fraction;
+  // What is inside keeps its fraction to the last bit.
+  return {static_cast<int32_t>(cell), fmaxf(1.0f - fabsf(distance), 0.0f),
+          fmaxf(fminf(distance, 2.0f - distance), 0.0f)};
+}
+__device__ __forceinline__ Span span_of(RoughCoordinate coordinate, float size) {
+  const float rounded =
+      fminf(fmaxf(coordinate.less_half + kRounder, kRounder), size + (kRounder - 2.0f));
+  const float distance = (coordinate.less_half - (rounded - kRounder)) + 0.5f;
+  return {static_cast<int32_t>(__float_as_uint(rounded)), __saturatef(1.0f - fabsf(distance)),
+          __saturatef(1.0f - fabsf(distance - 1.0f))};
+}
+
 template <typename T>
-__device__ __forceinline__ Place given_place(float location, float size) {
+__device__ __forceinline__ void set_weights(Sample<T>& sample, const float (&rows)[2],
+                                            const float (&columns)[2]) {
   if constexpr (std::is_same_v<T, float>) {
-    return place_of(at_location(location, size), size);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sample.weight[c] = rows[c / 2] * columns[c % 2];
   } else {
-    return nearest_place(fmaf(location, size, -1.0f), size);
+    sample.top = pack<T>(rows[0] * columns[0], rows[0] * columns[1]);
+    sample.bottom = pack<T>(rows[1] * columns[0], rows[1] * columns[1]);
   }
 }
-template <typename T>
-__device__ __forceinline__ Place offset_place(float reference, float offset, float cells,
-                                              float size) {
-  if constexpr (std::is_same_v<T, float>) {
-    return place_of(at_offset(reference, offset * cells, size), size);
-  } else {
-    return nearest_place(fmaf(offset, cells, fmaf(reference, size, -1.0f)), size);
-  }
-}
 
-// weight: of the sample; of type T at most 1, for it goes into the weights of the corners. A corner
-// that is outside has the weight zero.
+// An outlined sample. weight: of the sample; of type T at most 1, for it goes into the weights of
+// the corners.
 template <typename T>
 __device__ __forceinline__ Sample<T> make_sample(Place x, Place y, float weight,
                                                  const SharedLevel& level) {
@@ -120,23 +161,26 @@ __device__ __forceinline__ Sample<T> make_sample(Place x, Place y, float weight,
   Sample<T> sample;
   sample.place = (static_cast<uint32_t>(cell) << kPlaceShift) + (columns & rows);
   const float below = weight * y.fraction;
-  const float part[2] = {top ? weight - below : 0.0f, bottom ? below : 0.0f};
-  const float share[2] = {left ? 1.0f - x.fraction : 0.0f, right ? x.fraction : 0.0f};
-  if constexpr (std::is_same_v<T, float>) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) sample.weight[c] = part[c / 2] * share[c % 2];
-  } else {
-    sample.top = pack<T>(part[0] * share[0], part[0] * share[1]);
-    sample.bottom = pack<T>(part[1] * share[0], part[1] * share[1]);
-  }
+  set_weights(sample, {top ? weight - below : 0.0f, bottom ? below : 0.0f},
+              {left ? 1.0f - x.fraction : 0.0f, right ? x.fraction : 0.0f});
   return sample;
 }
 
-// The sample that a lane of the group holds.
-template <typename T, int kLanes>
-__device__ __forceinline__ Sample<T> from_lane(const Sample<T>& own, int lane) {
+// An inner sample.
+template <typename T>
+__device__ __forceinline__ Sample<T> make_sample(Span x, Span y, float weight,
+                                                 const InnerLevel& level) {
   Sample<T> sample;
-  sample.place = __shfl_sync(kWholeWarp, own.place, lane, kLanes);
+  sample.place = static_cast<uint32_t>(level.start) + static_cast<uint32_t>(x.cell) +
+                 static_cast<uint32_t>(y.cell) * static_cast<uint32_t>(level.columns);
+  set_weights(sample, {weight * y.low, weight * y.high}, {x.low, x.high});
+  return sample;
+}
+
+// The weights of the sample that a lane of the group holds. (Its place comes before them.)
+template <int kLanes, typename T>
+__device__ __forceinline__ void weights_from_lane(const Sample<T>& own, int lane,
+                                                  Sample<T>& sample) {
   if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
@@ -146,18 +190,16 @@ __device__ __forceinline__ Sample<T> from_lane(const Sample<T>& own, int lane) {
     sample.top = __shfl_sync(kWholeWarp, own.top, lane, kLanes);
     sample.bottom = __shfl_sync(kWholeWarp, own.bottom, lane, kLanes);
   }
-  return sample;
 }
 
-// 16 bytes of the four corners, blended and added to the sums of their channels. kExact: of the
-// corners that are inside; else of all, for those outside have the weight zero (but zero times
-// infinity is NaN).
-template <bool kExact>
+// 16 bytes of the four corners, blended and added to the sums of their channels. kOutlined: of the
+// corners that are inside; else of all.
+template <bool kOutlined>
 __device__ __forceinline__ void blend(const Sample<float>& sample, const uint4 (&corner)[4],
                                       float (&sums)[4]) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    if (!kExact || has_corner(sample.place, c)) {
+    if (!kOutlined || has_corner(sample.place, c)) {
       sums[0] += sample.weight[c] * __uint_as_float(corner[c].x);
       sums[1] += sample.weight[c] * __uint_as_float(corner[c].y);
       sums[2] += sample.weight[c] * __uint_as_float(corner[c].z);
@@ -166,7 +208,7 @@ __device__ __forceinline__ void blend(const Sample<float>& sample, const uint4 (
   }
 }
 
-template <bool kExact, typename T>
+template <bool kOutlined, typename T>
 __device__ __forceinline__ void blend(const Sample<T>& sample, const uint4 (&corner)[4],
                                       float (&sums)[8]) {
   const auto top = bits<Packed<T>>(sample.top);
@@ -180,10 +222,10 @@ __device__ __forceinline__ void blend(const Sample<T>& sample, const uint4 (&cor
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     Packed<T> pair = bits<Packed<T>>(0u);
-    if constexpr (!kExact) pair = multiply_pairs(weight[0], word(0, i));
+    if constexpr (!kOutlined) pair = multiply_pairs(weight[0], word(0, i));
 #pragma unroll
-    for (int c = kExact ? 0 : 1; c < 4; ++c) {
-      if (!kExact || has_corner(sample.place, c)) {
+    for (int c = kOutlined ? 0 : 1; c < 4; ++c) {
+      if (!kOutlined || has_corner(sample.place, c)) {
         pair = multiply_add_pairs(weight[c], word(c, i), pair);
       }
     }

@@ -15,19 +15,41 @@ namespace msda {
 
 inline constexpr int kTileWidth = 8;
 
+// A large number whose last bit counts ones: what it is added to is rounded to the nearest whole
+// number, and the bits of the sum count on from those of kRounder.
+inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+inline constexpr uint32_t kRounderBits = 0x4b400000u;
+
 // A level as the threads of a block share it; one that is not valid has the size zero.
 struct alignas(16) SharedLevel {
   int32_t rows;
   int32_t columns;
-  int32_t start;
+  int32_t start;  // its first cell among all cells
   int32_t unused;
+
+  __device__ __forceinline__ float height() const { return static_cast<float>(rows); }
+  __device__ __forceinline__ float width() const { return static_cast<float>(columns); }
+};
+
+// The same for inner samples (sample.cuh).
+struct alignas(16) InnerLevel {
+  float rows;
+  float row_length;
+  int32_t columns;
+  int32_t start;  // for 16-bit values: of a row and a column that count on from kRounderBits
+
+  __device__ __forceinline__ float height() const { return rows; }
+  __device__ __forceinline__ float width() const { return row_length; }
 };
 
 struct SharedLevels {
   SharedLevel level[kMaxLevels];
+  InnerLevel inner[kMaxLevels];
   int32_t tiles_end[kMaxLevels];  // the tiles of a level and of those before it
   int32_t num_tiles;
-  bool tiled;  // whether the queries are the cells of the levels
+  bool tiled;   // whether the queries are the cells of the levels
+  bool narrow;  // whether a level has fewer than two rows or columns, so that no sample is inner;
+                // then every inner level has the size 2 * 2, for there are four cells
 };
 
 // Reads the levels: one lane each, of the block's first warp; with a barrier. Config says how many
@@ -60,6 +82,16 @@ __device__ __forceinline__ void share_levels(const Problem& problem,
       }
     }
     shared.level[lane] = {level.height, level.width, level.start, 0};
+    const bool narrow =
+        __any_sync(kWholeWarp, exists && (level.height < 2 || level.width < 2)) != 0;
+    const int32_t inner_rows = narrow ? 2 : level.height;
+    const int32_t inner_columns = narrow ? 2 : level.width;
+    uint32_t inner_start = narrow ? 0 : static_cast<uint32_t>(level.start);
+    if (sizeof(typename Config::Type) == 2) {
+      inner_start -= kRounderBits * (static_cast<uint32_t>(inner_columns) + 1);
+    }
+    shared.inner[lane] = {static_cast<float>(inner_rows), static_cast<float>(inner_columns),
+                          inner_columns, static_cast<int32_t>(inner_start)};
     shared.tiles_end[lane] = tiles;
     // Every query is in one tile when the levels follow each other and have Q cells together.
     const int64_t cells_before = cells - static_cast<int64_t>(level.height) * level.width;
@@ -68,6 +100,7 @@ __device__ __forceinline__ void share_levels(const Problem& problem,
                        __shfl_sync(kWholeWarp, cells, 31) == problem.num_queries;
     if (lane == 31) {
       shared.tiled = tiled;
+      shared.narrow = narrow;
       shared.num_tiles =
           tiled ? tiles
                 : static_cast<int>((problem.num_queries + Config::kQueries - 1) / Config::kQueries);
