@@ -171,9 +171,10 @@ class GroupLane {
   static constexpr int kChunks = Config::kChunks;
   static constexpr bool kFused = Config::kFused;
   static constexpr bool kSmall = sizeof(T) == 2;
-  // Whether the sum of a softmax is known before the samples are made, so that nothing has to be
-  // kept for dividing in the end.
-  static constexpr bool kDividesFirst = kFused && kSmall && Config::kLevels > 0 && !kExact;
+  // Whether the sum of a softmax is known before the samples are made, so that no register has to
+  // keep it. (Few queries wait for nothing that can wait.)
+  static constexpr bool kDividesFirst =
+      kFused && kSmall && Config::kLevels > 0 && !Config::kFew && !kExact;
   // Whether all samples are made before the first is added up, not those of levels left one by one:
   // measured.
   static constexpr bool kMakesFirst = kSmall && !kFused;
