@@ -57,9 +57,9 @@ NO_BFLOAT16 = ("nvidia_plugin", *REFERENCES)
 REFERENCE_SECONDS = 0.4
 """Of sampling a slow baseline, so that the whole run stays short."""
 
-LARGEST_GRADIENT_TRUTH = 31_000
-"""Queries up to which the float64 gradient of value is computed to compare with: it holds every sample at
-once.
+LARGEST_GRADIENT_TRUTH = 100_000
+"""Queries of all images up to which the float64 gradient of value is computed to compare with: it holds every
+sample at once.
 """
 
 
@@ -317,7 +317,7 @@ def gradient_truth(inputs: AttentionInputs) -> torch.Tensor | None:
     """The gradient of value in float64 (the others jump where a sample crosses a cell centre), or None if too
     large.
     """
-    if inputs.sampling_locations.shape[1] > LARGEST_GRADIENT_TRUTH:
+    if math.prod(inputs.sampling_locations.shape[:2]) > LARGEST_GRADIENT_TRUTH:
         return None
     wide = errors.in_float64(inputs)
     wide.value.requires_grad_()
