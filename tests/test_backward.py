@@ -167,7 +167,8 @@ def test_deterministic_mode_at_real_sizes(operator: str, name: str, deterministi
     exact = backward(operator, errors.in_float64(inputs))[0]
     torch.use_deterministic_algorithms(False)
     by_atomics = errors.relative_error(gradients(inputs, grad_output)["value"], exact)
-    assert errors.relative_error(first["value"], exact) <= max(by_atomics, 1e-7)
+    # Most of either error is that of float32 coordinates; what atomics add to it varies from run to run.
+    assert errors.relative_error(first["value"], exact) <= max(by_atomics * 1.01, 1e-7)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
