@@ -7,6 +7,7 @@ python -m benchmarks.report benchmarks/results/*.json --pictures DIR # charts, S
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ COLOURS = (
     *("#ccb974", "#64b5cd", "#a6d854", "#f7d038", "#1f3b5c", "#5f0f40"),
 )
 """One for every method of the operator, and for every problem, without a repetition."""
+
+PROBLEMS_IN_ROW = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,40 +256,52 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
 
 
 def msda_figure(content: dict, distribution: str, dtype: str, problems: list[str], cells: dict):
-    """Microseconds of every method at every problem, on a logarithmic scale; a line marks the byte floor."""
-    from matplotlib.figure import Figure
+    """Microseconds of every method at every problem, on a logarithmic scale; a line marks the byte floor.
 
-    figure = Figure(figsize=(2.5 + 1.9 * len(problems), 4.8), layout="constrained")
-    axes = figure.add_subplot()
+    Rows of up to `PROBLEMS_IN_ROW` problems, for the picture to be readable on a page.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     methods = [
         method
         for method in content["methods"]
         if any("timing" in cells.get((p, method), {}) for p in problems)
     ]
-    width = 0.85 / max(1, len(methods))
-    for index, method in enumerate(methods):
+    colours = {method: COLOURS[list(content["methods"]).index(method) % len(COLOURS)] for method in methods}
+    rows = math.ceil(len(problems) / PROBLEMS_IN_ROW)
+    columns = math.ceil(len(problems) / rows)
+    figure = Figure(figsize=(2.5 + 1.9 * columns, 0.9 + 3.6 * rows), layout="constrained")
+    for row, axes in enumerate(figure.subplots(rows, sharey=True, squeeze=False)[:, 0]):
+        _draw_bars(axes, problems[row * columns : (row + 1) * columns], colours, cells)
+        axes.set_xlim(-0.6, columns - 0.4)
+    figure.supylabel("microseconds (median); black: every byte once", fontsize=9)
+    figure.suptitle(
+        f"Multi-scale deformable attention, {dtype}, {distribution}: {content['gpu']['name']}", fontsize=10
+    )
+    handles = [Patch(color=colour, label=method) for method, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", fontsize=7, ncols=4)
+    return figure
+
+
+def _draw_bars(axes, problems: list[str], colours: dict[str, object], cells: dict) -> None:
+    width = 0.85 / max(1, len(colours))
+    for index, (method, colour) in enumerate(colours.items()):
         points = [
-            (position + (index - (len(methods) - 1) / 2) * width, cells[(problem, method)])
+            (position + (index - (len(colours) - 1) / 2) * width, cells[(problem, method)])
             for position, problem in enumerate(problems)
             if "timing" in cells.get((problem, method), {})
         ]
         heights = [row["timing"]["median_ms"] * 1e3 for _, row in points]
-        colour = COLOURS[list(content["methods"]).index(method) % len(COLOURS)]
-        bars = axes.bar([x for x, _ in points], heights, width, label=method, color=colour)
+        bars = axes.bar([x for x, _ in points], heights, width, color=colour)
         labels = [f"{height:.0f}" if height >= 100 else f"{height:.1f}" for height in heights]
         axes.bar_label(bars, labels, fontsize=6, rotation=90, padding=2)
         for x, row in points:
             axes.plot([x - width / 2, x + width / 2], [row["floor_us"]] * 2, color="black", linewidth=1)
     axes.set_yscale("log")
     axes.margins(y=0.12)
-    axes.set_ylabel("microseconds (median); black: every byte once")
     axes.set_xticks(range(len(problems)), [name.replace("_", "\n") for name in problems], fontsize=8)
-    axes.set_title(
-        f"Multi-scale deformable attention, {dtype}, {distribution}: {content['gpu']['name']}", fontsize=10
-    )
-    figure.legend(loc="outside lower center", fontsize=7, ncols=4)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def detector_figure(content: dict):

@@ -242,7 +242,8 @@ class GroupLane {
     }
     if constexpr (kRest > 0) reference[0] = load_reference(kWhole);
 
-    // All weights that the lane holds: of its whole levels, then of the levels left.
+    // All weights that the lane holds: of its whole levels, then of the levels left. (Both indices
+    // stay inside of their arrays, whichever is taken.)
     constexpr int kWeights = kRounds * 4 + kRest;
     float own_weight[kWeights];
 #pragma unroll
