@@ -189,6 +189,9 @@ def test_error_is_the_norm_of_the_difference_over_that_of_the_reference():
         ([1, -3.4e38], [1.5, -32752], "fp16", 0.5),  # and it does not hide the rest
         ([1, -3.4e38], [1, 32752], "fp16", 1),
         ([1, -3.4e38], [1, -1.7e38], "bf16", 0),
+        ([1e-12, 3e-8], [0, 0], "fp16", 0),
+        ([1e-12, 3e-8], [0, 0], "fp32", 1),
+        ([1e-6, 0], [0, 0], "fp16", 1),
         ([0, 0], [0, 0], "fp32", 0),
         ([0, 0], [0, 1e-9], "fp32", math.inf),
         ([], [], "fp32", 0),
@@ -306,6 +309,30 @@ def test_what_cannot_be_compared_is_left_out():
         "back (Reshape)",
     ]
     assert set(tensors.sources("y")) == {"b", "x", "condition"} and tensors.ancestors("y") == {"b"}
+
+
+def test_what_constants_give_is_compared_and_sizes_are_not():
+    """Sampling offsets of learned queries: no input is in them, and they can be wrong all the same."""
+    nodes = [
+        helper.make_node("Transpose", ["weight"], ["turned"]),
+        helper.make_node("MatMul", ["queries", "turned"], ["offsets"], name="offsets"),
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["sizes"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["sizes", "queries"], ["ratios"]),
+        helper.make_node("Add", ["offsets", "ratios"], ["sum"]),
+        helper.make_node("Mul", ["sum", "x"], ["y"]),
+    ]
+    arrays = {name: np.ones((2, 2), np.float32) for name in ("weight", "queries")}
+    infos = [helper.make_tensor_value_info(x, 1, [2, 2]) for x in ("x", "y")]
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    assert Tensors(model, names_of(model)).names == ["offsets", "y"]
+    tensors = Tensors(onnx.shape_inference.infer_shapes(model), names_of(model))  # with ranks
+    assert tensors.names == ["offsets", "ratios", "sum", "y"]
+    assert tensors.sources("offsets") == tensors.sources("ratios") == ()
+    assert tensors.sources("sum") == ("offsets", "ratios")
+    assert [str(x) for x in tensors.nodes("offsets")] == ["offsets (MatMul)"]
 
 
 def branch(name: str) -> onnx.GraphProto:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from codetr.command import complain, one_line
 from onnx_path import builder, plugins, preparation, profiles
 from onnx_path.builder import Settings
 from onnx_path.comparison.tensors import Tensors
@@ -106,30 +107,52 @@ class MarkedEngines:
     def __call__(self, marks: Sequence[str]) -> Results:
         """Builds an engine that also gives `marks`, runs it and removes it.
 
+        Where TensorRT refuses, each half of the marks gets an engine of its own, and so on: one tensor that
+        cannot be an output does not end a search.
+
         Returns:
-            Its outputs; marks that TensorRT gives under another name are missing.
+            Its outputs; marks that cannot be outputs, or that TensorRT gives under another name, are missing.
 
         Raises:
-            RuntimeError: it cannot be built; with TensorRT's words and the marks.
-            trt_plugin.EngineError: it cannot be loaded or does not run.
+            RuntimeError: the file cannot be built without marks either; with TensorRT's words.
+            trt_plugin.EngineError: the engine without marks cannot be loaded or does not run.
         """
+        own = {x.name for x in self._model.graph.output}
+        added = [name for name in dict.fromkeys(marks) if name not in own]
+        try:
+            return self._run(added)
+        except RuntimeError as error:
+            if not added:
+                raise
+            results = self._run([])  # raises where the marks are not the reason
+            return results | self._halves(added, error)
+
+    def _halves(self, added: Sequence[str], reason: RuntimeError) -> Results:
+        """What engines of fewer marks give, after one of all of them was refused."""
+        if len(added) == 1:
+            complain("warning", f"{added[0]} cannot be compared: {one_line(reason)}")
+            return {}
+        results: Results = {}
+        for half in (added[: len(added) // 2], added[len(added) // 2 :]):
+            try:
+                results |= self._run(half)
+            except RuntimeError as error:
+                results |= self._halves(half, error)
+        return results
+
+    def _run(self, added: Sequence[str]) -> Results:
+        """One engine with these outputs added."""
         outputs = self._model.graph.output
         own = len(outputs)
-        names = {x.name for x in outputs}
+        # TensorRT's parser wants the type, and does not mind a missing shape.
         outputs.extend(
-            # TensorRT's parser wants the type, and does not mind a missing shape.
-            onnx.helper.make_tensor_value_info(name, self._tensors.types[name], None)
-            for name in dict.fromkeys(marks)
-            if name not in names
+            onnx.helper.make_tensor_value_info(name, self._tensors.types[name], None) for name in added
         )
         source, engine = self._folder / "marked.onnx", self._folder / "marked.engine"
         try:
             source.write_bytes(self._model.SerializeToString())
             engine.write_bytes(builder.serialize_engine(source, self._settings, self._name))
             return run(engine, self._inputs)
-        except RuntimeError as error:
-            added = ", ".join(x.name for x in outputs[own:])
-            raise RuntimeError(f"{error} (with these outputs added: {added or 'none'})") from error
         finally:
             del outputs[own:]
             engine.unlink(missing_ok=True)

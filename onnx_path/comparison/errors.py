@@ -15,6 +15,7 @@ TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 8e-2}
 network adds many up: about twenty for 16 bits. float32 has more room, for sums in another order."""
 
 _LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+_SMALLEST = {"fp16": 2.0**-24}
 _CHUNK = 2**22  # elements that are float64 at a time
 
 
@@ -85,7 +86,8 @@ def tensor_error(
     """Compares a tensor with the reference's, element by element.
 
     NaN equals NaN, and an infinity one of its sign. In 16 bits so does every number beyond half of the type's
-    largest: masks hold such numbers, which a conversion to 16 bits has to replace by others.
+    largest: masks hold such numbers, which a conversion to 16 bits has to replace by others. In fp16 a
+    difference of its smallest number is none: what is smaller becomes zero.
 
     Args:
         name: of the tensor.
@@ -99,6 +101,7 @@ def tensor_error(
         note = f"onnxruntime gives {format_shape(reference.shape)}"
         return TensorError(name, found.shape, dtype, math.inf, math.inf, tolerance, note)
     beyond = _LARGEST.get(precision, math.inf) / 2
+    nothing = _SMALLEST.get(precision, 0.0)
     largest = squares = reference_squares = 0.0
     differing = 0
     for expected, actual in _chunks(reference, found):
@@ -107,6 +110,7 @@ def tensor_error(
             same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
             same |= large & (np.sign(expected) == np.sign(actual))
             difference = np.where(same, 0.0, np.abs(expected - actual))
+            difference[difference <= nothing] = 0.0
             difference[np.isnan(difference)] = math.inf
             differing += int((~np.isfinite(difference)).sum())
             largest = max(largest, float(difference.max(initial=0.0)))

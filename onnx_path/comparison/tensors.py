@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import STANDARD_DOMAINS, has_subgraph, is_op, static_values
+from onnx_path.surgery.graph import FLOATS, SHAPE_OPS, STANDARD_DOMAINS, has_subgraph, is_op, static_values
 from onnx_path.surgery.types import Types
 
 # Types that TensorRT can give as outputs, as our runner reads them.
@@ -24,6 +24,12 @@ _TYPES = (
 _ALIASES = ("Identity", "Dropout")
 # The sizes of their results depend on numbers: the runner has no memory for them.
 _DATA_SIZED = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
+
+# TensorRT's parser does some of these with constants itself; they change no number.
+_MOVES = (
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile"),
+    *("Transpose", "Unsqueeze"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,9 @@ class Node:
 class Tensors:
     """Tensors of a main graph that another file's graph has too, so that numbers can be compared.
 
-    Left out are those that follow from constants and sizes alone, those of types that an engine cannot give,
-    and those that TensorRT may merge with another. Outputs of the graph are always in.
+    Left out are those of types that an engine cannot give, those that TensorRT may merge with another, and of
+    those that follow from constants and sizes alone what is or may be a shape, which an engine keeps in host
+    memory, or a constant moved or cast. Outputs of the graph are always in.
 
     Args:
         parsed: the file that TensorRT parses.
@@ -64,20 +71,25 @@ class Tensors:
         self._values: dict[str, ir.Value] = {}
         self._nearest: dict[ir.Value, tuple[str, ...]] = {}
         self._inputs = {x.name for x in graph.inputs if not x.is_initializer()}
+        fixed = {value for value in graph.initializers.values() if not value.is_graph_input()}
         for value in graph.inputs:
             self._nearest[value] = (value.name,) if value.name in self._inputs else ()
         self._order: dict[ir.Node, int] = {}
         for node in graph:
             self._order[node] = len(self._order)
-            sources = self._merged(_reads(node))
+            # Sizes tell nothing of numbers.
+            sources = () if is_op(node, *SHAPE_OPS) else self._merged(_reads(node))
+            if not is_op(node, *SHAPE_OPS) and all(x is None or x in fixed for x in node.inputs):
+                fixed.update(x for x in node.outputs if x in static)
             for value in node.outputs:
+                known = value not in static or _is_computed(value, types, value in fixed)
                 if value.name in others and (
-                    value.is_graph_output() or (value not in static and _can_be_output(value, types))
+                    value.is_graph_output() or (known and _can_be_output(value, types))
                 ):
                     self._values[value.name] = value
                     self._nearest[value] = (value.name,)
                 else:
-                    self._nearest[value] = () if value in static else sources
+                    self._nearest[value] = sources
         self.names = list(self._values)
         self.types = {name: int(types.get(value) or 0) for name, value in self._values.items()}
         self._ancestors: dict[str, frozenset[str]] = {}
@@ -124,6 +136,19 @@ def names_of(model: onnx.ModelProto) -> set[str]:
 def _can_be_output(value: ir.Value, types: dict[ir.Value, ir.DataType | None]) -> bool:
     merged = is_op(value.producer(), *_ALIASES) or any(is_op(use.node, *_ALIASES) for use in value.uses())
     return not merged and not is_op(value.producer(), *_DATA_SIZED) and types.get(value) in _TYPES
+
+
+def _is_computed(value: ir.Value, types: dict[ir.Value, ir.DataType | None], fixed: bool) -> bool:
+    """True for numbers that are computed from constants or sizes and are no shapes: those have rank 0 or 1.
+
+    Args:
+        value: follows from constants and sizes alone.
+        types: of all values.
+        fixed: it follows from constants alone.
+    """
+    if types.get(value) not in FLOATS or is_op(value.producer(), "Constant", "ConstantOfShape", *_MOVES):
+        return False
+    return fixed or (value.shape is not None and len(value.shape) >= 2)
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
