@@ -31,7 +31,7 @@ from codetr.command import (
 from codetr.exporting import stage, staged_folder
 from codetr.files import atomic_write
 from onnx_path import engine_report, plugins, preparation, profiles
-from onnx_path.builder import Settings, serialize_engine
+from onnx_path.builder import Settings, import_builder, serialize_engine
 from onnx_path.builder import without_function_bodies as _without_function_bodies
 from onnx_path.command_lines import polygraphy_line, trtexec_line
 from onnx_path.preparation import CONVERTED
@@ -57,7 +57,7 @@ def import_requirements() -> None:
         ImportError: naming what to install.
         trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing or cannot be loaded.
     """
-    _import_builder()
+    import_builder()
     import trt_plugin
 
     trt_plugin.load()
@@ -288,7 +288,7 @@ def _check_machine(libraries: Sequence[Path], model: onnx.ModelProto, settings: 
     Returns:
         The settings, with the libraries that the file needs.
     """
-    _import_builder()
+    import_builder()
     import trt_plugin
     from trt_plugin.device import require_gpu
 
@@ -308,17 +308,6 @@ def _convert(model: onnx.ModelProto, arguments: argparse.Namespace) -> str:
         raise UsageError(
             f"--precision {arguments.precision}: {arguments.model.name}: {one_line(error)}"
         ) from error
-
-
-def _import_builder() -> None:
-    try:
-        import polygraphy  # noqa: F401
-    except ImportError as error:
-        raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[tensorrt]") from error
-    from trt_plugin.errors import import_cudart, import_tensorrt
-
-    import_tensorrt()
-    import_cudart()
 
 
 def _print(facts: dict, report: engine_report.EngineReport, lines: dict[str, str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,9 @@ from trt_plugin.tensors import DTYPE_NAMES, format_range, format_shape
 
 if TYPE_CHECKING:
     import tensorrt as trt
+
+# The inspector's words, as in "Row major linear FP16 format" and "Half".
+_TYPE_WORDS = {"bf16": "BF16|BFloat16", "fp16": "FP16|Half", "fp32": "FP32|Float"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class EngineReport:
         plugin_layers: names of those that are plugins.
         inputs, outputs: in the engine's order.
         tensorrt_version, gpu: that loaded it.
+        precision: see `read_precision`.
     """
 
     engine_bytes: int
@@ -58,6 +64,7 @@ class EngineReport:
     outputs: tuple[TensorReport, ...]
     tensorrt_version: str
     gpu: str
+    precision: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each thing, for a table."""
@@ -85,7 +92,8 @@ def read_engine(path: Path) -> EngineReport:
     trt = import_tensorrt()
     runtime, engine = load_engine(path)
     inspector = engine.create_engine_inspector()
-    layers, plugins = read_layers(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    layers, plugins = read_layers(information)
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     report = EngineReport(
@@ -97,6 +105,7 @@ def read_engine(path: Path) -> EngineReport:
         outputs=tuple(_describe(engine, name, is_input=False) for name in names if name not in inputs),
         tensorrt_version=trt.__version__,
         gpu=gpu_name(),
+        precision=read_precision(information),
     )
     del inspector, engine, runtime  # in this order
     return report
@@ -114,6 +123,19 @@ def read_layers(information: str) -> tuple[int, list[str]]:
     return len(layers), plugins
 
 
+def read_precision(information: str) -> str | None:
+    """Reads the narrowest floating-point type of layers' tensors and weights from what the inspector says.
+
+    Args:
+        information: as `read_layers`'s; only engines of detailed profiling verbosity say types.
+
+    Returns:
+        "bf16", "fp16", "fp32" (TF32 too, which is no type of a tensor), or None if it says none of them.
+    """
+    types = " ".join(_types(json.loads(information).get("Layers", [])))
+    return next((name for name, words in _TYPE_WORDS.items() if re.search(rf"\b({words})\b", types)), None)
+
+
 def format_bytes(number: int) -> str:
     """1.5 MiB for 1572864."""
     size, unit = float(number), "B"
@@ -122,6 +144,20 @@ def format_bytes(number: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{number} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _types(part: Any) -> Iterator[str]:
+    """The types and formats of all tensors and weights in a part of what the inspector says."""
+    if isinstance(part, list):
+        for item in part:
+            yield from _types(item)
+    elif isinstance(part, dict):
+        for key, item in part.items():
+            # Tensors have "Format/Datatype" up to TensorRT 10, "Datatype" later, and weights "Type".
+            if key in ("Format/Datatype", "Datatype", "Type") and isinstance(item, str):
+                yield item
+            else:
+                yield from _types(item)
 
 
 def _describe(engine: trt.ICudaEngine, name: str, is_input: bool) -> TensorReport:

@@ -131,13 +131,9 @@ def fit(inputs: Sequence[Input], smallest: Shapes, usual: Shapes, largest: Shape
             input without shapes.
     """
     given = dict(zip(OPTIONS, (smallest, usual, largest)))
-    known = {x.name: x for x in inputs}
     for option, shapes in given.items():
-        for name, shape in shapes.items():
-            if name not in known:
-                names = ", ".join(known) or "none"
-                raise BadProfile(f"{option} {name}: the file has no such input; its inputs are {names}")
-            _check_shape(option, known[name], shape)
+        check_shapes(option, inputs, shapes)
+    known = {x.name: x for x in inputs}
     profiles = {}
     for name, one in known.items():
         missing = [option for option in OPTIONS if name not in given[option]]
@@ -154,6 +150,21 @@ def fit(inputs: Sequence[Input], smallest: Shapes, usual: Shapes, largest: Shape
     _check_described(inputs, profiles)
     _check_names(inputs, profiles)
     return {x.name: profiles[x.name] for x in inputs if x.dynamic}
+
+
+def check_shapes(option: str, inputs: Sequence[Input], shapes: Shapes) -> None:
+    """Checks shapes that an option was given against a file's inputs.
+
+    Raises:
+        BadProfile: a name that the file does not have, another rank, or a size that differs from the file's
+            fixed one.
+    """
+    known = {x.name: x for x in inputs}
+    for name, shape in shapes.items():
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise BadProfile(f"{option} {name}: the file has no such input; its inputs are {names}")
+        _check_shape(option, known[name], shape)
 
 
 def format_shape(shape: Iterable[int]) -> str:

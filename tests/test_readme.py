@@ -18,6 +18,7 @@ COMMANDS = (
     ("codetr.cli", "evaluate"),
     ("codetr.scenes.__main__",),
     ("onnx_path.build",),
+    ("onnx_path.compare",),
     ("onnx_path.export",),
     ("onnx_path.surgeon",),
     ("dynamo_path.export",),

@@ -1,0 +1,173 @@
+"""Tensors between the nodes of an engine's ONNX file: which can be compared, and what depends on what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from onnx_path.surgery.graph import FLOATS, SHAPE_OPS, STANDARD_DOMAINS, has_subgraph, is_op, static_values
+from onnx_path.surgery.types import Types
+
+# Types that TensorRT can give as outputs, as our runner reads them.
+_TYPES = (
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.INT64,
+    ir.DataType.INT32,
+    ir.DataType.BOOL,
+)
+# TensorRT's parser may give what these read and what they give as one tensor, which has one name.
+_ALIASES = ("Identity", "Dropout")
+# The sizes of their results depend on numbers: the runner has no memory for them.
+_DATA_SIZED = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
+
+# TensorRT's parser does some of these with constants itself; they change no number.
+_MOVES = (
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile"),
+    *("Transpose", "Unsqueeze"),
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node, for a report.
+
+    Attributes:
+        name: or that of its first output, if it has none.
+        op_type: with its domain, unless that is ONNX's.
+    """
+
+    name: str
+    op_type: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.op_type})"
+
+
+class Tensors:
+    """Tensors of a main graph that another file's graph has too, so that numbers can be compared.
+
+    Left out are those of types that an engine cannot give, those that TensorRT may merge with another, and of
+    those that follow from constants and sizes alone what is or may be a shape, which an engine keeps in host
+    memory, or a constant moved or cast. Outputs of the graph are always in.
+
+    Args:
+        parsed: the file that TensorRT parses.
+        others: names of the tensors that can be had from the other file.
+
+    Attributes:
+        names: of the tensors, in an order in which they can be computed.
+        types: ONNX's number of each one's element type.
+    """
+
+    def __init__(self, parsed: onnx.ModelProto, others: Collection[str]) -> None:
+        graph = ir.from_proto(parsed).graph
+        opset = max((graph.opset_imports.get(domain, 0) for domain in STANDARD_DOMAINS), default=0)
+        types, static = Types(graph, opset).of, static_values(graph)
+        self._values: dict[str, ir.Value] = {}
+        self._nearest: dict[ir.Value, tuple[str, ...]] = {}
+        self._inputs = {x.name for x in graph.inputs if not x.is_initializer()}
+        fixed = {value for value in graph.initializers.values() if not value.is_graph_input()}
+        for value in graph.inputs:
+            self._nearest[value] = (value.name,) if value.name in self._inputs else ()
+        self._order: dict[ir.Node, int] = {}
+        for node in graph:
+            self._order[node] = len(self._order)
+            # Sizes tell nothing of numbers.
+            sources = () if is_op(node, *SHAPE_OPS) else self._merged(_reads(node))
+            if not is_op(node, *SHAPE_OPS) and all(x is None or x in fixed for x in node.inputs):
+                fixed.update(x for x in node.outputs if x in static)
+            for value in node.outputs:
+                known = value not in static or _is_computed(value, types, value in fixed)
+                if value.name in others and (
+                    value.is_graph_output() or (known and _can_be_output(value, types))
+                ):
+                    self._values[value.name] = value
+                    self._nearest[value] = (value.name,)
+                else:
+                    self._nearest[value] = sources
+        self.names = list(self._values)
+        self.types = {name: int(types.get(value) or 0) for name, value in self._values.items()}
+        self._ancestors: dict[str, frozenset[str]] = {}
+        for name in self.names:
+            near = [x for x in self.sources(name) if x not in self._inputs]
+            self._ancestors[name] = frozenset(near).union(*(self._ancestors[x] for x in near))
+
+    def is_input(self, name: str) -> bool:
+        """True for an input of the graph."""
+        return name in self._inputs
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The tensors and graph inputs that one is computed from, with no other of them in between."""
+        return self._merged(_reads(self._values[name].producer()))
+
+    def ancestors(self, name: str) -> frozenset[str]:
+        """All tensors that one depends on, without itself and the graph's inputs."""
+        return self._ancestors[name]
+
+    def nodes(self, name: str) -> list[Node]:
+        """The nodes that compute a tensor from its `sources`, the one that gives it last."""
+        stops = set(self._values.values())
+        found: set[ir.Node] = set()
+        pending = [self._values[name]]
+        while pending:
+            node = pending.pop().producer()
+            if node is not None and node not in found:
+                found.add(node)
+                pending += [x for x in _reads(node) if x not in stops and self._nearest.get(x)]
+        return [
+            Node(x.name or x.outputs[0].name, f"{_domain(x)}{x.op_type}")
+            for x in sorted(found, key=self._order.__getitem__)
+        ]
+
+    def _merged(self, values: Iterable[ir.Value]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for value in values for name in self._nearest.get(value, ())))
+
+
+def names_of(model: onnx.ModelProto) -> set[str]:
+    """Names of all tensors that the nodes of a model's main graph give."""
+    return {name for node in model.graph.node for name in node.output if name}
+
+
+def _can_be_output(value: ir.Value, types: dict[ir.Value, ir.DataType | None]) -> bool:
+    merged = is_op(value.producer(), *_ALIASES) or any(is_op(use.node, *_ALIASES) for use in value.uses())
+    return not merged and not is_op(value.producer(), *_DATA_SIZED) and types.get(value) in _TYPES
+
+
+def _is_computed(value: ir.Value, types: dict[ir.Value, ir.DataType | None], fixed: bool) -> bool:
+    """True for numbers that are computed from constants or sizes and are no shapes: those have rank 0 or 1.
+
+    Args:
+        value: follows from constants and sizes alone.
+        types: of all values.
+        fixed: it follows from constants alone.
+    """
+    if types.get(value) not in FLOATS or is_op(value.producer(), "Constant", "ConstantOfShape", *_MOVES):
+        return False
+    return fixed or (value.shape is not None and len(value.shape) >= 2)
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    """A node's inputs, and what its subgraphs read from outside."""
+    yield from (x for x in node.inputs if x is not None)
+    if not has_subgraph(node):
+        return
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs = [attribute.as_graph()]
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs = list(attribute.as_graphs())
+        else:
+            continue
+        for graph in graphs:
+            yield from graph.outputs
+            for inner in graph:
+                yield from _reads(inner)
+
+
+def _domain(node: ir.Node) -> str:
+    return "" if node.domain in STANDARD_DOMAINS else f"{node.domain}."

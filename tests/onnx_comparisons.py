@@ -1,0 +1,122 @@
+"""What the tests of `python -m onnx_path.compare` share: a small network, and a machine without TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from onnx_path import builder, engine_report, preparation  # noqa: E402
+from onnx_path.builder import Settings  # noqa: E402
+from onnx_path.comparison import engine  # noqa: E402
+from onnx_path.comparison.reference import Reference  # noqa: E402
+from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from trt_plugin.tensors import storage_dtype  # noqa: E402
+
+LAYERS = 6
+SIZE = 16
+
+
+def network(
+    path: Path,
+    *,
+    changed: str | None = None,
+    external: bool = False,
+    batch: int | str = "batch",
+    head: onnx.NodeProto | None = None,
+) -> Path:
+    """Writes images [batch, 16, 16] -> six times (MatMul, Add, Tanh, with a sum over two) -> features, score.
+
+    Args:
+        path: of the file.
+        changed: name of a weight, such as "weight_3", that gets other numbers.
+        external: weights lie beside the file.
+        batch: size or name of the first dimension.
+        head: a node that makes "score" of "sum_5", instead of Sigmoid.
+    """
+    random = np.random.default_rng(5)
+    weights, nodes, last = [], [], "images"
+    for i in range(LAYERS):
+        weight = (random.standard_normal((SIZE, SIZE)) / 4).astype(np.float32)
+        bias = random.standard_normal(SIZE).astype(np.float32)
+        arrays = {f"weight_{i}": weight, f"bias_{i}": bias}
+        weights += [
+            numpy_helper.from_array(array + np.float32(name == changed), name)
+            for name, array in arrays.items()
+        ]
+        nodes += [
+            helper.make_node("MatMul", [last, f"weight_{i}"], [f"product_{i}"], name=f"product {i}"),
+            helper.make_node("Add", [f"product_{i}", f"bias_{i}"], [f"biased_{i}"], name=f"bias {i}"),
+            helper.make_node("Tanh", [f"biased_{i}"], [f"tanh_{i}"], name=f"tanh {i}"),
+            helper.make_node("Add", [last, f"tanh_{i}"], [f"sum_{i}"], name=f"sum {i}"),
+        ]
+        last = f"sum_{i}"
+    nodes.append(helper.make_node("Neg", ["sum_2"], ["features"], name="features"))
+    nodes.append(head or helper.make_node("Sigmoid", [last], ["score"], name="score"))
+    shape = [batch, SIZE, SIZE]
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(x, TensorProto.FLOAT, shape) for x in ("features", "score")],
+        weights,
+    )
+    domain = [helper.make_opsetid(head.domain, 1)] if head is not None and head.domain else []
+    imports = [helper.make_opsetid("", 20), *domain]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    onnx.save(model, path, save_as_external_data=external, location=f"{path.stem}.weights", size_threshold=0)
+    return path
+
+
+def pretend(
+    path: Path, inputs: Mapping[str, np.ndarray], dtype: str = "float32"
+) -> dict[str, tuple[np.ndarray, str]]:
+    """Stands for TensorRT: an "engine" is an ONNX file, which onnxruntime runs."""
+    arrays = Reference(onnx.load(path), path.parent, inputs)()
+    return {name: (array.astype(storage_dtype(dtype)), dtype) for name, array in arrays.items()}
+
+
+def describe(path: Path) -> EngineReport:
+    """A report on such an engine, whose batch is 1 to 4."""
+    graph = onnx.load(path).graph
+    shapes = [(batch, SIZE, SIZE) for batch in (-1, 1, 2, 4)]
+    dynamic = bool(graph.input[0].type.tensor_type.shape.dim[0].dim_param)
+    image = TensorReport(
+        "images", *([shapes[0], "float32", *shapes[1:]] if dynamic else [shapes[1], "float32"])
+    )
+    outputs = tuple(TensorReport(x.name, shapes[0], "float32") for x in graph.output)
+    return EngineReport(1, 1, 1, (), (image,), outputs, "10.6.0", "a GPU", "fp32")
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> list[tuple[Settings, onnx.ModelProto]]:
+    """Stands for a machine with a GPU. Lists the settings and models of what was built."""
+    built = []
+
+    def serialize_engine(path, settings, name):
+        model = onnx.load(path)
+        built.append((settings, model))
+        return model.SerializeToString()
+
+    monkeypatch.setattr(engine, "check_machine", lambda libraries, model: None)
+    monkeypatch.setattr(engine, "run", pretend)
+    monkeypatch.setattr(builder, "serialize_engine", serialize_engine)
+    monkeypatch.setattr(engine_report, "read_engine", describe)
+    return built
+
+
+def converted(path: Path, precision: str) -> Path:
+    """Writes the file that `onnx_path.build` would make of another, beside it."""
+    model = preparation.load(path)
+    preparation.convert(model, path.parent, precision, ())
+    target = path.with_name(f"{path.stem}.{precision}.onnx")
+    preparation.save(model, target, path.parent)
+    return target

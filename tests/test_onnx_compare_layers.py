@@ -1,0 +1,220 @@
+"""The search for the first node that differs, with engines that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+from onnx import helper  # noqa: E402
+
+from onnx_path import builder  # noqa: E402
+from onnx_path.comparison import engine  # noqa: E402
+from onnx_path.comparison.errors import TensorError, Tolerance  # noqa: E402
+from onnx_path.comparison.reference import Reference  # noqa: E402
+from onnx_path.comparison.search import Found, Outcome, first_difference  # noqa: E402
+from onnx_path.comparison.tensors import Tensors, names_of  # noqa: E402
+from tests.onnx_comparisons import LAYERS, network  # noqa: E402
+
+pytest_plugins = ("tests.onnx_comparisons",)
+
+TOLERANCE = Tolerance(1e-4, "fp32", "", given=False)
+
+
+def graph_of(edges: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> Tensors:
+    """Tensors by the tensors that each is computed from; "x" is the input."""
+    nodes = [helper.make_node("Sum", inputs, [name], name=f"node {name}") for name, inputs in edges.items()]
+    infos = [[helper.make_tensor_value_info(name, 1, [1]) for name in names] for names in (["x"], outputs)]
+    graph = helper.make_graph(nodes, "graph", *infos)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    return Tensors(model, names_of(model))
+
+
+def error(name: str, differs: bool) -> TensorError:
+    return TensorError(name, (1,), "float32", float(differs), float(differs), 1e-4)
+
+
+class Engines:
+    """Engines that differ in some tensors. Lists what was asked for.
+
+    Args:
+        outputs: that all have.
+        differs: tells of a tensor, and of the marks of its engine, whether it differs.
+        lacking: tensors that no engine gives.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[str],
+        differs: Callable[[str, Collection[str]], bool],
+        lacking: Collection[str] = (),
+    ) -> None:
+        self.outputs, self.differs, self.lacking = outputs, differs, lacking
+        self.asked: list[list[str]] = []
+
+    def __call__(self, marks: Sequence[str]) -> dict[str, TensorError]:
+        self.asked.append(list(marks))
+        names = [x for x in {*marks, *self.outputs} if x not in self.lacking]
+        return {name: error(name, self.differs(name, marks)) for name in names}
+
+
+def chain(length: int) -> Tensors:
+    """t0 to t<length - 1>, each computed from the one before."""
+    return graph_of({f"t{i}": [f"t{i - 1}" if i else "x"] for i in range(length)}, [f"t{length - 1}"])
+
+
+@pytest.mark.parametrize("first", [0, 1, 15, 16, 777, 1998, 1999])
+def test_four_engines_find_the_first_of_2000(first):
+    tensors = chain(2000)
+    engines = Engines(["t1999"], lambda name, marks: int(name[1:]) >= first)
+    found = first_difference(tensors, ["t1999"], engines)
+    assert (found.outcome, found.error.name, str(found.node)) == (
+        Outcome.NODE,
+        f"t{first}",
+        f"node t{first} (Sum)",
+    )
+    assert [x.name for x in found.inputs] == [f"t{first - 1}"] * (first > 0)
+    assert all(x.within for x in found.inputs) and not found.error.within
+    assert found.engines == len(engines.asked) <= 4
+    assert all(len(marks) <= 17 for marks in engines.asked)
+    assert [x.name for x in found.measured][-1] == f"t{first}"
+    assert [x.name for x in found.producers] == [f"node {x.name}" for x in found.measured]
+
+
+@pytest.mark.parametrize("marks", [1, 2, 3])
+@pytest.mark.parametrize("first", range(10))
+def test_any_number_of_marks_finds_it(first, marks):
+    engines = Engines(["t9"], lambda name, _: int(name[1:]) >= first)
+    assert first_difference(chain(10), ["t9"], engines, marks).error.name == f"t{first}"
+
+
+def test_other_branches_do_not_mislead():
+    """Two branches, later joined; the one that comes second in the file differs from its middle on."""
+    edges = {f"a{i}": [f"a{i - 1}" if i else "x"] for i in range(40)}
+    edges |= {f"b{i}": [f"b{i - 1}" if i else "x"] for i in range(40)} | {"y": ["a39", "b39"], "z": ["a39"]}
+    tensors = graph_of(edges, ["y", "z"])
+    wrong = {f"b{i}" for i in range(23, 40)} | {"y"}
+    engines = Engines(["y", "z"], lambda name, _: name in wrong)
+    found = first_difference(tensors, ["y"], engines, marks=4)
+    assert (found.error.name, [x.name for x in found.inputs]) == ("b23", ["b22"])
+    # Where both differ, the join is not to blame.
+    wrong |= {f"a{i}" for i in range(3, 40)} | {"z"}
+    assert first_difference(tensors, ["y", "z"], engines, marks=4).error.name in ("a3", "b23")
+
+
+def test_a_join_of_tensors_that_agree_is_named():
+    edges = {"a": ["x"], "b": ["x"], "c": ["a", "b", "x"], "d": ["c"]}
+    engines = Engines(["d"], lambda name, _: name in "cd")
+    found = first_difference(graph_of(edges, ["d"]), ["d"], engines, marks=1)
+    assert found.error.name == "c" and {x.name for x in found.inputs} == {"a", "b"}
+
+
+def test_a_difference_that_a_later_tensor_hides_is_found():
+    """t3 agrees though t2 differs; t6 differs by t2 again."""
+    edges = {f"t{i}": [f"t{i - 1}" if i else "x"] for i in range(6)} | {"t6": ["t5", "t2"]}
+    engines = Engines(["t6"], lambda name, _: name in ("t2", "t6"))
+    found = first_difference(graph_of(edges, ["t6"]), ["t6"], engines, marks=1)
+    assert (found.error.name, [x.name for x in found.inputs]) == ("t2", ["t1"])
+
+
+def test_tensors_that_an_engine_does_not_give_are_passed_over():
+    engines = Engines(["t9"], lambda name, _: int(name[1:]) >= 5, lacking={"t4", "t5", "t7"})
+    found = first_difference(chain(10), ["t9"], engines, marks=2)
+    assert found.outcome is Outcome.NODE and found.error.name == "t6"
+    assert [x.name for x in found.inputs] == ["t3"]
+    assert [x.name for x in found.nodes] == ["node t4", "node t5", "node t6"]
+
+
+def test_an_engine_of_another_file_is_told():
+    found = first_difference(chain(10), ["t9"], Engines(["t9"], lambda name, marks: False))
+    assert (found.outcome, found.engines, found.error.name) == (Outcome.OTHER_ENGINE, 2, "t9")
+
+
+@pytest.mark.parametrize("marks", [3, 100])
+def test_a_fault_of_fused_layers_is_told(marks):
+    """t7 and what follows differ unless t6 is an output."""
+    engines = Engines(["t99"], lambda name, marks: int(name[1:]) >= 7 and "t6" not in marks)
+    found = first_difference(chain(100), ["t99"], engines, marks)
+    assert found.outcome is Outcome.FUSION
+    assert found.error.name in (("t7", "t8") if marks == 3 else ("t99",))
+
+
+# With onnxruntime in TensorRT's place.
+
+
+def search(model: Path, built: Path, folder: Path, monkeypatch) -> Found:
+    """The search with engines of another file; temporary files go to `folder`."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    inputs = {"images": np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)}
+    one, other = (onnx.load(path, load_external_data=False) for path in (model, built))
+    reference = Reference(one, model.parent, inputs)
+    tensors = Tensors(other, names_of(one))
+
+    def measure(marks):
+        expected = reference(marks)
+        return {name: TOLERANCE.error(name, expected[name], x) for name, x in engines(marks).items()}
+
+    with engine.MarkedEngines(other, built, tensors, inputs, tf32=True) as engines:
+        return first_difference(tensors, ["score"], measure, marks=4)
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("layer", [0, 3, LAYERS - 1])
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_a_changed_weight_is_found(tmp_path, monkeypatch, gpu, layer, external, kind):
+    model = network(tmp_path / "model.onnx", external=external)
+    built = network(tmp_path / "built.onnx", external=external, changed=f"{kind}_{layer}")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    found = search(model, built, temporary, monkeypatch)
+    product = kind == "weight"
+    assert found.outcome is Outcome.NODE
+    assert str(found.node) == (f"product {layer} (MatMul)" if product else f"bias {layer} (Add)")
+    assert found.error.name == (f"product_{layer}" if product else f"biased_{layer}")
+    assert [x.relative for x in found.inputs] == [0] * len(found.inputs)
+    assert len(gpu) == found.engines <= 4
+    settings, first = gpu[0]
+    assert settings.tf32 and settings.profiles == {"images": ((2, 16, 16),) * 3}
+    assert {x.name for x in first.graph.output} >= {"features", "score"} and len(first.graph.output) == 6
+    assert not list(temporary.iterdir())
+
+
+def test_temporary_files_go_when_a_build_fails(tmp_path, monkeypatch, gpu):
+    model = network(tmp_path / "model.onnx")
+    built = network(tmp_path / "built.onnx", changed="weight_2")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    def fails(path, settings, name):
+        raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: no tactic")
+
+    monkeypatch.setattr("onnx_path.builder.serialize_engine", fails)
+    with pytest.raises(RuntimeError, match=r"^built\.onnx: TensorRT cannot build an engine of it: no tactic"):
+        search(model, built, temporary, monkeypatch)
+    assert not list(temporary.iterdir())
+
+
+def test_a_tensor_that_tensorrt_refuses_as_an_output_is_passed_over(tmp_path, monkeypatch, gpu, capsys):
+    model = network(tmp_path / "model.onnx")
+    built = network(tmp_path / "built.onnx", changed="weight_2")
+    serialize_engine = builder.serialize_engine
+
+    def refuses(path, settings, name):
+        if {x.name for x in onnx.load(path).graph.output} & {"product_2", "tanh_1"}:
+            raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: a shape tensor")
+        return serialize_engine(path, settings, name)
+
+    monkeypatch.setattr(builder, "serialize_engine", refuses)
+    found = search(model, built, tmp_path, monkeypatch)
+    assert found.outcome is Outcome.NODE
+    assert [str(x) for x in found.nodes] == ["product 2 (MatMul)", "bias 2 (Add)"]
+    assert [x.name for x in found.inputs] == ["sum_1"]
+    warning = (
+        "warning: product_2 cannot be compared: built.onnx: TensorRT cannot build an engine of it: a shape"
+    )
+    assert warning in capsys.readouterr().err
