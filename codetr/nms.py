@@ -1,12 +1,14 @@
 """Greedy non-maximum suppression as a part of the network, for exports whose outputs are final detections.
 
 It gives exactly what `codetr.postprocess.apply_nms` does with the method "hard", for every input, in fixed
-shapes and without a loop, so that engines with it run in a CUDA graph like those without.
+shapes and without a loop, so that engines can run in a CUDA graph as those without it do. (A compiler that
+rounds an IoU otherwise may decide otherwise where it equals the threshold up to the last digit.)
 
 ONNX's NonMaxSuppression (TensorRT's INMSLayer) would be one node, but the size of its output depends on the
-data: the engine has to wait for the GPU in the middle to learn it, which no CUDA graph can hold. So do Loop
-and Scan. Torch-TensorRT has neither. Which boxes greedy suppression keeps is a chain of up to K decisions,
-each after the one before, and K steps of a few nodes are many launches. Here the chain has K / 10 links:
+data: the host has to wait for the GPU in the middle of the engine to learn it, which CUDA graphs do not hold.
+A loop that ends when nothing changes is no better. Which boxes greedy suppression keeps is a chain of up
+to K decisions, each after the one before; K steps, in a loop or written out, are hundreds of small kernels in
+a row. Here the chain has K / 10 links:
 
 1. For each block of ten boxes a table is computed: which of them are kept, for each of the 2^10 sets of them
    that the blocks before may leave. All blocks and all sets at once, in nine small matrix products.
