@@ -6,6 +6,7 @@
 All variants see the same pictures, read once and fitted into the engines' height and width. PyTorch runs in
 fp32 with TF32 off (the reference), TF32, fp16 and bf16 on a GPU, in fp32 without one. A variant whose AP
 differs from the reference's by more than its bound is exit status 1; the result file is written all the same.
+If an engine or ONNX file has non-maximum suppression inside, that one is applied to the others' detections.
 """
 
 from __future__ import annotations
@@ -193,11 +194,33 @@ def input_size(options: argparse.Namespace) -> tuple[int, int]:
     return size
 
 
+def shared_nms(options: argparse.Namespace) -> dict[str, Any]:
+    """The suppression that files have inside, as arguments of `Detector.detect_batch`; none if no file has.
+
+    Raises:
+        UsageError: two files have different ones.
+    """
+    inside = {}
+    for option, file in (*((f"--engine {label}", path) for label, path in options.engine), *_onnx(options)):
+        metadata = ArtifactMetadata.load(file.with_suffix(".json"))
+        if metadata.nms_in_graph:
+            given = {"nms": metadata.nms["method"], "nms_iou": metadata.nms["iou_threshold"]}
+            inside[f"{option} {file}"] = given
+    (first, shared), *others = inside.items() or [("", {})]
+    for name, other in others:
+        if other != shared:
+            raise UsageError(
+                f"{name}: suppresses by {other}, and {first} by {shared}; compare them in two runs"
+            )
+    return shared
+
+
 def run(
     options: argparse.Namespace, config: Config, dataset: CocoDataset, preprocessor: Preprocessor
 ) -> dict[str, Any]:
     """Runs everything; returns the result file's content, without the machine."""
     started = time.monotonic()
+    shared = shared_nms(options)
     pictures = dataset.pictures[: options.limit]
     prepared = Prepared(preprocessor)
     with contextlib.ExitStack() as stack:
@@ -206,11 +229,15 @@ def run(
             check_alike(variant, preprocessor)
             variant.detector.backend.preprocessor = prepared
         try:
+            suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
             categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
             with progress(len(pictures), shown=True) as advance:
                 for chunk, images in read_ahead(pictures, options.batch):
                     prepared.prepare(images)
-                    found = [variant.detector.detect_batch(images, threshold=0.0) for variant in variants]
+                    found = [
+                        variant.detector.detect_batch(images, threshold=0.0, **given)
+                        for variant, given in zip(variants, suppression, strict=True)
+                    ]
                     for variant, results, category_of in zip(variants, found, categories):
                         for picture, expected, result in zip(chunk, found[0], results):
                             variant.rows += result_rows(picture, result, category_of)
@@ -252,6 +279,7 @@ def run(
         "width": preprocessor.width,
         "batch": options.batch,
         "compared_with": "PyTorch fp32, TF32 off",
+        "nms_in_graph": shared or None,
         "seconds": round(time.monotonic() - started, 1),
         "results": results,
     }

@@ -37,6 +37,7 @@ from codetr.command import (
 )
 from codetr.compare import Comparison, compare_detections
 from codetr.exporting import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
+from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
 
 if TYPE_CHECKING:
@@ -134,8 +135,9 @@ def run(options: argparse.Namespace, config: codetr.Config, arguments: list[str]
         results.extend({**row, **compared(expected, found)} for row in rows)
         report(results[-len(rows) :])
     for label, path in options.engine:
-        row, found = measure_engine(label, path, batch, options.iterations)
-        results.append({**row, **compared(expected, found)})
+        row, found, nms = measure_engine(label, path, batch, options.iterations)
+        wanted = expected if nms is None else apply_nms_to_batch(*expected, **nms)
+        results.append({**row, **compared(wanted, found)})
         report(results[-1:])
     return {
         **environment.describe("benchmarks.detector", arguments),
@@ -188,8 +190,14 @@ def tensor_float_32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def measure_engine(label: str, path: Path, batch: Batch, iterations: int) -> tuple[dict, Detections]:
-    """Times an engine through the runner, without the copies of inputs and outputs."""
+def measure_engine(
+    label: str, path: Path, batch: Batch, iterations: int
+) -> tuple[dict, Detections, dict | None]:
+    """Times an engine through the runner, without the copies of inputs and outputs.
+
+    Returns:
+        The result's row, the engine's detections, and the parameters of the suppression inside, if any.
+    """
     import trt_plugin
 
     inputs = dict(zip(INPUT_NAMES, (batch.images, batch.image_shapes), strict=True))
@@ -198,15 +206,17 @@ def measure_engine(label: str, path: Path, batch: Batch, iterations: int) -> tup
         found = tuple(np.array(outputs[name]) for name in OUTPUT_NAMES)
         samples = runner.time(inputs, iterations, WARMUP)
         metadata = runner.metadata
+    nms = metadata.nms if metadata and metadata.nms_in_graph else None
     timed = timing.Timing(samples, 1, WARMUP, "warm")
     row = {
         "backend": "TensorRT engine",
         "variant": label,
         "engine_bytes": path.stat().st_size,
         "engine_precision": metadata.precision if metadata else None,
+        "engine_nms": nms,
         "timing": timed.as_dict(),
     }
-    return row, found
+    return row, found, nms
 
 
 def compared(expected: Detections, found: Detections) -> dict:

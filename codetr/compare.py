@@ -1,7 +1,8 @@
 """Comparison of two lists of detections of the same images, for engines against PyTorch. NumPy only.
 
 Detections are matched one to one, not by their place in the list: two scores that differ in the last digit
-may swap places, which is no difference that a user sees.
+may swap places, which is no difference that a user sees. Rows with a negative label are no detections but the
+padding of a network with non-maximum suppression inside.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Comparison:
 
     Attributes:
         expected: number of detections expected.
+        found: number of detections of the other implementation.
         matched: how many have a partner of the same label with IoU of at least 0.5.
         equal: how many of these lie within both tolerances.
         max_box_difference_px: largest coordinate difference among the matched, pixels.
@@ -34,6 +36,7 @@ class Comparison:
     """
 
     expected: int
+    found: int
     matched: int
     equal: int
     max_box_difference_px: float
@@ -43,18 +46,24 @@ class Comparison:
     score_tolerance: float
 
     @property
+    def count(self) -> int:
+        """Of the expected detections or those found, whichever are more: one too many is a difference too."""
+        return max(self.expected, self.found)
+
+    @property
     def equal_share(self) -> float:
-        """Share of the expected detections that is equal within the tolerances; 1 when none is expected."""
-        return self.equal / self.expected if self.expected else 1.0
+        """Share of the detections that is equal within the tolerances; 1 when there is none."""
+        return self.equal / self.count if self.count else 1.0
 
     @property
     def matched_share(self) -> float:
-        """Share of the expected detections that has a partner; 1 when none is expected."""
-        return self.matched / self.expected if self.expected else 1.0
+        """Share of the detections that has a partner; 1 when there is none."""
+        return self.matched / self.count if self.count else 1.0
 
     def __str__(self) -> str:
+        found = "" if self.found == self.expected else f", {self.found} found"
         return (
-            f"{self.matched} of {self.expected} detections match, {self.equal} within "
+            f"{self.matched} of {self.expected} detections match{found}, {self.equal} within "
             f"{self.box_tolerance_px:g} px and {self.score_tolerance:g}; box difference: "
             f"median {self.median_box_difference_px:.4g} px, max {self.max_box_difference_px:.4g} px; "
             f"score difference: max {self.max_score_difference:.3g}"
@@ -87,14 +96,15 @@ def compare_detections(
 
     box_differences, score_differences = [], []
     for image in range(len(expected[0])):
-        one, other = ([np.asarray(array[image]) for array in side] for side in (expected, found))
+        one, other = (_detections_of(side, image) for side in (expected, found))
         first, second = _match(one, other, box_tolerance_px, score_tolerance)
         box_differences.append(np.abs(one[0][first] - other[0][second]).max(axis=1, initial=0.0))
         score_differences.append(np.abs(one[1][first] - other[1][second]))
     box_difference = np.concatenate([np.zeros(0), *box_differences])
     score_difference = np.concatenate([np.zeros(0), *score_differences])
     return Comparison(
-        expected=int(np.prod(expected[1].shape)),
+        expected=int((expected[2] >= 0).sum()),
+        found=int((found[2] >= 0).sum()),
         matched=len(box_difference),
         equal=int(((box_difference <= box_tolerance_px) & (score_difference <= score_tolerance)).sum()),
         max_box_difference_px=float(box_difference.max(initial=0.0)),
@@ -103,6 +113,11 @@ def compare_detections(
         box_tolerance_px=box_tolerance_px,
         score_tolerance=score_tolerance,
     )
+
+
+def _detections_of(side: Sequence[np.ndarray], image: int) -> list[np.ndarray]:
+    real = np.asarray(side[2][image]) >= 0
+    return [np.asarray(array[image])[real] for array in side]
 
 
 def _match(

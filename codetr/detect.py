@@ -51,14 +51,15 @@ class Backend(Protocol):
     Attributes:
         preprocessor: pictures to the network's input.
         class_names: a name for each label.
-        nms: default arguments of `codetr.postprocess.apply_nms`, "method" and "iou_threshold" among them.
+        nms: default arguments of `codetr.postprocess.apply_nms`, "method" and "iou_threshold" among them;
+            None if the network suppresses by itself. Rows that it leaves empty have a negative label.
         batch: the fixed number of images of a run, None if any number goes.
         description: model, runtime, device and precision in words.
     """
 
     preprocessor: Preprocessor
     class_names: tuple[str, ...]
-    nms: Mapping[str, Any]
+    nms: Mapping[str, Any] | None
     batch: int | None
     description: str
 
@@ -155,8 +156,9 @@ class Detector:
         Args:
             images: a path or an RGB uint8 [H, W, 3] array, or a sequence of such.
             threshold: least score.
-            nms: "soft", "hard" or "none"; default as the model was published.
-            nms_iou: IoU from which boxes of a class suppress each other; default as the model was published.
+            nms: "soft", "hard" or "none"; default as the model was published. None for a file that has it
+                inside.
+            nms_iou: IoU from which boxes of a class suppress each other; default and exception likewise.
             top: the most detections of a picture.
             batch: pictures in one run of the network.
 
@@ -186,13 +188,7 @@ class Detector:
         top: int | None = None,
     ) -> list[Detections]:
         """Runs the network once over RGB uint8 [H, W, 3] images. Arguments and result as `detect`."""
-        suppression = dict(self.backend.nms)
-        if nms is not None:
-            if nms not in NMS_METHODS:
-                raise ValueError(f"nms: expected one of {', '.join(NMS_METHODS)}, got {nms!r}")
-            suppression["method"] = nms
-        if nms_iou is not None:
-            suppression["iou_threshold"] = nms_iou
+        suppression = self._suppression(nms, nms_iou)
         started = time.perf_counter()
         batch = self.backend.preprocessor.batch(images)
         prepared = time.perf_counter()
@@ -200,11 +196,12 @@ class Detector:
         inferred = time.perf_counter()
         kept = []
         for index in range(len(images)):
-            # Rows that are not finite (an engine fed with damaged weights) are no detections.
+            # Rows that are not finite (an engine fed with damaged weights) are no detections, nor is padding.
             finite = np.isfinite(all_scores[index]) & np.isfinite(all_boxes[index]).all(axis=-1)
-            boxes = batch.restore_boxes(index, all_boxes[index][finite])
-            scores = np.asarray(all_scores[index][finite], dtype=np.float32)
-            labels = np.asarray(all_labels[index][finite], dtype=np.int64)
+            real = finite & (all_labels[index] >= 0)
+            boxes = batch.restore_boxes(index, all_boxes[index][real])
+            scores = np.asarray(all_scores[index][real], dtype=np.float32)
+            labels = np.asarray(all_labels[index][real], dtype=np.int64)
             kept.append(apply_nms(boxes, scores, labels, **suppression))
         finished = time.perf_counter()
         share = 1000.0 / len(images)
@@ -224,6 +221,20 @@ class Detector:
             ).select(threshold, top)
             for image, (boxes, scores, labels) in zip(images, kept, strict=True)
         ]
+
+    def _suppression(self, nms: str | None, nms_iou: float | None) -> dict[str, Any]:
+        """The arguments of `apply_nms`."""
+        if self.backend.nms is None:
+            for name, value in (("nms", nms), ("nms_iou", nms_iou)):
+                if value is not None:
+                    raise ValueError(
+                        f"{name}: expected None, the network suppresses by itself, got {value!r}"
+                    )
+            return {"method": "none"}
+        if nms is not None and nms not in NMS_METHODS:
+            raise ValueError(f"nms: expected one of {', '.join(NMS_METHODS)}, got {nms!r}")
+        given = {"method": nms, "iou_threshold": nms_iou}
+        return {**self.backend.nms, **{name: value for name, value in given.items() if value is not None}}
 
     def _run(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Runs the backend; if its batch is fixed, in parts of it, the last filled up with the last image."""

@@ -32,16 +32,21 @@ from codetr.command import (
 )
 from codetr.compare import FP32_LEAST_SHARE, SIXTEEN_BIT_LEAST_SHARE, Comparison, compare_detections
 from codetr.files import errors_about, new_folder
+from codetr.network import add_graph_nms_arguments
+from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
 
 if TYPE_CHECKING:
     import torch
 
+    from codetr.config import NmsConfig
     from codetr.model import CoDino
 
 PRECISIONS = ("fp32", "fp16", "bf16")
 INPUT_NAMES = ("images", "image_shapes")
 OUTPUT_NAMES = ("boxes", "scores", "labels")
+NMS_OUTPUT_NAMES = (*OUTPUT_NAMES, "num_detections")
+"""Those of a graph with non-maximum suppression inside, see `codetr.nms.HardNms`."""
 DEMO_PHOTO = Path(__file__).parent.parent / "assets" / "coffee.jpg"
 
 Detections = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -64,6 +69,13 @@ class Request:
     timing_cache: Path | None
     optimization_level: int | None
     keep_unequal: bool
+    nms: str
+    nms_iou: float | None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Of the graph."""
+        return OUTPUT_NAMES if self.nms == "none" else NMS_OUTPUT_NAMES
 
 
 @dataclass(frozen=True)
@@ -72,12 +84,15 @@ class Subject:
 
     Attributes:
         model: on the CPU, in the precision asked for.
+        nms: what is inside the graph, else None.
         batch: the photo as the network's input.
         source_weights: where the weights came from.
-        detections: PyTorch's for the photo, by precision: "fp32", and the one asked for. Empty without a GPU.
+        detections: PyTorch's for the photo, by precision: "fp32", and the one asked for. With `nms` after
+            `codetr.postprocess`. Empty without a GPU.
     """
 
     model: CoDino
+    nms: NmsConfig | None
     batch: Batch
     source_weights: str
     detections: dict[str, Detections]
@@ -109,6 +124,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimization-level", type=int, choices=range(6), metavar="0..5", help="TensorRT's; default 3"
     )
+    add_graph_nms_arguments(parser)
     parser.add_argument(
         "--keep-unequal",
         action="store_true",
@@ -121,8 +137,11 @@ def request_from(arguments: argparse.Namespace) -> Request:
     """Takes the shared options out of what `make_parser`'s parser returned.
 
     Raises:
-        UsageError: a file that is to be read is none, or the timing cache cannot be written.
+        UsageError: a file that is to be read is none, the timing cache cannot be written, or --nms-iou lacks
+            --nms.
     """
+    if arguments.nms_iou is not None and arguments.nms == "none":
+        raise UsageError(f"--nms-iou {arguments.nms_iou:g}: goes with --nms, which is not given")
     if arguments.photo is not None:
         check_file("--photo", arguments.photo)
     if arguments.timing_cache is not None:
@@ -198,13 +217,26 @@ def prepare(request: Request) -> Subject:
     if request.batch > 1 or request.precision == "bf16":
         model.write_out_group_norms()
 
+    nms = _nms_inside(config.nms, request)
     detections: dict[str, Detections] = {}
     for precision in dict.fromkeys(("fp32", request.precision)):
         model.set_precision(precision)
         if device.type == "cuda":
             with stage(f"detect with PyTorch {precision}"):
-                detections[precision] = _detect(model.to(device), batch, device)
-    return Subject(model.cpu(), batch, weights, detections)
+                found = _detect(model.to(device), batch, device)
+                if nms is not None:  # by the reference in NumPy, not by what the graph will have inside
+                    found = apply_nms_to_batch(*found, **dataclasses.asdict(nms))
+                detections[precision] = found
+    return Subject(model.cpu(), nms, batch, weights, detections)
+
+
+def exported_module(subject: Subject) -> torch.nn.Module:
+    """What becomes the graph: the model, with its non-maximum suppression if that is to be inside."""
+    from codetr.nms import CoDinoWithNms
+
+    if subject.nms is None:
+        return subject.model
+    return CoDinoWithNms(subject.model, subject.nms.iou_threshold)
 
 
 def example_inputs(subject: Subject, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,16 +261,19 @@ def write_metadata(subject: Subject, request: Request, folder: Path, engine: boo
 
     config, images = subject.model.config, subject.batch.images
     boxes = (request.batch, config.max_per_img)
+    outputs = {"boxes": ((*boxes, 4), "float32"), "scores": (boxes, "float32"), "labels": (boxes, "int64")}
+    outputs["num_detections"] = (request.batch,), "int64"
     metadata = trt_plugin.ArtifactMetadata(
         model=config.name,
         inputs=_tensors(images=(images.shape, "float32"), image_shapes=((request.batch, 2), "int64")),
-        outputs=_tensors(boxes=((*boxes, 4), "float32"), scores=(boxes, "float32"), labels=(boxes, "int64")),
+        outputs=_tensors(**{name: outputs[name] for name in request.output_names}),
         class_names=list(config.label_names),
         mean=list(config.mean),
         std=list(config.std),
         resize={"height": request.height, "width": request.width, "mode": "fit_pad"},
         max_per_img=config.max_per_img,
-        nms=dataclasses.asdict(config.nms),
+        nms=dataclasses.asdict(subject.nms or config.nms),
+        nms_in_graph=subject.nms is not None,
         precision=request.precision,
         batch=request.batch,
         tensorrt_version=import_tensorrt().__version__ if engine else "",
@@ -263,6 +298,12 @@ def compare_engine(subject: Subject, request: Request, engine: Path) -> None:
     with trt_plugin.EngineRunner(engine) as runner:
         outputs = runner(inputs)
         found = tuple(np.array(outputs[name]) for name in OUTPUT_NAMES)
+    if subject.nms is not None:
+        counts, kept = outputs["num_detections"].tolist(), (found[2] >= 0).sum(axis=1).tolist()
+        if counts != kept:
+            raise RuntimeError(
+                f"num_detections: expected the number of labels from 0 on {kept}, got {counts}"
+            )
     for precision, expected in subject.detections.items():
         comparison = compare_detections(expected, found)
         print(f"engine {request.precision} against PyTorch {precision}: {comparison}", flush=True)
@@ -280,11 +321,18 @@ def _require_alike(comparison: Comparison, request: Request) -> None:
         return
     message = (
         f"the engine's detections are not PyTorch's: expected {least:.0%} {what}, got "
-        f"{count} of {comparison.expected}"
+        f"{count} of {comparison.count}"
     )
     if not request.keep_unequal:
         raise RuntimeError(f"{message}; nothing is kept (--keep-unequal keeps the files)")
     complain("warning", message)
+
+
+def _nms_inside(published: NmsConfig, request: Request) -> NmsConfig | None:
+    if request.nms == "none":
+        return None
+    iou = published.iou_threshold if request.nms_iou is None else request.nms_iou
+    return dataclasses.replace(published, method=request.nms, iou_threshold=iou)
 
 
 def _photo_batch(request: Request, preprocessor: Preprocessor) -> Batch:

@@ -74,6 +74,26 @@ def add_nms_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_graph_nms_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --nms and --nms-iou of an export, which say what is inside the graph."""
+    parser.add_argument(
+        "--nms",
+        type=graph_nms_method,
+        nargs="?",
+        const="hard",
+        default="none",
+        metavar="hard|none",
+        help="hard, or --nms alone: greedy non-maximum suppression in the graph, whose outputs are then "
+        "final (default: none; whoever runs it does it)",
+    )
+    parser.add_argument(
+        "--nms-iou",
+        type=fraction,
+        metavar="IOU",
+        help="with --nms: overlap above which boxes of a class suppress each other (default: the model's)",
+    )
+
+
 def check_network(options: argparse.Namespace) -> None:
     """Checks what `add_network_arguments` added, and fills in backend and model where they are not given.
 
@@ -111,9 +131,15 @@ def _check_file(options: argparse.Namespace, name: str, kind: str) -> None:
     from trt_plugin import ArtifactMetadata, EngineError
 
     try:
-        ArtifactMetadata.load(Path(file).with_suffix(".json"))
+        metadata = ArtifactMetadata.load(Path(file).with_suffix(".json"))
     except EngineError as error:
         raise UsageError(f"--{name}: {one_line(error)}") from error
+    for option in ("nms", "nms_iou"):
+        if metadata.nms_in_graph and getattr(options, option, None) is not None:
+            inside = f"{metadata.nms['method']}, IoU {metadata.nms['iou_threshold']}"
+            raise UsageError(
+                f"--{option.replace('_', '-')}: is fixed in the {kind} {file} ({inside}), leave it out"
+            )
 
 
 def _check_torch(options: argparse.Namespace) -> None:
@@ -162,6 +188,18 @@ def device(text: str) -> str:
     """ "auto", "cpu", "cuda" or "cuda:<number>"."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text):
         raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda or cuda:<number>, got {text!r}")
+    return text
+
+
+def graph_nms_method(text: str) -> str:
+    """What a graph can have inside, see `codetr.nms`: "hard" or "none"."""
+    if text == "soft":
+        raise argparse.ArgumentTypeError(
+            "expected hard or none, got 'soft', which has no short form without a loop: every choice depends "
+            "on scores that all before it have lowered; leave --nms out, and codetr detect does it"
+        )
+    if text not in ("hard", "none"):
+        raise argparse.ArgumentTypeError(f"expected hard or none, got {text!r}")
     return text
 
 

@@ -55,7 +55,7 @@ class OnnxRuntimeBackend:
         _check_tensors(metadata_path, metadata.inputs, path, self._session.get_inputs())
         _check_tensors(metadata_path, metadata.outputs, path, self._session.get_outputs())
         self.class_names = tuple(metadata.class_names)
-        self.nms = dict(metadata.nms)
+        self.nms = None if metadata.nms_in_graph else dict(metadata.nms)
         self.batch: int | None = metadata.batch
         self.precision = metadata.precision
         self.preprocessor = Preprocessor.of_artifact(metadata)

@@ -1,4 +1,4 @@
-"""Non-maximum suppression of one image's detections, in NumPy. No Torch.
+"""Non-maximum suppression of detections, in NumPy. No Torch; `codetr.nms` is what a graph can hold of it.
 
 Meaning and defaults are those of mmcv's `batched_nms` as upstream configures it for Co-DINO: classes do not
 suppress each other, soft-NMS (arXiv 1704.04503) with linear decay from IoU 0.8.
@@ -6,7 +6,7 @@ suppress each other, soft-NMS (arXiv 1704.04503) with linear decay from IoU 0.8.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,6 +59,31 @@ def apply_nms(
         raise ValueError(f"method: expected soft, hard or none, got {method!r}")
     keep = keep[:max_per_img]
     return boxes[keep], scores[keep], labels[keep]
+
+
+def apply_nms_to_batch(
+    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, **options: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Does `apply_nms` to each image and pads what it keeps, as a network with NMS inside does.
+
+    Args:
+        boxes: [N, K, 4], (x1, y1, x2, y2), any unit.
+        scores: [N, K].
+        labels: [N, K].
+        options: arguments of `apply_nms`.
+
+    Returns:
+        boxes [N, K, 4], scores [N, K], labels [N, K] of what is kept, best first, then zeros, and -1 for
+        labels.
+
+    Raises:
+        ValueError: as `apply_nms`.
+    """
+    padded = np.zeros_like(boxes), np.zeros_like(scores), np.full_like(labels, -1)
+    for image in range(len(scores)):
+        for rows, kept in zip(padded, apply_nms(boxes[image], scores[image], labels[image], **options)):
+            rows[image, : len(kept)] = kept
+    return padded
 
 
 def _class_wise_iou(boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ class TensorRTBackend:
             self._runner.close()
             raise
         self.class_names = tuple(metadata.class_names)
-        self.nms = dict(metadata.nms)
+        self.nms = None if metadata.nms_in_graph else dict(metadata.nms)
         self.batch = metadata.batch
         self.preprocessor = Preprocessor.of_artifact(metadata)
         self.description = (

@@ -22,10 +22,10 @@ import torch
 
 from codetr.command import run_command
 from codetr.exporting import (
-    OUTPUT_NAMES,
     Request,
     compare_engine,
     example_inputs,
+    exported_module,
     make_parser,
     pick_device,
     prepare,
@@ -49,7 +49,7 @@ def _main(argv: Sequence[str] | None) -> int:
         import_requirements()
     with staged_folder(request.out) as folder:
         subject = prepare(request)
-        model, inputs = subject.model.to(device), example_inputs(subject, device)
+        model, inputs = exported_module(subject).to(device), example_inputs(subject, device)
         with stage("export model.ep"):
             program = export_program(model, inputs)
             _save_program(program, folder / "model.ep")
@@ -120,7 +120,7 @@ def build_engine(
     Args:
         program: of `export_program`, on the GPU.
         inputs: as given to it.
-        request: timing cache and optimisation level.
+        request: names of the outputs, timing cache and optimisation level.
 
     Raises:
         RuntimeError: an operator has no converter, or TensorRT cannot build the engine.
@@ -128,7 +128,11 @@ def build_engine(
     import tensorrt as trt
     from torch_tensorrt import dynamo
 
-    with tempfile.TemporaryDirectory() as folder, _quiet_log(), _named_outputs() as errors:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _quiet_log(),
+        _named_outputs(request.output_names) as errors,
+    ):
         timing_cache = request.timing_cache or Path(folder) / "timing.cache"
         try:
             return dynamo.convert_exported_program_to_serialized_trt_engine(
@@ -167,8 +171,8 @@ def _quiet_log() -> Iterator[None]:
 
 
 @contextmanager
-def _named_outputs() -> Iterator[list[Exception]]:
-    """Lets Torch-TensorRT build engines with our output names (its own are output0, …) and full profiles.
+def _named_outputs(names: Sequence[str]) -> Iterator[list[Exception]]:
+    """Lets Torch-TensorRT build engines with these output names (its own are output0, …) and full profiles.
 
     It has no setting for either, so its interpreter is replaced by a subclass while the block runs.
 
@@ -184,9 +188,9 @@ def _named_outputs() -> Iterator[list[Exception]]:
     class Interpreter(original):
         def output(self, target: str, args: Any, kwargs: Any) -> list[Any]:
             outputs = super().output(target, args, kwargs)
-            for index, name in enumerate(OUTPUT_NAMES):
+            for index, name in enumerate(names):
                 self.ctx.net.get_output(index).name = name
-            self._output_names = list(OUTPUT_NAMES)
+            self._output_names = list(names)
             return outputs
 
         def _populate_trt_builder_config(self, *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from codetr.exporting import (
     Subject,
     compare_engine,
     example_inputs,
+    exported_module,
     make_parser,
     pick_device,
     prepare,
@@ -54,7 +55,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _export_engine(request, function_bodies=not arguments.no_function_body)
     with staged_folder(request.out) as folder:
         subject = prepare(request)
-        _write_onnx(subject, folder, not arguments.no_function_body)
+        _write_onnx(subject, request, folder, not arguments.no_function_body)
         write_metadata(subject, request, folder, engine=False)
     reason = "" if arguments.onnx_only else "; stopped there: no GPU to build a TensorRT engine for"
     print(f"wrote model.onnx and model.json in {request.out}{reason}")
@@ -67,7 +68,7 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
     import_requirements()
     with staged_folder(request.out) as folder:
         subject = prepare(request)
-        _write_onnx(subject, folder, function_bodies)
+        _write_onnx(subject, request, folder, function_bodies)
         with stage("build model.engine with TensorRT"):
             build_engine(
                 folder / "model.onnx",
@@ -82,9 +83,10 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
     return 0
 
 
-def _write_onnx(subject: Subject, folder: Path, function_bodies: bool) -> None:
+def _write_onnx(subject: Subject, request: Request, folder: Path, function_bodies: bool) -> None:
+    model, inputs = exported_module(subject), example_inputs(subject)
     with stage("export model.onnx"):
-        counts = export_onnx(subject.model, example_inputs(subject), folder / "model.onnx", function_bodies)
+        counts = export_onnx(model, inputs, folder / "model.onnx", function_bodies, request.output_names)
     print(
         f"model.onnx: {counts.total()} nodes, {sum(counts[name] for name in _operators())} of them MSDA",
         flush=True,
@@ -110,16 +112,23 @@ def import_exporter() -> None:
         raise ImportError(f"{error.name} is not installed: pip install codetr-tensorrt[onnx]") from error
 
 
-def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) -> Counter[str]:
+def export_onnx(
+    model,
+    inputs: tuple,
+    path: Path,
+    function_bodies: bool = True,
+    output_names: Sequence[str] = OUTPUT_NAMES,
+) -> Counter[str]:
     """Writes a detector as an ONNX file with static shapes, its MSDA calls as nodes of domain `msda`.
 
     Weights lie in the file, or in <path>.data beside it when they exceed what protobuf can hold.
 
     Args:
-        model: a `codetr.CoDino` on the CPU, in the precision that the file shall have.
+        model: a `codetr.CoDino` or `codetr.nms.CoDinoWithNms` on the CPU, in the file's precision.
         inputs: example images and image_shapes; their sizes are the file's.
         path: the file to write.
         function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
+        output_names: of the model's outputs, in order.
 
     Returns:
         How many nodes of each operator the file has, bodies not counted.
@@ -141,7 +150,7 @@ def export_onnx(model, inputs: tuple, path: Path, function_bodies: bool = True) 
         program = torch.onnx.export(
             exported,
             input_names=INPUT_NAMES,
-            output_names=OUTPUT_NAMES,
+            output_names=output_names,
             opset_version=operator.OPSET_VERSION,
             custom_translation_table=operator.translation_table(),
             dynamo=True,

@@ -28,7 +28,11 @@ class ArtifactMetadata:
         resize: {"height", "width", "mode"}: how an image is brought to the input's size. Mode "fit_pad": the
             largest size of the same aspect ratio that fits, then zeros right and below, after normalising.
         max_per_img: K, the number of boxes of each image before non-maximum suppression.
-        nms: parameters of the default post-processing, for `codetr.postprocess.apply_nms`.
+        nms: parameters of non-maximum suppression, as `codetr.postprocess.apply_nms` has them: of that in the
+            graph, or of the default post-processing if there is none in it.
+        nms_in_graph: whether the outputs are final detections, so that none is to be applied to them. Each
+            image's are followed by padding then: boxes 0, scores 0, labels -1. False where older files lack
+            the field.
         precision: "fp32", "fp16" or "bf16".
         batch: N of the inputs.
         tensorrt_version, plugin_version, torch_version: that the engine was built with.
@@ -55,6 +59,7 @@ class ArtifactMetadata:
     gpu: str
     torch_version: str
     source_weights: str
+    nms_in_graph: bool = False
 
     def __post_init__(self) -> None:
         for name in ("model", "tensorrt_version", "plugin_version", "gpu", "torch_version", "source_weights"):
@@ -74,6 +79,9 @@ class ArtifactMetadata:
         precision = self.precision
         _require(precision in ("fp32", "fp16", "bf16"), "precision", "fp32, fp16 or bf16", precision)
         _require(isinstance(self.nms, dict), "nms", "an object", self.nms)
+        _require(isinstance(self.nms_in_graph, bool), "nms_in_graph", "true or false", self.nms_in_graph)
+        described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
+        _require(described, "nms", 'an object with "method" and "iou_threshold"', self.nms)
         resize = self.resize
         _require(
             isinstance(resize, dict)
@@ -132,8 +140,9 @@ class ArtifactMetadata:
             raise EngineError(f"the metadata {path} cannot be read: {error}") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise EngineError(f'the metadata {path}: expected an object with "format": {FORMAT}')
-        fields = {field.name for field in dataclasses.fields(cls)}
-        missing, unknown = sorted(fields - content.keys()), sorted(content.keys() - fields)
+        fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
+        missing = sorted(name for name, required in fields.items() if required and name not in content)
+        unknown = sorted(content.keys() - fields)
         if missing or unknown:
             raise EngineError(f"the metadata {path} has wrong fields: missing {missing}, unknown {unknown}")
         try:
