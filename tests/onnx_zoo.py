@@ -58,6 +58,7 @@ from tests.onnx_zoo_export import (
 
 __all__ = [
     "OPSETS",
+    "USUAL_OPSET",
     "ZOO",
     "Usual",
     "ZooModel",
@@ -76,6 +77,7 @@ every = pytest.mark.skipif(os.environ.get("ONNX_ZOO") != "all", reason="minutes:
 """Marks what is run on request only: every model in every form."""
 
 OPSETS: dict[Exporter, tuple[int, ...]] = {"torchscript": (16, 17, 18, 19, 20), "dynamo": (18, 19, 20, 21)}
+USUAL_OPSET: dict[Exporter, int] = {"torchscript": 17, "dynamo": 18}
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def export(
     """
     entry = ZOO[name]
     exporter = exporter or entry.exporter
-    opset = opset or {"torchscript": 17, "dynamo": 18}[exporter]
+    opset = opset or USUAL_OPSET[exporter]
     if exporter not in entry.exporters:
         raise ValueError(f"exporter: {name} can be exported by {entry.exporters}, got {exporter!r}")
     if opset not in OPSETS[exporter]:

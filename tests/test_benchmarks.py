@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from benchmarks import detector, environment, errors, msda, report, roofline, sanitize, timing
+from benchmarks import detector, environment, errors, msda, pictures, report, roofline, sanitize, timing
 from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
 
 ROOT = Path(__file__).parent.parent
@@ -119,7 +119,7 @@ def test_methods() -> None:
     assert set(msda.REFERENCES) < set(msda.NO_BFLOAT16) < set(msda.METHODS)
     assert set(roofline.MARKERS) == {method for method in msda.METHODS if not method.endswith("_backward")}
     assert len(set(roofline.MARKERS.values())) == len(roofline.MARKERS)
-    assert len(set(report.COLOURS)) >= max(len(msda.METHODS), len(msda.PROBLEMS))
+    assert len(set(pictures.COLOURS)) >= max(len(msda.METHODS), len(msda.PROBLEMS))
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_roofs(tmp_path: Path) -> None:
 
 
 def roof_lines(content: dict) -> list:
-    (axes,) = roofline.figure(content, "fp16", report.COLOURS).axes
+    (axes,) = roofline.figure(content, "fp16", pictures.COLOURS).axes
     return [line for line in axes.lines if line.get_linestyle() != "None"]
 
 

@@ -1,0 +1,303 @@
+"""Times engines of DETRs' ONNX files before and after the graph surgery, on the GPU:
+
+    python -m benchmarks.surgery                      # the tests' zoo in published configurations
+    python -m benchmarks.surgery --files a.onnx b.onnx
+
+A file goes the way a user takes: `onnx_path.surgeon`, which compares both files' outputs in onnxruntime, then
+`onnx_path.build` of the file as it was and as it became, in one precision. Either engine is timed as a CUDA
+graph, on the same random inputs. The zoo has random weights: a time does not depend on them.
+
+The result file is written after every model, so that a run that is cut short leaves what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import environment, timing
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    one_line,
+    positive,
+    run_command,
+    to_path,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MODELS = (
+    *("deformable_detr", "deformable_detr_two_stage", "rt_detr", "rt_detr_v2", "d_fine"),
+    *("grounding_dino", "mask2former", "omdet_turbo", "rf_detr", "co_dino_r50", "co_dino_swin"),
+)
+"""Of the tests' zoo: each model once."""
+
+PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
+FORMS = ("original", "rewritten")
+WARMUP = 20
+SECONDS = 600
+"""Limit for one command."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file to measure.
+
+    Attributes:
+        name: of the row.
+        configuration: as published, or the file's path.
+        path: the ONNX file, with static shapes.
+        attentions: how many times it attends, if that is known.
+    """
+
+    name: str
+    configuration: str
+    path: Path
+    attentions: int | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _main(given), "benchmarks.surgery")
+
+
+def _main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    for path in options.files:
+        check_file("--files", path)
+    if options.out:
+        check_writable("--out", options.out)
+    timing.require_gpu()
+    head = environment.describe("benchmarks.surgery", arguments)
+    slug = environment.slug(head["gpu"]["name"])
+    out = options.out or Path("benchmarks/results") / f"surgery_{options.precision}_{slug}.json"
+    check_writable("--out", out)
+    started = time.monotonic()
+    rows: list[dict] = []
+    with working_folder(options.work) as folder:
+        for subject in subjects(options.files, options.models, folder):
+            rows.append(measure(subject, folder, options.precision, options.iterations, options.seconds))
+            print(summary(rows[-1]), flush=True)
+            content = {
+                **head,
+                "kind": "surgery",
+                "precision": options.precision,
+                "seconds": round(time.monotonic() - started, 1),
+                "results": rows,
+            }
+            environment.write_json(out, content)
+    failed = [row for row in rows if failures(row)]
+    print(f"{len(rows)} models, {len(failed)} failed: {out}")
+    return 1 if failed else 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m benchmarks.surgery", description=__doc__.split("\n")[0][:-1])
+    parser.add_argument(
+        "--files", nargs="+", type=to_path, default=[], metavar="FILE.onnx", help="with static shapes"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the zoo, without --files"
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp16")
+    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
+    parser.add_argument(
+        "--seconds", type=positive, default=SECONDS, help="limit for one build (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--work", type=to_path, metavar="DIR", help="keep files there (default: a temporary folder)"
+    )
+    parser.add_argument(
+        "--out",
+        type=to_path,
+        help="result file; benchmarks/results/surgery_<precision>_<gpu>.json by default",
+    )
+    return parser
+
+
+@contextmanager
+def working_folder(given: Path | None) -> Iterator[Path]:
+    """A folder for files: the one given, which stays, or a temporary one."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="surgery-") as temporary:
+        yield Path(temporary)
+
+
+def subjects(files: Sequence[Path], models: Sequence[str], folder: Path) -> Iterator[Subject]:
+    """The files given, or else the zoo's models, each exported when its turn comes.
+
+    Raises:
+        UsageError: the zoo is not there, as in an installed package.
+    """
+    if files:
+        yield from (Subject(path.stem, str(path), path) for path in files)
+        return
+    try:
+        from tests import onnx_zoo
+        from tests.onnx_zoo_export import export_module
+    except ImportError as error:
+        raise UsageError(
+            f"--files: expected files, for the zoo is not there ({one_line(error)}): it is part of a "
+            "checkout, and needs pytest and transformers"
+        ) from error
+    for name in models:
+        entry = onnx_zoo.ZOO[name]
+        usual = entry.usual_size
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            model, inputs = entry.build(full=True)
+            partial = path.with_suffix(".partial")
+            opset = min(onnx_zoo.OPSETS[entry.exporter][1:])
+            export_module(model, inputs, partial, outputs=entry.outputs, exporter=entry.exporter, opset=opset)
+            partial.replace(path)
+        configuration = f"{usual.configuration}, {usual.height}x{usual.width}"
+        yield Subject(name, configuration, path, usual.layers)
+
+
+def measure(subject: Subject, folder: Path, precision: str, iterations: int, seconds: int) -> dict:
+    """Rewrites, builds and times one file; a failure is part of the row.
+
+    Args:
+        subject: the file.
+        folder: for what is made of it.
+        precision: of both engines.
+        iterations: samples of each measurement.
+        seconds: limit for one command.
+    """
+    row: dict = {
+        "model": subject.name,
+        "configuration": subject.configuration,
+        "expected_attentions": subject.attentions,
+    }
+    rewritten = folder / f"{subject.name}.rewritten.onnx"
+    report = folder / f"{subject.name}.surgery.json"
+    try:
+        command(["onnx_path.surgeon", subject.path, rewritten, "--json", report], seconds)
+    except RuntimeError as error:
+        return row | {"failure": str(error)}
+    surgery = json.loads(report.read_text(encoding="utf-8"))
+    row |= {
+        "replaced": len(surgery["replacements"]),
+        "nodes": [surgery["nodes_before"], surgery["nodes_after"]],
+        "largest_relative_difference": surgery["max_error"],
+    }
+    for form, path in zip(FORMS, (subject.path, rewritten), strict=True):
+        try:
+            row[form] = engine_row(path, folder / form, precision, iterations, seconds)
+        except (RuntimeError, ValueError, OSError) as error:
+            row[form] = {"failure": " ".join(str(error).split())[:500]}
+    return row
+
+
+def engine_row(path: Path, folder: Path, precision: str, iterations: int, seconds: int) -> dict:
+    """Builds and times one engine.
+
+    Raises:
+        RuntimeError: a command failed.
+        trt_plugin.EngineError: the engine does not run.
+    """
+    folder.mkdir(exist_ok=True)
+    report = folder / f"{path.stem}.report.json"
+    options = ["--out", folder, "--precision", precision, "--json", report]
+    command(["onnx_path.build", path, *options, "--timing-cache", folder.parent / "timing.cache"], seconds)
+    built = json.loads(report.read_text(encoding="utf-8"))
+    samples = run(folder / f"{path.stem}.engine", random_inputs(path), iterations)
+    return {
+        "build_seconds": built["build_seconds"],
+        "engine_bytes": built["report"]["engine_bytes"],
+        "device_memory_bytes": built["report"]["device_memory_bytes"],
+        "layers": built["report"]["layers"],
+        "plugin_layers": len(built["report"]["plugin_layers"]),
+        "timing": timing.Timing(samples, 1, WARMUP, "warm").as_dict(),
+    }
+
+
+def command(arguments: Sequence[object], seconds: int) -> None:
+    """Runs a module of ours in a process of its own: a build that hangs or dies ends no other.
+
+    Raises:
+        RuntimeError: it failed or took too long; with its last line.
+    """
+    words = [str(word) for word in arguments]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{words[0]}: not done after {seconds} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise RuntimeError(f"{words[0]}: {lines[-1].removeprefix('error: ')}"[:500])
+
+
+def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
+    """Inputs as the surgeon's comparison draws them, the same for every run.
+
+    Raises:
+        ValueError: a shape is not static.
+    """
+    from onnx_path import preparation, profiles
+    from onnx_path.comparison.inputs import make_inputs
+
+    model = preparation.load(path)
+    inputs = profiles.inputs_of(model)
+    for one in inputs:
+        if not all(isinstance(size, int) for size in one.shape):
+            raise ValueError(f"{path}: expected static shapes, got {one.name} {list(one.shape)}")
+    return make_inputs(model, {one.name: tuple(one.shape) for one in inputs}, {}, seed=0)
+
+
+def run(engine: Path, inputs: Mapping[str, np.ndarray], iterations: int) -> list[float]:
+    """GPU milliseconds of replays of the engine."""
+    import trt_plugin
+
+    trt_plugin.load()
+    with trt_plugin.EngineRunner(engine) as runner:
+        runner(inputs)
+        return runner.time(inputs, iterations, WARMUP)
+
+
+def failures(row: dict) -> list[str]:
+    """What went wrong with a model, the wrong number of attentions included."""
+    found = [part["failure"] for part in (row, *(row.get(form, {}) for form in FORMS)) if "failure" in part]
+    expected = row["expected_attentions"]
+    if expected is not None and row.get("replaced", expected) != expected:
+        found.append(f"{row['replaced']} attentions replaced, expected {expected}")
+    return found
+
+
+def speedup(row: dict) -> float | None:
+    """How many times faster the rewritten file's engine is; None if either has no time."""
+    times = [row.get(form, {}).get("timing", {}).get("median_ms") for form in FORMS]
+    return None if None in times else times[0] / times[1]
+
+
+def summary(row: dict) -> str:
+    """One line for a model."""
+    parts = [f"{row['model']:26}"]
+    for form in FORMS:
+        timed = row.get(form, {}).get("timing")
+        parts.append(f"{form} {timed['median_ms']:8.3f} ms" if timed else f"{form} failed")
+    if (factor := speedup(row)) is not None:
+        parts.append(f"{factor:.2f} times")
+    return "  ".join([*parts, *failures(row)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

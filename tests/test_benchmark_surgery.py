@@ -1,0 +1,149 @@
+"""`benchmarks.surgery`: what it makes of commands that succeed, fail and hang."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+from benchmarks import environment, report, surgery
+from tests import onnx_zoo
+
+MODEL = "rt_detr"
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    onnx_zoo.ZOO[MODEL].require()
+    return onnx_zoo.export(MODEL, tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def no_gpu_needed(monkeypatch):
+    """Builds write a report and runs take 4 ms for the original, 2 ms for the rewritten file."""
+    real = surgery.command
+
+    def command(arguments, seconds):
+        if arguments[0] != "onnx_path.build":
+            return real(arguments, seconds)
+        words = [str(word) for word in arguments]
+        assert words[words.index("--precision") + 1] == "fp16"
+        content = {"engine_bytes": 100, "device_memory_bytes": 10, "layers": 7, "plugin_layers": ["a"]}
+        Path(words[words.index("--json") + 1]).write_text(
+            json.dumps({"build_seconds": 1.5, "report": content})
+        )
+
+    def run(engine, inputs, iterations):
+        assert [array.shape for array in inputs.values()] == [(1, 3, 96, 128)]
+        return [2.0 if "rewritten" in engine.name else 4.0] * iterations
+
+    monkeypatch.setattr(surgery, "command", command)
+    monkeypatch.setattr(surgery, "run", run)
+
+
+def subject(path: Path, attentions: int | None = 3) -> surgery.Subject:
+    return surgery.Subject(MODEL, "small", path, attentions)
+
+
+def test_row_holds_surgery_and_both_engines(original, folder, no_gpu_needed):
+    row = surgery.measure(subject(original), folder, "fp16", 5, 300)
+    assert not surgery.failures(row)
+    assert row["replaced"] == 3
+    assert row["nodes"][0] > row["nodes"][1]
+    assert row["largest_relative_difference"] < 1e-5
+    assert surgery.speedup(row) == 2.0
+    assert row["original"]["timing"]["samples"] == 5
+    assert row["rewritten"]["plugin_layers"] == 1
+    assert "2.00 times" in surgery.summary(row)
+
+
+def test_another_number_of_attentions_is_a_failure(original, folder, no_gpu_needed):
+    row = surgery.measure(subject(original, attentions=4), folder, "fp16", 1, 300)
+    assert surgery.failures(row) == ["3 attentions replaced, expected 4"]
+
+
+def test_file_that_the_surgeon_refuses_is_a_failure(folder, tmp_path):
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    row = surgery.measure(subject(tmp_path / "broken.onnx"), folder, "fp16", 1, 300)
+    (failure,) = surgery.failures(row)
+    assert failure.startswith("onnx_path.surgeon: ")
+    assert "broken.onnx" in failure
+    assert surgery.speedup(row) is None
+
+
+def test_engine_that_fails_leaves_the_other(original, folder, no_gpu_needed, monkeypatch):
+    def run(engine, inputs, iterations):
+        if "rewritten" not in engine.name:
+            raise RuntimeError("no\nkernel")
+        return [2.0]
+
+    monkeypatch.setattr(surgery, "run", run)
+    row = surgery.measure(subject(original), folder, "fp16", 1, 300)
+    assert surgery.failures(row) == ["no kernel"]
+    assert row["rewritten"]["timing"]["median_ms"] == 2.0
+    assert surgery.speedup(row) is None
+
+
+def test_command_that_hangs_is_ended(monkeypatch, tmp_path):
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"^sleeper: not done after 1 s$"):
+        surgery.command(["sleeper"], 1)
+
+
+def test_command_that_dies_without_a_word(monkeypatch, tmp_path):
+    (tmp_path / "dies.py").write_text("import os; os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"^dies: exit status 3$"):
+        surgery.command(["dies"], 60)
+
+
+def test_dynamic_shapes_are_named(tmp_path):
+    onnx_zoo.ZOO[MODEL].require()
+    path = onnx_zoo.export(MODEL, tmp_path, dynamic=True)
+    with pytest.raises(ValueError, match="expected static shapes, got pixel_values"):
+        surgery.random_inputs(path)
+
+
+def test_every_model_is_in_the_zoo():
+    assert set(surgery.MODELS) <= set(onnx_zoo.ZOO)
+
+
+def test_zoo_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tests.onnx_zoo_export", None)
+    with pytest.raises(surgery.UsageError, match="--files: expected files"):
+        next(surgery.subjects([], ["rt_detr"], tmp_path))
+
+
+def test_table_and_picture(original, folder, no_gpu_needed, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    rows = [
+        surgery.measure(subject(original), folder, "fp16", 1, 300),
+        {"model": "lost", "configuration": "x", "expected_attentions": 2, "failure": "no"},
+    ]
+    head = environment.describe("benchmarks.surgery", [])
+    content = {
+        **head,
+        "gpu": {"name": "H0", "driver": "1.2"},
+        "kind": "surgery",
+        "precision": "fp16",
+        "results": rows,
+    }
+    file = tmp_path / "surgery.json"
+    environment.write_json(file, content)
+    content = report.read(file)
+    text = report.markdown(content)
+    assert "| rt_detr (small) | 3 | 4.00 | 2.00 | 2.00 |" in text
+    assert "| lost (x) |  | failed | failed |" in text
+    assert all(picture.stat().st_size > 1000 for picture in report.draw(content, tmp_path, "surgery"))
