@@ -62,6 +62,7 @@ def test_row_holds_surgery_and_both_engines(original, folder, no_gpu_needed):
     assert row["replaced"] == 3
     assert row["nodes"][0] > row["nodes"][1]
     assert row["largest_relative_difference"] < 1e-5
+    assert row["check"] == ""
     assert surgery.speedup(row) == 2.0
     assert row["original"]["timing"]["samples"] == 5
     assert row["rewritten"]["plugin_layers"] == 1
@@ -80,6 +81,22 @@ def test_file_that_the_surgeon_refuses_is_a_failure(folder, tmp_path):
     assert failure.startswith("onnx_path.surgeon: ")
     assert "broken.onnx" in failure
     assert surgery.speedup(row) is None
+
+
+def test_outputs_that_differ_are_a_note(original, folder, no_gpu_needed, monkeypatch):
+    faked = surgery.command
+
+    def command(arguments, seconds):
+        if arguments[0] == "onnx_path.surgeon" and "--no-check" not in arguments:
+            raise RuntimeError("onnx_path.surgeon: x.onnx is not written: output logits: differs by 0.01")
+        faked(arguments, seconds)
+
+    monkeypatch.setattr(surgery, "command", command)
+    row = surgery.measure(subject(original), folder, "fp16", 1, 300)
+    assert not surgery.failures(row)
+    assert row["largest_relative_difference"] is None
+    assert surgery.speedup(row) == 2.0
+    assert "output logits: differs by 0.01" in surgery.summary(row)
 
 
 def test_engine_that_fails_leaves_the_other(original, folder, no_gpu_needed, monkeypatch):
