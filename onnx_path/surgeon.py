@@ -95,8 +95,9 @@ def operate(
     result = operation.result(function_body=True)
     error, notes = None, operation.notes
     if check:
-        error, stand_in = compare(model, result, operation.inputs, folder)
-        notes += [runtime.STAND_IN] * stand_in
+        compared = compare(model, result, operation.inputs, folder)
+        error = compared.error
+        notes += [*compared.notes, *([runtime.STAND_IN] if compared.stand_in else [])]
     if not function_body:
         del result.functions[:]
     nodes_after = len(result.graph.node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,10 +18,19 @@ from tests import onnx_zoo
 MODEL = "rt_detr"
 
 
-@pytest.fixture
-def original(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx_zoo.ZOO[MODEL].require()
-    return onnx_zoo.export(MODEL, tmp_path)
+    return onnx_zoo.export(MODEL, onnx_zoo.session_folder(tmp_path_factory))
+
+
+@pytest.fixture(scope="module")
+def operated(original, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The rewritten file and the report, by the real surgeon."""
+    folder = tmp_path_factory.mktemp("operated")
+    paths = folder / "rewritten.onnx", folder / "report.json"
+    surgery.command(["onnx_path.surgeon", original, paths[0], "--json", paths[1]], 300)
+    return paths
 
 
 @pytest.fixture
@@ -30,14 +40,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def no_gpu_needed(monkeypatch):
-    """Builds write a report and runs take 4 ms for the original, 2 ms for the rewritten file."""
-    real = surgery.command
+def no_gpu_needed(operated, monkeypatch):
+    """The surgeon gives what it gave; builds write a report; runs take 4 ms for the original, 2 ms for the
+    other."""
 
     def command(arguments, seconds):
-        if arguments[0] != "onnx_path.build":
-            return real(arguments, seconds)
         words = [str(word) for word in arguments]
+        if words[0] == "onnx_path.surgeon":
+            shutil.copy(operated[0], words[2])
+            shutil.copy(operated[1], words[4])
+            return
+        assert words[0] == "onnx_path.build"
         assert words[words.index("--precision") + 1] == "fp16"
         content = {"engine_bytes": 100, "device_memory_bytes": 10, "layers": 7, "plugin_layers": ["a"]}
         Path(words[words.index("--json") + 1]).write_text(
@@ -94,7 +107,6 @@ def test_outputs_that_differ_are_a_note(original, folder, no_gpu_needed, monkeyp
     monkeypatch.setattr(surgery, "command", command)
     row = surgery.measure(subject(original), folder, "fp16", 1, 300)
     assert not surgery.failures(row)
-    assert row["largest_relative_difference"] is None
     assert surgery.speedup(row) == 2.0
     assert "output logits: differs by 0.01" in surgery.summary(row)
 

@@ -1,0 +1,105 @@
+"""The surgeon's comparison of outputs, where a model magnifies roundings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+for package in ("onnxscript", "onnxruntime"):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+from onnx_path import operator, surgeon  # noqa: E402
+from onnx_path.surgery import check  # noqa: E402
+from onnx_path.surgery.check import OutputsDiffer, compare, disturbed  # noqa: E402
+from tests import onnx_zoo  # noqa: E402
+
+MODEL = "deformable_detr"
+FACTOR = 3e4
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
+    onnx_zoo.ZOO[MODEL].require()
+    return onnx.load(onnx_zoo.export(MODEL, onnx_zoo.session_folder(tmp_path_factory)))
+
+
+@pytest.fixture(scope="module")
+def rewritten(original) -> onnx.ModelProto:
+    model, _ = surgeon.operate(original, check=False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def inputs() -> list[dict[str, np.ndarray]]:
+    _, tensors = onnx_zoo.ZOO[MODEL].build()
+    return [{name: tensor.numpy() for name, tensor in tensors.items()}]
+
+
+def magnifying(model: onnx.ModelProto, factor: float = FACTOR) -> onnx.ModelProto:
+    """The model with sin(factor * x) in place of its first output x."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    name = copy.graph.output[0].name
+    for node in copy.graph.node:
+        node.output[:] = [f"{x}/small" if x == name else x for x in node.output]
+        node.input[:] = [f"{x}/small" if x == name else x for x in node.input]
+    copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(factor), "factor"))
+    copy.graph.node.append(onnx.helper.make_node("Mul", [f"{name}/small", "factor"], [f"{name}/large"]))
+    copy.graph.node.append(onnx.helper.make_node("Sin", [f"{name}/large"], [name]))
+    return copy
+
+
+def faulty(model: onnx.ModelProto, share: float) -> onnx.ModelProto:
+    """The rewritten model with one attention's result wrong by a share of itself."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    index = next(i for i, node in enumerate(copy.graph.node) if node.domain == operator.DOMAIN)
+    node = copy.graph.node[index]
+    result, node.output[0] = node.output[0], "right"
+    copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1 + share), "wrong"))
+    copy.graph.node.insert(index + 1, onnx.helper.make_node("Mul", ["right", "wrong"], [result]))
+    return copy
+
+
+def test_model_that_magnifies_roundings_is_rewritten_and_says_so(original) -> None:
+    model = magnifying(original)
+    result, report = surgeon.operate(model)
+    assert len(report.replacements) == onnx_zoo.ZOO[MODEL].layers
+    assert report.max_error > check.TOLERANCE
+    (note,) = report.notes
+    assert note.startswith("output logits differs by ")
+    assert "a rounding: the model magnifies" in note
+    onnx.checker.check_model(result)
+
+
+def test_well_conditioned_model_has_no_note(original, rewritten, inputs) -> None:
+    compared = compare(original, rewritten, inputs, None)
+    assert compared.error <= check.TOLERANCE
+    assert compared.notes == ()
+
+
+@pytest.mark.parametrize("factor", [None, FACTOR], ids=["usual", "magnifying"])
+@pytest.mark.parametrize("share", [1e-3, 1e-4])
+def test_fault_is_no_rounding(original, rewritten, inputs, factor: float | None, share: float) -> None:
+    """A result that is wrong in its fourth digit is found in both kinds of model."""
+    before, after = (
+        model if factor is None else magnifying(model, factor) for model in (original, rewritten)
+    )
+    compare(before, after, inputs, None)
+    with pytest.raises(OutputsDiffer, match="differs by"):
+        compare(before, faulty(after, share), inputs, None)
+
+
+def test_chaotic_model_is_refused(original, rewritten, inputs) -> None:
+    """Where a rounding becomes as large as any fault, nothing can be said."""
+    with pytest.raises(OutputsDiffer, match="output logits: differs by"):
+        compare(magnifying(original, 1e8), magnifying(rewritten, 1e8), inputs, None)
+
+
+def test_disturbed_differs_in_the_last_digits_only(rewritten, inputs) -> None:
+    copy = disturbed(rewritten)
+    onnx.checker.check_model(copy)
+    assert len(copy.graph.node) == len(rewritten.graph.node) + 7 * onnx_zoo.ZOO[MODEL].layers
+    error = compare(rewritten, copy, inputs, None).error
+    assert 0 < error <= check.TOLERANCE
