@@ -210,7 +210,7 @@ def surgery_table(content: dict) -> str:
         builds = [f"{part['build_seconds']:.0f}" if "timing" in part else "" for part in (before, after)]
         rows.append(
             [
-                f"{row['model']} ({row['configuration']})",
+                row["model"] + (f" ({row['configuration']})" if row["configuration"] else ""),
                 str(row.get("replaced", "")),
                 *times,
                 f"{factor:.2f}" if factor is not None else "",

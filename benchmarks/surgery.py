@@ -1,11 +1,12 @@
 """Times engines of DETRs' ONNX files before and after the graph surgery, on the GPU:
 
-    python -m benchmarks.surgery                      # the tests' zoo in published configurations
-    python -m benchmarks.surgery --files a.onnx b.onnx
+    python -m tests.onnx_zoo_files zoo          # DETRs in published configurations, with random weights
+    python -m benchmarks.surgery zoo/*.onnx
 
 A file goes the way a user takes: `onnx_path.surgeon`, which compares both files' outputs in onnxruntime, then
 `onnx_path.build` of the file as it was and as it became, in one precision. Either engine is timed as a CUDA
-graph, on the same random inputs. The zoo has random weights: a time does not depend on them.
+graph, on the same random inputs. What a file says in its metadata, as the zoo's do, becomes part of the row:
+"configuration", as published, and "attentions", how many times it attends.
 
 The result file is written after every model, so that a run that is cut short leaves what it has.
 """
@@ -38,12 +39,6 @@ from codetr.command import (
 if TYPE_CHECKING:
     import numpy as np
 
-MODELS = (
-    *("deformable_detr", "deformable_detr_two_stage", "rt_detr", "rt_detr_v2", "d_fine"),
-    *("grounding_dino", "mask2former", "omdet_turbo", "rf_detr", "co_dino_r50", "co_dino_swin"),
-)
-"""Of the tests' zoo: each model once."""
-
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
 FORMS = ("original", "rewritten")
 WARMUP = 20
@@ -57,7 +52,7 @@ class Subject:
 
     Attributes:
         name: of the row.
-        configuration: as published, or the file's path.
+        configuration: as published, or "".
         path: the ONNX file, with static shapes.
         attentions: how many times it attends, if that is known.
     """
@@ -77,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     for path in options.files:
-        check_file("--files", path)
+        check_file("FILE.onnx", path)
     if options.out:
         check_writable("--out", options.out)
     timing.require_gpu()
@@ -88,7 +83,8 @@ def _main(arguments: list[str]) -> int:
     started = time.monotonic()
     rows: list[dict] = []
     with working_folder(options.work) as folder:
-        for subject in subjects(options.files, options.models, folder):
+        for path in options.files:
+            subject = read_subject(path)
             rows.append(measure(subject, folder, options.precision, options.iterations, options.seconds))
             print(summary(rows[-1]), flush=True)
             content = {
@@ -107,10 +103,7 @@ def _main(arguments: list[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m benchmarks.surgery", description=__doc__.split("\n")[0][:-1])
     parser.add_argument(
-        "--files", nargs="+", type=to_path, default=[], metavar="FILE.onnx", help="with static shapes"
-    )
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the zoo, without --files"
+        "files", nargs="+", type=to_path, metavar="FILE.onnx", help="models with static shapes"
     )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp16")
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
@@ -139,35 +132,23 @@ def working_folder(given: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def subjects(files: Sequence[Path], models: Sequence[str], folder: Path) -> Iterator[Subject]:
-    """The files given, or else the zoo's models, each exported when its turn comes.
+def read_subject(path: Path) -> Subject:
+    """What a file is, by its name and its metadata.
 
     Raises:
-        UsageError: the zoo is not there, as in an installed package.
+        UsageError: it is no ONNX file.
     """
-    if files:
-        yield from (Subject(path.stem, str(path), path) for path in files)
-        return
+    import onnx
+
     try:
-        from tests import onnx_zoo
-        from tests.onnx_zoo_export import export_module
-    except ImportError as error:
-        raise UsageError(
-            f"--files: expected files, for the zoo is not there ({one_line(error)}): it is part of a "
-            "checkout, and needs pytest and transformers"
-        ) from error
-    for name in models:
-        entry = onnx_zoo.ZOO[name]
-        usual = entry.usual_size
-        path = folder / f"{name}.onnx"
-        if not path.exists():
-            model, inputs = entry.build(full=True)
-            partial = path.with_suffix(".partial")
-            opset = min(onnx_zoo.OPSETS[entry.exporter][1:])
-            export_module(model, inputs, partial, outputs=entry.outputs, exporter=entry.exporter, opset=opset)
-            partial.replace(path)
-        configuration = f"{usual.configuration}, {usual.height}x{usual.width}"
-        yield Subject(name, configuration, path, usual.layers)
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's own, whose class depends on its implementation
+        raise UsageError(f"FILE.onnx {path}: expected an ONNX file ({one_line(error)})") from error
+    said = {prop.key: prop.value for prop in model.metadata_props}
+    attentions = said.get("attentions", "")
+    return Subject(
+        path.stem, said.get("configuration", ""), path, int(attentions) if attentions.isdecimal() else None
+    )
 
 
 def measure(subject: Subject, folder: Path, precision: str, iterations: int, seconds: int) -> dict:

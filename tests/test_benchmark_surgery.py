@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from benchmarks import environment, report, surgery
-from tests import onnx_zoo
+from tests import onnx_zoo, onnx_zoo_files
 
 MODEL = "rt_detr"
 
@@ -21,7 +20,7 @@ MODEL = "rt_detr"
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx_zoo.ZOO[MODEL].require()
-    return onnx_zoo.export(MODEL, onnx_zoo.session_folder(tmp_path_factory))
+    return onnx_zoo_files.write(MODEL, tmp_path_factory.mktemp("zoo"), full=False)
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +144,15 @@ def test_dynamic_shapes_are_named(tmp_path):
         surgery.random_inputs(path)
 
 
+def test_file_says_what_it_is(original, tmp_path):
+    assert surgery.read_subject(original) == surgery.Subject(MODEL, "small", original, 3)
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    with pytest.raises(surgery.UsageError, match=r"broken\.onnx: expected an ONNX file"):
+        surgery.read_subject(tmp_path / "broken.onnx")
+
+
 def test_every_model_is_in_the_zoo():
-    assert set(surgery.MODELS) <= set(onnx_zoo.ZOO)
-
-
-def test_zoo_that_is_not_there(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "tests.onnx_zoo_export", None)
-    with pytest.raises(surgery.UsageError, match="--files: expected files"):
-        next(surgery.subjects([], ["rt_detr"], tmp_path))
+    assert set(onnx_zoo_files.MODELS) <= set(onnx_zoo.ZOO)
 
 
 def test_table_and_picture(original, folder, no_gpu_needed, tmp_path):
