@@ -117,11 +117,9 @@ def detector_figure(content: dict):
     names = [f"{row['backend']} {row['variant']}" for row in rows]
     bars = axes.barh(names, [row["timing"]["median_ms"] for row in rows], color=colours)
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds an image batch (median)")
     size = f"{content['height']}x{content['width']}, batch {content['batch']}"
-    axes.set_title(f"{content['model']}, {size}: {content['gpu']['name']}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    title = f"{content['model']}, {size}: {content['gpu']['name']}"
+    _label_bars(axes, "milliseconds an image batch (median)", title)
     return figure
 
 
@@ -169,12 +167,9 @@ def training_figure(content: dict):
     labels = [f"{speed:.1f}" if speed else "out of memory" for speed in speeds]
     axes.bar_label(bars, labels, padding=3, fontsize=8)
     axes.set_yticks(range(len(rows)), names)
-    axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel("images a second")
     machine = content["gpu"]["name"] if content["gpu"] else content["cpu"]
-    axes.set_title(f"Training steps: {machine}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    _label_bars(axes, "images a second", f"Training steps: {machine}")
     return figure
 
 
@@ -191,15 +186,19 @@ def surgery_figure(content: dict):
         bars = axes.barh(places, times, 0.4, label=form, color=COLOURS[index])
         axes.bar_label(bars, [f"{t:.2f}" if t else "failed" for t in times], padding=3, fontsize=8)
     axes.set_yticks(range(len(rows)), [row["model"] for row in rows])
-    axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel("GPU milliseconds (median)")
-    axes.set_title(
-        f"TensorRT engines of ONNX files, {content['precision']}: {content['gpu']['name']}", fontsize=10
-    )
     axes.legend(fontsize=8, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
+    title = f"TensorRT engines of ONNX files, {content['precision']}: {content['gpu']['name']}"
+    _label_bars(axes, "GPU milliseconds (median)", title)
     return figure
+
+
+def _label_bars(axes, label: str, title: str) -> None:
+    """What every picture of horizontal bars gets; the first bar is on top."""
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def groups(content: dict) -> list[tuple[str, str, list[str], dict[tuple[str, str], dict]]]:

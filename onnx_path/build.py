@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +29,11 @@ from codetr.command import (
 from codetr.exporting import stage, staged_folder
 from codetr.files import atomic_write
 from onnx_path import engine_report, plugins, preparation, profiles
+from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
 from onnx_path.builder import Settings, import_builder, serialize_engine
 from onnx_path.builder import without_function_bodies as _without_function_bodies
 from onnx_path.command_lines import polygraphy_line, trtexec_line
 from onnx_path.preparation import CONVERTED
-from onnx_path.surgery import files
 
 if TYPE_CHECKING:
     import onnx
@@ -94,7 +92,7 @@ def _main(argv: Sequence[str] | None) -> int:
     source, precision = arguments.model, arguments.precision
     engine, parsed = _targets(arguments)
     _check_arguments(arguments, engine, parsed)
-    with _usage_errors(source):
+    with usage_errors(source):
         model, settings = _check_model(arguments)
         settings = _check_machine(arguments.plugins, model, settings)
     conversion = None
@@ -128,9 +126,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "trtexec": trtexec_line(parsed, engine, settings),
     }
     if arguments.json is not None:
-        content = facts | {"report": dataclasses.asdict(report), "commands": lines}
-        with atomic_write(arguments.json) as temporary:
-            temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_report(arguments.json, facts | {"report": dataclasses.asdict(report), "commands": lines})
     _print(facts, report, lines)
     return 0
 
@@ -189,17 +185,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="0..5",
         help="TensorRT's effort (TensorRT's default: 3)",
     )
-    parser.add_argument(
-        "--plugins",
-        metavar="FILE",
-        type=to_path,
-        action="append",
-        default=[],
-        help="a library with plugins for operators of the file; may be repeated (ours needs no mention)",
-    )
-    parser.add_argument(
-        "--json", metavar="REPORT.json", type=to_path, help="also write the report to this file"
-    )
+    add_plugins(parser, "for operators of the file")
+    add_json(parser)
     return parser
 
 
@@ -234,10 +221,8 @@ def _check_arguments(arguments: argparse.Namespace, engine: Path, parsed: Path) 
         if path.absolute() in [other.absolute() for other in taken]:
             raise UsageError(f"{option} {path}: is read or written for something else; name another file")
         taken.append(path)
-    if arguments.json and arguments.json.absolute() == engine.with_suffix(".json").absolute():
-        raise UsageError(
-            f"--json {arguments.json}: whoever runs {engine.name} looks there for its metadata; name another"
-        )
+    if arguments.json:
+        check_no_metadata(arguments.json, engine)
     for library in arguments.plugins:
         check_file("--plugins", library)
     if arguments.keep_fp32 and arguments.precision not in CONVERTED:
@@ -247,20 +232,6 @@ def _check_arguments(arguments: argparse.Namespace, engine: Path, parsed: Path) 
             re.compile(pattern)
         except re.error as error:
             raise UsageError(f"--keep-fp32 {pattern}: expected a regular expression ({error})") from error
-
-
-@contextmanager
-def _usage_errors(source: Path) -> Iterator[None]:
-    """Makes what is wrong with file, profile or machine a `UsageError`, which names option or file."""
-    from trt_plugin.errors import EngineError
-
-    try:
-        yield
-    except (plugins.PluginMissing, profiles.BadProfile) as error:
-        message = one_line(error)
-        raise UsageError(message if message.startswith("--") else f"{source}: {message}") from error
-    except (files.BadModel, EngineError, ImportError, OSError) as error:
-        raise UsageError(one_line(error)) from error
 
 
 def _check_model(arguments: argparse.Namespace) -> tuple[onnx.ModelProto, Settings]:
@@ -289,15 +260,11 @@ def _check_machine(libraries: Sequence[Path], model: onnx.ModelProto, settings: 
         The settings, with the libraries that the file needs.
     """
     import_builder()
-    import trt_plugin
     from trt_plugin.device import require_gpu
 
-    plugins.load_libraries(libraries)
-    needed = plugins.custom_operators(model)
-    ours = [trt_plugin.load()] if any(x.namespace == trt_plugin.NAMESPACE for x in needed) else []
-    plugins.check_registered(needed)
+    loaded = plugins.register(libraries, model)
     require_gpu()
-    unique = {path.resolve(): path for path in (*libraries, *ours)}
+    unique = {path.resolve(): path for path in loaded}
     return dataclasses.replace(settings, plugins=tuple(unique.values()))
 
 

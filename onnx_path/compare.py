@@ -16,11 +16,9 @@ file that will not do, or a machine without TensorRT or GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -30,13 +28,12 @@ from codetr.command import (
     UsageError,
     check_file,
     check_writable,
-    one_line,
     run_command,
     to_path,
 )
 from codetr.exporting import stage
-from codetr.files import atomic_write
-from onnx_path import engine_report, plugins, preparation, profiles
+from onnx_path import engine_report, preparation, profiles
+from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
 from onnx_path.build import PRECISIONS
 from onnx_path.comparison import engine, reference
 from onnx_path.comparison.errors import TOLERANCES, TensorError, Tolerance
@@ -47,7 +44,6 @@ from onnx_path.comparison.search import Found, first_difference
 from onnx_path.comparison.tensors import Tensors, names_of
 from onnx_path.engine_report import EngineReport
 from onnx_path.surgery import files, runtime
-from trt_plugin.errors import EngineError
 from trt_plugin.metadata import ArtifactMetadata
 
 
@@ -59,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     _check_arguments(arguments)
-    with _usage_errors(arguments.model):
+    with usage_errors(arguments.model, BadInput, runtime.CannotRun):
         model = preparation.load(arguments.model)
         parsed = _parsed_file(arguments)
         built = _load_parsed(parsed, model) if arguments.layers else None
@@ -108,9 +104,7 @@ def _main(argv: Sequence[str] | None) -> int:
     elif built is not None:
         print("no output differs, so there is no layer to look for")
     if arguments.json is not None:
-        with atomic_write(arguments.json) as temporary:
-            content = json.dumps(result.content(), indent=2, ensure_ascii=False, allow_nan=False)
-            temporary.write_text(content + "\n", encoding="utf-8")
+        write_report(arguments.json, result.content())
     return 0 if result.within else 1
 
 
@@ -164,17 +158,8 @@ def _parser() -> argparse.ArgumentParser:
         help="what the engine was built of, for --layers (default: what onnx_path.build wrote beside the "
         "engine, else MODEL.onnx)",
     )
-    parser.add_argument(
-        "--plugins",
-        metavar="FILE",
-        type=to_path,
-        action="append",
-        default=[],
-        help="a library with plugins of the engine; may be repeated (ours needs no mention)",
-    )
-    parser.add_argument(
-        "--json", metavar="REPORT.json", type=to_path, help="also write the report to this file"
-    )
+    add_plugins(parser, "of the engine")
+    add_json(parser)
     return parser
 
 
@@ -211,23 +196,7 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
     read = [arguments.model, arguments.engine, arguments.inputs, arguments.parsed, *arguments.plugins]
     if any(report.absolute() == path.absolute() for path in read if path is not None):
         raise UsageError(f"--json {report}: is read for something else; name another file")
-    if report.absolute() == arguments.engine.with_suffix(".json").absolute():
-        raise UsageError(
-            f"--json {report}: whoever runs {arguments.engine.name} looks there for its metadata; name "
-            "another"
-        )
-
-
-@contextmanager
-def _usage_errors(model: Path) -> Iterator[None]:
-    """Makes what is wrong with files, inputs or machine a `UsageError`, which names option or file."""
-    try:
-        yield
-    except (plugins.PluginMissing, profiles.BadProfile, BadInput, runtime.CannotRun) as error:
-        message = one_line(error)
-        raise UsageError(message if message.startswith("--") else f"{model}: {message}") from error
-    except (files.BadModel, EngineError, ImportError, OSError) as error:
-        raise UsageError(one_line(error)) from error
+    check_no_metadata(report, arguments.engine)
 
 
 def _parsed_file(arguments: argparse.Namespace) -> Path:

@@ -121,6 +121,25 @@ def check_registered(operators: Iterable[CustomOperator]) -> None:
             )
 
 
+def register(libraries: Sequence[Path], model: onnx.ModelProto) -> list[Path]:
+    """Registers all plugins that a model needs, those of libraries and ours.
+
+    Returns:
+        The libraries, ours too if the model needs it.
+
+    Raises:
+        PluginMissing: a library cannot be loaded, or an operator has no plugin.
+        trt_plugin.EngineError: TensorRT or our library is missing.
+    """
+    import trt_plugin
+
+    load_libraries(libraries)
+    needed = custom_operators(model)
+    ours = [trt_plugin.load()] if any(x.namespace == trt_plugin.NAMESPACE for x in needed) else []
+    check_registered(needed)
+    return [*libraries, *ours]
+
+
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """All nodes, those of subgraphs and of functions that TensorRT gets included."""
     pending = [list(model.graph.node)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from codetr.command import (
     run_command,
     to_path,
 )
-from codetr.files import atomic_write
+from onnx_path.arguments import add_json, write_report
 from onnx_path.surgery import files, runtime
 from onnx_path.surgery.check import OutputsDiffer, compare
 from onnx_path.surgery.operation import Operation
@@ -136,8 +135,7 @@ def _main(argv: Sequence[str] | None) -> int:
     else:
         files.save(result, out, source)
     if arguments.json is not None:
-        with atomic_write(arguments.json) as temporary:
-            temporary.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+        write_report(arguments.json, dataclasses.asdict(report))
     _print(report, out)
     return 0
 
@@ -170,9 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-fuse", action="store_true", help="leave softmax and locations outside of the nodes"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: %(default)s)")
-    parser.add_argument(
-        "--json", metavar="REPORT.json", type=to_path, help="also write the report to this file"
-    )
+    add_json(parser)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -108,15 +110,18 @@ def machine(monkeypatch) -> list[tuple[Path, Settings, onnx.ModelProto]]:
     return built
 
 
-def refuse(capsys, folder: Path, *argv: object) -> str:
-    """Runs the command, which must refuse with one line and status 2 and write nothing; returns the line."""
+def refuse_by(main: Callable[[list[str]], int], capsys, folder: Path, *argv: object) -> str:
+    """Runs a command, which must refuse with one line and status 2 and write nothing; returns the line."""
     before = sorted(folder.rglob("*"))
-    status = build.main([str(word) for word in argv])
+    status = main([str(word) for word in argv])
     output = capsys.readouterr()
     assert status == 2, output
     assert output.err.startswith("error: ") and output.err.count("\n") == 1, output.err
     assert sorted(folder.rglob("*")) == before
     return output.err[len("error: ") :].rstrip("\n")
+
+
+refuse = functools.partial(refuse_by, build.main)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from onnx import helper  # noqa: E402
 from onnx_path import build, compare, engine_report  # noqa: E402
 from onnx_path.comparison import engine  # noqa: E402
 from onnx_path.comparison.errors import TOLERANCES  # noqa: E402
-from tests.onnx_builds import NO_GPU, REPOSITORY, attention_file  # noqa: E402
+from tests.onnx_builds import NO_GPU, REPOSITORY, attention_file, refuse_by  # noqa: E402
 from tests.onnx_comparisons import converted, describe, network, pretend  # noqa: E402
 
 pytest_plugins = ("tests.onnx_builds", "tests.onnx_comparisons")
@@ -43,15 +44,7 @@ def temporary(tmp_path_factory, monkeypatch) -> Path:
     return folder
 
 
-def refuse(capsys, folder: Path, *argv: object) -> str:
-    """Runs the command, which must refuse with one line and status 2 and write nothing; returns the line."""
-    before = sorted(folder.rglob("*"))
-    status = compare.main([str(word) for word in argv])
-    output = capsys.readouterr()
-    assert status == 2, output
-    assert output.err.startswith("error: ") and output.err.count("\n") == 1, output.err
-    assert sorted(folder.rglob("*")) == before
-    return output.err[len("error: ") :].rstrip("\n")
+refuse = functools.partial(refuse_by, compare.main)
 
 
 @pytest.mark.parametrize(

@@ -30,19 +30,16 @@ def check_machine(libraries: Sequence[Path], built: onnx.ModelProto | None) -> N
         plugins.PluginMissing: a library cannot be loaded, or an operator of the model has no plugin.
         trt_plugin.EngineError: TensorRT, cuda-python, our plugin library or a GPU is missing.
     """
-    import trt_plugin
     from trt_plugin.device import require_gpu
     from trt_plugin.errors import import_cudart, import_tensorrt
 
     import_tensorrt()
     import_cudart()
-    plugins.load_libraries(libraries)
-    if built is not None:
+    if built is None:
+        plugins.load_libraries(libraries)
+    else:
         builder.import_builder()
-        needed = plugins.custom_operators(built)
-        if any(x.namespace == trt_plugin.NAMESPACE for x in needed):
-            trt_plugin.load()
-        plugins.check_registered(needed)
+        plugins.register(libraries, built)
     require_gpu()
 
 

@@ -14,13 +14,18 @@ inline cudaError_t get_attribute(cudaDeviceAttr attribute, int& value) {
   return status == cudaSuccess ? cudaDeviceGetAttribute(&value, attribute, device) : status;
 }
 
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), const dim3& blocks, int threads,
-                   cudaStream_t stream, const Arguments&... arguments) {
+inline cudaLaunchConfig_t launch_config(const dim3& blocks, int threads, cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
+  return config;
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), const dim3& blocks, int threads,
+                   cudaStream_t stream, const Arguments&... arguments) {
+  const cudaLaunchConfig_t config = launch_config(blocks, threads, stream);
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
@@ -37,10 +42,8 @@ cudaError_t launch_pairs(void (*kernel)(Parameters...), int64_t blocks, int thre
   cluster.val.clusterDim.x = 2;
   cluster.val.clusterDim.y = 1;
   cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks + blocks % 2));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
+  const dim3 even(static_cast<unsigned>(blocks + blocks % 2));
+  cudaLaunchConfig_t config = launch_config(even, threads, stream);
   config.attrs = &cluster;
   config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
