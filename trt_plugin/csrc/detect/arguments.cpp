@@ -77,8 +77,10 @@ struct Argument {
     if (text == "cpu" && cpu_allowed) return kCpu;
     if (text == "auto" || text == "cuda") return 0;
     const std::string number = text.rfind("cuda:", 0) == 0 ? text.substr(5) : text;
-    if (number.empty() || number.size() > 4 || number.find_first_not_of("0123456789") != number.npos) {
-      throw refuse(concat("auto, ", cpu_allowed ? "cpu, " : "", "cuda, cuda:<number> or a GPU's number"));
+    if (number.empty() || number.size() > 4 ||
+        number.find_first_not_of("0123456789") != number.npos) {
+      throw refuse(
+          concat("auto, ", cpu_allowed ? "cpu, " : "", "cuda, cuda:<number> or a GPU's number"));
     }
     return std::atoi(number.c_str());
   }
@@ -92,7 +94,8 @@ struct Grammar {
 
 Grammar make_grammar(Program const& program, Options& options) {
   Grammar grammar;
-  grammar.flags = {{"--help", &options.help}, {"-h", &options.help}, {"--version", &options.version}};
+  grammar.flags = {
+      {"--help", &options.help}, {"-h", &options.help}, {"--version", &options.version}};
   auto& add = grammar.options;
   add[program.model_option] = [&](Argument const& a) { options.model = a.path(); };
   add["--out"] = [&](Argument const& a) { options.out = a.folder(); };
@@ -170,11 +173,12 @@ std::string usage(Program const& program) {
     option.resize(std::max<size_t>(option.size() + 1, 21), ' ');
     return concat("  ", option, meaning, "\n");
   };
-  std::string text = concat(
-      "usage: ", program.name, " ", program.model_option, " FILE [options] IMAGE...\n\n",
-      "Detects objects in JPEG and PNG pictures, prints a table, and writes the pictures with their\n"
-      "boxes and detections.json in COCO's form.\n\n",
-      line(concat(program.model_option, " FILE"), program.model_help));
+  std::string text =
+      concat("usage: ", program.name, " ", program.model_option, " FILE [options] IMAGE...\n\n",
+             "Detects objects in JPEG and PNG pictures, prints a table, and writes the pictures "
+             "with their\n"
+             "boxes and detections.json in COCO's form.\n\n",
+             line(concat(program.model_option, " FILE"), program.model_help));
   text += line("--out DIR", "folder for the pictures and detections.json; made if missing");
   text += line("--json FILE", "the detections, in place of DIR/detections.json");
   text += line("--threshold S", "least score; default: 0.3");

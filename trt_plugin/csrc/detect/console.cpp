@@ -26,8 +26,8 @@ std::string counted(size_t number, char const* noun) {
 
 // Characters, not bytes, of UTF-8.
 size_t width(std::string const& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(),
-                                           [](char byte) { return (byte & 0xc0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
 }
 
 // The columns from `first_right` on, up to `end_right`, are aligned to the right.
@@ -120,10 +120,10 @@ void print_times(std::vector<Times> const& runs) {
     for (size_t i = first; i < runs.size(); ++i) values.push_back(runs[i].*stage);
     text += concat(text.empty() ? "" : ", ", name, " ", format(median(values), 1));
   }
-  const std::string note =
-      runs.size() == 1 ? "one run, warm-up included"
-                       : concat("median; the first run, with the warm-up, took ",
-                                format(runs[0].inference, 1), " for inference");
+  const std::string note = runs.size() == 1
+                               ? "one run, warm-up included"
+                               : concat("median; the first run, with the warm-up, took ",
+                                        format(runs[0].inference, 1), " for inference");
   std::cout << "ms per picture: " << text << " (" << note << ")\n";
 }
 

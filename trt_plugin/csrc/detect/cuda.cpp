@@ -20,8 +20,8 @@ void use_device(int device) {
                status == cudaSuccess ? "CUDA counts none" : cudaGetErrorString(status), ")"));
   }
   if (device >= count) {
-    throw UsageError(concat("--device ", device, ": expected a number below ", count,
-                            ", the number of GPUs"));
+    throw UsageError(
+        concat("--device ", device, ": expected a number below ", count, ", the number of GPUs"));
   }
   check(cudaSetDevice(device), "cudaSetDevice");
 }

@@ -22,7 +22,8 @@ struct Destroyer {
 using Stream = std::unique_ptr<cudaStream_t, Destroyer<cudaStream_t, cudaStreamDestroy>>;
 using Event = std::unique_ptr<cudaEvent_t, Destroyer<cudaEvent_t, cudaEventDestroy>>;
 using Graph = std::unique_ptr<cudaGraph_t, Destroyer<cudaGraph_t, cudaGraphDestroy>>;
-using GraphExec = std::unique_ptr<cudaGraphExec_t, Destroyer<cudaGraphExec_t, cudaGraphExecDestroy>>;
+using GraphExec =
+    std::unique_ptr<cudaGraphExec_t, Destroyer<cudaGraphExec_t, cudaGraphExecDestroy>>;
 
 Stream make_stream();
 Event make_event();

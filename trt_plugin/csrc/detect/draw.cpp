@@ -13,20 +13,20 @@ namespace {
 
 // RGB of each class: codetr.draw's, which picks each as far as possible from those before.
 constexpr uint32_t kColors[] = {
-    0x963bf9, 0x6bf61a, 0xe45706, 0x56d0f6, 0xf015a6, 0x728426, 0xf8b6fe, 0x2275e8,
-    0xfcc771, 0xb05a7f, 0x96e7a7, 0x8f7bcc, 0xef71fc, 0xd0dd16, 0x07a285, 0xde1356,
-    0x3eb845, 0xb77d29, 0xf08e88, 0x0685b6, 0xa74cc1, 0xf381be, 0xacb657, 0xc70cc1,
-    0x86acfa, 0x6d5bf8, 0x0df1d5, 0xb65e46, 0xaf7bfe, 0xc03f99, 0xf78f41, 0x79f07b,
-    0x29cb8f, 0xf85e8a, 0xca77d2, 0x119245, 0x13a6f1, 0x2dc5c1, 0x8fc102, 0xe29f06,
-    0xe11e0e, 0x9d60a2, 0x5578c1, 0x6baf6b, 0xc099e9, 0xc83eed, 0xf642d7, 0xfc615f,
-    0xc7dd81, 0x14aecb, 0x8e57d8, 0xddbe2b, 0xcd3976, 0x5ce9ed, 0xc54c57, 0xd87b99,
-    0xfe9ebc, 0x737fe7, 0x669d2b, 0xfe4da5, 0xca67fe, 0xf578da, 0xd16c0f, 0xa18a21,
-    0x58cc16, 0x8971f5, 0x1de289, 0x8bd670, 0xc857c1, 0xeb7454, 0xfea779, 0xd891d1,
-    0xcc5e9b, 0x5b9cfa, 0x4b66fd, 0x5cd8b9, 0x5df0b2, 0xa26fd4, 0xff8093, 0xd88457,
-    0xcbaa4a, 0xe19d55, 0xc96b6f, 0x5eb7f1, 0xf698ee, 0x9ca503, 0xbec943, 0xa35efc,
-    0xf353c2, 0x97ee2e, 0x7867cf, 0xd55c7c, 0x998af5, 0xd51d83, 0xde81fa, 0xb637c3,
+    0x963bf9, 0x6bf61a, 0xe45706, 0x56d0f6, 0xf015a6, 0x728426, 0xf8b6fe, 0x2275e8, 0xfcc771,
+    0xb05a7f, 0x96e7a7, 0x8f7bcc, 0xef71fc, 0xd0dd16, 0x07a285, 0xde1356, 0x3eb845, 0xb77d29,
+    0xf08e88, 0x0685b6, 0xa74cc1, 0xf381be, 0xacb657, 0xc70cc1, 0x86acfa, 0x6d5bf8, 0x0df1d5,
+    0xb65e46, 0xaf7bfe, 0xc03f99, 0xf78f41, 0x79f07b, 0x29cb8f, 0xf85e8a, 0xca77d2, 0x119245,
+    0x13a6f1, 0x2dc5c1, 0x8fc102, 0xe29f06, 0xe11e0e, 0x9d60a2, 0x5578c1, 0x6baf6b, 0xc099e9,
+    0xc83eed, 0xf642d7, 0xfc615f, 0xc7dd81, 0x14aecb, 0x8e57d8, 0xddbe2b, 0xcd3976, 0x5ce9ed,
+    0xc54c57, 0xd87b99, 0xfe9ebc, 0x737fe7, 0x669d2b, 0xfe4da5, 0xca67fe, 0xf578da, 0xd16c0f,
+    0xa18a21, 0x58cc16, 0x8971f5, 0x1de289, 0x8bd670, 0xc857c1, 0xeb7454, 0xfea779, 0xd891d1,
+    0xcc5e9b, 0x5b9cfa, 0x4b66fd, 0x5cd8b9, 0x5df0b2, 0xa26fd4, 0xff8093, 0xd88457, 0xcbaa4a,
+    0xe19d55, 0xc96b6f, 0x5eb7f1, 0xf698ee, 0x9ca503, 0xbec943, 0xa35efc, 0xf353c2, 0x97ee2e,
+    0x7867cf, 0xd55c7c, 0x998af5, 0xd51d83, 0xde81fa, 0xb637c3,
 };
-constexpr uint32_t kOutline = 0x141414, kBlack = 0, kWhite = 0xffffff;
+constexpr uint32_t kOutline = 0x141414;
+constexpr int kLeastFontSize = 9;
 
 struct Rectangle {
   int left, top, right, bottom;  // right and bottom are outside
@@ -62,8 +62,7 @@ void draw_edge(Image& image, Rectangle const& at, int line, uint32_t color) {
 // The coloured line on the box's edge, a thin dark line around it for light backgrounds.
 void draw_frame(Image& image, Rectangle const& frame, uint32_t color, int line) {
   const int rim = std::max(1, line / 3);
-  draw_edge(image,
-            {frame.left - rim, frame.top - rim, frame.right + rim, frame.bottom + rim}, rim,
+  draw_edge(image, {frame.left - rim, frame.top - rim, frame.right + rim, frame.bottom + rim}, rim,
             kOutline);
   draw_edge(image, frame, line, color);
 }
@@ -81,14 +80,17 @@ Rectangle to_pixels(std::array<float, 4> const& box, int height, int width) {
 
 struct Tag {
   std::string text;
-  int scale = 0;  // pixels of the picture for a pixel of the font; 0: left out
+  int font_size = 0;  // pixels of the picture, of a line; 0: left out
   Rectangle place{};
 
-  int padding() const { return 2 * scale; }
+  // Pixels of the picture for a pixel of the font.
+  double scale() const { return font_size / 10.0; }
+  int padding() const { return std::max(1, static_cast<int>(std::nearbyint(font_size * 0.22))); }
   int width() const {
-    return (static_cast<int>(text.size()) * (kGlyphWidth + 1) - 1) * scale + 2 * padding();
+    const auto columns = static_cast<double>(text.size() * (kGlyphWidth + 1) - 1);
+    return static_cast<int>(std::ceil(columns * scale())) + 2 * padding();
   }
-  int height() const { return kGlyphHeight * scale + padding(); }
+  int height() const { return static_cast<int>(std::ceil(kGlyphHeight * scale())) + 2 * padding(); }
 };
 
 // UTF-8 with a question mark for what the font lacks.
@@ -102,19 +104,19 @@ std::string to_ascii(std::string const& text) {
 }
 
 // A label no larger than the picture: smaller letters first, then a shorter text, then none.
-Tag fit_tag(std::string const& name, std::string const& score, int scale, Image const& image) {
+Tag fit_tag(std::string const& name, std::string const& score, int font_size, Image const& image) {
   const auto fits = [&](Tag const& tag) {
     return tag.width() <= image.width && tag.height() <= image.height;
   };
-  for (; scale >= 1; --scale) {
-    Tag tag{name + " " + score, scale};
+  for (; font_size >= kLeastFontSize; --font_size) {
+    Tag tag{name + " " + score, font_size};
     if (fits(tag)) return tag;
   }
   for (size_t count = name.size(); count-- > 3;) {
-    Tag tag{name.substr(0, count) + ".. " + score, 1};
+    Tag tag{name.substr(0, count) + ".. " + score, kLeastFontSize};
     if (fits(tag)) return tag;
   }
-  const Tag shortest{score, 1};
+  const Tag shortest{score, kLeastFontSize};
   return fits(shortest) ? shortest : Tag{};
 }
 
@@ -150,24 +152,38 @@ Rectangle find_place(Tag const& tag, Rectangle const& box, std::vector<Rectangle
   return best;
 }
 
+// The part of a pixel of the picture that a text covers, 0 to 1, with the text's corner at (0, 0).
+double coverage(Tag const& tag, int x, int y) {
+  static constexpr int kSamples = 4;  // in each direction
+  int hits = 0;
+  for (int sample = 0; sample < kSamples * kSamples; ++sample) {
+    const double column = (x + (sample % kSamples + 0.5) / kSamples) / tag.scale();
+    const double row = (y + (sample / kSamples + 0.5) / kSamples) / tag.scale();
+    const auto letter = static_cast<size_t>(column) / (kGlyphWidth + 1);
+    const int glyph_x = static_cast<int>(column) % (kGlyphWidth + 1);
+    const int glyph_y = static_cast<int>(row);
+    const bool inside = letter < tag.text.size() && glyph_x < kGlyphWidth && glyph_y < kGlyphHeight;
+    if (inside && glyph_pixel(tag.text[letter], glyph_x, glyph_y)) ++hits;
+  }
+  return static_cast<double>(hits) / (kSamples * kSamples);
+}
+
 // A rectangle filled with the class colour; black text on light colours, white on dark.
 void draw_tag(Image& image, Tag const& tag, uint32_t color) {
-  if (tag.scale == 0) return;
+  if (tag.font_size == 0) return;
   fill(image, tag.place, color);
-  const double luma =
-      0.299 * (color >> 16) + 0.587 * (color >> 8 & 0xff) + 0.114 * (color & 0xff);
-  int left = tag.place.left + tag.padding();
-  const int top = tag.place.top + tag.padding();
-  for (char letter : tag.text) {
-    for (int y = 0; y < kGlyphHeight; ++y) {
-      for (int x = 0; x < kGlyphWidth; ++x) {
-        if (!glyph_pixel(letter, x, y)) continue;
-        const int pixel_left = left + x * tag.scale, pixel_top = top + y * tag.scale;
-        fill(image, {pixel_left, pixel_top, pixel_left + tag.scale, pixel_top + tag.scale},
-             luma > 130 ? kBlack : kWhite);
+  const double luma = 0.299 * (color >> 16) + 0.587 * (color >> 8 & 0xff) + 0.114 * (color & 0xff);
+  const double ink = luma > 130 ? 0 : 255;
+  const Rectangle text{tag.place.left + tag.padding(), tag.place.top + tag.padding(),
+                       tag.place.right - tag.padding(), tag.place.bottom - tag.padding()};
+  for (int y = text.top; y < text.bottom; ++y) {
+    for (int x = text.left; x < text.right; ++x) {
+      const double share = coverage(tag, x - text.left, y - text.top);
+      uint8_t* pixel = image.row(y) + size_t{3} * x;
+      for (int channel = 0; channel < 3; ++channel) {
+        pixel[channel] = static_cast<uint8_t>(pixel[channel] * (1 - share) + ink * share + 0.5);
       }
     }
-    left += (kGlyphWidth + 1) * tag.scale;
   }
 }
 
@@ -177,7 +193,9 @@ Image draw_detections(Image image, Detections const& detections,
                       std::vector<std::string> const& class_names) {
   const double side = std::sqrt(static_cast<double>(image.height) * image.width);
   const int line = std::max(1, static_cast<int>(std::nearbyint(side * 0.0036)));
-  const int scale = std::max(1, static_cast<int>(std::nearbyint(side / 500)));
+  const int font_size =
+      std::max(kLeastFontSize,
+               std::min(static_cast<int>(std::nearbyint(side * 0.022)) + 3, image.height / 4));
   std::vector<Rectangle> frames, placed;
   std::vector<uint32_t> colors;
   std::vector<Tag> tags;
@@ -187,8 +205,8 @@ Image draw_detections(Image image, Detections const& detections,
     std::snprintf(score, sizeof(score), "%.2f", detection.score);
     colors.push_back(kColors[label % std::size(kColors)]);
     frames.push_back(to_pixels(detection.box, image.height, image.width));
-    tags.push_back(fit_tag(to_ascii(class_names.at(label)), score, scale, image));
-    if (tags.back().scale == 0) continue;
+    tags.push_back(fit_tag(to_ascii(class_names.at(label)), score, font_size, image));
+    if (tags.back().font_size == 0) continue;
     tags.back().place = find_place(tags.back(), frames.back(), placed, image);
     placed.push_back(tags.back().place);
   }

@@ -59,8 +59,7 @@ std::string refusal(std::vector<uint8_t> const& content, std::string const& mess
   const auto builder = built_with(content);
   if (mentions(messages, "expecting library version|version tag does not match|engine version") ||
       (builder && *builder != tensorrt_version())) {
-    return concat("was built by ",
-                  builder ? "TensorRT " + *builder : "another version of TensorRT",
+    return concat("was built by ", builder ? "TensorRT " + *builder : "another version of TensorRT",
                   ", and this is TensorRT ", tensorrt_version(),
                   ": export it again with this version, or install the one that built it");
   }
@@ -117,7 +116,9 @@ struct Tensor {
     return {buffer.host<int32_t>(), buffer.host<int32_t>() + count()};
   }
 
-  std::vector<float> numbers() const { return {buffer.host<float>(), buffer.host<float>() + count()}; }
+  std::vector<float> numbers() const {
+    return {buffer.host<float>(), buffer.host<float>() + count()};
+  }
 };
 
 class Engine final : public Network {
@@ -205,8 +206,9 @@ class Engine final : public Network {
       for (auto const& tensor : tensors) {
         if (tensor.name == name && tensor.shape.size() == rank) return;
       }
-      throw std::runtime_error(concat(path_.string(), ": expected a detector's engine with a tensor ",
-                                      name, " of rank ", rank, ", got none"));
+      throw std::runtime_error(concat(path_.string(),
+                                      ": expected a detector's engine with a tensor ", name,
+                                      " of rank ", rank, ", got none"));
     };
     require(inputs, "images", 4);
     require(inputs, "image_shapes", 2);
@@ -224,8 +226,9 @@ class Engine final : public Network {
     const bool narrower = expected == DataType::kINT64 && type == DataType::kINT32;
     if (type != expected && !narrower) {
       throw std::runtime_error(concat(path_.string(), ": the input ", name, ": expected ",
-                                      expected == DataType::kFLOAT ? "float32" : "int64", ", got type ",
-                                      static_cast<int>(type), " of nvinfer1::DataType"));
+                                      expected == DataType::kFLOAT ? "float32" : "int64",
+                                      ", got type ", static_cast<int>(type),
+                                      " of nvinfer1::DataType"));
     }
     if (!context_->setInputShape(name, to_dims(shape))) {
       fail(concat("the input ", name, " refuses ", format_shape(shape)));
@@ -241,7 +244,8 @@ class Engine final : public Network {
       tensor.shape = to_shape(context_->getTensorShape(name));
       size_t size = item_size(tensor.type, name);
       for (int64_t side : tensor.shape) {
-        if (side < 0) fail(concat("the shape of ", name, " depends on data, which is not supported"));
+        if (side < 0)
+          fail(concat("the shape of ", name, " depends on data, which is not supported"));
         size *= static_cast<size_t>(side);
       }
       tensor.buffer = Buffer(size);
@@ -251,8 +255,8 @@ class Engine final : public Network {
     }
     for (char const* name : {"boxes", "scores"}) {
       if (tensors_.at(name).type != DataType::kFLOAT) {
-        throw std::runtime_error(concat(path_.string(), ": the output ", name,
-                                        ": expected float32, got another type"));
+        throw std::runtime_error(
+            concat(path_.string(), ": the output ", name, ": expected float32, got another type"));
       }
     }
   }

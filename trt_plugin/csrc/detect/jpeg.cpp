@@ -1,4 +1,5 @@
-// JPEG files through libjpeg-turbo, with its defaults: what Pillow does, so the pixels are the same.
+// JPEG files through libjpeg-turbo, with its defaults: what Pillow does, so the pixels are the
+// same.
 #include <cstddef>
 #include <cstdio>  // before jpeglib.h, which uses FILE
 // clang-format off
@@ -58,8 +59,8 @@ int orientation_of(jpeg_saved_marker_ptr markers) {
   int xmp = 0;
   for (auto* marker = markers; marker != nullptr; marker = marker->next) {
     if (starts_with(marker, kExif, sizeof(kExif))) {
-      const int found = exif_orientation(marker->data + sizeof(kExif),
-                                         marker->data_length - sizeof(kExif));
+      const int found =
+          exif_orientation(marker->data + sizeof(kExif), marker->data_length - sizeof(kExif));
       if (found != 0) return found;
     } else if (starts_with(marker, kXmp, sizeof(kXmp))) {
       xmp = xmp_orientation(marker->data + sizeof(kXmp), marker->data_length - sizeof(kXmp));
@@ -103,7 +104,7 @@ bool decode(Bytes const& file, jpeg_decompress_struct& info, ErrorManager& error
     jpeg_read_scanlines(&info, &target, 1);
     if (is_cmyk) cmyk_to_rgb(cmyk.data(), image.width, row);
   }
-  // Not finished: all rows are there, and the end marker alone may be missing.
+  jpeg_finish_decompress(&info);
   return true;
 }
 

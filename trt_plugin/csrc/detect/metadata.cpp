@@ -132,9 +132,9 @@ Metadata read(Json const& object) {
     throw UsageError(concat(R"(expected an object with "format": )", kFormat));
   }
   Metadata result;
-  result.description = concat(Field(object, "model").text(), ", TensorRT ",
-                              Field(object, "tensorrt_version").text(), ", ",
-                              Field(object, "gpu").text(), ", ", Field(object, "precision").text());
+  result.description =
+      concat(Field(object, "model").text(), ", TensorRT ", Field(object, "tensorrt_version").text(),
+             ", ", Field(object, "gpu").text(), ", ", Field(object, "precision").text());
   result.inputs = Field(object, "inputs").tensors();
   result.outputs = Field(object, "outputs").tensors();
   result.class_names = Field(object, "class_names").texts();
@@ -196,9 +196,9 @@ void Metadata::check_tensors(std::filesystem::path const& path,
     for (std::string const& name : names) {
       const bool both = said.count(name) != 0 && there.count(name) != 0;
       if (both && same_shape(said[name], there[name])) continue;
-      throw std::runtime_error(concat("the metadata ", path.string(), " is that of another engine: ",
-                                      name, " is ", show(said, name), " in it and ",
-                                      show(there, name),
+      throw std::runtime_error(concat("the metadata ", path.string(),
+                                      " is that of another engine: ", name, " is ",
+                                      show(said, name), " in it and ", show(there, name),
                                       " in the engine; it must be the file that was exported with "
                                       "the engine"));
     }

@@ -68,8 +68,10 @@ Image make_upright(Image image, int orientation) {
   if (orientation == 1) return image;
   // The orientation says which edges of the upright picture the stored first row and column are.
   const bool swapped = orientation >= 5;
-  const bool from_right = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
-  const bool from_bottom = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
+  const bool from_right =
+      orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+  const bool from_bottom =
+      orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
   Image upright{swapped ? image.width : image.height, swapped ? image.height : image.width, {}};
   upright.pixels.resize(image.pixels.size());
   for (int y = 0; y < upright.height; ++y) {

@@ -22,7 +22,9 @@ fs::path shared_folder(fs::path const& first, fs::path const& second) {
 }
 
 std::string lower(std::string text) {
-  const auto to_lower = [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); };
+  const auto to_lower = [](unsigned char letter) {
+    return static_cast<char>(std::tolower(letter));
+  };
   std::transform(text.begin(), text.end(), text.begin(), to_lower);
   return text;
 }
@@ -67,8 +69,7 @@ std::vector<int64_t> image_ids(std::vector<std::string> const& names) {
   for (std::string const& name : names) {
     counted.push_back(static_cast<int64_t>(counted.size()) + 1);
     const std::string stem = fs::path(name).stem().string();
-    const bool numeric = !stem.empty() &&
-                         stem.size() <= std::numeric_limits<int64_t>::digits10 &&
+    const bool numeric = !stem.empty() && stem.size() <= std::numeric_limits<int64_t>::digits10 &&
                          stem.find_first_not_of("0123456789") == stem.npos;
     if (!numeric) continue;
     ids.push_back(std::stoll(stem));

@@ -120,8 +120,8 @@ Decoded decode_png(Bytes const& file) {
   reader.info = png_create_info_struct(reader.png);
   reader.end = png_create_info_struct(reader.png);
   Decoded result;
-  const bool done = reader.info != nullptr && reader.end != nullptr &&
-                    decode(reader, source, result);
+  const bool done =
+      reader.info != nullptr && reader.end != nullptr && decode(reader, source, result);
   if (!done) throw std::runtime_error(source.message);
   Image& image = result.image;
   const size_t count = static_cast<size_t>(image.height) * image.width;

@@ -64,7 +64,8 @@ Detections soft_nms(Detections alive, Nms const& nms) {
         [](Detection const& first, Detection const& second) { return first.score < second.score; });
     kept.push_back(*best);
     alive.erase(best);
-    for (Detection& other : alive) other.score *= soft_weight(class_wise_iou(kept.back(), other), nms);
+    for (Detection& other : alive)
+      other.score *= soft_weight(class_wise_iou(kept.back(), other), nms);
     alive.erase(std::remove_if(alive.begin(), alive.end(),
                                [&](Detection const& other) {
                                  return !(other.score >= static_cast<float>(nms.min_score));

@@ -121,8 +121,7 @@ Batch::Batch(int count, int height, int width)
       image_shapes(static_cast<size_t>(count) * 2) {}
 
 void Batch::set(int index, Image const& picture, Normalisation const& normalisation) {
-  const auto [fitted_height, fitted_width] =
-      fit_size(picture.height, picture.width, height, width);
+  const auto [fitted_height, fitted_width] = fit_size(picture.height, picture.width, height, width);
   const Image resized = resize(picture, fitted_height, fitted_width);
   image_shapes[2 * index] = fitted_height;
   image_shapes[2 * index + 1] = fitted_width;
@@ -130,8 +129,8 @@ void Batch::set(int index, Image const& picture, Normalisation const& normalisat
   for (int channel = 0; channel < 3; ++channel) {
     std::array<float, 256> normalised;  // of each value of a pixel
     for (int value = 0; value < 256; ++value) {
-      normalised[value] = (static_cast<float>(value) - normalisation.mean[channel]) /
-                          normalisation.std[channel];
+      normalised[value] =
+          (static_cast<float>(value) - normalisation.mean[channel]) / normalisation.std[channel];
     }
     for (int y = 0; y < fitted_height; ++y) {
       uint8_t const* source = resized.row(y) + channel;

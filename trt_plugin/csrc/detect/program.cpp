@@ -41,8 +41,8 @@ std::string one_line(std::string const& message) {
 Nms choose_nms(Program const& program, Options const& options, Metadata const& metadata) {
   Nms nms = metadata.nms;
   if (metadata.nms_in_graph) {
-    for (auto const& [given, option] :
-         {std::pair{options.nms.has_value(), "--nms"}, {options.nms_iou.has_value(), "--nms-iou"}}) {
+    for (auto const& [given, option] : {std::pair{options.nms.has_value(), "--nms"},
+                                        {options.nms_iou.has_value(), "--nms-iou"}}) {
       if (given) {
         throw UsageError(concat(option, ": is fixed in the file that ", program.model_option,
                                 " gives, leave it out"));
@@ -164,7 +164,8 @@ class Run {
     for (size_t i = 0; i < images.size(); ++i) {
       found_.push_back({names[i]->name, images[i].height, images[i].width,
                         detections(batch, output, i, images[i])});
-      static_cast<void>(make_rows(found_.back().detections, metadata_.class_names));  // checks labels
+      static_cast<void>(
+          make_rows(found_.back().detections, metadata_.class_names));  // checks labels
     }
     times.postprocess = clock.lap();
 
@@ -176,8 +177,8 @@ class Run {
     }
     times.draw = clock.lap();
     const auto count = static_cast<double>(names.size());
-    for (double Times::*stage : {&Times::read, &Times::preprocess, &Times::inference,
-                                 &Times::postprocess, &Times::draw}) {
+    for (double Times::* stage :
+         {&Times::read, &Times::preprocess, &Times::inference, &Times::postprocess, &Times::draw}) {
       times.*stage /= count;
     }
     times_.push_back(times);
@@ -197,8 +198,14 @@ class Run {
   void write_json(int batch) {
     if (!options_.json && !options_.out) return;
     const fs::path path = options_.json ? *options_.json : *options_.out / "detections.json";
-    const Info info{program_.name, metadata_.description, options_.threshold, options_.nms,
-                    options_.nms_iou, options_.top, batch, benchmark_};
+    const Info info{program_.name,
+                    metadata_.description,
+                    options_.threshold,
+                    options_.nms,
+                    options_.nms_iou,
+                    options_.top,
+                    batch,
+                    benchmark_};
     write_document(path, found_, metadata_.class_names, info);
     written_.push_back(path.string());
   }

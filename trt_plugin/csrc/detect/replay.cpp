@@ -26,8 +26,8 @@ class Replay final : public Network {
   Output run(Batch const&) override {
     const size_t rows = scores_.shape[1];
     if (next_ == scores_.shape[0]) {
-      throw UsageError(concat("--replay ", folder_.string(), ": expected outputs for every picture, ",
-                              "got those of ", next_));
+      throw UsageError(concat("--replay ", folder_.string(),
+                              ": expected outputs for every picture, ", "got those of ", next_));
     }
     const auto part = [&](auto const& values, size_t size) {
       const auto start = values.begin() + static_cast<ptrdiff_t>(next_ * size);

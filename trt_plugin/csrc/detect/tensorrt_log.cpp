@@ -29,10 +29,10 @@ TensorRtLog& tensorrt_log() {
 
 void check_tensorrt_version() {
   if (getInferLibVersion() / 10000 == NV_TENSORRT_MAJOR) return;
-  throw std::runtime_error(concat(
-      "this program was built with the headers of TensorRT ", NV_TENSORRT_MAJOR,
-      " and runs with the library of TensorRT ", tensorrt_version(),
-      ": build it again with the headers of that version (cmake -DTENSORRT_HEADERS=...)"));
+  throw std::runtime_error(
+      concat("this program was built with the headers of TensorRT ", NV_TENSORRT_MAJOR,
+             " and runs with the library of TensorRT ", tensorrt_version(),
+             ": build it again with the headers of that version (cmake -DTENSORRT_HEADERS=...)"));
 }
 
 std::string tensorrt_version() {
