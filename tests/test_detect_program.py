@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
+import trt_plugin
 from codetr.classes import COCO_CLASSES
 from codetr.console import print_results
+from codetr.detect import Detector
 from codetr.draw import color_of, draw_detections
 from codetr.preprocess import load_image
 from codetr.results import Detections
 from tests.detect_program import ROOT, Network, find_program, no_outputs, read_document, run
+from tests.golden_models import arguments, save_weights
 
 pytestmark = pytest.mark.skipif(
     find_program() is None,
@@ -298,3 +301,38 @@ def test_drawing_on_a_tiny_picture(tmp_path):
     assert done.returncode == 0, done.stderr
     with Image.open(tmp_path / "out/a.jpg") as drawn:
         assert drawn.size == (5, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nms", ["none", "hard"])
+def test_engine_detects_as_in_python(tmp_path, nms):
+    """The same engine, pictures of several sizes, with and without a CUDA graph: Python's detections."""
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    from onnx_path.export import main
+
+    weights = save_weights(tmp_path)
+    options = {"batch": 2, "precision": "fp16", "nms": nms}
+    assert main(arguments(weights, tmp_path / "engine", "codino_swin_tiny", **options)) == 0
+    engine = tmp_path / "engine/model.engine"
+    files = [ROOT / "assets/coffee.jpg", *sorted(ROOT.glob("tests/scenes/val/*.jpg"))[:2]]
+    with Detector(backend="tensorrt", engine=engine) as detector:
+        expected = detector.detect(files, threshold=0.0, batch=2)
+    plugin = ["--plugins", trt_plugin.library_path()]
+    for flags in ([], ["--no-cuda-graph"]):
+        out = tmp_path / f"out{len(flags)}"
+        done = run(
+            "--engine", engine, *plugin, *files, "--threshold", 0, "--out", out, "--benchmark", 10, *flags
+        )
+        assert done.returncode == 0, done.stderr
+        document, info = read_document(out / "detections.json")
+        ways = [summary["how"] for summary in info["benchmark"]["runs"]]
+        assert ways == (["no CUDA graph"] if flags else ["CUDA graph", "no CUDA graph"])
+        assert all(0 < summary["p05_ms"] <= summary["p95_ms"] for summary in info["benchmark"]["runs"])
+        for image, found in zip(document["images"], expected, strict=True):
+            rows = [row for row in document["annotations"] if row["image_id"] == image["id"]]
+            assert [row["category_id"] for row in rows] == [row["category_id"] for row in found.as_dicts()]
+            assert len(rows) > 5
+            boxes = np.array([row["bbox"] for row in rows])
+            np.testing.assert_allclose(boxes, [row["bbox"] for row in found.as_dicts()], atol=0.1)
+            np.testing.assert_allclose([row["score"] for row in rows], found.scores, atol=1e-3)

@@ -30,9 +30,15 @@ COMMANDS = (
 )
 FOREIGN = {
     *("--no-build-isolation", "--onnx", "--stronglyTyped", "--dynamicPlugins", "--staticPlugins"),
-    *("--tool", "--error-exitcode", "--nproc-per-node"),
+    *("--tool", "--error-exitcode", "--nproc-per-node", "--build", "--target"),
 }
-"""Options of pip, trtexec, compute-sanitizer and torchrun."""
+"""Options of pip, trtexec, compute-sanitizer, torchrun and cmake."""
+CPP_PROGRAMS = (
+    ROOT / "trt_plugin/csrc/detect/arguments.cpp",
+    ROOT / "trt_plugin/csrc/detect/main.cpp",
+    ROOT / "dynamo_path/csrc/detect_torch.cpp",
+)
+"""Where the options of codetr_detect and codetr_detect_torch stand."""
 
 
 def test_options(capsys: pytest.CaptureFixture) -> None:
@@ -40,6 +46,8 @@ def test_options(capsys: pytest.CaptureFixture) -> None:
         with pytest.raises(SystemExit):
             importlib.import_module(module).main([*arguments, "--help"])
     known = FOREIGN | set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    for source in CPP_PROGRAMS:
+        known |= set(re.findall(r'"(--[a-z][a-z-]+)"', source.read_text(encoding="utf-8")))
     named = set(re.findall(r"--[a-zA-Z][a-zA-Z-]+", README))
     assert len(named) > 10
     assert named <= known

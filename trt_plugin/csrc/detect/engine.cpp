@@ -253,11 +253,12 @@ class Engine final : public Network {
         fail(concat("the tensor ", name, " refuses its memory"));
       }
     }
-    for (char const* name : {"boxes", "scores"}) {
-      if (tensors_.at(name).type != DataType::kFLOAT) {
-        throw std::runtime_error(
-            concat(path_.string(), ": the output ", name, ": expected float32, got another type"));
-      }
+    for (char const* name : {"boxes", "scores", "labels"}) {
+      const bool is_number = name != std::string("labels");
+      if ((tensors_.at(name).type == DataType::kFLOAT) == is_number) continue;
+      throw std::runtime_error(concat(path_.string(), ": the output ", name, ": expected ",
+                                      is_number ? "float32" : "int64 or int32",
+                                      ", got another type"));
     }
   }
 
