@@ -16,7 +16,7 @@ PROGRAM = "codetr_detect_torch"
 pytestmark = [
     pytest.mark.skipif(
         find_program(PROGRAM) is None,
-        reason="codetr_detect_torch is not built (cmake -DCODETR_DETECT_TORCH=ON), nor in $CODETR_DETECT_TORCH",
+        reason="codetr_detect_torch is not built: cmake -DCODETR_DETECT_TORCH=ON",
     ),
     pytest.mark.filterwarnings("ignore"),  # torch.jit is deprecated, and what Torch-TensorRT saves for C++
 ]

@@ -1,5 +1,6 @@
 #include "npy.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -70,8 +71,10 @@ Array<Number> load_npy(std::filesystem::path const& path) {
   if (!std::regex_match(header, match, kHeader) || match[1] != kType<Number>) throw refuse(header);
   Array<Number> array{parse_shape(match[2]), {}};
   array.values.resize((file.size() - start) / sizeof(Number));
-  if (array.values.size() != count(array.shape)) throw refuse("one that is cut off");
-  std::memcpy(array.values.data(), file.data() + start, array.values.size() * sizeof(Number));
+  const size_t expected = count(array.shape) * sizeof(Number);
+  if (file.size() - start != expected) throw refuse("one that is cut off");
+  std::copy(file.begin() + static_cast<ptrdiff_t>(start), file.end(),
+            reinterpret_cast<uint8_t*>(array.values.data()));
   return array;
 }
 

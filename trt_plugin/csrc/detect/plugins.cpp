@@ -1,6 +1,7 @@
 #include "plugins.h"
 
 #include <NvInferRuntime.h>
+#include <dlfcn.h>
 
 #include <cstdlib>
 
@@ -14,9 +15,14 @@ constexpr char kFileName[] = "libmsda_trt_plugin.so";
 constexpr char kVariable[] = "MSDA_TRT_PLUGIN";
 
 void load(std::filesystem::path const& library) {
+  const auto fail = [&](std::string const& why) {
+    throw std::runtime_error(
+        concat("the plugin library ", library.string(), " cannot be loaded: ", why));
+  };
+  // First without TensorRT, which does not say why it cannot open a library. It stays open.
+  if (dlopen(library.c_str(), RTLD_NOW) == nullptr) fail(dlerror());
   if (getPluginRegistry()->loadLibrary(library.c_str()) == nullptr) {
-    throw std::runtime_error(concat("the plugin library ", library.string(),
-                                    " cannot be loaded: ", tensorrt_log().take_errors()));
+    fail(tensorrt_log().take_errors());
   }
 }
 

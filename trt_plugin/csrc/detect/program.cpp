@@ -190,8 +190,8 @@ class Run {
     const size_t first = index * output.rows;
     const Sizes sizes{image.height, image.width, batch.image_shapes[2 * index],
                       batch.image_shapes[2 * index + 1]};
-    Detections rows = restore(&output.boxes[4 * first], &output.scores[first],
-                              &output.labels[first], output.rows, sizes);
+    Detections rows = restore(output.boxes.data() + 4 * first, output.scores.data() + first,
+                              output.labels.data() + first, output.rows, sizes);
     return select(apply_nms(rows, nms_), options_.threshold, options_.top);
   }
 
