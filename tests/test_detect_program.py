@@ -156,8 +156,8 @@ def crowd(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray,
     st.none() | st.integers(1, 10),
     st.integers(0, 2**32 - 1),
 )
-@example(40, (70, 80), "soft", "linear", 0.5, 0.0, None, 1)
-@example(40, (70, 80), "hard", "linear", 0.5, 0.0, None, 1)
+@example(40, (70, 80), "soft", "linear", 0.5, 0.0, None, 24)
+@example(40, (70, 80), "hard", "linear", 0.5, 0.0, None, 24)
 def test_postprocessing_equals_python(count, size, method, decay, iou, threshold, top, seed):
     """The whole document; method None is a network with the suppression inside."""
     boxes, scores, labels = crowd(count, np.random.default_rng(seed))
