@@ -110,10 +110,13 @@ def msda_tables(content: dict) -> list[str]:
 
 
 def microseconds(row: dict | None) -> str:
-    """The median of a result, or what became of it."""
+    """The median of a result, and with a warm cache where that was timed; or what became of it."""
     if row is None:
         return ""
-    return "failed" if "failure" in row else f"{row['timing']['median_ms'] * 1e3:.1f}"
+    if "failure" in row:
+        return "failed"
+    warm = f" ({row['warm_timing']['median_ms'] * 1e3:.1f} warm)" if "warm_timing" in row else ""
+    return f"{row['timing']['median_ms'] * 1e3:.1f}{warm}"
 
 
 def detector_table(content: dict) -> str:
