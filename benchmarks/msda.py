@@ -3,8 +3,8 @@
 Problems x distributions x types x methods. Methods: our Torch operators (forward, fused, backward), our
 TensorRT plugins and NVIDIA's `MultiscaleDeformableAttnPlugin_TRT` in engines, and the reference, grid_sample
 level by level, in eager PyTorch and under `torch.compile`. All get the same inputs. The L2 cache is cold: a
-CUDA graph of several calls goes round copies of the inputs that are together three times larger. Problems that
-fit in it, decoders for instance, are timed warm as well, over one copy again and again: an engine's
+CUDA graph of several calls goes round copies of the inputs that are together three times larger. Problems
+that fit in it, decoders for instance, are timed warm as well, over one copy again and again: in an engine the
 value projection has just written what its decoder reads. The default problems take some minutes; compiling
 the reference adds to them, but is in no measurement.
 """
