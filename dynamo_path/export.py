@@ -182,10 +182,12 @@ def _named_outputs(names: Sequence[str]) -> Iterator[list[Exception]]:
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
 
+    from dynamo_path.layer_names import NamedLayers
+
     original = _conversion.TRTInterpreter
     errors: list[Exception] = []
 
-    class Interpreter(original):
+    class Interpreter(NamedLayers, original):
         def output(self, target: str, args: Any, kwargs: Any) -> list[Any]:
             outputs = super().output(target, args, kwargs)
             for index, name in enumerate(names):
