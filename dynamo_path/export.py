@@ -54,10 +54,10 @@ def _main(argv: Sequence[str] | None) -> int:
             program = export_program(model, inputs)
             _save_program(program, folder / "model.ep")
         if device.type == "cuda":
-            with stage("build model.engine with Torch-TensorRT"):
+            with stage("build model.engine with Torch-TensorRT") as seconds:
                 engine = build_engine(program, inputs, request)
                 (folder / "model.engine").write_bytes(engine)
-            write_metadata(subject, request, folder)
+            write_metadata(subject, request, folder, build_seconds=seconds[0])
             with stage("compare with PyTorch"):
                 compare_engine(subject, request, folder / "model.engine")
     if device.type != "cuda":

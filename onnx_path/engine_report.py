@@ -60,7 +60,7 @@ def read_engine(path: Path) -> EngineReport:
     """
     from trt_plugin.inspection import engine
 
-    summary, layers = engine.read_engine(path)
+    summary, layers, _ = engine.read_engine(path)
     return EngineReport(
         engine_bytes=summary.engine_bytes,
         device_memory_bytes=summary.device_memory_bytes,

@@ -69,14 +69,14 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
     with staged_folder(request.out) as folder:
         subject = prepare(request)
         _write_onnx(subject, request, folder, function_bodies)
-        with stage("build model.engine with TensorRT"):
+        with stage("build model.engine with TensorRT") as seconds:
             build_engine(
                 folder / "model.onnx",
                 folder / "model.engine",
                 request.timing_cache,
                 request.optimization_level,
             )
-        write_metadata(subject, request, folder)
+        write_metadata(subject, request, folder, build_seconds=seconds[0])
         with stage("compare with PyTorch"):
             compare_engine(subject, request, folder / "model.engine")
     print(f"wrote model.onnx, model.engine and model.json in {request.out}")

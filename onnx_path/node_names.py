@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12'], the last for the operator."""
+"""The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12'], the last its operator."""
 
 
 def name_by_modules(graph: onnx_ir.Graph) -> None:

@@ -62,8 +62,8 @@ class EngineRunner:
         profile: index of the optimization profile.
         cuda_graph: whether to capture graphs.
         max_sessions: for how many sets of input shapes contexts and graphs are kept.
-        nvtx: name upload, run and download of every call for Nsight Systems (needs the package nvtx). TensorRT
-            names the layers itself, where no graph is replayed.
+        nvtx: name upload, run and download of every call for Nsight Systems (needs the package nvtx).
+            TensorRT names the layers itself, where no graph is replayed.
 
     Attributes:
         inputs, outputs: `TensorInfo` (shape with -1 for a dynamic size, type name) by name.

@@ -12,7 +12,7 @@ import numpy as np
 
 from trt_plugin import library
 from trt_plugin.device import call, gpu_name, require_gpu
-from trt_plugin.engine import built_with, load_engine
+from trt_plugin.engine import built_with, load_engine, read_plan
 from trt_plugin.errors import EngineError, import_tensorrt
 from trt_plugin.inspection import layers
 from trt_plugin.inspection.layers import LayerList
@@ -86,21 +86,24 @@ class Times:
     """What a profiled engine took.
 
     Attributes:
-        gpu_ms: median of a run, of a CUDA graph's replay where there can be one.
+        samples_ms: of runs, of a CUDA graph's replay where there can be one.
         cuda_graph: whether it was one.
         layer_ms: median of every layer by name. They wait for each other, so their sum is more than gpu_ms.
-        runs: number of runs measured.
     """
 
-    gpu_ms: float
+    samples_ms: list[float]
     cuda_graph: bool
     layer_ms: dict[str, float]
-    runs: int
+
+    @property
+    def gpu_ms(self) -> float:
+        """Median of a run."""
+        return statistics.median(self.samples_ms)
 
 
 def read_engine(
     path: Path, device: int = 0, libraries: Sequence[Path] = ()
-) -> tuple[Summary, LayerList | None]:
+) -> tuple[Summary, LayerList | None, str]:
     """Loads an engine and asks TensorRT's inspector.
 
     Args:
@@ -109,11 +112,12 @@ def read_engine(
         libraries: of plugins, beside ours and TensorRT's own.
 
     Returns:
-        The whole, and the layers: None if the engine was built to tell nothing of them.
+        The whole; the layers, None if the engine was built to tell nothing of them; the inspector's JSON.
 
     Raises:
         EngineError: one line: a library cannot be loaded, or see `trt_plugin.engine.load_engine`.
     """
+    version = built_with(read_plan(path))
     trt = import_tensorrt()
     require_gpu(device)
     call("cudaSetDevice", device)
@@ -130,8 +134,6 @@ def read_engine(
     loaded = free - call("cudaMemGetInfo")[0]
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-    with path.open("rb") as file:
-        version = built_with(file.read(64))
     summary = Summary(
         engine_bytes=path.stat().st_size,
         built_with=".".join(map(str, version or ())),
@@ -147,14 +149,14 @@ def read_engine(
         streamable_weights_bytes=int(engine.streamable_weights_size),
         auxiliary_streams=int(engine.num_aux_streams),
     )
-    found = None
+    found, information = None, ""
     if engine.profiling_verbosity != trt.ProfilingVerbosity.NONE:
         inspector = engine.create_engine_inspector()
         information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
         found = layers.parse(information, f"the inspector's answer about {path}")
         del inspector
     del engine, runtime  # in this order
-    return summary, found
+    return summary, found, information
 
 
 def measure(
@@ -184,7 +186,7 @@ def measure(
         profiled = runner.profile(arrays, iterations=runs)
     names = dict.fromkeys(name for run in profiled for name in run)
     medians = {name: statistics.median(run.get(name, 0.0) for run in profiled) for name in names}
-    return Times(statistics.median(samples), graph, medians, runs)
+    return Times(samples, graph, medians)
 
 
 def example_inputs(runner: EngineRunner) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Where in the model a layer comes from, by the names of the nodes in it.
 
 Both paths name nodes by the model's modules: /backbone/stages.2/blocks.5/attn/qkv/MatMul. Names of PyTorch's
-older exporter and Torch-TensorRT's own ([MATRIX_MULTIPLY]-[aten_ops.linear]-[encoder.layers.0.linear1/linear_3])
+older exporter and Torch-TensorRT's own ([MATRIX_MULTIPLY]-[aten_ops.linear]-[encoder.layers.0.fc1/linear_3])
 are read as well.
 """
 

@@ -94,9 +94,23 @@ def times_lines(times: Times, layers: LayerList) -> list[str]:
     """What a run takes, and why the layers' sum is another number."""
     how = "CUDA graph" if times.cuda_graph else "no CUDA graph"
     return [
-        f"GPU time of a run: {format_ms(times.gpu_ms)} ms ({how}, median of {times.runs}); "
+        f"GPU time of a run: {format_ms(times.gpu_ms)} ms ({how}, median of {len(times.samples_ms)}); "
         f"sum of the layers, which wait for each other when profiled: {format_ms(layers.time_ms or 0.0)} ms"
     ]
+
+
+def slowest_lines(layers: LayerList, count: int) -> list[str]:
+    """The layers that take longest, with what they compute and where in the model."""
+    ordered = sorted(layers.layers, key=lambda layer: -(layer.time_ms or 0.0))[:count]
+    total, rows = layers.time_ms or 1.0, []
+    for layer in ordered:
+        time = layer.time_ms or 0.0
+        operators = " ".join(layer.origin.operators[:3]) or layer.type
+        output = str(layer.outputs[0]) if layer.outputs else ""
+        where = f"{module_text(layer.origin.path)}: {operators}"
+        rows.append([format_ms(time), f"{time / total:.1%}", layer.kind, where, output])
+    head = ["ms", "share", "kind", f"the {len(rows)} slowest layers: module and what it computes", "output"]
+    return table(head, rows, left=(2, 3, 4))
 
 
 def layer_lines(layers: Iterable[Layer]) -> list[str]:
