@@ -1,9 +1,10 @@
 """Puts engines side by side: GPU time, time by kind of layer, size, build time, layers, plugins and memory:
 
-    python -m benchmarks.engines --engine onnx=engines/onnx/model.engine --engine dynamo=engines/dynamo/model.engine
+    python -m benchmarks.engines --engine onnx=onnx/model.engine --engine dynamo=dynamo/model.engine
 
-A run is timed as a CUDA graph without the copies of inputs and outputs, the layers one after the other by TensorRT's
-profiler. Inputs are noise of the engine's best size; build times come from the metadata beside the engines.
+A run is timed as a CUDA graph without the copies of inputs and outputs, the layers one after the other by
+TensorRT's profiler. Inputs are noise of the engine's best size; build times come from the metadata beside the
+engines.
 """
 
 from __future__ import annotations

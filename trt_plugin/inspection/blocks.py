@@ -13,7 +13,7 @@ from trt_plugin.inspection.modules import Path
 IDLE_TYPES = ("signal", "wait", "shape_call", "NoOp", "Constant")
 """Layers without work of their own, left out of the picture."""
 
-SMALL = 4
+SMALL = 3
 """A numbered module of fewer layers belongs to the block around it."""
 
 LARGE = 24
@@ -39,7 +39,9 @@ class Block:
     def form(self) -> tuple:
         """What equal blocks have in common: operators, types and shapes of their layers."""
         return tuple(
-            (layer.kind, layer.type, layer.origin.operators, _shapes(layer.outputs)) for layer in self.layers
+            # TensorRT lists fused nodes in any order.
+            (layer.kind, layer.type, tuple(sorted(layer.origin.operators)), _shapes(layer.outputs))
+            for layer in self.layers
         )
 
 
@@ -74,7 +76,7 @@ class Repeated:
         path, count = self.first.path, len(self.members)
         if count == 1:
             return modules.text(path)
-        if not path or not path[-1].isdecimal():
+        if not _numbered(path):
             return f"{modules.text(path)}, {count} times"
         numbers = [block.path[-1] for block in self.members]
         shown = ", ".join(numbers) if count <= 3 else f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
@@ -98,13 +100,19 @@ def blocks_of(layers: Sequence[Layer]) -> list[Block]:
     runs: list[tuple[Path, list[Layer]]] = []
     open_blocks: dict[Path, list[Layer]] = {}
     for layer, key in zip(working, keys):
-        numbered = bool(key) and key[-1].isdecimal()
-        # What has no number lies all over the model, between the parts too: a block for each stretch.
-        if key not in open_blocks or (not numbered and (runs[-1][0] != key or len(runs[-1][1]) >= LARGE)):
+        # What has no number lies all over the model: another block after each numbered one.
+        full = not _numbered(key) and len(open_blocks.get(key, ())) >= LARGE
+        if key not in open_blocks or full:
+            if _numbered(key):
+                open_blocks = {path: members for path, members in open_blocks.items() if _numbered(path)}
             open_blocks[key] = []
             runs.append((key, open_blocks[key]))
         open_blocks[key].append(layer)
     return [Block(path, tuple(members)) for path, members in runs]
+
+
+def _numbered(path: Path) -> bool:
+    return bool(path) and path[-1].isdecimal()
 
 
 def collapse(blocks: Sequence[Block]) -> list[Repeated]:
@@ -142,7 +150,7 @@ def _merged(places: Sequence[Path]) -> list[Path]:
 
 def _around(place: Path) -> Path:
     outer = modules.block_of(place[:-1])
-    return outer if outer and outer[-1].isdecimal() else place[:1]
+    return outer if _numbered(outer) else place[:1]
 
 
 def _repetition(blocks: Sequence[Block], start: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -20,12 +21,15 @@ WIDTHS = {"narrow": 0.3, "wide": 0.86, "capital": 0.68, "other": 0.545}
 SCALE = 2
 """Pixels of a PNG for a unit of the picture."""
 
-_CURVE_STEPS = 24
+CORNER = 7.0
+"""Radius of the corners of arrows."""
+
+_CORNER_STEPS = 6
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """A rectangle ("rect"), a text ("text") or a Bézier curve with an arrow's head ("curve")."""
+    """A rectangle ("rect"), a text ("text") or a line with an arrow's head ("arrow")."""
 
     kind: str
     points: tuple[Point, ...]
@@ -82,8 +86,8 @@ class Canvas:
         self._shapes.append(_Shape("text", ((x, y),), colour, size, text, anchor, bold, tip=tip))
 
     def arrow(self, points: Sequence[Point], colour: str, width: float = 1.0, tip: str = "") -> None:
-        """Draws a cubic Bézier curve of four points, with a head at its end."""
-        self._shapes.append(_Shape("curve", tuple(points), colour, width, tip=tip))
+        """Draws a line along points, its corners rounded, with a head at its end."""
+        self._shapes.append(_Shape("arrow", tuple(points), colour, width, tip=tip))
 
     def save(self, path: Path) -> None:
         """Writes the picture whole or not at all, as .svg or .png by the file's name.
@@ -171,10 +175,31 @@ def _svg_shape(shape: _Shape) -> str:
         style += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{_number(shape.size)}"'
         return f'<text {place} fill="{shape.colour}"{style}>{tip}{escape(shape.text)}</text>'
-    a, b, c, d = (f"{_number(x)} {_number(y)}" for x, y in shape.points)
+    steps = [f"M{_pair(shape.points[0])}"]
+    for corner, (before, after) in zip(shape.points[1:-1], _corners(shape.points)):
+        steps.append(f"L{_pair(before)} Q{_pair(corner)} {_pair(after)}")
+    steps.append(f"L{_pair(shape.points[-1])}")
     head = " ".join(f"{_number(x)},{_number(y)}" for x, y in _head(shape.points, shape.size))
     line = f'fill="none" stroke="{shape.colour}" stroke-width="{_number(shape.size)}"'
-    return f'<g><path d="M{a} C{b} {c} {d}" {line}/><polygon points="{head}" fill="{shape.colour}"/>{tip}</g>'
+    path = f'<path d="{" ".join(steps)}" {line}/>'
+    return f'<g>{path}<polygon points="{head}" fill="{shape.colour}"/>{tip}</g>'
+
+
+def _pair(point: Point) -> str:
+    return f"{_number(point[0])} {_number(point[1])}"
+
+
+def _corners(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """Where the rounding of each corner begins and ends."""
+    found = []
+    for before, corner, after in zip(points, points[1:], points[2:]):
+        ends = []
+        for x, y in (before, after):
+            length = max(math.hypot(x - corner[0], y - corner[1]), 1e-6)
+            share = min(CORNER, length / 2) / length
+            ends.append((corner[0] + (x - corner[0]) * share, corner[1] + (y - corner[1]) * share))
+        found.append((ends[0], ends[1]))
+    return found
 
 
 def _head(points: Sequence[Point], width: float) -> list[Point]:
@@ -206,11 +231,16 @@ def _draw_shape(draw: Any, shape: _Shape) -> None:
         stroke = 0.3 * SCALE if shape.bold else 0
         draw.text(points[0], shape.text, shape.colour, font, anchor, stroke_width=stroke)
     else:
-        line = [_on_curve(points, step / _CURVE_STEPS) for step in range(_CURVE_STEPS + 1)]
+        line = [shape.points[0]]
+        for corner, (before, after) in zip(shape.points[1:-1], _corners(shape.points)):
+            line += [_on_curve(before, corner, after, i / _CORNER_STEPS) for i in range(_CORNER_STEPS + 1)]
+        line = [(x * SCALE, y * SCALE) for x, y in (*line, shape.points[-1])]
         draw.line(line, shape.colour, max(1, round(shape.size * SCALE)), joint="curve")
         draw.polygon([(x * SCALE, y * SCALE) for x, y in _head(shape.points, shape.size)], shape.colour)
 
 
-def _on_curve(points: Sequence[Point], t: float) -> Point:
-    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
-    return tuple(sum(w * point[axis] for w, point in zip(weights, points)) for axis in (0, 1))
+def _on_curve(start: Point, control: Point, end: Point, t: float) -> Point:
+    """A point of a quadratic Bézier curve."""
+    weights = ((1 - t) ** 2, 2 * t * (1 - t), t**2)
+    points = (start, control, end)
+    return tuple(sum(weight * point[axis] for weight, point in zip(weights, points)) for axis in (0, 1))

@@ -9,7 +9,7 @@ from trt_plugin.inspection.blocks import total_ms
 from trt_plugin.inspection.canvas import Canvas, shorten, text_width
 from trt_plugin.inspection.kinds import COLOURS, KINDS
 from trt_plugin.inspection.layers import Layer, LayerList
-from trt_plugin.inspection.text import format_ms
+from trt_plugin.inspection.text import count, format_ms
 
 MARGIN = 28
 LABEL = 230
@@ -58,7 +58,7 @@ def _by_kind(layers: Sequence[Layer]) -> list[tuple[str, Segments]]:
     for kind in KINDS:
         members = [layer for layer in layers if layer.kind == kind]
         if members:
-            rows.append((f"{kind} ({len(members)} layers)", [(kind, total_ms(members) or 0.0)]))
+            rows.append((f"{kind} ({count(len(members), 'layer')})", [(kind, total_ms(members) or 0.0)]))
     return rows
 
 
@@ -86,8 +86,7 @@ def _slowest(layers: Sequence[Layer]) -> list[tuple[str, Segments]]:
 
 
 def _name(layer: Layer) -> str:
-    operators = " ".join(layer.origin.operators[:2]) or layer.type
-    return f"{modules.text(layer.origin.path)} {operators}" if layer.origin.path else operators
+    return f"{modules.text(layer.origin.path)} {layer.title}" if layer.origin.path else layer.title
 
 
 def _draw_bars(canvas: Canvas, y: float, rows: Sequence[tuple[str, Segments]], total: float) -> float:

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trt_plugin.inspection.blocks import Repeated, blocks_of, collapse, total_ms
-from trt_plugin.inspection.canvas import Canvas, shorten, text_width
+from trt_plugin.inspection.canvas import Canvas, Point, shorten, text_width
 from trt_plugin.inspection.kinds import COLOURS, KINDS, MOVEMENT, OTHER
 from trt_plugin.inspection.layers import Layer, LayerList
-from trt_plugin.inspection.text import format_bytes, format_ms
+from trt_plugin.inspection.text import count, format_bytes, format_ms
 
 MARGIN = 28
 WIDTH = 340
 GAP = 18
-LANE = 54
-"""Between columns, for arrows that pass blocks by."""
+LANE, TRACK, TRACKS = 66, 5, 12
+"""Between columns, for arrows that pass blocks by, each on one of its tracks."""
 ROW = 15
 HEAD = 22
 PART_HEAD = 40
-TOP = 96
+TOP = 116
 MOST_ROWS = 26
 """A block of more rows shows its small steps summed up."""
 RATIO = 1.5
@@ -72,7 +72,7 @@ def draw(layers: LayerList, title: str) -> Canvas:
     """
     boxes = [Box(block, rows_of(block)) for block in collapse(blocks_of(layers.layers))]
     columns = _place(boxes)
-    width = 2 * MARGIN + columns * WIDTH + (columns - 1) * LANE
+    width = MARGIN + columns * (WIDTH + LANE)
     height = max(box.y + box.height for box in boxes) + MARGIN
     canvas = Canvas(max(width, 900), height)
     _draw_head(canvas, layers, title)
@@ -103,9 +103,7 @@ def rows_of(block: Repeated) -> list[Row]:
 
 def _label(layer: Layer, depth: int) -> str:
     """What a layer computes, below its block's module."""
-    path, operators = layer.origin.path[depth:], layer.origin.operators
-    shown = " ".join(operators[:3]) + (f" +{len(operators) - 3}" if len(operators) > 3 else "")
-    return ".".join((*path, shown)) if shown else layer.type
+    return ".".join((*layer.origin.path[depth:], layer.title))
 
 
 def _place(boxes: Sequence[Box]) -> int:
@@ -114,6 +112,13 @@ def _place(boxes: Sequence[Box]) -> int:
     total = sum(box.height + GAP for box in boxes) + parts * PART_HEAD
     columns = max(1, round(math.sqrt(RATIO * total / (WIDTH + LANE))))
     limit = max(total / columns, max(box.height for box in boxes))
+    while _fill(boxes, limit) > columns:
+        limit *= 1.02
+    return boxes[-1].column + 1
+
+
+def _fill(boxes: Sequence[Box], limit: float) -> int:
+    """Puts boxes below each other in columns of about a height; returns how many these are."""
     column, y, part = 0, float(TOP), None
     for box in boxes:
         new_part = box.block.first.part != part
@@ -132,8 +137,8 @@ def _place(boxes: Sequence[Box]) -> int:
 
 def _draw_head(canvas: Canvas, layers: LayerList, title: str) -> None:
     canvas.text(MARGIN, 34, title, size=18, bold=True)
-    count, time = len(layers.layers), layers.time_ms
-    below = f"{count} layers" + (
+    time = layers.time_ms
+    below = count(len(layers.layers), "layer") + (
         f", {format_ms(time)} ms in all, a bar for each layer's time" if time else ""
     )
     canvas.text(MARGIN, 53, f"{below}; blocks that repeat are drawn once", size=11, colour="#666666")
@@ -158,19 +163,19 @@ def _draw_part(canvas: Canvas, boxes: Sequence[Box], index: int) -> None:
         last += 1
     layers = [layer for other in boxes[index:last] for layer in other.block.layers]
     y = box.y - 12
-    canvas.text(box.x, y, part or "between the parts", size=14, bold=True)
+    alone = index == 0 and last == len(boxes)
+    canvas.text(box.x, y, part or ("all of it" if alone else "between the parts"), size=14, bold=True)
     time = total_ms(layers)
-    text = f"{len(layers)} layers" + (f", {format_ms(time)} ms" if time is not None else "")
+    text = count(len(layers), "layer") + (f", {format_ms(time)} ms" if time is not None else "")
     canvas.text(box.x + WIDTH, y, text, size=11, colour="#666666", anchor="end")
 
 
 def _draw_box(canvas: Canvas, box: Box, longest: float) -> None:
-    count, time = len(box.block.members), box.block.time_ms
+    times, time = len(box.block.members), box.block.time_ms
     canvas.rectangle(box.x, box.y, WIDTH, box.height, GREY, outline="#c9ccd1", radius=5)
-    figures = (f"{count} x " if count > 1 else "") + (
-        f"{format_ms((time or 0.0) / count)} ms"
-        if time is not None
-        else f"{len(box.block.first.layers)} layers"
+    figures = f"{times} x " if times > 1 else ""
+    figures += (
+        count(len(box.block.first.layers), "layer") if time is None else f"{format_ms(time / times)} ms"
     )
     room = WIDTH - text_width(figures, 10.5) - 28
     tip = "\n".join(".".join(block.path) for block in box.block.members)
@@ -231,42 +236,48 @@ def _pale(kind: str) -> str:
 
 
 def _draw_edges(canvas: Canvas, boxes: Sequence[Box]) -> None:
-    """Arrows for the tensors between blocks: down the column, past blocks, and between columns."""
-    edges = edges_of(boxes)
-    for (source, target), tensors in edges.items():
+    """Arrows for the tensors between blocks: down the column, in the lane beside it, or over the top.
+
+    Those that come from one block share a track. What goes back belongs to blocks that take turns.
+    """
+    for (source, target), tensors in edges_of(boxes).items():
         a, b = boxes[source], boxes[target]
         size = sum(tensors.values())
-        width = 1.0 + min(3.0, math.log10(1 + size / 2**20))
-        names = "\n".join(list(tensors)[:12])
-        tip = f"{a.block.title} → {b.block.title}\n{len(tensors)} tensors, {format_bytes(size)}\n{names}"
-        if a.column == b.column and target == source + 1:
-            x = a.x + WIDTH / 2
-            top, bottom = a.y + a.height, b.y - (0 if b.y - a.y - a.height < 2 * GAP else 30)
-            canvas.arrow([(x, top), (x, top), (x, bottom - 1), (x, bottom)], EDGE, width, tip)
-        elif a.column == b.column:
-            reach = min(LANE - 14, 12 + 3.0 * abs(target - source))
-            x, start, end = a.x + WIDTH, a.y + a.height - 8, b.y + 10
-            canvas.arrow([(x, start), (x + reach, start), (x + reach, end), (x, end)], EDGE, width, tip)
-        else:
-            forward = b.column > a.column
-            x1, x2 = a.x + (WIDTH if forward else 0), b.x + (0 if forward else WIDTH)
-            start, end = a.y + a.height - 8, b.y + 10
-            bend = LANE * (1 if forward else -1)
-            canvas.arrow([(x1, start), (x1 + bend, start), (x2 - bend, end), (x2, end)], EDGE, width, tip)
+        width = 1.0 + min(2.5, math.log10(1 + size / 2**20))
+        what = f"{count(len(tensors), 'tensor')}, {format_bytes(size)}"
+        tip = "\n".join([f"{a.block.title} → {b.block.title}", what, *list(tensors)[:12]])
+        canvas.arrow(_route(a, b, source, target), EDGE, width, tip)
+
+
+def _route(a: Box, b: Box, source: int, target: int) -> list[Point]:
+    """The corners of an arrow's line."""
+    middle = a.x + WIDTH / 2
+    if a.column == b.column and target == source + 1:
+        near = b.y - a.y - a.height < 2 * GAP  # else the name of a part stands between
+        return [(middle, a.y + a.height), (middle, b.y - (0 if near else PART_HEAD - 12))]
+    lane = a.x + WIDTH + TRACK * (1 + source % TRACKS)
+    start, end = (a.x + WIDTH, a.y + a.height - 8), b.y + 10 + target % 3
+    if b.column in (a.column, a.column + 1):
+        side = b.x + (WIDTH if a.column == b.column else 0)
+        return [start, (lane, start[1]), (lane, end), (side, end)]
+    top = TOP - 8 - TRACK / 2 * (source % TRACKS)
+    last = max(b.x - LANE + TRACK * (1 + source % TRACKS), MARGIN / 3)
+    return [start, (lane, start[1]), (lane, top), (last, top), (last, end), (b.x, end)]
 
 
 def edges_of(boxes: Sequence[Box]) -> dict[tuple[int, int], dict[str, int]]:
-    """Bytes of the tensors between boxes by name, by numbers of the boxes; what stays in one is left out."""
-    producer: dict[str, int] = {}
-    for number, box in enumerate(boxes):
-        for layer in box.block.layers:
-            for tensor in layer.outputs:
-                producer[tensor.name] = number
+    """Bytes of the tensors between boxes by name, by numbers of the boxes; what stays in one is left out.
+
+    TensorRT uses names again in other parts of an engine: each stands for the tensor that was written last.
+    """
+    places = {id(layer): number for number, box in enumerate(boxes) for layer in box.block.layers}
+    writer: dict[str, int] = {}
     found: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
-    for number, box in enumerate(boxes):
-        for layer in box.block.layers:
-            for tensor in layer.inputs:
-                source = producer.get(tensor.name, number)
-                if source != number:
-                    found[source, number][tensor.name] = tensor.num_bytes
+    layers = (layer for box in boxes for layer in box.block.layers)
+    for layer in sorted(layers, key=lambda layer: layer.index):
+        number = places[id(layer)]
+        for tensor in layer.inputs:
+            if writer.get(tensor.name, number) != number:
+                found[writer[tensor.name], number][tensor.name] = tensor.num_bytes
+        writer.update({tensor.name: number for tensor in layer.outputs})
     return dict(found)

@@ -75,6 +75,9 @@ _MOVEMENTS = re.compile(
 # Generated kernels are named by the first letters of their steps: __myl_MoveTranMulAdd, __myl_CasMeaSubMul.
 _GENERATED = re.compile(r"__myl_(?:bb\d+_\d+_)?([A-Z][A-Za-z]+)")
 _STEP = re.compile(r"[A-Z][a-z]*")
+# A mean and what deviates from it, the root below a fraction, or a group normalisation.
+_NORMALISING = re.compile("MeaSub|SubMulMea|SqrDiv|Gno")
+_SOFTMAX_STEPS = re.compile("MaxSubExpSum|SubExpSumDiv")
 _MOVING_STEPS = (
     "Mov",
     "Tra",
@@ -120,31 +123,23 @@ def classify(
         return OTHER
     if _FUSED_ATTENTION.search(kernel):
         return ATTENTION
-    generated = _GENERATED.search(tactic) or _GENERATED.search(name)
-    if kind in _PRODUCT_TYPES or (not generated and _PRODUCT_KERNEL.search(tactic)):
+    # A product that something is fused with has a generated kernel's name, but a product's tactic.
+    if kind in _PRODUCT_TYPES or (not _GENERATED.search(tactic) and _PRODUCT_KERNEL.search(tactic)):
         return GEMM
-    if kind in _SORT_TYPES or any(map(_SORTS.search, operators)):
+    generated = _GENERATED.search(name) or _GENERATED.search(tactic)
+    steps = generated.group(1) if generated else ""
+    if steps.startswith("Fc"):
+        return GEMM
+    if kind in _SORT_TYPES or steps.startswith(("Top", "Sor")) or any(map(_SORTS.search, operators)):
         return SORT
-    steps = _STEP.findall(generated.group(1)) if generated else []
-    if kind.startswith("norm") or any(map(_NORMALISATIONS.search, operators)) or _normalises(steps):
+    if steps and all(step.startswith(_MOVING_STEPS) for step in _STEP.findall(steps)):
+        return MOVEMENT
+    if kind.startswith("norm") or _NORMALISING.search(steps) or any(map(_NORMALISATIONS.search, operators)):
         return NORMALISATION
-    if kind == "softmax" or any(map(_SOFTMAX.search, operators)) or _is_softmax(steps):
+    if kind == "softmax" or _SOFTMAX_STEPS.search(steps) or any(map(_SOFTMAX.search, operators)):
         return ATTENTION
-    if any(step.startswith("Fc") for step in steps):
-        return GEMM
     if steps:
-        return MOVEMENT if all(step.startswith(_MOVING_STEPS) for step in steps) else OTHER
+        return OTHER
     if kind in _MOVEMENT_TYPES:
         return MOVEMENT
     return MOVEMENT if operators and all(map(_MOVEMENTS.search, operators)) else OTHER
-
-
-def _normalises(steps: Sequence[str]) -> bool:
-    """A mean, what deviates from it, and a root: the steps of a normalisation without a node that says so."""
-    begins = [step[:3] for step in steps]
-    return "Mea" in begins and "Sub" in begins and bool({"Sqr", "Rsq"} & set(begins))
-
-
-def _is_softmax(steps: Sequence[str]) -> bool:
-    begins = [step[:3] for step in steps]
-    return "Max" in begins and "Exp" in begins and "Sum" in begins

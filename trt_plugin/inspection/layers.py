@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,12 +72,14 @@ class Layer:
         name: TensorRT's, unique in an engine.
         type: TensorRT's word, such as "PluginV3", "gemm" or "kgen" (a generated kernel).
         inputs, outputs: tensors.
+        constants: inputs that no layer computes, weights above all.
         tactic: the kernel that the builder chose, "" if it has none.
         nodes: names of the model's nodes in it.
-        weights_bytes: of the weights that the inspector lists with it.
+        weights_bytes: of its constants, and of the weights that the inspector lists with it.
         stream: number of the stream that it runs on.
         attributes: all else that the inspector says.
         time_ms: GPU time of a run, None if it was not measured.
+        index: its place among the layers.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Layer:
     stream: int = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
     time_ms: float | None = None
+    constants: tuple[LayerTensor, ...] = ()
+    index: int = 0
 
     @cached_property
     def kind(self) -> str:
@@ -99,7 +103,15 @@ class Layer:
     @cached_property
     def origin(self) -> modules.Origin:
         """Where in the model it comes from."""
-        return modules.origin_of(self.nodes or (modules.without_suffix(self.name),))
+        return modules.origin_of(self.nodes or (modules.layer_as_node(self.name),))
+
+    @property
+    def title(self) -> str:
+        """What it computes, in a few words: the first operators, or TensorRT's type."""
+        if self.kind == kinds.MSDA:
+            return kinds.MSDA
+        shown, more = self.origin.operators[:3], len(self.origin.operators) - 3
+        return " ".join(shown) + (f" +{more}" if more > 0 else "") if shown else self.type
 
     @property
     def is_plugin(self) -> bool:
@@ -132,9 +144,16 @@ class LayerList:
         return tuple(layer for layer in self.layers if layer.is_plugin)
 
     @property
+    def weights_bytes(self) -> int:
+        """Of all weights and constants, each once."""
+        constants = {tensor.name: tensor.num_bytes for layer in self.layers for tensor in layer.constants}
+        listed = (layer.weights_bytes - sum(x.num_bytes for x in layer.constants) for layer in self.layers)
+        return sum(constants.values()) + sum(listed)
+
+    @property
     def precision(self) -> str | None:
         """The narrowest floating-point type of a tensor or a weight, None if none is said."""
-        found = {tensor.dtype for layer in self.layers for tensor in (*layer.inputs, *layer.outputs)}
+        found = {tensor.dtype for layer in self.layers for tensor in _all_tensors(layer)}
         found |= {dtype for layer in self.layers for dtype, _ in _weights(layer.attributes)}
         return next((name for name in FLOATS if name in found), None)
 
@@ -192,11 +211,13 @@ def parse(text: str, source: str = "the inspector's answer") -> LayerList:
             "DETAILED (trtexec --profilingVerbosity=detailed)"
         )
     try:
-        layers = tuple(_layer(entry) for entry in entries)
+        layers = tuple(_layer(entry, index) for index, entry in enumerate(entries))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"{source}: a layer is not as TensorRT writes it ({error!r})") from error
     bindings = content.get("Bindings")
     names = tuple(str(name) for name in bindings) if isinstance(bindings, list) else ()
+    if names:
+        layers = tuple(_constants_apart(layers, names))
     return LayerList(layers, names, detailed=any(isinstance(entry, dict) for entry in entries))
 
 
@@ -219,6 +240,10 @@ def read_times(path: Path) -> dict[str, float]:
     return times
 
 
+def _all_tensors(layer: Layer) -> tuple[LayerTensor, ...]:
+    return (*layer.inputs, *layer.constants, *layer.outputs)
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -233,9 +258,9 @@ def _load(text: str, source: str) -> Any:
         raise EngineError(f"{source} is not JSON: {error}") from error
 
 
-def _layer(entry: str | dict) -> Layer:
+def _layer(entry: str | dict, index: int) -> Layer:
     if isinstance(entry, str):
-        return Layer(entry)
+        return Layer(entry, index=index)
     attributes = {key: value for key, value in entry.items() if key not in _KNOWN}
     return Layer(
         name=str(entry.get("Name", "")),
@@ -247,7 +272,21 @@ def _layer(entry: str | dict) -> Layer:
         weights_bytes=sum(_BYTES.get(dtype, 0) * count for dtype, count in _weights(attributes)),
         stream=int(entry.get("StreamId") or 0),
         attributes=attributes,
+        index=index,
     )
+
+
+def _constants_apart(layers: Sequence[Layer], bindings: Sequence[str]) -> Iterator[Layer]:
+    """The layers with what no layer computes and nobody gives taken from their inputs."""
+    computed = {tensor.name for layer in layers for tensor in layer.outputs}.union(bindings)
+    for layer in layers:
+        constants = tuple(tensor for tensor in layer.inputs if tensor.name not in computed)
+        yield replace(
+            layer,
+            inputs=tuple(tensor for tensor in layer.inputs if tensor.name in computed),
+            constants=constants,
+            weights_bytes=layer.weights_bytes + sum(tensor.num_bytes for tensor in constants),
+        )
 
 
 def _tensors(entries: Sequence[dict] | None) -> tuple[LayerTensor, ...]:

@@ -16,7 +16,9 @@ Path = tuple[str, ...]
 """("backbone", "stages", "2", "blocks", "5", "attn", "qkv")."""
 
 _ENTRY = re.compile(r"\[(?:ONNX Layer|Torch Node): ")
-_TORCH_TENSORRT = re.compile(r"^\[\w+\]-\[[^\]]*\]-\[(.*)\]")
+_TORCH_TENSORRT = re.compile(r"\]?-\[([^\[\]]*)\]$")
+# TensorRT's compiler of subgraphs writes dots as underscores: then the modules cannot be told apart.
+_TORCH_TENSORRT_SPOILT = re.compile(r"\]_\[(?:.*/)?([^/\]]*)\]$")
 # What TensorRT appends to names inside of Myelin, and the exporter to make them unique.
 _SUFFIX = re.compile(r"_myl\d+_\d+$")
 _NUMBER = re.compile(r"_\d+(?=_|$)")
@@ -59,18 +61,21 @@ def node_names(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.removesuffix("]") for name in names))
 
 
-def without_suffix(name: str) -> str:
-    """A layer's name without what TensorRT's compiler of subgraphs appended."""
-    return _SUFFIX.sub("", name)
+def layer_as_node(name: str) -> str:
+    """What a layer's own name says as if it were a node's: without what TensorRT put around it."""
+    if name.startswith("Reformatting CopyNode"):
+        return "reformat"
+    return _SUFFIX.sub("", name).removeprefix("__myl_")
 
 
 def split(name: str) -> tuple[Path, str]:
     """Module and operator of a node: (("encoder", "layers", "0", "norm1"), "LayerNormalization")."""
-    if found := _TORCH_TENSORRT.match(name):
+    if found := _TORCH_TENSORRT_SPOILT.search(name) or _TORCH_TENSORRT.search(name):
         name = found.group(1)
     name = name.split(" [")[0]
     *path, operator = name.strip("/").split("/")
-    return tuple(atom for part in path for atom in part.split(".") if atom), _NUMBER.sub("", operator)
+    operator = _NUMBER.sub("", operator).removeprefix("node_").rstrip("_")
+    return tuple(atom for part in path for atom in part.split(".") if atom), operator
 
 
 def origin_of(nodes: Sequence[str]) -> Origin:

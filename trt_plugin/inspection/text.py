@@ -62,16 +62,15 @@ def layers_line(layers: LayerList) -> str:
     types: dict[str, int] = {}
     for layer in layers.plugins:
         types[plugin_name(layer)] = types.get(plugin_name(layer), 0) + 1
-    plugins = ", ".join(f"{count} {name}" for name, count in types.items())
-    return f"{len(layers.layers)} layers" + (f", of plugins: {plugins}" if plugins else ", none of a plugin")
+    plugins = ", ".join(f"{times} {name}" for name, times in types.items())
+    return count(len(layers.layers), "layer") + (
+        f", of plugins: {plugins}" if plugins else ", none of a plugin"
+    )
 
 
 def plugin_name(layer: Layer) -> str:
     """A plugin's name, its layer's type if the inspector does not say it."""
-    for key in ("PluginType", "PluginName", "PluginLayerType"):
-        if isinstance(layer.attributes.get(key), str):
-            return layer.attributes[key]
-    return layer.origin.operators[0] if layer.origin.operators else layer.type
+    return str(layer.attributes.get("PluginType") or layer.type)
 
 
 def kind_lines(layers: LayerList) -> list[str]:
@@ -99,15 +98,14 @@ def times_lines(times: Times, layers: LayerList) -> list[str]:
     ]
 
 
-def slowest_lines(layers: LayerList, count: int) -> list[str]:
+def slowest_lines(layers: LayerList, most: int) -> list[str]:
     """The layers that take longest, with what they compute and where in the model."""
-    ordered = sorted(layers.layers, key=lambda layer: -(layer.time_ms or 0.0))[:count]
+    ordered = sorted(layers.layers, key=lambda layer: -(layer.time_ms or 0.0))[:most]
     total, rows = layers.time_ms or 1.0, []
     for layer in ordered:
         time = layer.time_ms or 0.0
-        operators = " ".join(layer.origin.operators[:3]) or layer.type
         output = str(layer.outputs[0]) if layer.outputs else ""
-        where = f"{module_text(layer.origin.path)}: {operators}"
+        where = f"{module_text(layer.origin.path)}: {layer.title}"
         rows.append([format_ms(time), f"{time / total:.1%}", layer.kind, where, output])
     head = ["ms", "share", "kind", f"the {len(rows)} slowest layers: module and what it computes", "output"]
     return table(head, rows, left=(2, 3, 4))
@@ -140,6 +138,11 @@ def columns(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Names and values, aligned."""
     width = max(len(name) for name, _ in rows)
     return [f"{name:{width}}  {value}" for name, value in rows]
+
+
+def count(number: int, word: str) -> str:
+    """1 layer, 2 layers."""
+    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
