@@ -142,9 +142,12 @@ def _merged(places: Sequence[Path]) -> list[Path]:
         sizes: dict[Path, int] = defaultdict(int)
         for place in places:
             sizes[place] += 1
-        around = {place: _around(place) for place, size in sizes.items() if size < SMALL and len(place) > 1}
-        if not around:
+        small = [place for place, size in sizes.items() if size < SMALL and len(place) > 1]
+        if not small:
             return places
+        # The innermost first: they may make the ones around them large enough.
+        depth = max(map(len, small))
+        around = {place: _around(place) for place in small if len(place) == depth}
         places = [around.get(place, place) for place in places]
 
 

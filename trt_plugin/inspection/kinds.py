@@ -31,6 +31,12 @@ COLOURS = {
 """Of each kind in every picture."""
 
 _MSDA = re.compile(r"multi_?scale_?deformable_?att|\bfused_attention|\bms_?deform", re.I)
+_PLUGINS = {
+    MSDA: _MSDA,
+    ATTENTION: re.compile(r"qkv|attention|fmha", re.I),
+    NORMALISATION: re.compile(r"norm", re.I),
+    SORT: re.compile(r"nms|top_?k|sort", re.I),
+}
 _FUSED_ATTENTION = re.compile(r"_mha_|mha_v\d|fmha|flash_?att|fused_?attention", re.I)
 _PRODUCT_TYPES = {
     *("gemm", "conv", "convolution", "matrixmultiply", "fullyconnected", "deconvolution", "einsum"),
@@ -118,7 +124,7 @@ def classify(
     operators = origin_of(nodes).operators
     if kind.startswith("plugin"):
         words = " ".join((name, tactic, *nodes, *(str(value) for value in (attributes or {}).values())))
-        return MSDA if _MSDA.search(words) else OTHER
+        return next((kind for kind, pattern in _PLUGINS.items() if pattern.search(words)), OTHER)
     if kind in _IDLE_TYPES:
         return OTHER
     if _FUSED_ATTENTION.search(kernel):
