@@ -1,4 +1,4 @@
-"""Layers of engines read from the inspector's JSON, on parts of real engines: tensors, weights, kinds, modules."""
+"""Layers of engines from the inspector's JSON, on parts of real engines: tensors, weights, kinds, modules."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_wrong_times_are_one_line(tmp_path, text):
 
 
 def test_times_of_another_engine_are_refused():
-    with pytest.raises(EngineError, match="they name no layer of this one, conv_9 for one"):
+    with pytest.raises(EngineError, match="1 of 1 names are no layer's of this one, conv_9 for one"):
         sample("onnx").with_times({"conv_9": 1.0})
 
 
