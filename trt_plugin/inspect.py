@@ -56,7 +56,8 @@ class Report:
     @property
     def title(self) -> str:
         """For pictures: model, precision, size and GPU, as far as they are known."""
-        words = [self.metadata.model if self.metadata else self.source.name]
+        name = self.source.name if self.summary else self.source.stem
+        words = [self.metadata.model if self.metadata else name]
         words += [self.precision] if self.precision else []
         if self.summary and self.summary.inputs:
             first = max(self.summary.inputs, key=lambda tensor: len(tensor.shape))

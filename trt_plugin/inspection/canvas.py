@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,11 @@ class Canvas:
             f'height="{_number(self.height)}" font-family="{FONT}">'
         )
         back = '<rect width="100%" height="100%" fill="#ffffff"/>'
-        return "\n".join([head, back, *map(_svg_shape, self._shapes), "</svg>"]) + "\n"
+        lines = [head, back]
+        for tip, shapes in groupby(self._shapes, key=lambda shape: shape.tip):  # a tooltip only once
+            drawn = map(_svg_shape, shapes)
+            lines += [f"<g><title>{escape(tip)}</title>", *drawn, "</g>"] if tip else drawn
+        return "\n".join([*lines, "</svg>"]) + "\n"
 
     def _image(self) -> Any:
         """The picture as Pillow's image."""
@@ -161,20 +166,19 @@ def _number(value: float) -> str:
 
 
 def _svg_shape(shape: _Shape) -> str:
-    tip = f"<title>{escape(shape.tip)}</title>" if shape.tip else ""
     if shape.kind == "rect":
         (x, y), (right, bottom) = shape.points
         radius = f' rx="{_number(shape.size)}"' if shape.size else ""
         outline = f' stroke="{shape.outline}"' if shape.outline else ""
         place = f'x="{_number(x)}" y="{_number(y)}"'
         size = f'width="{_number(right - x)}" height="{_number(bottom - y)}"'
-        return f'<rect {place} {size} fill="{shape.colour}"{radius}{outline}>{tip}</rect>'
+        return f'<rect {place} {size} fill="{shape.colour}"{radius}{outline}/>'
     if shape.kind == "text":
         ((x, y),) = shape.points
         style = ' font-weight="bold"' if shape.bold else ""
         style += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{_number(shape.size)}"'
-        return f'<text {place} fill="{shape.colour}"{style}>{tip}{escape(shape.text)}</text>'
+        return f'<text {place} fill="{shape.colour}"{style}>{escape(shape.text)}</text>'
     steps = [f"M{_pair(shape.points[0])}"]
     for corner, (before, after) in zip(shape.points[1:-1], _corners(shape.points)):
         steps.append(f"L{_pair(before)} Q{_pair(corner)} {_pair(after)}")
@@ -182,7 +186,7 @@ def _svg_shape(shape: _Shape) -> str:
     head = " ".join(f"{_number(x)},{_number(y)}" for x, y in _head(shape.points, shape.size))
     line = f'fill="none" stroke="{shape.colour}" stroke-width="{_number(shape.size)}"'
     path = f'<path d="{" ".join(steps)}" {line}/>'
-    return f'<g>{path}<polygon points="{head}" fill="{shape.colour}"/>{tip}</g>'
+    return f'{path}<polygon points="{head}" fill="{shape.colour}"/>'
 
 
 def _pair(point: Point) -> str:
