@@ -10,8 +10,8 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from onnx_path import build, compare, surgeon  # noqa: E402
-from tests import onnx_zoo  # noqa: E402
+from onnx_path import build, compare, surgeon
+from tests import onnx_zoo
 
 pytest_plugins = ("tests.onnx_builds",)
 
