@@ -1,9 +1,9 @@
 """`python -m onnx_path.build`: a TensorRT engine of any ONNX file of a DETR. Needs a GPU.
 
 The network is strongly typed: the types in the file are the types in the engine, so fp16 and bf16 are a
-conversion of the graph (`onnx_path.precision`). Dynamic sizes that the profile leaves no choice of become fixed
-ones. What TensorRT parses is written beside the engine where it differs from the file given. Exit status: 0 done; 1 failed; 2 wrong arguments, a file that will not do, or a
-machine without TensorRT or GPU.
+conversion of the graph (`onnx_path.precision`). Dynamic sizes that the profile leaves no choice of become
+fixed ones. What TensorRT parses is written beside the engine where it differs from the file given. Exit
+status: 0 done; 1 failed; 2 wrong arguments, a file that will not do, or a machine without TensorRT or GPU.
 """
 
 from __future__ import annotations
