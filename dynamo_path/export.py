@@ -54,10 +54,10 @@ def _main(argv: Sequence[str] | None) -> int:
             program = export_program(model, inputs)
             _save_program(program, folder / "model.ep")
         if device.type == "cuda":
-            with stage("build model.engine with Torch-TensorRT"):
+            with stage("build model.engine with Torch-TensorRT") as seconds:
                 engine = build_engine(program, inputs, request)
                 (folder / "model.engine").write_bytes(engine)
-            write_metadata(subject, request, folder)
+            write_metadata(subject, request, folder, build_seconds=seconds[0])
             with stage("compare with PyTorch"):
                 compare_engine(subject, request, folder / "model.engine")
     if device.type != "cuda":
@@ -182,10 +182,12 @@ def _named_outputs(names: Sequence[str]) -> Iterator[list[Exception]]:
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
 
+    from dynamo_path.layer_names import NamedLayers
+
     original = _conversion.TRTInterpreter
     errors: list[Exception] = []
 
-    class Interpreter(original):
+    class Interpreter(NamedLayers, original):
         def output(self, target: str, args: Any, kwargs: Any) -> list[Any]:
             outputs = super().output(target, args, kwargs)
             for index, name in enumerate(names):

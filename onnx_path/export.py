@@ -69,14 +69,14 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
     with staged_folder(request.out) as folder:
         subject = prepare(request)
         _write_onnx(subject, request, folder, function_bodies)
-        with stage("build model.engine with TensorRT"):
+        with stage("build model.engine with TensorRT") as seconds:
             build_engine(
                 folder / "model.onnx",
                 folder / "model.engine",
                 request.timing_cache,
                 request.optimization_level,
             )
-        write_metadata(subject, request, folder)
+        write_metadata(subject, request, folder, build_seconds=seconds[0])
         with stage("compare with PyTorch"):
             compare_engine(subject, request, folder / "model.engine")
     print(f"wrote model.onnx, model.engine and model.json in {request.out}")
@@ -142,7 +142,7 @@ def export_onnx(
     import torch
     from onnxscript import optimizer
 
-    from onnx_path import operator
+    from onnx_path import node_names, operator
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
@@ -160,6 +160,7 @@ def export_onnx(
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
     optimizer.remove_unused_nodes(program.model)
+    node_names.name_by_modules(program.model.graph)
     if function_bodies:
         for body in operator.function_bodies():
             function = onnx_ir.serde.deserialize_function(body)

@@ -38,6 +38,7 @@ class ArtifactMetadata:
         tensorrt_version, plugin_version, torch_version: that the engine was built with.
         gpu: name of the GPU that it was built on.
         source_weights: name, file or URL of the weights.
+        build_seconds: what TensorRT took to build the engine; None where nobody noted it.
 
     Raises:
         ValueError: naming the field, what it was and what it should be.
@@ -60,6 +61,7 @@ class ArtifactMetadata:
     torch_version: str
     source_weights: str
     nms_in_graph: bool = False
+    build_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "tensorrt_version", "plugin_version", "gpu", "torch_version", "source_weights"):
@@ -82,6 +84,9 @@ class ArtifactMetadata:
         _require(isinstance(self.nms_in_graph, bool), "nms_in_graph", "true or false", self.nms_in_graph)
         described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
         _require(described, "nms", 'an object with "method" and "iou_threshold"', self.nms)
+        seconds = self.build_seconds
+        fine = seconds is None or (isinstance(seconds, (int, float)) and not isinstance(seconds, bool))
+        _require(fine and not (seconds or 0) < 0, "build_seconds", "seconds, or null", seconds)
         resize = self.resize
         _require(
             isinstance(resize, dict)
