@@ -212,6 +212,7 @@ def test_many_pictures(photos, tmp_path):
     assert {row["category_id"] for row in document["annotations"]} == {47, 50}
     assert info["network"] == network.description and info["nms"] is None
     assert "3 pictures: 6 detections" in done.stdout
+    assert done.stdout.endswith(f"wrote 3 pictures and {tmp_path / 'new/out/detections.json'}\n")
     assert "ms per picture: read " in done.stdout and "the first run, with the warm-up" in done.stdout
 
 

@@ -99,7 +99,7 @@ class Run {
     print_results(found_, metadata_.class_names);
     print_times(times_);
     print_benchmark(benchmark_, network->batch());
-    for (std::string const& file : written_) std::cout << "wrote " << printable(file) << '\n';
+    print_written();
     std::cout.flush();
     if (!std::cout) return 1;
     if (failures_ == 0) return 0;
@@ -173,7 +173,7 @@ class Run {
       Detections const& drawn = found_[found_.size() - images.size() + i].detections;
       const fs::path path = *options_.out / names[i]->output_name;
       save_jpeg(draw_detections(std::move(images[i]), drawn, metadata_.class_names), path);
-      written_.push_back(path.string());
+      drawn_.push_back(path);
     }
     times.draw = clock.lap();
     const auto count = static_cast<double>(names.size());
@@ -195,9 +195,15 @@ class Run {
     return select(apply_nms(rows, nms_), options_.threshold, options_.top);
   }
 
-  void write_json(int batch) {
-    if (!options_.json && !options_.out) return;
-    const fs::path path = options_.json ? *options_.json : *options_.out / "detections.json";
+  std::optional<fs::path> document() const {
+    if (options_.json) return options_.json;
+    if (options_.out) return *options_.out / "detections.json";
+    return std::nullopt;
+  }
+
+  void write_json(int batch) const {
+    const auto path = document();
+    if (!path) return;
     const Info info{program_.name,
                     metadata_.description,
                     options_.threshold,
@@ -206,8 +212,17 @@ class Run {
                     options_.top,
                     batch,
                     benchmark_};
-    write_document(path, found_, metadata_.class_names, info);
-    written_.push_back(path.string());
+    write_document(*path, found_, metadata_.class_names, info);
+  }
+
+  void print_written() const {
+    std::string text;
+    if (drawn_.size() == 1) text = drawn_[0].string();
+    if (drawn_.size() > 1) text = concat(drawn_.size(), " pictures");
+    for (auto const& path : {document(), options_.dump}) {
+      if (path) text += concat(text.empty() ? "" : " and ", path->string());
+    }
+    if (!text.empty()) std::cout << "wrote " << printable(text) << '\n';
   }
 
   Program const& program_;
@@ -218,7 +233,7 @@ class Run {
   std::vector<Found> found_;
   std::vector<Times> times_;
   std::vector<Summary> benchmark_;
-  std::vector<std::string> written_;
+  std::vector<fs::path> drawn_;
   std::unique_ptr<Batch> first_batch_;
   Dump dump_;
   size_t failures_ = 0;
