@@ -75,6 +75,10 @@ def test_what_is_wrong_is_one_line(tmp_path):
     options = ["--model", module, "--device", "cpu", tmp_path / "a.png"]
     missing = run(*options, "--torchtrt", tmp_path / "no.so", program=PROGRAM)
     assert missing.returncode == 2 and "no.so: no such file" in missing.stderr
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    unloadable = run(*options, "--torchtrt", text, program=PROGRAM)
+    assert unloadable.returncode == 1 and f"--torchtrt: {text}: " in unloadable.stderr
     assert run(*options, "--no-cuda-graph", program=PROGRAM).returncode == 2
     torch.jit.save(torch.jit.script(torch.nn.ReLU()), module)
     wrong = run(*options, program=PROGRAM)
@@ -82,4 +86,4 @@ def test_what_is_wrong_is_one_line(tmp_path):
     module.write_bytes(b"no module")
     damaged = run(*options, program=PROGRAM)
     assert damaged.returncode == 1 and f"{module}: cannot be loaded: " in damaged.stderr
-    assert all(len(done.stderr.splitlines()) == 1 for done in (missing, wrong, damaged))
+    assert all(len(done.stderr.splitlines()) == 1 for done in (missing, unloadable, wrong, damaged))

@@ -54,6 +54,8 @@ class ScriptModule final : public Network {
       }
       c10::cuda::set_device(static_cast<c10::DeviceIndex>(options.device));
       missing = load_plugins(options.plugins);
+    }
+    if (device_.is_cuda() || options.library) {
       const std::string runtime = load_runtime(options.library);
       if (!runtime.empty()) missing += concat(missing.empty() ? "" : "; ", runtime);
     }
