@@ -35,6 +35,7 @@ from codetr.files import errors_about, new_folder
 from codetr.network import add_graph_nms_arguments
 from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
+from codetr.sizes import InputSizes, batch_range, fixed, size_ranges
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
     from codetr.config import NmsConfig
     from codetr.model import CoDino
 
-PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 INPUT_NAMES = ("images", "image_shapes")
 OUTPUT_NAMES = ("boxes", "scores", "labels")
 NMS_OUTPUT_NAMES = (*OUTPUT_NAMES, "num_detections")
 """Those of a graph with non-maximum suppression inside, see `codetr.nms.HardNms`."""
+DEFAULT_SIZE = (768, 1152)
 DEMO_PHOTO = Path(__file__).parent.parent / "assets" / "coffee.jpg"
 
 Detections = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -59,10 +61,8 @@ class Request:
 
     model: str
     weights: str | None
-    height: int
-    width: int
+    sizes: InputSizes
     precision: str
-    batch: int
     out: Path
     photo: Path | None
     device: str
@@ -71,6 +71,11 @@ class Request:
     keep_unequal: bool
     nms: str
     nms_iou: float | None
+
+    @property
+    def model_precision(self) -> str:
+        """The types of weights and activations: TF32 is float32, multiplied with fewer bits."""
+        return "fp32" if self.precision == "tf32" else self.precision
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -105,10 +110,29 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
         "--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file"
     )
     parser.add_argument("--weights", metavar="NAME|FILE|URL", help="default: the model's published weights")
-    parser.add_argument("--height", type=positive, default=768, help="input height in pixels (default: 768)")
-    parser.add_argument("--width", type=positive, default=1152, help="input width in pixels (default: 1152)")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default: fp32, TF32 off")
-    parser.add_argument("--batch", type=positive, default=1, help="images in one run (default: 1)")
+    height, width = DEFAULT_SIZE
+    parser.add_argument("--height", type=positive, help=f"input height in pixels (default: {height})")
+    parser.add_argument("--width", type=positive, help=f"input width in pixels (default: {width})")
+    parser.add_argument(
+        "--dynamic-size",
+        type=size_ranges,
+        metavar="MIN-OPT-MAX",
+        help="heights and widths that are decided at run time, instead of --height and --width: smallest, the "
+        "one to tune for, largest, each HEIGHTxWIDTH or one number, such as 512-768x1152-1344; multiples of 32",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="tf32 is fp32 whose matrices are multiplied with 10 bits of mantissa (default: fp32, without)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=batch_range,
+        default=fixed(1),
+        metavar="N|A-B",
+        help="images in one run; 1-8: decided at run time and tuned for 1, 1-4-8: tuned for 4 (default: 1)",
+    )
     parser.add_argument(
         "--out", required=True, type=to_path, metavar="DIR", help="folder that the files are written to"
     )
@@ -137,16 +161,24 @@ def request_from(arguments: argparse.Namespace) -> Request:
     """Takes the shared options out of what `make_parser`'s parser returned.
 
     Raises:
-        UsageError: a file that is to be read is none, the timing cache cannot be written, or --nms-iou lacks
-            --nms.
+        UsageError: a file that is to be read is none, the timing cache cannot be written, or options do not go
+            together.
     """
     if arguments.nms_iou is not None and arguments.nms == "none":
         raise UsageError(f"--nms-iou {arguments.nms_iou:g}: goes with --nms, which is not given")
+    height, width = (given or size for given, size in zip((arguments.height, arguments.width), DEFAULT_SIZE))
+    ranges = fixed(height), fixed(width)
+    if arguments.dynamic_size is not None:
+        for option in ("height", "width"):
+            if getattr(arguments, option) is not None:
+                raise UsageError(f"--{option} and --dynamic-size: give one of them")
+        ranges = arguments.dynamic_size
     if arguments.photo is not None:
         check_file("--photo", arguments.photo)
     if arguments.timing_cache is not None:
         check_writable("--timing-cache", arguments.timing_cache)
-    return Request(**{name: getattr(arguments, name) for name in Request.__dataclass_fields__})
+    given = {name: getattr(arguments, name) for name in Request.__dataclass_fields__ if name != "sizes"}
+    return Request(**given, sizes=InputSizes(arguments.batch, *ranges))
 
 
 @contextmanager
