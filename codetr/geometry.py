@@ -55,7 +55,9 @@ def make_pyramid(image_shapes: Tensor, input_hw: Tensor, level_hw: Tensor, num_c
 
     cells = torch.arange(num_cells, device=device).float()  # [S]
     level_of_cell = ((cells[:, None] >= starts).float().sum(dim=1) - 1.0).long()  # [S]
-    start, width = (per_level.index_select(0, level_of_cell)[None] for per_level in (starts, widths))  # [1, S]
+    start, width = (
+        per_level.index_select(0, level_of_cell)[None] for per_level in (starts, widths)
+    )  # [1, S]
     place = cells[None] - start
     row = torch.floor((place + 0.5) / width)  # exact, see `num_cells`
     column = place - row * width

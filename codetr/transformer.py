@@ -55,9 +55,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, pyramid: Pyramid, longest: int) -> Tensor:
         """[N, S, C] -> memory [N, S, C]; `longest` as in `encoder_positions`."""
-        positions = encoder_positions(
-            pyramid, self.level_embeds, longest, self.encoding.temperature, x.dtype
-        )
+        positions = encoder_positions(pyramid, self.level_embeds, longest, self.encoding.temperature, x.dtype)
         reference_points = pyramid.reference_points  # [N, S, L, 2]
         for layer in self.layers:
             x = layer(x, positions, reference_points, pyramid)
