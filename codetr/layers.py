@@ -166,9 +166,12 @@ def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
     return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
 
 
-def device_sizes(values: list[int], device: torch.device) -> Tensor:
-    """As `device_constant`, of sizes that may be symbols of an export: [n] fp32."""
-    return torch.stack([torch.scalar_tensor(value, dtype=torch.float32, device=device) for value in values])
+def device_size(size: int, device: torch.device) -> Tensor:
+    """[1] fp32: a size that may be a symbol of an export, as a tensor.
+
+    Compilers make vectors of symbols, and integers whatever type is asked for: so this asks for no other.
+    """
+    return torch.scalar_tensor(size, dtype=torch.int64, device=device).reshape(1).float()
 
 
 def device_constant(values: list[int] | list[float], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from codetr.backbones import SwinTransformer, make_backbone
 from codetr.config import Config
 from codetr.geometry import Pyramid, make_pyramid
 from codetr.head import QuerySelection, detections
-from codetr.layers import Float32Linear, GroupNorm, device_constant, device_sizes
+from codetr.layers import Float32Linear, GroupNorm, device_constant, device_size
 from codetr.neck import ChannelMapper
 from codetr.transformer import Decoder, DenoisingQueries, Encoder
 
@@ -168,7 +168,7 @@ class CoDino(nn.Module):
                 f"images: {height} x {width} pixels give {cells} cells, fewer than the model's "
                 f"{self.config.num_queries} queries; use larger images"
             )
-        input_hw = device_sizes([height, width], images.device)
+        input_hw = torch.cat([device_size(size, images.device) for size in (height, width)])
         # The finest level is the longest; its height and width together are more.
         longest = maps[0].shape[2] + maps[0].shape[3]
         pyramid = make_pyramid(image_shapes, input_hw, self._level_hw(input_hw), cells)

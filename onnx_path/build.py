@@ -64,14 +64,14 @@ def import_requirements() -> None:
 def build_engine(
     onnx_path: Path,
     engine_path: Path,
-    settings: Settings = Settings(),
+    settings: Settings | None = None,
 ) -> None:
     """Builds a strongly typed engine of our own export.
 
     Args:
         onnx_path: the file; external weights lie beside it.
         engine_path: the engine is written here.
-        settings: of the build; TF32 is off by default.
+        settings: of the build; by default one without profile and TF32.
 
     Raises:
         ImportError: a package is missing.
@@ -79,7 +79,7 @@ def build_engine(
     """
     import_requirements()
     with _without_function_bodies(onnx_path) as parsed_path:
-        engine = serialize_engine(parsed_path, settings, onnx_path.name)
+        engine = serialize_engine(parsed_path, settings or Settings(), onnx_path.name)
     with atomic_write(engine_path) as temporary:
         temporary.write_bytes(engine)
 

@@ -239,11 +239,6 @@ def pyramid_of(image_shapes, input_hw, level_hw):
     return make_pyramid(image_shapes, torch.tensor(input_hw).float(), torch.tensor(level_hw).float(), cells)
 
 
-def pyramid_of(image_shapes, input_hw, level_hw):
-    cells = sum(h * w for h, w in level_hw)
-    return make_pyramid(image_shapes, torch.tensor(input_hw).float(), torch.tensor(level_hw).float(), cells)
-
-
 def slow_geometry(image_shapes, input_hw, level_hw, num_feats, temperature):
     """Masks drawn in pixels, shrunk by nearest interpolation, summed up: the definition, in fp32."""
     mask = torch.ones(len(image_shapes), *input_hw)
@@ -341,18 +336,6 @@ class TestSwin:
         assert mask.shape == (2 * len(same), 1, size * size, size * size)
         assert torch.equal(mask[:, 0] == 0, same.repeat(2, 1, 1))
         assert set(mask.unique().tolist()) <= {0.0, -100.0}
-
-    @pytest.mark.parametrize("hw", [(4, 4), (8, 12), (9, 7), (3, 5), (1, 30)])
-    @pytest.mark.parametrize("size", [4, 5])
-    def test_gathered_windows_are_the_sliced_ones(self, size, hw):
-        x = torch.randn(3, *hw, 2)
-        sliced, gathered = SlicedWindows(x, size), GatheredWindows(x, size)
-        assert torch.equal(gathered.mask, sliced.mask)
-        for shifted in (False, True):
-            windows = sliced.cut(x, shifted)
-            assert torch.equal(gathered.cut(x.flatten(0, 2), shifted), windows)
-            changed = windows * torch.arange(1.0, 1.0 + len(windows))[:, None, None]
-            assert torch.equal(gathered.join(changed, shifted), sliced.join(changed, shifted).flatten(0, 2))
 
     @pytest.mark.parametrize("hw", [(4, 4), (8, 12), (9, 7), (3, 5), (1, 30)])
     @pytest.mark.parametrize("size", [4, 5])

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codetr.layers import device_size
+
 
 class Windows(Protocol):
     """A stage's maps as windows of size x size cells, padded with zeros at the bottom and right.
@@ -76,7 +78,7 @@ class GatheredWindows:
         # Torch shall not work out a size (-1) in any reshape: as symbols, such sizes are nested divisions.
         self._count = images * ((height + size - 1) // size) * ((width + size - 1) // size)
         self._cells = size**2
-        height, width = (torch.scalar_tensor(side, device=x.device) for side in (height, width))
+        height, width = (device_size(side, x.device) for side in (height, width))
         down, across = torch.ceil(height / size), torch.ceil(width / size)
         padded_height, padded_width = down * size, across * size
 
