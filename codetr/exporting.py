@@ -57,6 +57,7 @@ class Request:
     device: str
     timing_cache: Path | None
     optimization_level: int | None
+    refittable: bool
     keep_unequal: bool
     nms: str
     nms_iou: float | None
@@ -134,6 +135,11 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--optimization-level", type=int, choices=range(6), metavar="0..5", help="TensorRT's; default 3"
+    )
+    parser.add_argument(
+        "--refittable",
+        action="store_true",
+        help="weights of the engine can be exchanged afterwards, without a new build",
     )
     add_graph_nms_arguments(parser)
     parser.add_argument(
@@ -336,6 +342,7 @@ def write_metadata(subject: Subject, request: Request, folder: Path, engine: boo
         precision=request.precision,
         batch=sizes.batch.opt,
         profiles=sizes.profiles(),
+        refittable=engine and request.refittable,
         tensorrt_version=import_tensorrt().__version__ if engine else "",
         plugin_version=trt_plugin.PLUGIN_VERSION,
         gpu=torch.cuda.get_device_name() if engine else "",

@@ -61,15 +61,13 @@ class InputSizes:
         return {"images": [n, 3, h, w], "image_shapes": [n, 2]}
 
     def profiles(self) -> dict[str, dict[str, list[int]]]:
-        """Smallest, usual and largest shape of each input by name; empty if all is fixed."""
-        if not self.dynamic:
-            return {}
+        """Smallest ("min"), usual ("opt") and largest ("max") shape of each input with a dynamic size."""
         profiles: dict[str, dict[str, list[int]]] = {"images": {}, "image_shapes": {}}
         for which in Range._fields:
             n, h, w = (getattr(size, which) for size in (self.batch, self.height, self.width))
             profiles["images"][which] = [n, 3, h, w]
             profiles["image_shapes"][which] = [n, 2]
-        return profiles
+        return {name: profiles[name] for name, shape in self.shapes().items() if -1 in shape}
 
     def __str__(self) -> str:
         return f"{self.batch} x 3 x {self.height} x {self.width}"

@@ -42,6 +42,7 @@ class ArtifactMetadata:
             if all sizes are fixed, as they are where older files lack the field. Dynamic heights and widths
             are multiples of 32. `resize` and `batch` then say the usual ones, which whoever knows no profiles
             can use as the only ones.
+        refittable: whether the engine's weights can be exchanged, as `dynamo_path.refit` does.
 
     Raises:
         ValueError: naming the field, what it was and what it should be.
@@ -65,6 +66,7 @@ class ArtifactMetadata:
     source_weights: str
     nms_in_graph: bool = False
     profiles: dict[str, dict[str, list[int]]] = dataclasses.field(default_factory=dict)
+    refittable: bool = False
 
     def __post_init__(self) -> None:
         for name in ("model", "tensorrt_version", "plugin_version", "gpu", "torch_version", "source_weights"):
@@ -88,6 +90,7 @@ class ArtifactMetadata:
         _require(isinstance(self.nms_in_graph, bool), "nms_in_graph", "true or false", self.nms_in_graph)
         described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
         _require(described, "nms", 'an object with "method" and "iou_threshold"', self.nms)
+        _require(isinstance(self.refittable, bool), "refittable", "true or false", self.refittable)
         _check_profiles(self.profiles, self.inputs)
         resize = self.resize
         _require(
