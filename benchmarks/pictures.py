@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import roofline, surgery
 from codetr.files import atomic_write
+from trt_plugin.inspection import kinds
 
 COLOURS = (
     *("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c"),
@@ -38,6 +39,8 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
         figures = {stem: training_figure(content)}
     elif content["kind"] == "surgery":
         figures = {stem: surgery_figure(content)}
+    elif content["kind"] == "engines":
+        figures = {stem: engines_figure(content)}
     else:
         figures = {
             f"{stem}_{dtype}_{distribution}": msda_figure(content, distribution, dtype, problems, cells)
@@ -191,6 +194,37 @@ def surgery_figure(content: dict):
     title = f"TensorRT engines of ONNX files, {content['precision']}: {content['gpu']['name']}"
     _label_bars(axes, "GPU milliseconds (median)", title)
     return figure
+
+
+def engines_figure(content: dict):
+    """Milliseconds of every engine's layers by kind, and a mark at what a whole run takes."""
+    from matplotlib.figure import Figure
+
+    rows = content["results"]
+    figure = Figure(figsize=(9.5, 1.9 + 0.55 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    ends = [0.0] * len(rows)
+    for kind in (kind for kind in kinds.KINDS if any(kind in row["kinds"] for row in rows)):
+        times = [row["kinds"].get(kind, {}).get("ms", 0.0) for row in rows]
+        bars = axes.barh(range(len(rows)), times, 0.6, ends, label=kind, color=kinds.COLOURS[kind])
+        shown = [f"{time:.1f}" if time >= 0.04 * max(sum_of(row) for row in rows) else "" for time in times]
+        axes.bar_label(bars, shown, label_type="center", fontsize=8, color="white")
+        ends = [end + time for end, time in zip(ends, times)]
+    for place, row in enumerate(rows):
+        run = row["timing"]["median_ms"]
+        axes.plot([run, run], [place - 0.4, place + 0.4], color="black", linewidth=1.5)
+        axes.text(max(run, ends[place]), place, f"  {run:.2f} ms a run", va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [row["variant"] for row in rows])
+    axes.margins(x=0.16)
+    figure.legend(loc="outside lower center", fontsize=8, ncols=4)
+    label = "GPU milliseconds of the layers, which wait for each other when profiled; black: a run (median)"
+    _label_bars(axes, label, f"TensorRT engines by kind of layer: {content['gpu']['name']}")
+    return figure
+
+
+def sum_of(row: dict) -> float:
+    """Milliseconds of all layers of an engine."""
+    return sum(part["ms"] for part in row["kinds"].values())
 
 
 def _label_bars(axes, label: str, title: str) -> None:

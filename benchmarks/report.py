@@ -13,10 +13,11 @@ from pathlib import Path
 
 from benchmarks import surgery
 from benchmarks.environment import SCHEMA_VERSION
-from benchmarks.pictures import draw, groups, training_step
+from benchmarks.pictures import draw, groups, sum_of, training_step
 from codetr.command import ArgumentParser, one_line, run_command, to_path
+from trt_plugin.inspection.kinds import KINDS as KINDS_OF_LAYERS
 
-KINDS = ("msda", "detector", "accuracy", "training", "surgery")
+KINDS = ("msda", "detector", "accuracy", "training", "surgery", "engines")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +69,7 @@ def markdown(content: dict) -> str:
             "accuracy": accuracy_table,
             "training": training_table,
             "surgery": surgery_table,
+            "engines": engines_table,
         }
         tables = [make[content["kind"]](content)]
     return "\n\n".join([origin(content), *tables]) + "\n"
@@ -110,10 +112,13 @@ def msda_tables(content: dict) -> list[str]:
 
 
 def microseconds(row: dict | None) -> str:
-    """The median of a result, or what became of it."""
+    """The median of a result, and with a warm cache where that was timed; or what became of it."""
     if row is None:
         return ""
-    return "failed" if "failure" in row else f"{row['timing']['median_ms'] * 1e3:.1f}"
+    if "failure" in row:
+        return "failed"
+    warm = f" ({row['warm_timing']['median_ms'] * 1e3:.1f} warm)" if "warm_timing" in row else ""
+    return f"{row['timing']['median_ms'] * 1e3:.1f}{warm}"
 
 
 def detector_table(content: dict) -> str:
@@ -228,6 +233,27 @@ def surgery_table(content: dict) -> str:
         "builds, s",
     ]
     return table(head, rows)
+
+
+def engines_table(content: dict) -> str:
+    """Engines side by side: a column for each, what they are above and the times of their layers below."""
+    rows = content["results"]
+    kinds = [kind for kind in KINDS_OF_LAYERS if any(kind in row["kinds"] for row in rows)]
+    lines = {
+        "GPU time, ms": [f"{row['timing']['median_ms']:.2f}" for row in rows],
+        "5% to 95%": [f"{row['timing']['p05_ms']:.2f} to {row['timing']['p95_ms']:.2f}" for row in rows],
+        "engine, MiB": [f"{row['engine_bytes'] / 2**20:.0f}" for row in rows],
+        "build, s": ["" if row["build_seconds"] is None else f"{row['build_seconds']:.0f}" for row in rows],
+        "layers": [str(row["layers"]) for row in rows],
+        "of plugins": [", ".join(f"{n} {name}" for name, n in row["plugins"].items()) or "0" for row in rows],
+        "weights and code on the GPU, MiB": [f"{row['loaded_bytes'] / 2**20:.0f}" for row in rows],
+        "intermediate results, MiB": [f"{row['device_memory_bytes'] / 2**20:.0f}" for row in rows],
+        "sum of the layers, ms": [f"{sum_of(row):.2f}" for row in rows],
+    }
+    for kind in kinds:
+        parts = [row["kinds"].get(kind) for row in rows]
+        lines[kind] = [f"{part['ms']:.2f} ({part['layers']} layers)" if part else "" for part in parts]
+    return table(["", *(row["variant"] for row in rows)], [[name, *cells] for name, cells in lines.items()])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ A file goes the way a user takes: `onnx_path.surgeon`, which compares both files
 graph, on the same random inputs. What a file says in its metadata, as the zoo's do, becomes part of the row:
 "configuration", as published, and "attentions", how many times it attends.
 
-The result file is written after every model, so that a run that is cut short leaves what it has.
+With `--jobs` some files are rewritten and built at the same time; engines are timed afterwards, alone on the
+GPU. The result file is written after every model, so that a run that is cut short leaves what it has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,17 +83,26 @@ def _main(arguments: list[str]) -> int:
     slug = environment.slug(head["gpu"]["name"])
     out = options.out or Path("benchmarks/results") / f"surgery_{options.precision}_{slug}.json"
     check_writable("--out", out)
+    subjects = [read_subject(path) for path in options.files]
     started = time.monotonic()
     rows: list[dict] = []
-    with working_folder(options.work) as folder:
-        for path in options.files:
-            subject = read_subject(path)
-            rows.append(measure(subject, folder, options.precision, options.iterations, options.seconds))
-            print(summary(rows[-1]), flush=True)
+    with working_folder(options.work) as folder, ThreadPoolExecutor(options.jobs) as pool:
+
+        def make(subject: Subject) -> dict:
+            row = prepare(subject, folder, options.precision, options.seconds)
+            print(f"{subject.name}: {'; '.join(failures(row)) or 'built'}", flush=True)
+            return row
+
+        made = map(make, subjects) if options.jobs == 1 else list(pool.map(make, subjects))
+        for subject, row in zip(subjects, made, strict=True):
+            rows.append(row)
+            time_engines(row, subject, folder, options.iterations)
+            print(summary(row), flush=True)
             content = {
                 **head,
                 "kind": "surgery",
                 "precision": options.precision,
+                "jobs": options.jobs,
                 "seconds": round(time.monotonic() - started, 1),
                 "results": rows,
             }
@@ -110,6 +121,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
     parser.add_argument(
         "--seconds", type=positive, default=SECONDS, help="limit for one build (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=1, help="files rewritten and built at the same time (default: 1)"
     )
     parser.add_argument(
         "--work", type=to_path, metavar="DIR", help="keep files there (default: a temporary folder)"
@@ -152,14 +166,13 @@ def read_subject(path: Path) -> Subject:
     )
 
 
-def measure(subject: Subject, folder: Path, precision: str, iterations: int, seconds: int) -> dict:
-    """Rewrites, builds and times one file; a failure is part of the row.
+def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dict:
+    """Rewrites one file and builds both engines; a failure is part of the row.
 
     Args:
         subject: the file.
         folder: for what is made of it.
         precision: of both engines.
-        iterations: samples of each measurement.
         seconds: limit for one command.
     """
     row: dict = {
@@ -167,10 +180,10 @@ def measure(subject: Subject, folder: Path, precision: str, iterations: int, sec
         "configuration": subject.configuration,
         "expected_attentions": subject.attentions,
     }
-    rewritten = folder / f"{subject.name}.rewritten.onnx"
+    files = forms(subject, folder)
     report = folder / f"{subject.name}.surgery.json"
     try:
-        row["check"] = rewrite(subject.path, rewritten, report, seconds)
+        row["check"] = rewrite(subject.path, files["rewritten"], report, seconds)
     except RuntimeError as error:
         return row | {"failure": str(error)}
     surgery = json.loads(report.read_text(encoding="utf-8"))
@@ -179,13 +192,36 @@ def measure(subject: Subject, folder: Path, precision: str, iterations: int, sec
         "nodes": [surgery["nodes_before"], surgery["nodes_after"]],
         "largest_relative_difference": surgery["max_error"],
     }
-    inputs = functools.cache(lambda: random_inputs(subject.path))  # of both, drawn when one is wanted
-    for form, path in zip(FORMS, (subject.path, rewritten), strict=True):
+    for form, path in files.items():
         try:
-            row[form] = engine_row(path, inputs, folder / form, precision, iterations, seconds)
+            row[form] = build(path, folder / form, precision, seconds)
+        except RuntimeError as error:
+            row[form] = {"failure": str(error)}
+    return row
+
+
+def time_engines(row: dict, subject: Subject, folder: Path, iterations: int) -> None:
+    """Times the engines that `prepare` built, and adds it to the row; a failure takes an engine's place.
+
+    Args:
+        row: of `prepare`.
+        subject, folder: as given to it.
+        iterations: samples of each measurement.
+    """
+    inputs = functools.cache(lambda: random_inputs(subject.path))  # of both, drawn when one is wanted
+    for form, path in forms(subject, folder).items():
+        if "failure" in row.get(form, {"failure": ""}):
+            continue
+        try:
+            samples = run(folder / form / f"{path.stem}.engine", inputs(), iterations)
+            row[form]["timing"] = timing.Timing(samples, 1, WARMUP, "warm").as_dict()
         except (RuntimeError, ValueError, OSError) as error:
             row[form] = {"failure": " ".join(str(error).split())[:500]}
-    return row
+
+
+def forms(subject: Subject, folder: Path) -> dict[str, Path]:
+    """The file as it is and as it becomes."""
+    return dict(zip(FORMS, (subject.path, folder / f"{subject.name}.rewritten.onnx"), strict=True))
 
 
 def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
@@ -211,33 +247,23 @@ def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
     return ""
 
 
-def engine_row(
-    path: Path,
-    inputs: Callable[[], Mapping[str, np.ndarray]],
-    folder: Path,
-    precision: str,
-    iterations: int,
-    seconds: int,
-) -> dict:
-    """Builds and times one engine.
+def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
+    """Builds one engine.
 
     Raises:
-        RuntimeError: a command failed.
-        trt_plugin.EngineError: the engine does not run.
+        RuntimeError: the command failed.
     """
     folder.mkdir(exist_ok=True)
     report = folder / f"{path.stem}.report.json"
     options = ["--out", folder, "--precision", precision, "--json", report]
     command(["onnx_path.build", path, *options, "--timing-cache", folder.parent / "timing.cache"], seconds)
     built = json.loads(report.read_text(encoding="utf-8"))
-    samples = run(folder / f"{path.stem}.engine", inputs(), iterations)
     return {
         "build_seconds": built["build_seconds"],
         "engine_bytes": built["report"]["engine_bytes"],
         "device_memory_bytes": built["report"]["device_memory_bytes"],
         "layers": built["report"]["layers"],
         "plugin_layers": len(built["report"]["plugin_layers"]),
-        "timing": timing.Timing(samples, 1, WARMUP, "warm").as_dict(),
     }
 
 

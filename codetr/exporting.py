@@ -175,12 +175,13 @@ def request_from(arguments: argparse.Namespace) -> Request:
 
 
 @contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Prints a line when a step begins and its seconds when it ends."""
+def stage(name: str) -> Iterator[list[float]]:
+    """Prints a line when a step begins and its seconds when it ends; yields a list that gets them."""
     print(f"{name} …", flush=True)
-    started = time.perf_counter()
-    yield
-    print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
+    started, seconds = time.perf_counter(), []
+    yield seconds
+    seconds.append(time.perf_counter() - started)
+    print(f"{name}: {seconds[0]:.1f} s", flush=True)
 
 
 @contextmanager
@@ -312,11 +313,18 @@ def dynamic_shapes(request: Request) -> tuple[dict, dict] | None:
     return images, {axis: size for axis, size in images.items() if axis == 0}
 
 
-def write_metadata(subject: Subject, request: Request, folder: Path, engine: bool = True) -> None:
+def write_metadata(
+    subject: Subject,
+    request: Request,
+    folder: Path,
+    engine: bool = True,
+    build_seconds: float | None = None,
+) -> None:
     """Writes model.json: everything that whoever runs the engine needs, see `trt_plugin.ArtifactMetadata`.
 
     Args:
         engine: whether there is one; TensorRT's version and the GPU's name stay empty for an ONNX file alone.
+        build_seconds: what TensorRT took to build it.
     """
     import torch
 
@@ -348,6 +356,7 @@ def write_metadata(subject: Subject, request: Request, folder: Path, engine: boo
         gpu=torch.cuda.get_device_name() if engine else "",
         torch_version=torch.__version__,
         source_weights=subject.source_weights,
+        build_seconds=None if build_seconds is None else round(build_seconds, 1),
     )
     metadata.save(folder / "model.json")
 

@@ -41,6 +41,7 @@ def register() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
+            from torch_tensorrt.dynamo.conversion._ConverterRegistry import ConverterPriority
     except ImportError as error:
         raise ImportError(
             f"Torch-TensorRT cannot be imported ({error}): pip install codetr-tensorrt[dynamo]"
@@ -49,6 +50,12 @@ def register() -> None:
         dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(
             convert
         )
+    dynamo_tensorrt_converter(
+        torch.ops.aten.where.self,
+        capability_validator=is_bfloat16,
+        priority=ConverterPriority.HIGH,
+        supports_dynamic_shapes=True,
+    )(convert_where)
     _registered = True
 
 
@@ -56,6 +63,39 @@ def is_supported(node: torch.fx.Node, settings: Any = None) -> bool:
     """Tells whether the plugin takes this call: its value must be fp32, fp16 or bf16."""
     value = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
     return value is None or value.dtype in VALUE_TYPES
+
+
+def is_bfloat16(node: torch.fx.Node, settings: Any = None) -> bool:
+    """Tells whether a call's result is bfloat16."""
+    value = node.meta.get("val")
+    return getattr(value, "dtype", None) == torch.bfloat16
+
+
+def convert_where(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
+    """The converter of `torch.where` in bfloat16, masked_fill included.
+
+    Torch-TensorRT's own (2.11) takes two bfloat16 tensors for integers and casts both to int32.
+
+    Args and result: as for `convert`; args are the condition and the tensors where it holds and does not.
+    """
+    from torch_tensorrt.dynamo.conversion.converter_utils import (
+        cast_trt_tensor,
+        get_trt_tensor,
+        prepend_ones,
+    )
+
+    tensors = [get_trt_tensor(ctx, value, f"{name}_{index}") for index, value in enumerate(args)]
+    rank = max(len(tensor.shape) for tensor in tensors)
+    for index, (tensor, dtype) in enumerate(zip(tensors, ("BOOL", "BF16", "BF16"), strict=True)):
+        if tensor.dtype.name != dtype:
+            wanted = torch.bool if dtype == "BOOL" else torch.bfloat16
+            tensor = cast_trt_tensor(ctx, tensor, wanted, f"{name}_{index}_cast")
+        if len(tensor.shape) < rank:
+            tensor = prepend_ones(ctx, tensor, f"{name}_{index}_rank", rank - len(tensor.shape))
+        tensors[index] = tensor
+    layer = ctx.net.add_select(*tensors)
+    layer.name = f"where-[{name}]"
+    return layer.get_output(0)
 
 
 def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:

@@ -151,10 +151,12 @@ def patched_interpreter(
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
 
+    from dynamo_path.layer_names import NamedLayers
+
     original = _conversion.TRTInterpreter
     errors: list[Exception] = []
 
-    class Interpreter(original):
+    class Interpreter(NamedLayers, original):
         def __init__(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
             simplify_reshapes(module)
             super().__init__(module, *args, **kwargs)

@@ -83,18 +83,18 @@ def _compile(
     inputs = example_inputs(request, "cuda")
     engine, script = folder / "model.engine", folder / "model.ts"
     try:
-        with stage("build model.engine with Torch-TensorRT"):
+        with stage("build model.engine with Torch-TensorRT") as seconds:
             engine.write_bytes(build_engine(program, inputs, request))
     except UnsupportedOperators as error:
         if not allow_fallback:
             raise
         complain("warning", f"{error}; they are left to PyTorch, and there is no model.engine")
-        with stage("build model.ts with Torch-TensorRT"):
+        with stage("build model.ts with Torch-TensorRT") as seconds:
             build_with_fallback(program, inputs, request, script)
     else:
         with stage("save model.ts"):
             save_torchscript(engine.read_bytes(), request.output_names, script)
-    write_metadata(subject, request, folder)
+    write_metadata(subject, request, folder, build_seconds=seconds[0])
     with stage("compare with PyTorch"):
         if engine.is_file():
             compare_engine(subject.checks, request, engine)

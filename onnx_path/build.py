@@ -1,9 +1,9 @@
 """`python -m onnx_path.build`: a TensorRT engine of any ONNX file of a DETR. Needs a GPU.
 
 The network is strongly typed: the types in the file are the types in the engine, so fp16 and bf16 are a
-conversion of the graph (`onnx_path.precision`). What TensorRT parses is written beside the engine where it
-differs from the file given. Exit status: 0 done; 1 failed; 2 wrong arguments, a file that will not do, or a
-machine without TensorRT or GPU.
+conversion of the graph (`onnx_path.precision`). Dynamic sizes that the profile leaves no choice of become
+fixed ones. What TensorRT parses is written beside the engine where it differs from the file given. Exit
+status: 0 done; 1 failed; 2 wrong arguments, a file that will not do, or a machine without TensorRT or GPU.
 """
 
 from __future__ import annotations
@@ -92,12 +92,14 @@ def _main(argv: Sequence[str] | None) -> int:
     with usage_errors(source):
         model, settings = _check_model(arguments)
         settings = _check_machine(arguments.plugins, model, settings)
+    dynamic, written = preparation.fix_sizes(model, settings.profiles)
+    settings = dataclasses.replace(settings, profiles=dynamic)
     conversion = None
     with staged_folder(engine.parent) as folder:
         if precision in CONVERTED:
             with stage(f"convert to {precision}"):
                 conversion = _convert(model, arguments)
-        if preparation.take_out_bodies(model) or conversion is not None:
+        if preparation.take_out_bodies(model) or conversion is not None or written:
             preparation.save(model, folder / parsed.name, source.parent)
             path = folder / parsed.name
         else:

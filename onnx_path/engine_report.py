@@ -1,45 +1,18 @@
-"""What an engine turned out to be: size, layers, plugins, memory, inputs and outputs. Needs a GPU."""
+"""What an engine turned out to be: size, layers, plugins, memory, inputs and outputs. Needs a GPU.
+
+`python -m trt_plugin.inspect` tells more.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from trt_plugin.tensors import DTYPE_NAMES, format_range, format_shape
+from trt_plugin.inspection import layers as inspected
+from trt_plugin.inspection.engine import TensorReport
+from trt_plugin.inspection.text import format_bytes
 
-if TYPE_CHECKING:
-    import tensorrt as trt
-
-# The inspector's words, as in "Row major linear FP16 format" and "Half".
-_TYPE_WORDS = {"bf16": "BF16|BFloat16", "fp16": "FP16|Half", "fp32": "FP32|Float"}
-
-
-@dataclass(frozen=True)
-class TensorReport:
-    """An input or output.
-
-    Attributes:
-        name: of it.
-        shape: -1 where it is decided at run time.
-        dtype: name of the type, as NumPy's or "bfloat16".
-        min, opt, max: of a dynamic input's profile, else None.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    min: tuple[int, ...] | None = None
-    opt: tuple[int, ...] | None = None
-    max: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        if self.min is None or self.max is None:
-            return f"{format_shape(self.shape)} {self.dtype}"
-        return f"{format_range(self.min, self.max)} {self.dtype}, best at {format_shape(self.opt or ())}"
+__all__ = ["EngineReport", "TensorReport", "format_bytes", "read_engine", "read_layers", "read_precision"]
 
 
 @dataclass(frozen=True)
@@ -85,30 +58,20 @@ def read_engine(path: Path) -> EngineReport:
     Raises:
         trt_plugin.EngineError: it cannot be loaded.
     """
-    from trt_plugin.device import gpu_name
-    from trt_plugin.engine import load_engine
-    from trt_plugin.errors import import_tensorrt
+    from trt_plugin.inspection import engine
 
-    trt = import_tensorrt()
-    runtime, engine = load_engine(path)
-    inspector = engine.create_engine_inspector()
-    information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-    layers, plugins = read_layers(information)
-    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-    inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-    report = EngineReport(
-        engine_bytes=path.stat().st_size,
-        device_memory_bytes=int(engine.device_memory_size_v2),
-        layers=layers,
-        plugin_layers=tuple(plugins),
-        inputs=tuple(_describe(engine, name, is_input=True) for name in inputs),
-        outputs=tuple(_describe(engine, name, is_input=False) for name in names if name not in inputs),
-        tensorrt_version=trt.__version__,
-        gpu=gpu_name(),
-        precision=read_precision(information),
+    summary, layers, _ = engine.read_engine(path)
+    return EngineReport(
+        engine_bytes=summary.engine_bytes,
+        device_memory_bytes=summary.device_memory_bytes,
+        layers=summary.layers,
+        plugin_layers=tuple(layer.name for layer in layers.plugins) if layers else (),
+        inputs=summary.inputs,
+        outputs=summary.outputs,
+        tensorrt_version=summary.tensorrt_version,
+        gpu=summary.gpu,
+        precision=layers.precision if layers else None,
     )
-    del inspector, engine, runtime  # in this order
-    return report
 
 
 def read_layers(information: str) -> tuple[int, list[str]]:
@@ -117,10 +80,8 @@ def read_layers(information: str) -> tuple[int, list[str]]:
     Returns:
         The number of layers, and the names of those that are plugins.
     """
-    layers: list[Any] = json.loads(information).get("Layers", [])
-    described = [layer for layer in layers if isinstance(layer, dict)]
-    plugins = [layer["Name"] for layer in described if str(layer.get("LayerType", "")).startswith("Plugin")]
-    return len(layers), plugins
+    found = inspected.parse(information)
+    return len(found.layers), [layer.name for layer in found.plugins]
 
 
 def read_precision(information: str) -> str | None:
@@ -132,37 +93,4 @@ def read_precision(information: str) -> str | None:
     Returns:
         "bf16", "fp16", "fp32" (TF32 too, which is no type of a tensor), or None if it says none of them.
     """
-    types = " ".join(_types(json.loads(information).get("Layers", [])))
-    return next((name for name, words in _TYPE_WORDS.items() if re.search(rf"\b({words})\b", types)), None)
-
-
-def format_bytes(number: int) -> str:
-    """1.5 MiB for 1572864."""
-    size, unit = float(number), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{number} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def _types(part: Any) -> Iterator[str]:
-    """The types and formats of all tensors and weights in a part of what the inspector says."""
-    if isinstance(part, list):
-        for item in part:
-            yield from _types(item)
-    elif isinstance(part, dict):
-        for key, item in part.items():
-            # Tensors have "Format/Datatype" up to TensorRT 10, "Datatype" later, and weights "Type".
-            if key in ("Format/Datatype", "Datatype", "Type") and isinstance(item, str):
-                yield item
-            else:
-                yield from _types(item)
-
-
-def _describe(engine: trt.ICudaEngine, name: str, is_input: bool) -> TensorReport:
-    shape = tuple(engine.get_tensor_shape(name))
-    dtype = DTYPE_NAMES.get(engine.get_tensor_dtype(name).name, engine.get_tensor_dtype(name).name.lower())
-    if not is_input or -1 not in shape:
-        return TensorReport(name, shape, dtype)
-    return TensorReport(name, shape, dtype, *(tuple(x) for x in engine.get_tensor_profile_shape(name, 0)))
+    return inspected.parse(information).precision

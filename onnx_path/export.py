@@ -70,7 +70,7 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
     with staged_folder(request.out) as folder:
         subject = prepare(request)
         _write_onnx(subject, request, folder, function_bodies)
-        with stage("build model.engine with TensorRT"):
+        with stage("build model.engine with TensorRT") as seconds:
             build_engine(
                 folder / "model.onnx",
                 folder / "model.engine",
@@ -81,7 +81,7 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
                     optimization_level=request.optimization_level,
                 ),
             )
-        write_metadata(subject, request, folder)
+        write_metadata(subject, request, folder, build_seconds=seconds[0])
         with stage("compare with PyTorch"):
             compare_engine(subject.checks, request, folder / "model.engine")
     print(f"wrote model.onnx, model.engine and model.json in {request.out}")
@@ -164,7 +164,7 @@ def export_onnx(
     import torch
     from onnxscript import optimizer
 
-    from onnx_path import operator, shapes
+    from onnx_path import node_names, operator, shapes
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
@@ -185,6 +185,7 @@ def export_onnx(
         shapes.simplify(program.model)
         _name_sizes(program.model.graph)
     optimizer.remove_unused_nodes(program.model)
+    node_names.name_by_modules(program.model.graph)
     if function_bodies:
         for body in operator.function_bodies():
             function = onnx_ir.serde.deserialize_function(body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,17 +79,14 @@ def load_libraries(paths: Sequence[Path]) -> None:
         PluginMissing: one cannot be loaded.
         trt_plugin.EngineError: TensorRT is missing.
     """
-    from trt_plugin.errors import import_tensorrt
+    from trt_plugin import library
+    from trt_plugin.errors import EngineError, import_tensorrt
 
-    registry = import_tensorrt().get_plugin_registry()
-    for path in paths:
-        before = len(registry.all_creators)
-        try:
-            ctypes.CDLL(str(path.absolute()))
-        except OSError as error:
-            raise PluginMissing(f"--plugins {path}: cannot be loaded ({error})") from error
-        if len(registry.all_creators) == before:  # it does not register itself when it is opened
-            registry.load_library(str(path.absolute()))
+    import_tensorrt()
+    try:
+        library.load_others(paths)
+    except EngineError as error:
+        raise PluginMissing(str(error)) from error
 
 
 def check_registered(operators: Iterable[CustomOperator]) -> None:

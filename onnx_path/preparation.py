@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
 
 from onnx_path import plugins
 from onnx_path.operator import remove_function_bodies
+from onnx_path.profiles import Profile
 from onnx_path.surgery import files
 
 CONVERTED = ("fp16", "bf16")
@@ -61,6 +62,39 @@ def convert(model: onnx.ModelProto, folder: Path, precision: str, keep: Sequence
 
     onnx.load_external_data_for_model(model, str(folder))
     return str(convert_precision(model, precision, keep))
+
+
+def fix_sizes(model: onnx.ModelProto, profiles: Mapping[str, Profile]) -> tuple[dict[str, Profile], int]:
+    """Writes dynamic sizes that a profile leaves no choice of into the model, in place.
+
+    TensorRT works out what follows from a size that it reads in the file when it parses, and carries all
+    arithmetic with shapes along otherwise: builds take many times longer.
+
+    Args:
+        model: its inputs' sizes are set, and every dynamic size of the same name.
+        profiles: of `profiles.fit`, by input.
+
+    Returns:
+        The profiles of the inputs that are still dynamic, and how many sizes were written.
+    """
+    named: dict[str, int] = {}
+    inputs = {value.name: value for value in model.graph.input}
+    remaining, written = {}, 0
+    for name, profile in profiles.items():
+        dims = inputs[name].type.tensor_type.shape.dim
+        for dim, smallest, largest in zip(dims, profile.min, profile.max, strict=True):
+            if smallest == largest and not dim.HasField("dim_value"):
+                written += 1
+                if dim.dim_param:
+                    named[dim.dim_param] = smallest
+                dim.dim_value = smallest
+        if not all(dim.HasField("dim_value") for dim in dims):
+            remaining[name] = profile
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in named:
+                dim.dim_value = named[dim.dim_param]
+    return remaining, written
 
 
 def take_out_bodies(model: onnx.ModelProto) -> bool:

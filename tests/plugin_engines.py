@@ -33,7 +33,11 @@ def create_plugin(operator: str, points_per_level: list[int] | None = None):
 
 
 def build(
-    define: Callable, ranges: Mapping[str, Range] | None = None, *, strongly_typed: bool = True
+    define: Callable,
+    ranges: Mapping[str, Range] | None = None,
+    *,
+    strongly_typed: bool = True,
+    verbosity: str = "DETAILED",
 ) -> bytes:
     """Builds an engine.
 
@@ -41,6 +45,7 @@ def build(
         define: fills the network that it is given.
         ranges: shapes of the dynamic inputs.
         strongly_typed: else with the flag FP16, and TensorRT chooses.
+        verbosity: what the engine tells of its layers, the name of a ProfilingVerbosity.
 
     Raises:
         EngineError: with TensorRT's messages.
@@ -52,7 +57,7 @@ def build(
         builder = trt.Builder(tensorrt_logger())
         network = builder.create_network(flags)
         config = builder.create_builder_config()
-        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        config.profiling_verbosity = getattr(trt.ProfilingVerbosity, verbosity)
         config.clear_flag(trt.BuilderFlag.TF32)
         if not strongly_typed:
             config.set_flag(trt.BuilderFlag.FP16)

@@ -68,8 +68,14 @@ def subject(path: Path, attentions: int | None = 3) -> surgery.Subject:
     return surgery.Subject(MODEL, "small", path, attentions)
 
 
+def measure(one: surgery.Subject, folder: Path, iterations: int = 1) -> dict:
+    row = surgery.prepare(one, folder, "fp16", 300)
+    surgery.time_engines(row, one, folder, iterations)
+    return row
+
+
 def test_row_holds_surgery_and_both_engines(original, folder, no_gpu_needed):
-    row = surgery.measure(subject(original), folder, "fp16", 5, 300)
+    row = measure(subject(original), folder, iterations=5)
     assert not surgery.failures(row)
     assert row["replaced"] == 3
     assert row["nodes"][0] > row["nodes"][1]
@@ -82,13 +88,13 @@ def test_row_holds_surgery_and_both_engines(original, folder, no_gpu_needed):
 
 
 def test_another_number_of_attentions_is_a_failure(original, folder, no_gpu_needed):
-    row = surgery.measure(subject(original, attentions=4), folder, "fp16", 1, 300)
+    row = measure(subject(original, attentions=4), folder, iterations=1)
     assert surgery.failures(row) == ["3 attentions replaced, expected 4"]
 
 
 def test_file_that_the_surgeon_refuses_is_a_failure(folder, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
-    row = surgery.measure(subject(tmp_path / "broken.onnx"), folder, "fp16", 1, 300)
+    row = measure(subject(tmp_path / "broken.onnx"), folder, iterations=1)
     (failure,) = surgery.failures(row)
     assert failure.startswith("onnx_path.surgeon: ")
     assert "broken.onnx" in failure
@@ -104,7 +110,7 @@ def test_outputs_that_differ_are_a_note(original, folder, no_gpu_needed, monkeyp
         faked(arguments, seconds)
 
     monkeypatch.setattr(surgery, "command", command)
-    row = surgery.measure(subject(original), folder, "fp16", 1, 300)
+    row = measure(subject(original), folder, iterations=1)
     assert not surgery.failures(row)
     assert surgery.speedup(row) == 2.0
     assert "output logits: differs by 0.01" in surgery.summary(row)
@@ -117,7 +123,7 @@ def test_engine_that_fails_leaves_the_other(original, folder, no_gpu_needed, mon
         return [2.0]
 
     monkeypatch.setattr(surgery, "run", run)
-    row = surgery.measure(subject(original), folder, "fp16", 1, 300)
+    row = measure(subject(original), folder, iterations=1)
     assert surgery.failures(row) == ["no kernel"]
     assert row["rewritten"]["timing"]["median_ms"] == 2.0
     assert surgery.speedup(row) is None
@@ -158,7 +164,7 @@ def test_every_model_is_in_the_zoo():
 def test_table_and_picture(original, folder, no_gpu_needed, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     rows = [
-        surgery.measure(subject(original), folder, "fp16", 1, 300),
+        measure(subject(original), folder, iterations=1),
         {"model": "lost", "configuration": "x", "expected_attentions": 2, "failure": "no"},
     ]
     head = environment.describe("benchmarks.surgery", [])

@@ -83,6 +83,41 @@ def test_only_types_of_the_plugin_are_converted(dtype, supported):
     assert converter.is_supported(node) == supported
 
 
+def test_where_in_bfloat16(monkeypatch):
+    """Torch-TensorRT itself is replaced: it needs a GPU even to be imported."""
+
+    class Tensor(SimpleNamespace):
+        def __init__(self, dtype: str, *shape: int) -> None:
+            super().__init__(dtype=SimpleNamespace(name=dtype), shape=shape)
+
+    utils = SimpleNamespace(
+        get_trt_tensor=lambda ctx, value, name: value if isinstance(value, Tensor) else Tensor("FLOAT"),
+        cast_trt_tensor=lambda ctx, tensor, dtype, name: Tensor(f"{dtype}", *tensor.shape),
+        prepend_ones=lambda ctx, tensor, name, count: Tensor(tensor.dtype.name, *[1] * count, *tensor.shape),
+    )
+    for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
+    selected = []
+
+    def add_select(*tensors):
+        selected.extend((tensor.dtype.name, tensor.shape) for tensor in tensors)
+        return Layer()
+
+    network = SimpleNamespace(add_select=add_select)
+    arguments = (Tensor("BOOL", 5, 1), 0.0, Tensor("BF16", 2, 5, 8))
+    converter.convert_where(SimpleNamespace(net=network), torch.ops.aten.where.self, arguments, {}, "node")
+    assert selected == [("BOOL", (1, 5, 1)), ("torch.bfloat16", (1, 1, 1)), ("BF16", (2, 5, 8))]
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [(torch.bfloat16, True), (torch.float16, False)])
+def test_only_where_in_bfloat16_is_ours(dtype, taken):
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.ops.aten.where.self, (graph.placeholder("condition"), 0.0, 1.0))
+    node.meta["val"] = torch.empty(1, dtype=dtype, device="meta")
+    assert converter.is_bfloat16(node) == taken
+
+
 def test_converters_are_registered():
     if not torch.cuda.is_available():
         pytest.skip("Torch-TensorRT cannot be imported without a GPU")
@@ -90,7 +125,7 @@ def test_converters_are_registered():
     from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
 
     converter.register()
-    for target in converter.TARGETS:
+    for target in (*converter.TARGETS, torch.ops.aten.where.self):
         assert target in DYNAMO_CONVERTERS
 
 

@@ -224,6 +224,41 @@ def test_the_converted_file_lies_beside_the_engine(
         assert "out/best.plan" in line and str(parsed) in line and "images" in line
 
 
+@pytest.mark.parametrize("name", ["batch", None])
+def test_sizes_without_a_choice_are_fixed_for_tensorrt(tmp_path, capsys, machine, name):
+    path = convolution(tmp_path / "model.onnx", batch=name)
+    before = path.read_bytes()
+    assert build.main([str(path), "--out", str(tmp_path), "--opt", "images:2x3x8x8"]) == 0
+    ((_, settings, built),) = machine
+    assert not settings.profiles
+    assert [dim.dim_value for dim in built.graph.input[0].type.tensor_type.shape.dim] == [2, 3, 8, 8]
+    assert built.graph.output[0].type.tensor_type.shape.dim[0].dim_value == (2 if name else 0)
+    assert onnx.load(tmp_path / "model.trt.onnx") == built
+    assert path.read_bytes() == before
+    assert all("model.trt.onnx" in line for line in capsys.readouterr().out.splitlines()[-2:])
+
+
+def test_only_sizes_without_a_choice_are_fixed():
+    names = [["batch", 3, "height", "width"], ["batch", "height", "width"], ["boxes", 4]]
+    shapes = dict(zip(("images", "mask", "start"), names))
+    values = [
+        onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()
+    ]
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "graph", values, []))
+    wanted = {
+        "images": Profile((1, 3, 96, 64), (2, 3, 96, 64), (4, 3, 96, 64)),
+        "mask": Profile((1, 96, 64), (2, 96, 64), (4, 96, 64)),
+        "start": Profile((5, 4), (5, 4), (5, 4)),
+    }
+    remaining, written = preparation.fix_sizes(model, wanted)
+    assert (remaining, written) == ({name: wanted[name] for name in ("images", "mask")}, 5)
+    assert [list(one.shape) for one in profiles.inputs_of(model)] == [
+        ["batch", 3, 96, 64],
+        ["batch", 96, 64],
+        [5, 4],
+    ]
+
+
 def test_conversion_gets_what_was_asked_for(model, tmp_path, capsys, machine, monkeypatch):
     calls = []
 

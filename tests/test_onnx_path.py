@@ -235,6 +235,19 @@ def test_exported_graph(exported):
         assert starts.tolist() == (np.cumsum(sizes) - sizes).tolist()
 
 
+def test_exported_nodes_are_named_by_modules(exported):
+    """So that TensorRT's layers are; every attention node says which layer of which part it is in."""
+    name, _, _, path, _ = exported
+    nodes = onnx.load(path).graph.node
+    assert len({node.name for node in nodes}) == len(nodes)
+    found = [node.name.rpartition("/")[0] for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    layers = [f"/encoder/layers.{i}/self_attn" for i in range(MODELS[name])]
+    layers += [f"/decoder/layers.{i}/cross_attn" for i in range(MODELS[name])]
+    assert set(found) < set(layers) and len(set(found)) == MODELS[name]
+    top = [node for node in nodes if node.name.count("/") == 1]
+    assert len(top) < 0.2 * len(nodes)
+
+
 def test_exported_file_runs_in_onnxruntime(exported):
     _, model, inputs, path, _ = exported
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -23,16 +23,20 @@ COMMANDS = (
     ("onnx_path.surgeon",),
     ("dynamo_path.export",),
     ("trt_plugin.run",),
+    ("trt_plugin.inspect",),
     ("benchmarks.accuracy",),
     ("benchmarks.msda",),
     ("benchmarks.detector",),
+    ("benchmarks.engines",),
     ("benchmarks.report",),
 )
 FOREIGN = {
     *("--no-build-isolation", "--onnx", "--stronglyTyped", "--dynamicPlugins", "--staticPlugins"),
     *("--tool", "--error-exitcode", "--nproc-per-node"),
+    *("--loadEngine", "--exportLayerInfo", "--exportProfile", "--profilingVerbosity", "--separateProfileRun"),
+    *("--show", "--trace", "--output", "--report", "--cuda-graph-trace"),
 }
-"""Options of pip, trtexec, compute-sanitizer and torchrun."""
+"""Options of pip, trtexec, compute-sanitizer, torchrun, polygraphy and nsys."""
 
 
 def test_options(capsys: pytest.CaptureFixture) -> None:

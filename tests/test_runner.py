@@ -107,6 +107,9 @@ def test_metadata_comes_back_as_it_was(tmp_path):
         ("batch", True),
         ("nms", []),
         ("precision", "float16"),
+        ("build_seconds", "90 s"),
+        ("build_seconds", -1.0),
+        ("build_seconds", True),
     ],
 )
 def test_wrong_metadata_names_the_field(tmp_path, field, value):

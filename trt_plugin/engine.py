@@ -49,7 +49,7 @@ def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngi
             TensorRT version, for another GPU, plugin library missing, no GPU, TensorRT or cuda-python not
             installed.
     """
-    content = _read(path)
+    content = read_plan(path)
     trt = import_tensorrt()
     require_gpu(device)
     call("cudaSetDevice", device)
@@ -66,7 +66,12 @@ def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngi
     return runtime, engine
 
 
-def _read(path: Path) -> bytes:
+def read_plan(path: Path) -> bytes:
+    """An engine file's bytes.
+
+    Raises:
+        EngineError: there is none, it cannot be read, it is empty, or it does not begin like an engine.
+    """
     if not path.exists():
         raise EngineError(f"the engine {path} does not exist")
     try:

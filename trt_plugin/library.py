@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from trt_plugin.errors import EngineError, import_tensorrt
@@ -69,6 +70,23 @@ def load() -> Path:
         if not _registered(registry):
             raise EngineError(f"{path} is not this project's plugin library: it registers no {OPERATORS[0]}")
     return path
+
+
+def load_others(paths: Sequence[Path]) -> None:
+    """Registers the plugins of other libraries with TensorRT.
+
+    Raises:
+        EngineError: TensorRT is missing, or a library cannot be loaded.
+    """
+    registry = import_tensorrt().get_plugin_registry()
+    for path in paths:
+        before = len(registry.all_creators)
+        try:
+            ctypes.CDLL(str(path.absolute()))
+        except OSError as error:
+            raise EngineError(f"--plugins {path}: cannot be loaded ({error})") from error
+        if len(registry.all_creators) == before:  # it does not register itself when it is opened
+            registry.load_library(str(path.absolute()))
 
 
 def _registered(registry: object) -> bool:

@@ -38,6 +38,7 @@ class ArtifactMetadata:
         tensorrt_version, plugin_version, torch_version: that the engine was built with.
         gpu: name of the GPU that it was built on.
         source_weights: name, file or URL of the weights.
+        build_seconds: what TensorRT took to build the engine; None where nobody noted it.
         profiles: {"min", "opt", "max"}: smallest, usual and largest shape of each input, by its name; empty
             if all sizes are fixed, as they are where older files lack the field. Dynamic heights and widths
             are multiples of 32. `resize` and `batch` then say the usual ones, which whoever knows no profiles
@@ -65,6 +66,7 @@ class ArtifactMetadata:
     torch_version: str
     source_weights: str
     nms_in_graph: bool = False
+    build_seconds: float | None = None
     profiles: dict[str, dict[str, list[int]]] = dataclasses.field(default_factory=dict)
     refittable: bool = False
 
@@ -90,6 +92,9 @@ class ArtifactMetadata:
         _require(isinstance(self.nms_in_graph, bool), "nms_in_graph", "true or false", self.nms_in_graph)
         described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
         _require(described, "nms", 'an object with "method" and "iou_threshold"', self.nms)
+        seconds = self.build_seconds
+        fine = seconds is None or (isinstance(seconds, (int, float)) and not isinstance(seconds, bool))
+        _require(fine and not (seconds or 0) < 0, "build_seconds", "seconds, or null", seconds)
         _require(isinstance(self.refittable, bool), "refittable", "true or false", self.refittable)
         _check_profiles(self.profiles, self.inputs)
         resize = self.resize

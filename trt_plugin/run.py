@@ -8,70 +8,33 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
-from trt_plugin.errors import EngineError
+from trt_plugin.command import ArgumentParser, run_command, to_count, to_path
 from trt_plugin.files import atomic_write
 from trt_plugin.runner import EngineRunner
 from trt_plugin.tensors import format_shape
 
 
-class _UsageError(ValueError):
-    """Wrong arguments."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{message} (see {self.prog} --help)")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = _Parser(prog="python -m trt_plugin.run", description="Run a TensorRT engine, without Torch.")
-    parser.add_argument("engine", type=_path, help="the engine file")
-    parser.add_argument("--inputs", type=_path, required=True, metavar="FILE", help=".npz with every input")
-    parser.add_argument("--out", type=_path, required=True, metavar="FILE", help=".npz for the outputs")
-    parser.add_argument("--time", type=_count, default=0, metavar="N", help="also time N runs")
+    parser = ArgumentParser(
+        prog="python -m trt_plugin.run", description="Run a TensorRT engine, without Torch."
+    )
+    parser.add_argument("engine", type=to_path, help="the engine file")
+    parser.add_argument("--inputs", type=to_path, required=True, metavar="FILE", help=".npz with every input")
+    parser.add_argument("--out", type=to_path, required=True, metavar="FILE", help=".npz for the outputs")
+    parser.add_argument("--time", type=to_count, default=0, metavar="N", help="also time N runs")
     parser.add_argument("--no-cuda-graph", action="store_true", help="enqueue every run, replay no graph")
-    try:
-        _run(parser.parse_args(arguments))
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
-    except _UsageError as error:
-        return _complain(str(error), 2)
-    except (EngineError, ValueError, TypeError) as error:
-        return _complain(str(error), 1)
-    except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
-    except Exception as error:
-        return _complain(f"{type(error).__name__}: {error}", 1)
-    return 0
-
-
-def _complain(message: str, status: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return status
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("expected a path, got ''")
-    return Path(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of runs, got {text!r}")
-    return int(text)
+    parser.add_argument("--nvtx", action="store_true", help="name the steps for Nsight Systems (needs nvtx)")
+    return run_command(lambda: _run(parser.parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> None:
-    inputs = _read(options.inputs)
+    inputs = read_arrays(options.inputs)
     with atomic_write(options.out) as file:  # opened first: a wrong --out shows before the work is done
-        with EngineRunner(options.engine, cuda_graph=not options.no_cuda_graph) as runner:
+        with EngineRunner(options.engine, cuda_graph=not options.no_cuda_graph, nvtx=options.nvtx) as runner:
             outputs = runner(inputs)
             for name, array in outputs.items():
                 print(f"{name}: {format_shape(array.shape)} {runner.outputs[name].dtype}")
@@ -86,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
     print(f"wrote {options.out}")
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file.
 
     Raises:

@@ -113,18 +113,20 @@ __device__ __forceinline__ float exp2_of(float x) {
 #endif
 }
 
-// 16 bytes of a cell. What comes from memory comes to L2 as a whole line: the other heads of it are
-// wanted at the same time.
+// 16 bytes of a cell. kLine: what comes from memory comes to L2 as a whole line, the cell of the
+// neighbouring head with it.
+template <bool kLine>
 __device__ __forceinline__ uint4 load_corner(const char* address) {
 #if defined(__CUDA_ARCH__)
-  uint4 words;
-  asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-      : "l"(address));
-  return words;
-#else
-  return __ldg(reinterpret_cast<const uint4*>(address));
+  if constexpr (kLine) {
+    uint4 words;
+    asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+        : "l"(address));
+    return words;
+  }
 #endif
+  return __ldg(reinterpret_cast<const uint4*>(address));
 }
 
 // 16 bytes of the output.
@@ -479,7 +481,10 @@ class GroupLane {
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             if (!kExact || has_corner(place, c)) {
-              corner_[j][k][c] = load_corner(address[c]);
+              // Many queries want both heads of a line at the same time. Few are scattered, and
+              // each head of theirs reads cells of its own: a line would bring as much again for
+              // nothing.
+              corner_[j][k][c] = load_corner<!Config::kFew>(address[c]);
             }
           }
         }

@@ -1,0 +1,147 @@
+"""Puts engines side by side: GPU time, time by kind of layer, size, build time, layers, plugins and memory:
+
+    python -m benchmarks.engines --engine onnx=onnx/model.engine --engine dynamo=dynamo/model.engine
+
+A run is timed as a CUDA graph without the copies of inputs and outputs, the layers one after the other by
+TensorRT's profiler. Inputs are noise of the engine's best size; build times come from the metadata beside the
+engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import environment, timing
+from benchmarks.detector import engine_argument
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    positive,
+    run_command,
+    to_path,
+)
+from trt_plugin import ArtifactMetadata
+from trt_plugin.inspection.blocks import total_ms
+from trt_plugin.inspection.engine import Summary, Times, measure, read_engine
+from trt_plugin.inspection.kinds import KINDS
+from trt_plugin.inspection.layers import LayerList
+from trt_plugin.inspection.text import format_bytes, plugin_name
+
+WARMUP = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _main(given), "benchmarks.engines")
+
+
+def _main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    timing.require_gpu()
+    head = environment.describe("benchmarks.engines", arguments)
+    out = options.out or Path("benchmarks/results") / f"engines_{environment.slug(head['gpu']['name'])}.json"
+    check_writable("--out", out)
+    started = time.monotonic()
+    rows = []
+    for label, path in options.engine:
+        rows.append(measure_engine(label, path, options.iterations, options.plugins))
+        print(line(rows[-1]), flush=True)
+    seconds = round(time.monotonic() - started, 1)
+    environment.write_json(out, {**head, "kind": "engines", "seconds": seconds, "results": rows})
+    print(out)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line.
+
+    Raises:
+        UsageError: a wrong argument, or a file that is none.
+    """
+    parser = ArgumentParser(prog="python -m benchmarks.engines", description=__doc__.split(":")[0])
+    parser.add_argument(
+        "--engine",
+        action="append",
+        required=True,
+        type=engine_argument,
+        metavar="LABEL=FILE",
+        help="an engine; may be given several times",
+    )
+    parser.add_argument(
+        "--plugins", nargs="+", type=to_path, default=[], metavar="LIB", help="libraries of other plugins"
+    )
+    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
+    parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+    options = parser.parse_args(arguments)
+    for label, path in options.engine:
+        check_file(f"--engine {label}", path)
+    labels = Counter(label for label, _ in options.engine)
+    if repeated := [label for label, count in labels.items() if count > 1]:
+        raise UsageError(f"--engine {repeated[0]}: is the name of two engines")
+    if options.out:
+        check_writable("--out", options.out)
+    return options
+
+
+def measure_engine(label: str, path: Path, iterations: int, plugins: Sequence[Path] = ()) -> dict:
+    """One engine's row of the result file.
+
+    Raises:
+        ValueError: it tells nothing of its layers.
+        trt_plugin.EngineError: it cannot be loaded, or does not run.
+    """
+    summary, layers, _ = read_engine(path, libraries=plugins)
+    if layers is None or not layers.detailed:
+        raise ValueError(f"--engine {label}: was built without detailed profiling verbosity")
+    beside = path.with_suffix(".json")
+    metadata = ArtifactMetadata.load(beside) if beside.is_file() else None
+    times = measure(path, runs=iterations)
+    return row(label, summary, layers.with_times(times.layer_ms), times, metadata)
+
+
+def row(
+    label: str, summary: Summary, layers: LayerList, times: Times, metadata: ArtifactMetadata | None
+) -> dict:
+    """What a result file says of an engine, see `measure_engine`."""
+    kinds = {kind: [layer for layer in layers.layers if layer.kind == kind] for kind in KINDS}
+    timed = timing.Timing(times.samples_ms, 1, WARMUP, "warm")
+    return {
+        "variant": label,
+        "model": metadata.model if metadata else None,
+        "precision": layers.precision,
+        "inputs": {tensor.name: list(tensor.opt or tensor.shape) for tensor in summary.inputs},
+        "tensorrt_built_with": summary.built_with,
+        "engine_bytes": summary.engine_bytes,
+        "build_seconds": metadata.build_seconds if metadata else None,
+        "layers": len(layers.layers),
+        "plugins": dict(Counter(map(plugin_name, layers.plugins))),
+        "loaded_bytes": summary.loaded_bytes,
+        "device_memory_bytes": summary.device_memory_bytes,
+        "cuda_graph": times.cuda_graph,
+        "kinds": {
+            kind: {"layers": len(members), "ms": round(total_ms(members) or 0.0, 4)}
+            for kind, members in kinds.items()
+            if members
+        },
+        "timing": timed.as_dict(),
+    }
+
+
+def line(found: dict) -> str:
+    """A row in one line."""
+    return (
+        f"{found['variant']}: {found['timing']['median_ms']:.3f} ms, {found['layers']} layers, "
+        f"{format_bytes(found['engine_bytes'])}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

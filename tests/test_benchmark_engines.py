@@ -1,0 +1,103 @@
+"""`python -m benchmarks.engines`: rows of engines, the table and the picture; on engines with a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from benchmarks import engines, environment, report
+from codetr.command import UsageError
+from tests.plugin_engines import save
+from tests.test_inspect import SUMMARY, plan
+from tests.test_inspection_layers import sample
+from tests.test_runner import METADATA
+from trt_plugin.inspection.engine import Times
+from trt_plugin.inspection.kinds import KINDS, MSDA
+
+
+def row(name: str, gpu_ms: float, build_seconds: float | None) -> dict:
+    """What the benchmark says of a sample."""
+    metadata = dataclasses.replace(METADATA, build_seconds=build_seconds)
+    return engines.row(
+        name, SUMMARY, sample(name), Times([gpu_ms - 1, gpu_ms, gpu_ms + 1], True, {}), metadata
+    )
+
+
+@pytest.fixture
+def result(tmp_path):
+    """A result file of both samples."""
+    content = {
+        **environment.describe("benchmarks.engines", ["--engine", "onnx=model.engine"]),
+        "gpu": {"name": "NVIDIA H0", "driver": "1.2"},
+        "kind": "engines",
+        "results": [row("onnx", 11.2, 89.9), row("dynamo", 11.4, None)],
+    }
+    path = tmp_path / "engines_h0.json"
+    environment.write_json(path, content)
+    return path
+
+
+def test_row_of_an_engine():
+    found = row("onnx", 11.2, 89.9)
+    layers = sample("onnx")
+    assert found["timing"]["median_ms"] == 11.2 and found["build_seconds"] == 89.9
+    assert found["layers"] == 102 and found["plugins"] == {"FusedMultiScaleDeformableAttention": 3}
+    assert found["inputs"] == {"images": [2, 3, 8, 8]}
+    assert sum(part["layers"] for part in found["kinds"].values()) == 102
+    assert sum(part["ms"] for part in found["kinds"].values()) == pytest.approx(layers.time_ms, abs=1e-3)
+    assert list(found["kinds"]) == [kind for kind in KINDS if kind in found["kinds"]]
+    assert "11.200 ms, 102 layers, 3.0 MiB" in engines.line(found)
+
+
+def test_table_puts_engines_side_by_side(result, capsys):
+    assert report.main([str(result)]) == 0
+    text = capsys.readouterr().out
+    assert "|  | onnx | dynamo |" in text
+    assert "| GPU time, ms | 11.20 | 11.40 |" in text
+    assert "| build, s | 90 |  |" in text
+    assert "| layers | 102 | 107 |" in text
+    assert "| weights and code on the GPU, MiB | 7 | 7 |" in text
+    assert f"| {MSDA} | 0.37 (3 layers) | 0.59 (9 layers) |" in text
+    total = sample("dynamo").time_ms
+    assert f"| sum of the layers, ms | {sample('onnx').time_ms:.2f} | {total:.2f} |" in text
+
+
+def test_picture_of_engines(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    pictures = report.draw(report.read(result), tmp_path / "pictures", "engines_h0")
+    assert [picture.name for picture in pictures] == ["engines_h0.svg", "engines_h0.png"]
+    assert all(picture.stat().st_size > 1000 for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: --engine"),
+        (["--engine", "a"], "expected LABEL=FILE, got 'a'"),
+        (["--engine", "a=no.engine"], "--engine a no.engine: no such file"),
+        (
+            ["--engine", f"a={__file__}", "--engine", f"a={__file__}"],
+            "--engine a: is the name of two engines",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        engines.parse(arguments)
+
+
+@pytest.mark.gpu
+def test_engines_are_measured(tmp_path, capsys):
+    path = save(tmp_path, plan("DETAILED"))
+    out = tmp_path / "engines.json"
+    arguments = ["--engine", f"a={path}", "--iterations", "5", "--out", str(out)]
+    assert engines.main(arguments) == 0
+    (found,) = json.loads(out.read_text())["results"]
+    assert found["plugins"] == {"FusedMultiScaleDeformableAttention": 1}
+    assert found["kinds"][MSDA]["ms"] > 0 and found["timing"]["samples"] == 5
+    assert report.main([str(out)]) == 0
+    assert "| of plugins | 1 FusedMultiScaleDeformableAttention |" in capsys.readouterr().out
+    assert engines.main(["--engine", f"a={save(tmp_path, plan('NONE'))}", "--out", str(out)]) == 1
+    assert "--engine a: was built without detailed profiling verbosity" in capsys.readouterr().err

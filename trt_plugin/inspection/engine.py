@@ -1,0 +1,216 @@
+"""What TensorRT says of an engine: size, memory, inputs and outputs, layers and their times. Needs a GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trt_plugin import library
+from trt_plugin.device import call, gpu_name, require_gpu
+from trt_plugin.engine import built_with, load_engine, read_plan
+from trt_plugin.errors import EngineError, import_tensorrt
+from trt_plugin.inspection import layers
+from trt_plugin.inspection.layers import LayerList
+from trt_plugin.log import tensorrt_logger
+from trt_plugin.runner import EngineRunner
+from trt_plugin.tensors import DTYPE_NAMES, format_range, format_shape
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """An input or output.
+
+    Attributes:
+        name: of it.
+        shape: -1 where it is decided at run time.
+        dtype: name of the type, as NumPy's or "bfloat16".
+        min, opt, max: of a dynamic input's first profile, else None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    min: tuple[int, ...] | None = None
+    opt: tuple[int, ...] | None = None
+    max: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.min is None or self.max is None:
+            return f"{format_shape(self.shape)} {self.dtype}"
+        return f"{format_range(self.min, self.max)} {self.dtype}, best at {format_shape(self.opt or ())}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An engine as a whole.
+
+    Attributes:
+        engine_bytes: size of its file.
+        built_with: TensorRT's version that built it, "" if the file does not say it.
+        tensorrt_version, gpu: that loaded it.
+        verbosity: what it was built to tell of its layers: DETAILED, LAYER_NAMES_ONLY or NONE.
+        layers: their number.
+        inputs, outputs: in the engine's order.
+        profiles: number of its optimization profiles.
+        device_memory_bytes: what a context needs for intermediate results, at the largest shapes.
+        loaded_bytes: what loading it took of the GPU's memory, weights above all; measured.
+        streamable_weights_bytes: weights that need not lie on the GPU; 0 if it was not built for that.
+        auxiliary_streams: that run beside the caller's.
+    """
+
+    engine_bytes: int
+    built_with: str
+    tensorrt_version: str
+    gpu: str
+    verbosity: str
+    layers: int
+    inputs: tuple[TensorReport, ...]
+    outputs: tuple[TensorReport, ...]
+    profiles: int
+    device_memory_bytes: int
+    loaded_bytes: int
+    streamable_weights_bytes: int
+    auxiliary_streams: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a profiled engine took.
+
+    Attributes:
+        samples_ms: of runs, of a CUDA graph's replay where there can be one.
+        cuda_graph: whether it was one.
+        layer_ms: median of every layer by name. They wait for each other, so their sum is more than gpu_ms.
+    """
+
+    samples_ms: list[float]
+    cuda_graph: bool
+    layer_ms: dict[str, float]
+
+    @property
+    def gpu_ms(self) -> float:
+        """Median of a run."""
+        return statistics.median(self.samples_ms)
+
+
+def read_engine(
+    path: Path, device: int = 0, libraries: Sequence[Path] = ()
+) -> tuple[Summary, LayerList | None, str]:
+    """Loads an engine and asks TensorRT's inspector.
+
+    Args:
+        path: the engine file.
+        device: number of the GPU.
+        libraries: of plugins, beside ours and TensorRT's own.
+
+    Returns:
+        The whole; the layers, None if the engine was built to tell nothing of them; the inspector's JSON.
+
+    Raises:
+        EngineError: one line: a library cannot be loaded, or see `trt_plugin.engine.load_engine`.
+    """
+    version = built_with(read_plan(path))
+    trt = import_tensorrt()
+    require_gpu(device)
+    call("cudaSetDevice", device)
+    trt.init_libnvinfer_plugins(tensorrt_logger(), "")
+    library.load_others(libraries)
+    free = call("cudaMemGetInfo")[0]
+    try:
+        runtime, engine = load_engine(path, device)
+    except EngineError as error:
+        hint = (
+            "; name its library with --plugins FILE" if "plugin that is not registered" in str(error) else ""
+        )
+        raise EngineError(f"{error}{hint}") from error
+    loaded = free - call("cudaMemGetInfo")[0]
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+    summary = Summary(
+        engine_bytes=path.stat().st_size,
+        built_with=".".join(map(str, version or ())),
+        tensorrt_version=trt.__version__,
+        gpu=gpu_name(device),
+        verbosity=engine.profiling_verbosity.name,
+        layers=engine.num_layers,
+        inputs=tuple(_describe(engine, name, is_input=True) for name in inputs),
+        outputs=tuple(_describe(engine, name, is_input=False) for name in names if name not in inputs),
+        profiles=engine.num_optimization_profiles,
+        device_memory_bytes=int(engine.device_memory_size_v2),
+        loaded_bytes=max(0, int(loaded)),
+        streamable_weights_bytes=int(engine.streamable_weights_size),
+        auxiliary_streams=int(engine.num_aux_streams),
+    )
+    found, information = None, ""
+    if engine.profiling_verbosity != trt.ProfilingVerbosity.NONE:
+        inspector = engine.create_engine_inspector()
+        information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+        found = layers.parse(information, f"the inspector's answer about {path}")
+        del inspector
+    del engine, runtime  # in this order
+    return summary, found, information
+
+
+def measure(
+    path: Path,
+    *,
+    device: int = 0,
+    runs: int = 50,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    nvtx: bool = False,
+) -> Times:
+    """Times an engine and its layers.
+
+    Args:
+        path: the engine, whose plugins are registered.
+        device: number of the GPU.
+        runs: number of samples.
+        inputs: to run on; by default `example_inputs`.
+        nvtx: see `trt_plugin.EngineRunner`.
+
+    Raises:
+        EngineError, ValueError, TypeError: the engine does not run, or not on these inputs.
+    """
+    with EngineRunner(path, device=device, nvtx=nvtx) as runner:
+        arrays = example_inputs(runner) if inputs is None else dict(inputs)
+        samples = runner.time(arrays, iterations=runs)
+        graph = runner.uses_cuda_graph
+        profiled = runner.profile(arrays, iterations=runs)
+    names = dict.fromkeys(name for run in profiled for name in run)
+    medians = {name: statistics.median(run.get(name, 0.0) for run in profiled) for name in names}
+    return Times(samples, graph, medians)
+
+
+def example_inputs(runner: EngineRunner) -> dict[str, np.ndarray]:
+    """Inputs to time an engine on: seeded normal noise, ones for integers, whole pictures for our detectors.
+
+    Dynamic sizes are those of the profile's best shape.
+    """
+    random = np.random.default_rng(0)
+    arrays = {}
+    for name, info in runner.inputs.items():
+        shape, dtype = runner.best_shape(name), info.dtype
+        if dtype in ("float32", "float16", "bfloat16"):
+            arrays[name] = random.standard_normal(shape, dtype=np.float32)
+        else:
+            arrays[name] = np.ones(shape, dtype)
+    images = arrays.get("images")
+    if "image_shapes" in arrays and images is not None and images.ndim == 4:
+        arrays["image_shapes"][:] = images.shape[2:]
+    return arrays
+
+
+def _describe(engine: trt.ICudaEngine, name: str, is_input: bool) -> TensorReport:
+    shape = tuple(engine.get_tensor_shape(name))
+    dtype = DTYPE_NAMES.get(engine.get_tensor_dtype(name).name, engine.get_tensor_dtype(name).name.lower())
+    if not is_input or -1 not in shape:
+        return TensorReport(name, shape, dtype)
+    return TensorReport(name, shape, dtype, *(tuple(x) for x in engine.get_tensor_profile_shape(name, 0)))
