@@ -8,7 +8,6 @@ its height and width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,10 +19,13 @@ from codetr.layers import device_constant
 class Pyramid(NamedTuple):
     """The geometry of a batch. S counts the cells of all levels, row by row, levels one after the other."""
 
-    level_hw: tuple[tuple[int, int], ...]  # the same as spatial_shapes, on the host
     spatial_shapes: Tensor  # [L, 2] int64, (H, W) in cells
     level_start_index: Tensor  # [L] int64
+    level_of_cell: Tensor  # [S] int64
+    row_of_cell: Tensor  # [1, S] fp32, within its level
+    column_of_cell: Tensor  # [1, S] fp32
     valid_sizes: Tensor  # [N, L, 2] fp32, (h, w) of the image in cells
+    valid_of_cell: tuple[Tensor, Tensor]  # [N, S] fp32 each: h, w of the cell's level
     valid_ratios: Tensor  # [N, L, 2] fp32, (w / W, h / H)
     centers: Tensor  # [N, S, 2] fp32, (x, y) of each cell in units of the image, beyond 1 in the padding
     padding_mask: Tensor  # [N, S] bool, True in the padding
@@ -34,45 +36,46 @@ class Pyramid(NamedTuple):
         return self.centers[:, :, None] * self.valid_ratios[:, None]
 
 
-def make_pyramid(
-    image_shapes: Tensor, input_hw: tuple[int, int], level_hw: Sequence[tuple[int, int]]
-) -> Pyramid:
+def make_pyramid(image_shapes: Tensor, input_hw: Tensor, level_hw: Tensor, num_cells: int) -> Pyramid:
     """Lays out a batch of images in the upper left of tensors of `input_hw` pixels.
+
+    Sizes come as tensors, and no level is treated alone: where they are known only at run time, all of this
+    is two dozen operators.
 
     Args:
         image_shapes: [N, 2], (h, w) of each image in pixels, 1..input_hw; any number type.
-        input_hw: height and width of the padded tensor in pixels.
-        level_hw: height and width of each level in cells.
+        input_hw: [2] fp32, height and width of the padded tensor in pixels.
+        level_hw: [L, 2] fp32, height and width of each level in cells.
+        num_cells: S, below 2^22: cells are counted in fp32.
     """
-    device = image_shapes.device
-    level_hw = tuple((h, w) for h, w in level_hw)
-    starts = [0]
-    for h, w in level_hw[:-1]:
-        starts.append(starts[-1] + h * w)
-    sizes = [size for hw in level_hw for size in hw]
-    spatial_shapes = device_constant(sizes, torch.int64, device).view(-1, 2)
-    level_start_index = device_constant(starts, torch.int64, device)
+    device, num_levels = image_shapes.device, level_hw.shape[0]
+    heights, widths = level_hw.unbind(1)  # [L] each
+    levels = torch.arange(num_levels, device=device).float()
+    starts = ((levels[:, None] > levels).float() * (heights * widths)).sum(dim=1)  # [L]
 
-    cells = spatial_shapes.float()  # [L, 2]
-    valid_sizes = _valid_sizes(image_shapes, device_constant(list(input_hw), torch.float32, device), cells)
+    cells = torch.arange(num_cells, device=device).float()  # [S]
+    level_of_cell = ((cells[:, None] >= starts).float().sum(dim=1) - 1.0).long()  # [S]
+    start, width = (
+        per_level.index_select(0, level_of_cell)[None] for per_level in (starts, widths)
+    )  # [1, S]
+    place = cells[None] - start
+    row = torch.floor((place + 0.5) / width)  # exact, see `num_cells`
+    column = place - row * width
 
-    centers, masks = [], []
-    for level, (h, w) in enumerate(level_hw):
-        valid_h, valid_w = valid_sizes[:, level].unsqueeze(-1).unbind(1)  # [N, 1] each
-        y = torch.arange(h, dtype=torch.float32, device=device)
-        x = torch.arange(w, dtype=torch.float32, device=device)
-        center_y = ((y + 0.5) / valid_h)[:, :, None].expand(-1, -1, w)  # [N, H, W]
-        center_x = ((x + 0.5) / valid_w)[:, None, :].expand(-1, h, -1)  # [N, H, W]
-        centers.append(torch.stack((center_x, center_y), dim=-1).flatten(1, 2))
-        masks.append(((y >= valid_h)[:, :, None] | (x >= valid_w)[:, None, :]).flatten(1))
+    valid_sizes = _valid_sizes(image_shapes, input_hw, level_hw)
+    valid_of_cell = tuple(valid.index_select(1, level_of_cell) for valid in valid_sizes.unbind(-1))
+    valid_h, valid_w = valid_of_cell
     return Pyramid(
-        level_hw=level_hw,
-        spatial_shapes=spatial_shapes,
-        level_start_index=level_start_index,
+        spatial_shapes=level_hw.long(),
+        level_start_index=starts.long(),
+        level_of_cell=level_of_cell,
+        row_of_cell=row,
+        column_of_cell=column,
         valid_sizes=valid_sizes,
-        valid_ratios=(valid_sizes / cells).flip(-1),
-        centers=torch.cat(centers, dim=1),
-        padding_mask=torch.cat(masks, dim=1),
+        valid_of_cell=valid_of_cell,
+        valid_ratios=(valid_sizes / level_hw).flip(-1),
+        centers=torch.stack(((column + 0.5) / valid_w, (row + 0.5) / valid_h), dim=-1),
+        padding_mask=(row >= valid_h) | (column >= valid_w),
     )
 
 
@@ -96,35 +99,39 @@ def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tenso
 
 
 def encoder_positions(
-    pyramid: Pyramid, num_feats: int, temperature: float, dtype: torch.dtype
-) -> list[Tensor]:
-    """Sine encoding of every cell, (y, x), normalised to 0..2 pi over the image.
+    pyramid: Pyramid, level_embeds: Tensor, longest: int, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """Sine encoding of every cell, (y, x), normalised to 0..2 pi over the image, and its level's embedding.
+
+    There are few different numbers: they are computed once for each image, level, axis and place along the
+    axis, and every cell picks its two.
 
     Args:
-        num_feats: per axis.
+        level_embeds: [L, C], added to all cells of the level.
+        longest: cells along the longest axis of a level, or more.
         dtype: of the result; arguments of sine and cosine are fp32.
 
     Returns:
-        For each level [N, H * W, 2 * num_feats].
+        [N, S, C], the first half of y.
     """
-    positions = []
-    for level, (h, w) in enumerate(pyramid.level_hw):
-        valid_h, valid_w = pyramid.valid_sizes[:, level].unsqueeze(-1).unbind(1)  # [N, 1] each
-        axes, inside = [], []
-        for cells, valid in ((h, valid_h), (w, valid_w)):
-            index = torch.arange(cells, dtype=torch.float32, device=valid.device)
-            # The running count of image cells along the axis, which stays at its end in the padding.
-            count = torch.minimum(index + 1.0, valid)
-            embedding = sine_embedding(count / (valid + 1e-6), num_feats, temperature)
-            axes.append(embedding.to(dtype))  # [N, cells, num_feats]
-            inside.append(index < valid)  # [N, cells]
-        # A column outside the image has no image cells to count: its y is 0. So is x in a row outside.
-        zero = sine_embedding(torch.zeros_like(valid_h), num_feats, temperature).to(dtype)
-        zero = zero[:, :, None]  # [N, 1, 1, num_feats]
-        y = torch.where(inside[1][:, None, :, None], axes[0][:, :, None], zero)  # [N, H, W, num_feats]
-        x = torch.where(inside[0][:, :, None, None], axes[1][:, None], zero)  # [N, H, W, num_feats]
-        positions.append(torch.cat((y, x), dim=-1).flatten(1, 2))
-    return positions
+    num_levels, channels = level_embeds.shape
+    valid_sizes = pyramid.valid_sizes.flatten(1)[:, :, None]  # [N, 2 L, 1], of level 0: y, x; of level 1 ...
+    counts = torch.arange(longest + 1, device=valid_sizes.device).float()  # [longest + 1]
+    table = sine_embedding(counts / (valid_sizes + 1e-6), channels // 2, temperature).to(dtype)
+    table = table + level_embeds.reshape(2 * num_levels, 1, channels // 2)  # [N, 2 L, longest + 1, C / 2]
+
+    # The running count of image cells along the axis, which stays at its end in the padding. A column outside
+    # the image has no image cells to count: its y is 0. So is x in a row outside.
+    row, column = pyramid.row_of_cell, pyramid.column_of_cell  # [1, S]
+    valid_h, valid_w = pyramid.valid_of_cell  # [N, S] each
+    y = torch.minimum(row + 1.0, valid_h) * (column < valid_w).float()
+    x = torch.minimum(column + 1.0, valid_w) * (row < valid_h).float()
+
+    images = torch.arange(valid_sizes.shape[0], device=counts.device).float()[:, None]  # [N, 1]
+    slot = (images * num_levels + pyramid.level_of_cell.float()) * 2.0  # [N, S]
+    index = torch.stack((slot * counts.shape[0] + y, (slot + 1.0) * counts.shape[0] + x), dim=-1)  # [N, S, 2]
+    rows = table.flatten(0, 2).index_select(0, index.long().flatten())
+    return rows.reshape(*y.shape, channels)
 
 
 def sine_embedding(x: Tensor, num_feats: int, temperature: float) -> Tensor:
@@ -148,11 +155,10 @@ def proposal_boxes(pyramid: Pyramid) -> tuple[Tensor, Tensor]:
         boxes [N, S, 4] fp32, (cx, cy, w, h) in units of the image, and usable [N, S] bool: not in the
         padding, and every coordinate within 0.01..0.99.
     """
-    sides = [
-        torch.full((1, h * w, 2), 0.05 * 2.0**level, dtype=torch.float32, device=pyramid.centers.device)
-        for level, (h, w) in enumerate(pyramid.level_hw)
-    ]
-    sides = torch.cat(sides, dim=1).expand(pyramid.centers.shape[0], -1, -1)
-    boxes = torch.cat((pyramid.centers, sides), dim=-1)  # [N, S, 4]
+    centers = pyramid.centers
+    levels = range(pyramid.spatial_shapes.shape[0])
+    sides = device_constant([0.05 * 2.0**level for level in levels], torch.float32, centers.device)
+    sides = sides.index_select(0, pyramid.level_of_cell)[None, :, None]  # [1, S, 1]
+    boxes = torch.cat((centers, sides.expand(centers.shape[0], -1, 2)), dim=-1)  # [N, S, 4]
     usable = (boxes.amin(dim=-1) > 0.01) & (boxes.amax(dim=-1) < 0.99) & ~pyramid.padding_mask
     return boxes, usable

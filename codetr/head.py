@@ -86,10 +86,13 @@ def detections(
     cx, cy, w, h = _gather_rows(boxes, query).unbind(-1)
     corners = torch.stack((cx - 0.5 * w, cy - 0.5 * h, cx + 0.5 * w, cy + 0.5 * h), dim=-1)
     # Boxes are in units of the image, not of the padded tensor that holds it.
-    limits = image_shapes.float().flip(-1).repeat(1, 2)[:, None]  # [N, 1, 4], (w, h, w, h)
+    height, width = image_shapes.float()[:, None].unbind(-1)  # [N, 1] each
+    limits = torch.stack((width, height, width, height), dim=-1)  # [N, 1, 4]
     return torch.minimum((corners * limits).clamp(min=0.0), limits), best.sigmoid(), labels
 
 
 def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """x: [N, S, C], index: [N, Q] -> [N, Q, C]."""
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
+    """x: [N, S, C], index: [N, Q] -> [N, Q, C]. Whole rows are picked from those of all images."""
+    images = torch.arange(index.shape[0], device=index.device)[:, None]
+    rows = (images * x.shape[1] + index).flatten()
+    return x.flatten(0, 1).index_select(0, rows).reshape(*index.shape, x.shape[-1])

@@ -83,11 +83,18 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.written_out:
             return super().forward(x)
-        groups = x.float().flatten(2).unflatten(1, (self.num_groups, -1)).flatten(2)  # [N, G, C / G * H * W]
-        centred = groups - groups.mean(dim=-1, keepdim=True)
-        normed = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
-        weight, bias = (parameter.float()[:, None, None] for parameter in (self.weight, self.bias))
-        return (normed.reshape(x.shape) * weight + bias).to(x.dtype)
+        # Mean and variance of a group from those of its channels: no tensor of the map's size is reshaped.
+        shape = x.shape[0], self.num_groups, x.shape[1] // self.num_groups  # [N, G, C / G]
+        x_mean = x.float().mean(dim=(2, 3), keepdim=True)  # [N, C, 1, 1]
+        centred = x.float() - x_mean
+        variance, mean = centred.square().mean(dim=(2, 3)).reshape(shape), x_mean.reshape(shape)
+        offset = mean - mean.mean(dim=-1, keepdim=True)
+        variance = (variance + offset.square()).mean(dim=-1, keepdim=True)  # [N, G, 1]
+        weight, bias = (parameter.float().reshape(1, *shape[1:]) for parameter in (self.weight, self.bias))
+        scale = torch.rsqrt(variance + self.eps) * weight  # [N, G, C / G]
+        shift = offset * scale + bias
+        maps = x.shape[0], x.shape[1], 1, 1
+        return (centred * scale.reshape(maps) + shift.reshape(maps)).to(x.dtype)
 
 
 class DropPath(nn.Module):
@@ -159,6 +166,14 @@ def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
     return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
 
 
-def device_constant(values: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def device_size(size: int, device: torch.device) -> Tensor:
+    """[1] fp32: a size that may be a symbol of an export, as a tensor.
+
+    Compilers make vectors of symbols, and integers whatever type is asked for: so this asks for no other.
+    """
+    return torch.scalar_tensor(size, dtype=torch.int64, device=device).reshape(1).float()
+
+
+def device_constant(values: list[int] | list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A 1-D tensor made on the device: `torch.tensor` copies from the host, which no CUDA graph captures."""
     return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])

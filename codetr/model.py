@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from codetr.backbones import make_backbone
+from codetr.backbones import SwinTransformer, make_backbone
 from codetr.config import Config
 from codetr.geometry import Pyramid, make_pyramid
 from codetr.head import QuerySelection, detections
-from codetr.layers import Float32Linear, GroupNorm
+from codetr.layers import Float32Linear, GroupNorm, device_constant, device_size
 from codetr.neck import ChannelMapper
 from codetr.transformer import Decoder, DenoisingQueries, Encoder
 
@@ -140,6 +140,13 @@ class CoDino(nn.Module):
                 module.written_out = True
         return self
 
+    def gather_windows(self) -> CoDino:
+        """Makes exports whose sizes are symbols small, see `codetr.backbones.windows`; returns the model."""
+        for module in self.modules():
+            if isinstance(module, SwinTransformer):
+                module.gathers_windows = True
+        return self
+
     def _encode(
         self, images: Tensor, image_shapes: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Pyramid, Tensor]:
@@ -153,15 +160,25 @@ class CoDino(nn.Module):
             )
         features = self.backbone(images.to(self.dtype))
         maps = self.neck(features)
-        pyramid = make_pyramid(image_shapes, images.shape[2:], [feature.shape[2:] for feature in maps])
-        cells = sum(h * w for h, w in pyramid.level_hw)
+        x = torch.cat([feature.flatten(2).transpose(1, 2) for feature in maps], dim=1)  # [N, S, C]
+        height, width = images.shape[2:]
+        cells = x.shape[1]
         if cells < self.config.num_queries:
-            height, width = images.shape[2:]
             raise ValueError(
                 f"images: {height} x {width} pixels give {cells} cells, fewer than the model's "
                 f"{self.config.num_queries} queries; use larger images"
             )
-        return features, maps, pyramid, self.encoder(maps, pyramid)
+        input_hw = torch.cat([device_size(size, images.device) for size in (height, width)])
+        # The finest level is the longest; its height and width together are more.
+        longest = maps[0].shape[2] + maps[0].shape[3]
+        pyramid = make_pyramid(image_shapes, input_hw, self._level_hw(input_hw), cells)
+        return features, maps, pyramid, self.encoder(x, pyramid, longest)
+
+    def _level_hw(self, input_hw: Tensor) -> Tensor:
+        """[2] -> [L, 2] fp32: every level has half the cells of the one before, rounded up."""
+        first = self.backbone.first_stride
+        strides = [float(first << level) for level in range(self.config.num_levels)]
+        return torch.ceil(input_hw / device_constant(strides, torch.float32, input_hw.device)[:, None])
 
     def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
         features, maps, pyramid, memory = self._encode(images, image_shapes)

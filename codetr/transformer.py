@@ -53,11 +53,9 @@ class Encoder(nn.Module):
         self.level_embeds = nn.Parameter(torch.randn(config.num_levels, config.embed_dims))
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
 
-    def forward(self, features: list[Tensor], pyramid: Pyramid) -> Tensor:
-        """Maps [N, C, H_l, W_l] -> memory [N, S, C]."""
-        x = torch.cat([feature.flatten(2).transpose(1, 2) for feature in features], dim=1)  # [N, S, C]
-        levels = encoder_positions(pyramid, self.encoding.num_feats, self.encoding.temperature, x.dtype)
-        positions = torch.cat([position + embed for position, embed in zip(levels, self.level_embeds)], dim=1)
+    def forward(self, x: Tensor, pyramid: Pyramid, longest: int) -> Tensor:
+        """[N, S, C] -> memory [N, S, C]; `longest` as in `encoder_positions`."""
+        positions = encoder_positions(pyramid, self.level_embeds, longest, self.encoding.temperature, x.dtype)
         reference_points = pyramid.reference_points  # [N, S, L, 2]
         for layer in self.layers:
             x = layer(x, positions, reference_points, pyramid)
@@ -153,7 +151,7 @@ class Decoder(nn.Module):
         Returns:
             Class logits [N, Q, classes] and boxes [N, Q, 4], fp32, of each layer; D + Q with denoising.
         """
-        ratios = pyramid.valid_ratios.repeat(1, 1, 2)[:, None]  # [N, 1, L, 4]
+        ratios = torch.cat((pyramid.valid_ratios, pyramid.valid_ratios), dim=-1)[:, None]  # [N, 1, L, 4]
         x = self.query_embed.expand(memory.shape[0], -1, -1)  # [N, Q, C]
         boxes, attention_mask = boxes.detach(), None
         if denoising is not None:

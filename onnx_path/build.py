@@ -64,25 +64,22 @@ def import_requirements() -> None:
 def build_engine(
     onnx_path: Path,
     engine_path: Path,
-    timing_cache: Path | None = None,
-    optimization_level: int | None = None,
+    settings: Settings | None = None,
 ) -> None:
-    """Builds a strongly typed engine of our own export; TF32 is off.
+    """Builds a strongly typed engine of our own export.
 
     Args:
-        onnx_path: a file with static shapes; external weights lie beside it.
+        onnx_path: the file; external weights lie beside it.
         engine_path: the engine is written here.
-        timing_cache: file of TensorRT's timing cache, read if it exists, and updated.
-        optimization_level: 0 to 5, TensorRT's default is 3.
+        settings: of the build; by default one without profile and TF32.
 
     Raises:
         ImportError: a package is missing.
         RuntimeError: TensorRT cannot parse the file or build the engine; with its own words.
     """
     import_requirements()
-    settings = Settings(timing_cache=timing_cache, optimization_level=optimization_level)
     with _without_function_bodies(onnx_path) as parsed_path:
-        engine = serialize_engine(parsed_path, settings, onnx_path.name)
+        engine = serialize_engine(parsed_path, settings or Settings(), onnx_path.name)
     with atomic_write(engine_path) as temporary:
         temporary.write_bytes(engine)
 

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codetr.command import run_command
+from codetr.export_checks import INPUT_NAMES, OUTPUT_NAMES, compare_engine
 from codetr.exporting import (
-    INPUT_NAMES,
-    OUTPUT_NAMES,
     Request,
     Subject,
-    compare_engine,
+    dynamic_shapes,
     example_inputs,
     exported_module,
     make_parser,
@@ -30,6 +29,7 @@ from codetr.exporting import (
     staged_folder,
     write_metadata,
 )
+from onnx_path.profiles import Profile
 
 LARGEST_CONSTANT = 2**27  # numbers that a folded tensor may have
 
@@ -64,6 +64,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _export_engine(request: Request, function_bodies: bool) -> int:
     from onnx_path.build import build_engine, import_requirements
+    from onnx_path.builder import Settings
 
     import_requirements()
     with staged_folder(request.out) as folder:
@@ -73,20 +74,39 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
             build_engine(
                 folder / "model.onnx",
                 folder / "model.engine",
-                request.timing_cache,
-                request.optimization_level,
+                Settings(
+                    profiles=profiles_of(request),
+                    tf32=request.precision == "tf32",
+                    timing_cache=request.timing_cache,
+                    optimization_level=request.optimization_level,
+                ),
             )
         write_metadata(subject, request, folder, build_seconds=seconds[0])
         with stage("compare with PyTorch"):
-            compare_engine(subject, request, folder / "model.engine")
+            compare_engine(subject.checks, request, folder / "model.engine")
     print(f"wrote model.onnx, model.engine and model.json in {request.out}")
     return 0
 
 
+def profiles_of(request: Request) -> dict[str, Profile]:
+    """The profile of each input with a dynamic size."""
+    return {
+        name: Profile(*(tuple(shapes[which]) for which in Profile._fields))
+        for name, shapes in request.sizes.profiles().items()
+    }
+
+
 def _write_onnx(subject: Subject, request: Request, folder: Path, function_bodies: bool) -> None:
-    model, inputs = exported_module(subject), example_inputs(subject)
+    model, inputs = exported_module(subject), example_inputs(request)
     with stage("export model.onnx"):
-        counts = export_onnx(model, inputs, folder / "model.onnx", function_bodies, request.output_names)
+        counts = export_onnx(
+            model,
+            inputs,
+            folder / "model.onnx",
+            function_bodies,
+            request.output_names,
+            dynamic_shapes(request),
+        )
     print(
         f"model.onnx: {counts.total()} nodes, {sum(counts[name] for name in _operators())} of them MSDA",
         flush=True,
@@ -118,17 +138,19 @@ def export_onnx(
     path: Path,
     function_bodies: bool = True,
     output_names: Sequence[str] = OUTPUT_NAMES,
+    dynamic: tuple[dict, dict] | None = None,
 ) -> Counter[str]:
-    """Writes a detector as an ONNX file with static shapes, its MSDA calls as nodes of domain `msda`.
+    """Writes a detector as an ONNX file, its MSDA calls as nodes of domain `msda`.
 
     Weights lie in the file, or in <path>.data beside it when they exceed what protobuf can hold.
 
     Args:
         model: a `codetr.CoDino` or `codetr.nms.CoDinoWithNms` on the CPU, in the file's precision.
-        inputs: example images and image_shapes; their sizes are the file's.
+        inputs: example images and image_shapes; their sizes are the file's where they are not dynamic.
         path: the file to write.
         function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
         output_names: of the model's outputs, in order.
+        dynamic: of `codetr.exporting.dynamic_shapes`; these sizes have the names batch, height and width.
 
     Returns:
         How many nodes of each operator the file has, bodies not counted.
@@ -142,11 +164,11 @@ def export_onnx(
     import torch
     from onnxscript import optimizer
 
-    from onnx_path import node_names, operator
+    from onnx_path import node_names, operator, shapes
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        exported = torch.export.export(model, inputs, strict=True)
+        exported = torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
         program = torch.onnx.export(
             exported,
             input_names=INPUT_NAMES,
@@ -159,6 +181,9 @@ def export_onnx(
     # The exporter folds small constants only; Swin's masks and position biases have millions of numbers.
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
+    if dynamic is not None:
+        shapes.simplify(program.model)
+        _name_sizes(program.model.graph)
     optimizer.remove_unused_nodes(program.model)
     node_names.name_by_modules(program.model.graph)
     if function_bodies:
@@ -168,6 +193,18 @@ def export_onnx(
     program.save(path)
     onnx.checker.check_model(path)
     return Counter(node.op_type for node in program.model.graph)
+
+
+def _name_sizes(graph) -> None:
+    """Calls the dynamic sizes of inputs and outputs by what they are, not by symbols of the trace."""
+    import onnx_ir
+
+    names = {"images": ("batch", None, "height", "width")}
+    for value in (*graph.inputs, *graph.outputs):
+        said = names.get(value.name, ("batch",) + (None,) * (len(value.shape) - 1))
+        value.shape = onnx_ir.Shape(
+            [size if isinstance(size, int) else name for size, name in zip(value.shape, said)]
+        )
 
 
 if __name__ == "__main__":

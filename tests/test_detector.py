@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import codetr
+from codetr.backbones.windows import GatheredWindows, SlicedWindows
 from codetr.geometry import encoder_positions, make_pyramid, proposal_boxes
 from codetr.layers import GroupNorm
 
@@ -173,7 +174,7 @@ class TestPrecision:
         # Rounding swaps neighbours in the selection, and queries with them: compare from one selection on.
         images, image_shapes = inputs(tensors)
         level_hw = [tuple(exact[f"neck.{i}"].shape[2:]) for i in range(5)]
-        pyramid = make_pyramid(image_shapes, tuple(images.shape[2:]), level_hw)
+        pyramid = pyramid_of(image_shapes, tuple(images.shape[2:]), level_hw)
         memory = exact["memory"].to(model.dtype)
         logits, boxes = model.decoder(memory, exact["topk_boxes"], pyramid, every_layer=False)
         assert relative_error(logits[-1], exact["class_logits"][-1]) < tolerance
@@ -233,6 +234,11 @@ class TestGpu:
         assert stages["det_boxes"].isfinite().all() and stages["det_boxes"].dtype == torch.float32
 
 
+def pyramid_of(image_shapes, input_hw, level_hw):
+    cells = sum(h * w for h, w in level_hw)
+    return make_pyramid(image_shapes, torch.tensor(input_hw).float(), torch.tensor(level_hw).float(), cells)
+
+
 def slow_geometry(image_shapes, input_hw, level_hw, num_feats, temperature):
     """Masks drawn in pixels, shrunk by nearest interpolation, summed up: the definition, in fp32."""
     mask = torch.ones(len(image_shapes), *input_hw)
@@ -278,15 +284,18 @@ class TestGeometry:
     @given(layouts())
     def test_closed_forms_are_those_of_the_mask(self, layout):
         input_hw, level_hw, image_shapes = layout
-        pyramid = make_pyramid(image_shapes, input_hw, level_hw)
+        pyramid = pyramid_of(image_shapes, input_hw, level_hw)
         padding, ratios, points, positions, boxes, usable = slow_geometry(
             image_shapes, input_hw, level_hw, 8, 20.0
         )
         assert torch.equal(pyramid.padding_mask, padding)
         assert torch.equal(pyramid.valid_ratios, ratios)
         torch.testing.assert_close(pyramid.reference_points, points, rtol=1e-6, atol=1e-6)
-        for got, expected in zip(encoder_positions(pyramid, 8, 20.0, torch.float32), positions, strict=True):
-            torch.testing.assert_close(got, expected, rtol=0, atol=5e-6)
+        embeds = torch.arange(len(level_hw) * 16.0).reshape(-1, 16) / 8.0
+        longest = max(max(hw) for hw in level_hw)
+        got = encoder_positions(pyramid, embeds, longest, 20.0, torch.float32)
+        expected = [position + embed for position, embed in zip(positions, embeds, strict=True)]
+        torch.testing.assert_close(got, torch.cat(expected, 1), rtol=0, atol=2e-5)
         got_boxes, got_usable = proposal_boxes(pyramid)
         torch.testing.assert_close(got_boxes, boxes, rtol=1e-6, atol=1e-6)
         assert torch.equal(got_usable, usable)
@@ -300,11 +309,11 @@ class TestGeometry:
             mask = (torch.arange(height)[None] >= sizes[:, None]).float()  # [sizes, height]
             expected = (F.interpolate(mask[None, :, :, None], size=(cells, 1))[0, :, :, 0] == 0).sum(1)
             shapes = torch.stack((sizes, torch.ones_like(sizes)), 1)
-            pyramid = make_pyramid(shapes, (height, 1), [(cells, 1)])
+            pyramid = pyramid_of(shapes, (height, 1), [(cells, 1)])
             assert torch.equal(pyramid.valid_sizes[:, 0, 0].long(), expected), height
 
     def test_shapes_and_starts(self):
-        pyramid = make_pyramid(torch.tensor([[30, 20]]), (32, 24), [(8, 6), (4, 3), (2, 2)])
+        pyramid = pyramid_of(torch.tensor([[30, 20]]), (32, 24), [(8, 6), (4, 3), (2, 2)])
         assert pyramid.spatial_shapes.tolist() == [[8, 6], [4, 3], [2, 2]]
         assert pyramid.level_start_index.tolist() == [0, 48, 60]
         assert pyramid.padding_mask.shape == (1, 64)
@@ -312,21 +321,33 @@ class TestGeometry:
 
 class TestSwin:
     @pytest.mark.parametrize("hw", [(4, 4), (8, 12), (9, 7), (3, 5)])
-    def test_shifted_window_mask(self, hw):
+    @pytest.mark.parametrize("windows", [SlicedWindows, GatheredWindows])
+    def test_shifted_window_mask(self, windows, hw):
         """Two cells of a window see each other exactly when the cyclic shift kept their distance."""
-        from codetr.backbones.swin import shifted_window_mask, to_windows
-
         size, shift = 4, 2
-        mask = shifted_window_mask(torch.zeros(2, *hw, 1), size)
+        mask = windows(torch.zeros(2, *hw, 1), size).mask
         padded = [length + -length % size for length in hw]
         rows, columns = torch.meshgrid(torch.arange(padded[0]), torch.arange(padded[1]), indexing="ij")
         cells = torch.stack((rows, columns), -1)[None]
-        before = to_windows(cells, size)  # position in the rolled map
-        after = to_windows(cells.roll((-shift, -shift), (1, 2)), size)  # position in the image
+        sliced = SlicedWindows(cells, size)
+        before = sliced.cut(cells, shifted=False)  # position in the rolled map
+        after = sliced.cut(cells.roll((-shift, -shift), (1, 2)), shifted=False)  # position in the image
         same = (before[:, :, None] - before[:, None] == after[:, :, None] - after[:, None]).all(-1)
         assert mask.shape == (2 * len(same), 1, size * size, size * size)
         assert torch.equal(mask[:, 0] == 0, same.repeat(2, 1, 1))
         assert set(mask.unique().tolist()) <= {0.0, -100.0}
+
+    @pytest.mark.parametrize("hw", [(4, 4), (8, 12), (9, 7), (3, 5), (1, 30)])
+    @pytest.mark.parametrize("size", [4, 5])
+    def test_gathered_windows_are_the_sliced_ones(self, size, hw):
+        x = torch.randn(3, *hw, 2)
+        sliced, gathered = SlicedWindows(x, size), GatheredWindows(x, size)
+        assert torch.equal(gathered.mask, sliced.mask)
+        for shifted in (False, True):
+            windows = sliced.cut(x, shifted)
+            assert torch.equal(gathered.cut(x.flatten(0, 2), shifted), windows)
+            changed = windows * torch.arange(1.0, 1.0 + len(windows))[:, None, None]
+            assert torch.equal(gathered.join(changed, shifted), sliced.join(changed, shifted).flatten(0, 2))
 
     def test_relative_position_index_is_upstreams(self):
         from codetr.backbones.swin import relative_position_index

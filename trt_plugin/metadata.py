@@ -33,12 +33,17 @@ class ArtifactMetadata:
         nms_in_graph: whether the outputs are final detections, so that none is to be applied to them. Each
             image's are followed by padding then: boxes 0, scores 0, labels -1. False where older files lack
             the field.
-        precision: "fp32", "fp16" or "bf16".
-        batch: N of the inputs.
+        precision: "fp32", "tf32" (float32 that is multiplied with 10 bits of mantissa), "fp16" or "bf16".
+        batch: N of the inputs; where it is decided at run time, the one that the engine is tuned for.
         tensorrt_version, plugin_version, torch_version: that the engine was built with.
         gpu: name of the GPU that it was built on.
         source_weights: name, file or URL of the weights.
         build_seconds: what TensorRT took to build the engine; None where nobody noted it.
+        profiles: {"min", "opt", "max"}: smallest, usual and largest shape of each input, by its name; empty
+            if all sizes are fixed, as they are where older files lack the field. Dynamic heights and widths
+            are multiples of 32. `resize` and `batch` then say the usual ones, which whoever knows no profiles
+            can use as the only ones.
+        refittable: whether the engine's weights can be exchanged, as `dynamo_path.refit` does.
 
     Raises:
         ValueError: naming the field, what it was and what it should be.
@@ -62,6 +67,8 @@ class ArtifactMetadata:
     source_weights: str
     nms_in_graph: bool = False
     build_seconds: float | None = None
+    profiles: dict[str, dict[str, list[int]]] = dataclasses.field(default_factory=dict)
+    refittable: bool = False
 
     def __post_init__(self) -> None:
         for name in ("model", "tensorrt_version", "plugin_version", "gpu", "torch_version", "source_weights"):
@@ -79,7 +86,8 @@ class ArtifactMetadata:
             _require(fine, name, "three numbers (R, G, B)", value)
         _require(min(self.std) > 0, "std", "three positive numbers", self.std)
         precision = self.precision
-        _require(precision in ("fp32", "fp16", "bf16"), "precision", "fp32, fp16 or bf16", precision)
+        known = ("fp32", "tf32", "fp16", "bf16")
+        _require(precision in known, "precision", "fp32, tf32, fp16 or bf16", precision)
         _require(isinstance(self.nms, dict), "nms", "an object", self.nms)
         _require(isinstance(self.nms_in_graph, bool), "nms_in_graph", "true or false", self.nms_in_graph)
         described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
@@ -87,6 +95,8 @@ class ArtifactMetadata:
         seconds = self.build_seconds
         fine = seconds is None or (isinstance(seconds, (int, float)) and not isinstance(seconds, bool))
         _require(fine and not (seconds or 0) < 0, "build_seconds", "seconds, or null", seconds)
+        _require(isinstance(self.refittable, bool), "refittable", "true or false", self.refittable)
+        _check_profiles(self.profiles, self.inputs)
         resize = self.resize
         _require(
             isinstance(resize, dict)
@@ -145,7 +155,11 @@ class ArtifactMetadata:
             raise EngineError(f"the metadata {path} cannot be read: {error}") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise EngineError(f'the metadata {path}: expected an object with "format": {FORMAT}')
-        fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
+        missing = dataclasses.MISSING
+        fields = {
+            field.name: field.default is missing and field.default_factory is missing
+            for field in dataclasses.fields(cls)
+        }
         missing = sorted(name for name, required in fields.items() if required and name not in content)
         unknown = sorted(content.keys() - fields)
         if missing or unknown:
@@ -193,3 +207,21 @@ def _check_tensors(field: str, tensors: object) -> None:
             tensor,
         )
     _require(len({tensor["name"] for tensor in tensors}) == len(tensors), field, expected, tensors)
+
+
+def _check_profiles(profiles: object, inputs: list[dict[str, Any]]) -> None:
+    """Each input with a dynamic size has three shapes, which agree with its fixed sizes and are in order."""
+    expected = 'for every input with a size of -1, and no other, {"min", "opt", "max"}, shapes in this order'
+    _require(isinstance(profiles, dict), "profiles", "an object", profiles)
+    shapes = {tensor["name"]: list(tensor["shape"]) for tensor in inputs}
+    dynamic = {name for name, shape in shapes.items() if -1 in shape}
+    _require(not profiles or profiles.keys() == dynamic, "profiles", expected, profiles)
+    for name, profile in profiles.items():
+        _require(isinstance(profile, dict), "profiles", expected, profiles)
+        _require(profile.keys() == {"min", "opt", "max"}, "profiles", expected, profiles)
+        three = [profile["min"], profile["opt"], profile["max"]]
+        fine = all(_is_list(shape, int) and len(shape) == len(shapes[name]) for shape in three)
+        _require(fine, "profiles", expected, profiles)
+        for size, low, usual, high in zip(shapes[name], *three):
+            fine = 1 <= low <= usual <= high and (size == -1 or low == high == size)
+            _require(fine, "profiles", expected, profiles)

@@ -60,6 +60,8 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
+    first_stride = 4  # pixels per cell of the finest map; every next one has twice as many
+
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         channels = config.base_channels

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from codetr.backbones.windows import GatheredWindows, SlicedWindows, Windows, pad_to_multiple
 from codetr.config import SwinConfig
 from codetr.layers import DropPath, FeedForward
 
@@ -47,31 +48,18 @@ class SwinBlock(nn.Module):
         self, channels: int, num_heads: int, config: SwinConfig, shifted: bool, drop_path_rate: float
     ) -> None:
         super().__init__()
-        self.window_size = config.window_size
-        self.shift = config.window_size // 2 if shifted else 0
+        self.shifted = shifted
         self.norm1 = nn.LayerNorm(channels)
         self.attn = WindowAttention(channels, num_heads, config.window_size, config.qkv_bias)
         self.norm2 = nn.LayerNorm(channels)
         self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: [N, H, W, C]; mask: from `shifted_window_mask`, for shifted blocks -> [N, H, W, C]."""
-        x = x + self.drop_path(self._attend(self.norm1(x), mask))
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        """A map as `windows` takes it, [N, H, W, C] or rows [N * H * W, C] -> the same."""
+        attended = self.attn(windows.cut(self.norm1(x), self.shifted), windows.mask if self.shifted else None)
+        x = x + self.drop_path(windows.join(attended, self.shifted))
         return x + self.drop_path(self.mlp(self.norm2(x)))
-
-    def _attend(self, x: Tensor, mask: Tensor) -> Tensor:
-        height, width = x.shape[1:3]
-        x = pad_to_multiple(x, self.window_size)
-        padded_hw = x.shape[1:3]
-        if self.shift:
-            x = x.roll((-self.shift, -self.shift), dims=(1, 2))
-        windows = to_windows(x, self.window_size)
-        windows = self.attn(windows, mask if self.shift else None)
-        x = from_windows(windows, self.window_size, *padded_hw)
-        if self.shift:
-            x = x.roll((self.shift, self.shift), dims=(1, 2))
-        return x[:, :height, :width]
 
 
 class PatchMerging(nn.Module):
@@ -86,8 +74,8 @@ class PatchMerging(nn.Module):
         """[N, H, W, C] -> [N, ceil(H / 2), ceil(W / 2), 2 C]."""
         x = pad_to_multiple(x, 2)
         n, h, w, c = x.shape
-        x = x.reshape(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4)  # [N, H/2, W/2, C, 2, 2]
-        return self.reduction(self.norm(x.flatten(3)))
+        x = x.reshape(n * (h // 2), 2, w // 2, 2, c).permute(0, 2, 4, 1, 3)  # [N * H/2, W/2, C, 2, 2]
+        return self.reduction(self.norm(x.reshape(n, h // 2, w // 2, 4 * c)))
 
 
 class PatchEmbed(nn.Module):
@@ -120,17 +108,29 @@ class SwinStage(nn.Module):
         )
         self.downsample = nn.Identity() if last else PatchMerging(channels, config.patch_norm)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, gathered: bool) -> tuple[Tensor, Tensor]:
         """[N, H, W, C] -> the stage's own map [N, H, W, C] and the next stage's input."""
-        mask = shifted_window_mask(x, self.window_size)
+        n, h, w, c = x.shape
+        windows = (GatheredWindows if gathered else SlicedWindows)(x, self.window_size)
+        x = x.reshape(n * h * w, c) if gathered else x
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x, windows)
+        x = x.reshape(n, h, w, c) if gathered else x
         return x, self.downsample(x)
 
 
 class SwinTransformer(nn.Module):
+    """The backbone.
+
+    Attributes:
+        first_stride: pixels per cell of the finest map; every next one has twice as many.
+        gathers_windows: cut windows by `GatheredWindows`, for exports whose sizes are symbols.
+    """
+
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
+        self.first_stride = config.patch_size
+        self.gathers_windows = False
         channels = config.out_channels
         last = len(channels) - 1
         # The rate grows evenly from 0 in the first block of the network to the configured one in the last.
@@ -147,55 +147,9 @@ class SwinTransformer(nn.Module):
         x = self.patch_embed(x)
         outs = []
         for stage, norm in zip(self.stages, self.norms, strict=True):
-            out, x = stage(x)
+            out, x = stage(x, self.gathers_windows)
             outs.append(norm(out).permute(0, 3, 1, 2).contiguous())
         return outs
-
-
-def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Pads [N, H, W, C] with zeros at the bottom and right."""
-    height, width = x.shape[1:3]
-    bottom, right = -height % multiple, -width % multiple
-    return F.pad(x, (0, 0, 0, right, 0, bottom)) if bottom or right else x
-
-
-def to_windows(x: Tensor, size: int) -> Tensor:
-    """[N, H, W, C] -> [N * windows, size * size, C], windows row by row."""
-    n, h, w, c = x.shape
-    x = x.reshape(n, h // size, size, w // size, size, c).transpose(2, 3)
-    return x.reshape(-1, size * size, c)
-
-
-def from_windows(windows: Tensor, size: int, height: int, width: int) -> Tensor:
-    """The inverse of `to_windows`: [N * windows, size * size, C] -> [N, height, width, C]."""
-    channels = windows.shape[-1]
-    x = windows.reshape(-1, height // size, width // size, size, size, channels).transpose(2, 3)
-    return x.reshape(-1, height, width, channels)
-
-
-def shifted_window_mask(x: Tensor, size: int) -> Tensor:
-    """What shifted windows must not attend to: cells that the cyclic shift brought from the other border.
-
-    The shifted map falls into three bands along each axis: before the last window, the last window's first
-    half, and the wrapped-around rest. Cells of different bands get -100 (upstream's value).
-
-    Args:
-        x: [N, H, W, C], a map of the stage: sizes, type and device are taken from it.
-        size: of a window.
-
-    Returns:
-        [N * windows, 1, size * size, size * size], 0 or -100.
-    """
-    shift = size // 2
-    bands = []
-    for length in x.shape[1:3]:
-        padded = length + -length % size
-        index = torch.arange(padded, device=x.device)
-        bands.append((index >= padded - size).to(x.dtype) + (index >= padded - shift).to(x.dtype))
-    region = 3.0 * bands[0][:, None] + bands[1]  # [H', W']
-    region = to_windows(region[None, :, :, None], size)  # [windows, size * size, 1]
-    mask = (region != region.transpose(1, 2)).to(x.dtype) * -100.0  # [windows, L, L]
-    return mask.repeat(x.shape[0], 1, 1)[:, None]
 
 
 def relative_position_index(size: int) -> Tensor:

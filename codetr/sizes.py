@@ -1,0 +1,109 @@
+"""Sizes of an export's input: fixed, or ranges with the size that an engine is tuned for. No Torch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SIZE_DIVISOR = 32
+"""A dynamic height or width is a multiple of this: every map of the backbone then halves evenly."""
+
+
+class Range(NamedTuple):
+    """Smallest, usual and largest of a size; all the same where it is fixed."""
+
+    min: int
+    opt: int
+    max: int
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the size is decided at run time."""
+        return self.min < self.max
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self)) if self.dynamic else str(self.opt)
+
+
+def fixed(size: int) -> Range:
+    """The range of one size."""
+    return Range(size, size, size)
+
+
+@dataclass(frozen=True)
+class InputSizes:
+    """Of `images` [N, 3, H, W] and `image_shapes` [N, 2].
+
+    Attributes:
+        batch: N.
+        height, width: H and W in pixels.
+    """
+
+    batch: Range
+    height: Range
+    width: Range
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether any of them is decided at run time."""
+        return self.batch.dynamic or self.resizable
+
+    @property
+    def resizable(self) -> bool:
+        """Whether height or width is decided at run time."""
+        return self.height.dynamic or self.width.dynamic
+
+    def shapes(self) -> dict[str, list[int]]:
+        """Shape of each input, -1 for a size decided at run time."""
+        n, h, w = (-1 if size.dynamic else size.opt for size in (self.batch, self.height, self.width))
+        return {"images": [n, 3, h, w], "image_shapes": [n, 2]}
+
+    def profiles(self) -> dict[str, dict[str, list[int]]]:
+        """Smallest ("min"), usual ("opt") and largest ("max") shape of each input with a dynamic size."""
+        profiles: dict[str, dict[str, list[int]]] = {"images": {}, "image_shapes": {}}
+        for which in Range._fields:
+            n, h, w = (getattr(size, which) for size in (self.batch, self.height, self.width))
+            profiles["images"][which] = [n, 3, h, w]
+            profiles["image_shapes"][which] = [n, 2]
+        return {name: profiles[name] for name, shape in self.shapes().items() if -1 in shape}
+
+    def __str__(self) -> str:
+        return f"{self.batch} x 3 x {self.height} x {self.width}"
+
+
+def batch_range(text: str) -> Range:
+    """Type of an argument: "4"; "1-8", tuned for the first; or "1-4-8", tuned for the one between."""
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?(?:-(\d+))?", text, re.ASCII)
+    numbers = [int(number) for number in match.groups() if number is not None] if match else []
+    if not numbers or numbers[0] < 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, or a range such as 1-8, got {text!r}")
+    if len(numbers) == 2:
+        numbers.insert(1, numbers[0])
+    return _ordered(text, numbers if len(numbers) == 3 else numbers * 3)
+
+
+def size_ranges(text: str) -> tuple[Range, Range]:
+    """Type of an argument: MIN-OPT-MAX, each one number of pixels (a square) or HEIGHTxWIDTH.
+
+    Returns:
+        Of height and width, multiples of `SIZE_DIVISOR`.
+    """
+    match = re.fullmatch(r"-".join([r"(\d+)(?:x(\d+))?"] * 3), text, re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"expected MIN-OPT-MAX, such as 512-768x1152-1344 (HEIGHTxWIDTH, or one number), got {text!r}"
+        )
+    heights = [int(number) for number in match.groups()[::2]]
+    widths = [int(width or height) for height, width in zip(heights, match.groups()[1::2])]
+    wrong = next((size for size in (*heights, *widths) if size < 1 or size % SIZE_DIVISOR), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(f"expected multiples of {SIZE_DIVISOR}, got {wrong} in {text!r}")
+    return _ordered(text, heights), _ordered(text, widths)
+
+
+def _ordered(text: str, numbers: list[int]) -> Range:
+    if numbers != sorted(numbers):
+        raise argparse.ArgumentTypeError(f"expected MIN <= OPT <= MAX, got {text!r}")
+    return Range(*numbers)

@@ -1,0 +1,59 @@
+"""Less shape arithmetic in a graph on its way to TensorRT: reshapes that need no computed shape.
+
+Torch's views name every size, and each symbol among them is a chain of layers, one for each view. TensorRT's
+reshapes copy a size that stays at its place (0) and work out one other (-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
+
+
+def simplify_reshapes(module: torch.fx.GraphModule) -> int:
+    """Gives views constant shapes where that is possible, in place. A 0 among them is TensorRT's.
+
+    Returns:
+        How many views still compute a size.
+    """
+    left = 0
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target not in VIEWS:
+            continue
+        source, shape = node.args
+        if all(isinstance(size, int) for size in shape):
+            continue
+        target = reshape_target(source.meta["val"].shape, node.meta["val"].shape)
+        if target is None:
+            left += 1
+        else:
+            node.args = source, target
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return left
+
+
+def reshape_target(
+    before: Sequence[int | torch.SymInt], after: Sequence[int | torch.SymInt]
+) -> list[int] | None:
+    """The shape that makes a reshape from `before` give `after`: 0 copies a size, -1 is what is left over.
+
+    Returns:
+        None if two sizes or more would be left over.
+    """
+    target = []
+    for axis, size in enumerate(after):
+        if isinstance(size, int):
+            target.append(size)
+        elif axis < len(before) and _expression(before[axis]) == _expression(size):
+            target.append(0)
+        else:
+            target.append(-1)
+    return target if target.count(-1) <= 1 and 0 not in (s for s in after if isinstance(s, int)) else None
+
+
+def _expression(size: int | torch.SymInt) -> object:
+    return size.node.expr if isinstance(size, torch.SymInt) else size

@@ -1,0 +1,63 @@
+"""Less shape arithmetic in an exported file with dynamic sizes. Needs no GPU.
+
+The exporter computes every size of every Reshape, one node each and a Concat. Most of them need not be said:
+the size of the same dimension before is a 0, and one other may be a -1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+
+def simplify(model: ir.Model) -> None:
+    """Gives reshapes constant shapes where that is possible, and computes nothing twice; in place.
+
+    Args:
+        model: of Torch's exporter, which knows the shape of every tensor.
+    """
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+
+    constants: dict[tuple[int, ...], ir.Value] = {}
+    for node in model.graph:
+        if node.op_type != "Reshape" or node.domain or _constant(node.inputs[1]):
+            continue
+        target = reshape_target(node.inputs[0].shape, node.outputs[0].shape)
+        if target is None:
+            continue
+        if target not in constants:
+            name = "reshape_to_" + "_".join(map(str, target)).replace("-", "m")
+            value = ir.Value(name=name, const_value=ir.tensor(np.array(target, dtype=np.int64), name=name))
+            value.shape, value.type = ir.Shape((len(target),)), ir.TensorType(ir.DataType.INT64)
+            model.graph.register_initializer(value)
+            constants[target] = value
+        node.replace_input_with(1, constants[target])
+        node.attributes.pop("allowzero", None)
+    CommonSubexpressionEliminationPass()(model)
+    RemoveUnusedNodesPass()(model)
+
+
+def reshape_target(before: ir.Shape | None, after: ir.Shape | None) -> tuple[int, ...] | None:
+    """The shape that makes a Reshape from `before` give `after`: 0 copies a size, -1 is what is left over.
+
+    Returns:
+        None if a constant cannot say it: two sizes or more would be left over, or a shape is unknown.
+    """
+    if before is None or after is None or 0 in after:
+        return None
+    target = []
+    for axis, size in enumerate(after):
+        if isinstance(size, int):
+            target.append(size)
+        elif axis < len(before) and size.value is not None and before[axis] == size:
+            target.append(0)
+        else:
+            target.append(-1)
+    return tuple(target) if target.count(-1) <= 1 else None
+
+
+def _constant(value: ir.Value | None) -> bool:
+    if value is None or value.const_value is not None:
+        return True
+    node = value.producer()
+    return node is not None and node.op_type == "Constant"
