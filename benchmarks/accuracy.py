@@ -361,7 +361,7 @@ def host_timer(backend: TorchBackend | OnnxRuntimeBackend) -> Timer:
     """Times a backend by the host's clock, with the copies of inputs and outputs if it has any."""
 
     def timer(batch: Batch, iterations: int) -> timing.Timing:
-        size = backend.batch or 1
+        size = getattr(backend.batch, "opt", backend.batch) or 1
         images, shapes = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
         samples: list[float] = []
         backend(images, shapes)

@@ -22,6 +22,7 @@ from codetr.onnx_backend import OnnxRuntimeBackend
 from codetr.postprocess import apply_nms
 from codetr.preprocess import Batch, Preprocessor, load_image
 from codetr.results import Detections
+from codetr.sizes import Range
 from codetr.tensorrt_backend import TensorRTBackend
 from codetr.torch_backend import PRECISIONS, TorchBackend
 from codetr.weights import DEMO
@@ -53,14 +54,14 @@ class Backend(Protocol):
         class_names: a name for each label.
         nms: default arguments of `codetr.postprocess.apply_nms`, "method" and "iou_threshold" among them;
             None if the network suppresses by itself. Rows that it leaves empty have a negative label.
-        batch: the fixed number of images of a run, None if any number goes.
+        batch: the fixed number of images of a run, or how few and many, None if any number goes.
         description: model, runtime, device and precision in words.
     """
 
     preprocessor: Preprocessor
     class_names: tuple[str, ...]
     nms: Mapping[str, Any] | None
-    batch: int | None
+    batch: int | Range | None
     description: str
 
     def __call__(
@@ -237,14 +238,16 @@ class Detector:
         return {**self.backend.nms, **{name: value for name, value in given.items() if value is not None}}
 
     def _run(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Runs the backend; if its batch is fixed, in parts of it, the last filled up with the last image."""
+        """Runs the backend; if its batch has limits, in parts, the last filled up with the last image."""
         size = self.backend.batch
         count = len(batch.images)
         if size is None:
             return self.backend(batch.images, batch.image_shapes)
+        fewest, most = (size.min, size.max) if isinstance(size, Range) else (size, size)
         parts = []
-        for start in range(0, count, size):
-            chosen = np.minimum(np.arange(start, start + size), count - 1)
+        for start in range(0, count, most):
+            end = max(start + fewest, min(start + most, count))
+            chosen = np.minimum(np.arange(start, end), count - 1)
             outputs = self.backend(batch.images[chosen], batch.image_shapes[chosen])
             parts.append([output[: count - start] for output in outputs])
         boxes, scores, labels = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))

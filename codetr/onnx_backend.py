@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codetr.preprocess import Preprocessor
+from codetr.sizes import InputSizes
 
 _INPUTS = ("images", "image_shapes")
 _OUTPUTS = ("boxes", "scores", "labels")
@@ -56,7 +57,8 @@ class OnnxRuntimeBackend:
         _check_tensors(metadata_path, metadata.outputs, path, self._session.get_outputs())
         self.class_names = tuple(metadata.class_names)
         self.nms = None if metadata.nms_in_graph else dict(metadata.nms)
-        self.batch: int | None = metadata.batch
+        sizes = InputSizes.of_artifact(metadata)
+        self.batch = sizes.batch if sizes.batch.dynamic else sizes.batch.opt
         self.precision = metadata.precision
         self.preprocessor = Preprocessor.of_artifact(metadata)
         self.device = "cuda" if "CUDAExecutionProvider" in self._session.get_providers() else "cpu"
@@ -108,7 +110,9 @@ def _check_tensors(
 ) -> None:
     """Requires the metadata to be the file's, by its tensors' names and shapes."""
     said = {tensor["name"]: list(tensor["shape"]) for tensor in described}
-    shapes = {tensor.name: list(tensor.shape) for tensor in found}
+    shapes = {
+        tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in found
+    }
     for name in {**said, **shapes}:
         if said.get(name) != shapes.get(name):
             raise ValueError(

@@ -7,6 +7,7 @@ then normalised in float32, then padded right and bottom with zeros.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from codetr.sizes import SIZE_DIVISOR, InputSizes
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # RGB, 0..255
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -120,15 +123,17 @@ class Preprocessor:
     """Turns RGB images into a `Batch`.
 
     Either `scale` is given (each image keeps its ratio, the batch is padded to its largest image), or
-    `height` and `width` (fixed input, for engines: the largest size that fits with the ratio kept, padded to
-    height x width).
+    `height` and `width` (for engines: the largest size that fits with the ratio kept, padded to height x
+    width; with `min_height` and `min_width` only as far as its largest image, and these, need).
 
     Attributes:
         mean: per RGB channel, 0..255.
         std: per RGB channel.
         scale: (long side, short side) limits in pixels: Swin-L (2048, 1280), R50 (1333, 800).
-        height: fixed input height.
-        width: fixed input width.
+        height: fixed input height, or the largest.
+        width: fixed input width, or the largest.
+        min_height: the smallest, of a dynamic input; `height` is the largest then.
+        min_width: the smallest; given with `min_height`.
         pad_divisor: the batch's height and width become multiples of this (not with a fixed size).
     """
 
@@ -137,23 +142,42 @@ class Preprocessor:
     scale: tuple[int, int] | None = None
     height: int | None = None
     width: int | None = None
+    min_height: int | None = None
+    min_width: int | None = None
     pad_divisor: int = 1
 
     @classmethod
     def of_artifact(cls, metadata: Any) -> Preprocessor:
         """The preprocessing that an exported file was made for, of its `trt_plugin.ArtifactMetadata`."""
-        size = metadata.resize
-        return cls(tuple(metadata.mean), tuple(metadata.std), height=size["height"], width=size["width"])
+        sizes = InputSizes.of_artifact(metadata)
+        made = cls(tuple(metadata.mean), tuple(metadata.std), height=sizes.height.max, width=sizes.width.max)
+        if not sizes.resizable:
+            return made
+        smallest = {"min_height": sizes.height.min, "min_width": sizes.width.min}
+        return dataclasses.replace(made, **smallest, pad_divisor=SIZE_DIVISOR)
 
     def __post_init__(self) -> None:
         if (self.height is None) != (self.width is None):
             raise ValueError(f"height and width: give both or neither, got {self.height} and {self.width}")
+        if (self.min_height is None) != (self.min_width is None):
+            raise ValueError(
+                f"min_height and min_width: give both or neither, got {self.min_height} and {self.min_width}"
+            )
         if (self.scale is None) == (self.height is None):
             raise ValueError("give either scale=(long, short) or height and width")
-        for name in ("height", "width", "pad_divisor"):
+        for name in ("height", "width", "min_height", "min_width", "pad_divisor"):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise ValueError(f"{name}: expected a positive number of pixels, got {number}")
+        if self.min_height is not None:
+            for name, most, least in (
+                ("height", self.height, self.min_height),
+                ("width", self.width, self.min_width),
+            ):
+                if most is None or most % self.pad_divisor or least > most:
+                    raise ValueError(
+                        f"{name}: expected a multiple of {self.pad_divisor} from {least} on, got {most}"
+                    )
         if self.scale is not None and (len(self.scale) != 2 or min(self.scale) < 1):
             raise ValueError(
                 f"scale: expected two positive numbers (long side, short side), got {self.scale}"
@@ -191,16 +215,20 @@ class Preprocessor:
         images = [_check_rgb(image) for image in images]
         original_shapes = np.array([image.shape[:2] for image in images], dtype=np.int64)
         image_shapes = np.array([self.target_size(*image.shape[:2]) for image in images], dtype=np.int64)
-        if self.height is not None:
-            padded = (self.height, self.width)
-        else:
-            padded = tuple(
-                -(-int(side) // self.pad_divisor) * self.pad_divisor for side in image_shapes.max(axis=0)
-            )
+        padded = self._padded_size(image_shapes)
         pixels = np.zeros((len(images), 3, *padded), dtype=np.float32)
         for target, image, (height, width) in zip(pixels, images, image_shapes.tolist(), strict=True):
             self._normalise_into(target[:, :height, :width], resize(image, (height, width)))
         return Batch(pixels, image_shapes, image_shapes[:, ::-1] / original_shapes[:, ::-1], original_shapes)
+
+    def _padded_size(self, image_shapes: np.ndarray) -> tuple[int, int]:
+        """Height and width of the batch of images of these sizes, [N, 2]."""
+        if self.height is not None and self.min_height is None:
+            return self.height, self.width
+        height, width = (
+            -(-int(side) // self.pad_divisor) * self.pad_divisor for side in image_shapes.max(axis=0)
+        )
+        return max(height, self.min_height or 1), max(width, self.min_width or 1)
 
     def _normalise_into(self, target: np.ndarray, resized: np.ndarray) -> None:
         """Writes (resized [h, w, 3] - mean) / std into target [3, h, w], in float32 as upstream."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SIZE_DIVISOR = 32
 """A dynamic height or width is a multiple of this: every map of the backbone then halves evenly."""
@@ -44,6 +44,14 @@ class InputSizes:
     batch: Range
     height: Range
     width: Range
+
+    @classmethod
+    def of_artifact(cls, metadata: Any) -> InputSizes:
+        """The sizes of an exported file, of its `trt_plugin.ArtifactMetadata`."""
+        usual = [metadata.batch, 3, metadata.resize["height"], metadata.resize["width"]]
+        shapes = metadata.profiles.get("images", dict.fromkeys(Range._fields, usual))
+        batch, _, height, width = (Range(*sizes) for sizes in zip(*(shapes[name] for name in Range._fields)))
+        return cls(batch, height, width)
 
     @property
     def dynamic(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from codetr.preprocess import Preprocessor
+from codetr.sizes import InputSizes
 
 
 class TensorRTBackend:
@@ -38,7 +39,8 @@ class TensorRTBackend:
             raise
         self.class_names = tuple(metadata.class_names)
         self.nms = None if metadata.nms_in_graph else dict(metadata.nms)
-        self.batch = metadata.batch
+        sizes = InputSizes.of_artifact(metadata)
+        self.batch = sizes.batch if sizes.batch.dynamic else sizes.batch.opt
         self.preprocessor = Preprocessor.of_artifact(metadata)
         self.description = (
             f"{metadata.model}, TensorRT {metadata.tensorrt_version}, {metadata.gpu}, {metadata.precision}"

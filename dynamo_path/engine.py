@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from codetr.export_checks import INPUT_NAMES
 from codetr.exporting import Request
 from dynamo_path.reshapes import simplify_reshapes
+
+Result = TypeVar("Result")
 
 
 class UnsupportedOperators(RuntimeError):
@@ -133,7 +135,7 @@ def _quiet_log() -> Iterator[None]:
 
 @contextmanager
 def patched_interpreter(
-    names: Sequence[str], collect: Callable[[Mapping[str, torch.Tensor]], None] | None = None
+    names: Sequence[str], use: Callable[[Any], None] | None = None
 ) -> Iterator[list[Exception]]:
     """Lets Torch-TensorRT build engines as we want them while the block runs.
 
@@ -143,7 +145,7 @@ def patched_interpreter(
 
     Args:
         names: of the outputs.
-        collect: instead of a build, this is called with the weights of the network by name.
+        use: called with the network instead of a build.
 
     Yields:
         A list that collects the errors of the interpreter.
@@ -183,11 +185,11 @@ def patched_interpreter(
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             try:
-                if collect is None:
+                if use is None:
                     return super().run(*args, **kwargs)
                 self._construct_trt_network_def()
-                collect(self.ctx.weight_refit_map)
-                raise _CollectedError
+                use(self.ctx.net)
+                raise _Used
             except Exception as error:
                 errors.append(error)
                 raise
@@ -199,25 +201,39 @@ def patched_interpreter(
         _conversion.TRTInterpreter = original
 
 
-class _CollectedError(Exception):
-    """Ends a conversion whose weights were wanted, not its engine."""
+class _Used(Exception):
+    """Ends a conversion whose network was wanted, not its engine."""
 
 
-def network_weights(
-    program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: Request
-) -> dict[str, torch.Tensor]:
-    """The weights of the network that `build_engine` would build, by TensorRT's names; nothing is built.
+def with_network(
+    program: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    request: Request,
+    use: Callable[[Any], Result],
+) -> Result:
+    """Makes the network that `build_engine` would build, but does not build it.
+
+    Args:
+        program, inputs, request: as `build_engine`.
+        use: called with the tensorrt.INetworkDefinition, which is gone afterwards.
+
+    Returns:
+        What `use` does.
 
     Raises:
-        RuntimeError: as `build_engine`.
+        RuntimeError: as `build_engine`; what `use` raises is passed on.
     """
     from torch_tensorrt import dynamo
 
-    weights: dict[str, torch.Tensor] = {}
+    results: list[Result] = []
+
+    def keep(network: Any) -> None:
+        results.append(use(network))
+
     with (
         tempfile.TemporaryDirectory() as folder,
         _quiet_log(),
-        patched_interpreter(request.output_names, weights.update) as errors,
+        patched_interpreter(request.output_names, keep) as errors,
     ):
         try:
             dynamo.convert_exported_program_to_serialized_trt_engine(
@@ -228,11 +244,9 @@ def network_weights(
             )
         except Exception as error:
             cause = errors[0] if errors else error
-            if not isinstance(cause, _CollectedError):
-                raise RuntimeError(
-                    f"Torch-TensorRT cannot convert the model: {type(cause).__name__}: {cause}"
-                ) from cause
-    return weights
+            if not isinstance(cause, _Used):
+                raise cause from None
+    return results[0]
 
 
 def _unsupported(graph: torch.fx.Graph, missing: Iterable[str]) -> str:

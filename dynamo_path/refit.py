@@ -1,0 +1,229 @@
+"""`python -m dynamo_path.refit ENGINE WEIGHTS --out NEW`: other weights in an engine, without a build.
+
+The engine is one of `dynamo_path.export --refittable`, its metadata <stem>.json beside it. The model is
+exported again with the new weights and converted as for a build, but not built: what TensorRT calls each
+weight, and what becomes of it on the way (16 bits, frozen batch norms folded to two vectors, position biases
+looked up), is then as it was for the engine. Every weight of the engine gets its new value, or nothing is
+written. The new engine's detections are compared with PyTorch's. Needs a GPU.
+
+Exit status: 0 done, 1 failed, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    one_line,
+    run_command,
+    to_path,
+)
+from codetr.export_checks import compare_engine
+from codetr.exporting import (
+    Request,
+    dynamic_shapes,
+    example_inputs,
+    exported_module,
+    pick_device,
+    prepare,
+    stage,
+)
+from codetr.files import atomic_write
+from codetr.sizes import InputSizes
+
+if TYPE_CHECKING:
+    from trt_plugin import ArtifactMetadata
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_command(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = _parser().parse_args(argv)
+    engine, out = arguments.engine, arguments.out
+    metadata = _check(arguments)
+    request = request_of(metadata, arguments)
+    if pick_device("auto").type != "cuda":
+        raise UsageError("a refit needs an NVIDIA GPU, and PyTorch finds none here (see nvidia-smi)")
+    from dynamo_path.engine import with_network
+    from dynamo_path.export import export_program, import_requirements
+
+    import_requirements()
+    subject = prepare(request)
+    with stage("export the model"):
+        model, inputs = exported_module(subject).to("cuda"), example_inputs(request, "cuda")
+        program = export_program(model, inputs, dynamic_shapes(request))
+    with atomic_write(out) as temporary:
+        with stage(f"refit {engine.name}"):
+            temporary.write_bytes(with_network(program, inputs, request, lambda net: refit(engine, net)))
+        with stage("compare with PyTorch"):
+            compare_engine(subject.checks, request, temporary)
+    dataclasses.replace(metadata, source_weights=subject.source_weights).save(out.with_suffix(".json"))
+    print(f"wrote {out} and {out.with_suffix('.json').name}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m dynamo_path.refit", description="Put other weights into an engine, without a build."
+    )
+    add = parser.add_argument
+    add("engine", metavar="ENGINE", type=to_path, help="of dynamo_path.export --refittable")
+    add("weights", metavar="WEIGHTS", help="checkpoint: known name, file or URL")
+    add("--out", metavar="NEW", type=to_path, required=True, help="engine to write; metadata beside it")
+    add("--model", metavar="NAME|JSON", help="configuration (default: the one that the metadata names)")
+    add("--photo", metavar="FILE", type=to_path, help="compare on this picture (default: one we ship)")
+    add("--keep-unequal", action="store_true", help="keep an engine whose detections differ from PyTorch's")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> ArtifactMetadata:
+    """Checks the options and reads the engine's metadata.
+
+    Raises:
+        UsageError: a file is not there, cannot be written, or the engine cannot be refitted.
+    """
+    from trt_plugin import ArtifactMetadata, EngineError
+
+    check_file("ENGINE", arguments.engine)
+    check_writable("--out", arguments.out)
+    if arguments.out.suffix == ".json":
+        raise UsageError(f"--out {arguments.out}: expected the name of an engine; its metadata ends in .json")
+    if arguments.photo is not None:
+        check_file("--photo", arguments.photo)
+    path = arguments.engine.with_suffix(".json")
+    try:
+        metadata = ArtifactMetadata.load(path)
+    except EngineError as error:
+        raise UsageError(f"ENGINE {arguments.engine}: {one_line(error)}") from error
+    if not metadata.refittable:
+        raise UsageError(
+            f"ENGINE {arguments.engine}: was built without --refittable, as {path.name} says: its weights "
+            "cannot be exchanged"
+        )
+    return metadata
+
+
+def request_of(metadata: ArtifactMetadata, arguments: argparse.Namespace) -> Request:
+    """What the export was asked for whose engine this is, with the new weights."""
+    return Request(
+        model=arguments.model or metadata.model,
+        weights=arguments.weights,
+        sizes=InputSizes.of_artifact(metadata),
+        precision=metadata.precision,
+        out=arguments.out,
+        photo=arguments.photo,
+        device="cuda",
+        timing_cache=None,
+        optimization_level=None,
+        refittable=True,
+        keep_unequal=arguments.keep_unequal,
+        nms=metadata.nms["method"] if metadata.nms_in_graph else "none",
+        nms_iou=metadata.nms["iou_threshold"] if metadata.nms_in_graph else None,
+    )
+
+
+def refit(engine_path: Path, network: Any) -> bytes:
+    """Gives every weight of an engine that of a network.
+
+    Args:
+        engine_path: a refittable engine.
+        network: tensorrt.INetworkDefinition, made as the engine's was. That it has more weights does not
+            matter: TensorRT folds some away.
+
+    Returns:
+        The new engine, serialised.
+
+    Raises:
+        RuntimeError: the engine has a weight that the network has not, or TensorRT refuses one.
+        trt_plugin.EngineError: the file cannot be loaded.
+    """
+    from trt_plugin.engine import load_engine
+    from trt_plugin.errors import import_tensorrt
+    from trt_plugin.log import collect_errors, describe, tensorrt_logger
+
+    trt = import_tensorrt()
+    _runtime, engine = load_engine(engine_path)  # the first must outlive the second
+    with collect_errors() as messages:
+        refitter = trt.Refitter(engine, tensorrt_logger())
+        wanted = [(name, role.name) for name, role in zip(*refitter.get_all(), strict=True)]
+        matched = match_weights(wanted, weights_of(network))  # TensorRT reads them when it refits
+        for (name, role), values in matched.items():
+            if not refitter.set_weights(name, getattr(trt.WeightsRole, role), values):
+                raise RuntimeError(
+                    f"{engine_path}: TensorRT does not take weight {name} {role}: {describe(messages)}"
+                )
+        missing = list(zip(*refitter.get_missing(), strict=True))
+        if missing:
+            raise RuntimeError(f"{engine_path}: {_some([name for name, _ in missing])} would stay as it is")
+        if not refitter.refit_cuda_engine():
+            raise RuntimeError(f"{engine_path}: TensorRT cannot refit it: {describe(messages)}")
+        serialised = engine.serialize()
+    if serialised is None:
+        raise RuntimeError(f"{engine_path}: TensorRT cannot serialise the new engine: {describe(messages)}")
+    return bytes(serialised)
+
+
+def weights_of(network: Any) -> dict[tuple[str, str], Any]:
+    """A network's weights by layer and role, such as ("/neck/convs.0/conv [CONVOLUTION]", "KERNEL")."""
+    import tensorrt as trt
+
+    kinds = {
+        "CONSTANT": (trt.IConstantLayer, {"CONSTANT": "weights"}),
+        "CONVOLUTION": (trt.IConvolutionLayer, {"KERNEL": "kernel", "BIAS": "bias"}),
+        "SCALE": (trt.IScaleLayer, {"SHIFT": "shift", "SCALE": "scale"}),
+    }
+    weights = {}
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type.name in kinds:
+            layer.__class__, roles = kinds[layer.type.name]  # TensorRT gives out the base class
+            weights |= {(layer.name, role): getattr(layer, field) for role, field in roles.items()}
+    return weights
+
+
+def match_weights(
+    wanted: Sequence[tuple[str, str]], weights: Mapping[tuple[str, str], Any]
+) -> dict[tuple[str, str], Any]:
+    """The new values of an engine's weights.
+
+    Args:
+        wanted: layer and role of each.
+        weights: those of a network, in the same way.
+
+    Raises:
+        RuntimeError: one is not among them, or two of the engine have one name.
+    """
+    missing = [" ".join(key) for key in wanted if key not in weights]
+    if missing:
+        raise RuntimeError(
+            f"the engine has {_some(missing)} that the network of the model has not: it was built of another "
+            "configuration, by another version, or not by dynamo_path.export"
+        )
+    twice = [" ".join(key) for key, count in Counter(wanted).items() if count > 1]
+    if twice:
+        raise RuntimeError(f"the engine has {_some(twice)} more than once")
+    return {key: weights[key] for key in wanted}
+
+
+def _some(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:3])
+    if len(names) == 1:
+        return f"weight {listed}"
+    return f"{len(names)} weights ({listed}{', …' * (len(names) > 3)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
