@@ -83,6 +83,7 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
                     tf32=request.precision == "tf32",
                     timing_cache=request.timing_cache,
                     optimization_level=request.optimization_level,
+                    refittable=request.refittable,
                 ),
             )
         write_metadata(subject, request, folder, build_seconds=seconds[0])

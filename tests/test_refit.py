@@ -194,6 +194,45 @@ def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("nowhere.onnx", [], "MODEL.onnx nowhere.onnx: no such file"),
+        ("model.onnx", ["--out", "new.json"], "--out new.json: expected the name of an engine"),
+        ("model.onnx", [], "was built without --refittable, as model.json says"),
+    ],
+)
+def test_onnx_command_errors_are_one_line(engine, monkeypatch, capsys, model, options, message):
+    pytest.importorskip("onnx")
+    from onnx_path import refit as onnx_refit
+
+    METADATA.save(engine.with_suffix(".json"))
+    (engine.parent / "model.onnx").write_bytes(b"")
+    monkeypatch.chdir(engine.parent)
+    assert onnx_refit.main(["model.engine", model, "--out", "new.engine", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_engine_refitted_from_onnx_is_the_one_built(name, precision, tmp_path, capsys):
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    from onnx_path import export as onnx_export
+    from onnx_path import refit as onnx_refit
+
+    height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
+    options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    for folder, weights in (("a", save_weights(tmp_path)), ("b", other_weights(tmp_path, name))):
+        given = arguments(weights, tmp_path / folder, name, **options)
+        assert onnx_export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
+    new = tmp_path / "new.engine"
+    given = [str(tmp_path / path) for path in ("a/model.engine", "b/model.onnx")]
+    assert onnx_refit.main([*given, "--out", str(new)]) == 0, capsys.readouterr().err
+    check_refitted(tmp_path / "a/model.engine", new, tmp_path / "b/model.engine", name, precision)
+
+
 @pytest.fixture
 def torch_tensorrt():
     try:
@@ -201,6 +240,29 @@ def torch_tensorrt():
     except trt_plugin.EngineError as error:
         pytest.skip(str(error))
     return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
+
+
+def other_weights(folder: Path, name: str) -> dict[str, Path]:
+    """`save_weights` in which every parameter of one model differs."""
+    paths = save_weights(folder)
+    random = torch.Generator().manual_seed(0)
+    tensors = {
+        key: tensor * (1 + 0.05 * torch.rand(tensor.shape, generator=random))
+        if tensor.is_floating_point()
+        else tensor
+        for key, tensor in load_file(paths[name]).items()
+    }
+    paths[name] = folder / "b.safetensors"
+    save_file(tensors, paths[name])
+    return paths
+
+
+def check_refitted(before: Path, refitted: Path, built: Path, name: str, precision: str) -> None:
+    """A refitted engine finds what the one built with its weights finds, and not what it found before."""
+    old, got, expected = (detect(path, name)["scores"] for path in (before, refitted, built))
+    tolerance = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}[precision]
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    assert np.abs(got - old).max() > 3 * np.abs(got - expected).max()
 
 
 def detect(engine: Path, name: str) -> dict[str, np.ndarray]:
@@ -219,16 +281,7 @@ def detect(engine: Path, name: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", MODELS)
 def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes, tmp_path, capsys):
     """Weights A, refitted with B, against weights B: every parameter differs, frozen statistics included."""
-    first = save_weights(tmp_path)
-    random = torch.Generator().manual_seed(0)
-    other = {
-        key: tensor * (1 + 0.05 * torch.rand(tensor.shape, generator=random))
-        if tensor.is_floating_point()
-        else tensor
-        for key, tensor in load_file(first[name]).items()
-    }
-    second = first | {name: tmp_path / "b.safetensors"}
-    save_file(other, second[name])
+    first, second = save_weights(tmp_path), other_weights(tmp_path, name)
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
     if sizes == "dynamic":
@@ -243,10 +296,7 @@ def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes
     status = refit.main([str(engine), str(second[name]), "--out", str(new), "--model", config])
     assert status == 0, capsys.readouterr().err
     assert trt_plugin.ArtifactMetadata.load(new.with_suffix(".json")).source_weights == str(second[name])
-    before, got, built = (detect(path, name) for path in (engine, new, tmp_path / "b/model.engine"))
-    tolerance = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}[precision]
-    np.testing.assert_allclose(got["scores"], built["scores"], rtol=tolerance, atol=tolerance)
-    assert np.abs(got["scores"] - before["scores"]).max() > 10 * np.abs(got["scores"] - built["scores"]).max()
+    check_refitted(engine, new, tmp_path / "b/model.engine", name, precision)
 
 
 def without(given: list[str], *options: str) -> list[str]:
