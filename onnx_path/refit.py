@@ -1,4 +1,4 @@
-"""`python -m onnx_path.refit ENGINE MODEL.onnx --out NEW`: an ONNX file's weights in an engine, without a build.
+"""`python -m onnx_path.refit ENGINE MODEL.onnx --out NEW`: a file's weights in an engine, without a build.
 
 The engine is one of `onnx_path.export --refittable`, MODEL.onnx what the same command writes with other
 weights (`--onnx-only`). Every weight of the engine gets its new value, or nothing is written. Metadata that
