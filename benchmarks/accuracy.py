@@ -46,7 +46,7 @@ from codetr.console import progress
 from codetr.detect import PRECISIONS, Detector, TensorRTBackend, TorchBackend
 from codetr.evaluation.metrics import coco_metrics, require_pycocotools
 from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
-from codetr.exporting import INPUT_NAMES
+from codetr.export_checks import INPUT_NAMES
 from codetr.network import fraction
 from codetr.onnx_backend import OnnxRuntimeBackend
 from codetr.preprocess import Batch, Preprocessor

@@ -36,7 +36,7 @@ from codetr.command import (
     weights_source,
 )
 from codetr.compare import Comparison, compare_detections
-from codetr.exporting import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
+from codetr.export_checks import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
 

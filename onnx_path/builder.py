@@ -25,6 +25,7 @@ class Settings:
         optimization_level: 0 to 5; None, TensorRT's default, which is 3.
         timing_cache: file, read if it exists, and updated.
         plugins: libraries that hold the file's custom operators.
+        refittable: weights can be exchanged afterwards.
     """
 
     profiles: Mapping[str, Profile] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Settings:
     optimization_level: int | None = None
     timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
+    refittable: bool = False
 
 
 def import_builder() -> None:
@@ -81,6 +83,7 @@ def serialize_engine(path: Path, settings: Settings, name: str) -> bytes:
                 NetworkFromOnnxPath(str(path), strongly_typed=True),
                 config=CreateConfig(
                     tf32=settings.tf32,
+                    refittable=settings.refittable,
                     profiles=[profile] if settings.profiles else None,
                     profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
                     memory_pool_limits=limits,

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codetr.command import run_command
 from codetr.export_checks import INPUT_NAMES, OUTPUT_NAMES, compare_engine
@@ -30,6 +31,9 @@ from codetr.exporting import (
     write_metadata,
 )
 from onnx_path.profiles import Profile
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_CONSTANT = 2**27  # numbers that a folded tensor may have
 
@@ -79,6 +83,7 @@ def _export_engine(request: Request, function_bodies: bool) -> int:
                     tf32=request.precision == "tf32",
                     timing_cache=request.timing_cache,
                     optimization_level=request.optimization_level,
+                    refittable=request.refittable,
                 ),
             )
         write_metadata(subject, request, folder, build_seconds=seconds[0])
@@ -159,6 +164,22 @@ def export_onnx(
         ImportError: onnx or onnxscript is missing.
     """
     import_exporter()
+    import torch
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        exported = torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
+    return write_onnx(exported, path, function_bodies, output_names)
+
+
+def write_onnx(
+    exported: torch.export.ExportedProgram,
+    path: Path,
+    function_bodies: bool = True,
+    output_names: Sequence[str] = OUTPUT_NAMES,
+) -> Counter[str]:
+    """`export_onnx` of a model that is traced already."""
+    import_exporter()
     import onnx
     import onnx_ir
     import torch
@@ -168,7 +189,6 @@ def export_onnx(
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        exported = torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
         program = torch.onnx.export(
             exported,
             input_names=INPUT_NAMES,
@@ -181,7 +201,7 @@ def export_onnx(
     # The exporter folds small constants only; Swin's masks and position biases have millions of numbers.
     limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
     optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
-    if dynamic is not None:
+    if exported.range_constraints:  # sizes that are symbols
         shapes.simplify(program.model)
         _name_sizes(program.model.graph)
     optimizer.remove_unused_nodes(program.model)

@@ -14,7 +14,8 @@ import torch
 import codetr
 from codetr.exporting import make_parser, request_from
 from dynamo_path import converter
-from dynamo_path.export import build_engine, export_program, import_requirements, main
+from dynamo_path.engine import UnsupportedOperators, build_engine
+from dynamo_path.export import export_program, import_requirements, main
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 
 
@@ -246,7 +247,7 @@ def torch_tensorrt(plugin):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, tmp_path, capsys):
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
@@ -254,9 +255,10 @@ def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, tmp
     status = main(arguments(weights, tmp_path / "out", name, **options))
     output = capsys.readouterr()
     assert status == 0, output.err
-    names = {"model.ep", "model.engine", "model.json"}
+    names = {"model.ep", "model.engine", "model.json", "model.ts"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
-    assert f"engine {precision} against PyTorch fp32: " in output.out
+    for name in ("engine", "model.ts", "model.ep"):
+        assert f"{name} {precision} against PyTorch fp32: " in output.out
 
 
 class Unsupported(torch.nn.Module):
@@ -269,5 +271,5 @@ def test_operator_without_converter_is_named(torch_tensorrt, tmp_path):
     import_requirements()
     request = request_from(make_parser("test", "").parse_args(["--model", "x", "--out", str(tmp_path)]))
     inputs = torch.eye(4, device="cuda")[None], torch.ones(1, 2, device="cuda")
-    with pytest.raises(RuntimeError, match=r"Torch-TensorRT cannot build the engine: .*linalg_inv"):
+    with pytest.raises(UnsupportedOperators, match=r"has no converter for aten\.linalg_inv"):
         build_engine(export_program(Unsupported(), inputs), inputs, request)

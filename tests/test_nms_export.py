@@ -18,8 +18,8 @@ from benchmarks import accuracy
 from codetr.cli import main as codetr_main
 from codetr.command import UsageError
 from codetr.compare import compare_detections
-from codetr.config import NmsConfig
-from codetr.exporting import Subject, compare_engine, make_parser, request_from
+from codetr.export_checks import Check, compare_engine
+from codetr.exporting import make_parser, request_from
 from codetr.postprocess import apply_nms, apply_nms_to_batch
 from tests.golden_models import GOLDEN, arguments, load_golden, save_weights
 
@@ -196,23 +196,22 @@ def test_comparison_of_an_engine(tmp_path, monkeypatch, capsys):
     """An engine that suppresses nothing, or counts wrong, is none to keep."""
     boxes = np.float32([[(2 * i, 0, 2 * i + 10, 10) for i in range(6)]])  # neighbours: IoU 2 / 3
     detections = boxes, np.linspace(1, 0.5, 6, dtype=np.float32)[None], np.zeros((1, 6), np.int64)
-    nms = NmsConfig("hard", 0.5)
     expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=0.5)
     given = ["--model", "x", "--nms", "--nms-iou", "0.5", "--out", str(tmp_path)]
     request = request_from(make_parser("test", "").parse_args(given))
-    batch = SimpleNamespace(images=None, image_shapes=None)
-    subject = Subject(None, nms, batch, "", {"fp32": expected})
+    batch = SimpleNamespace(images=np.zeros((1, 3, 8, 8), np.float32), image_shapes=None)
+    checks = [Check(batch, {"fp32": expected})]
     monkeypatch.setattr(trt_plugin, "EngineRunner", Engine)
 
     Engine.outputs = dict(zip(OUTPUTS, (*expected, np.array([3])), strict=True))
-    compare_engine(subject, request, tmp_path)
+    compare_engine(checks, request, tmp_path)
     assert "engine fp32 against PyTorch fp32: 3 of 3 detections match, 3 within " in capsys.readouterr().out
     Engine.outputs["num_detections"] = np.array([4])
     with pytest.raises(RuntimeError, match=r"num_detections: expected .* \[3\], got \[4\]"):
-        compare_engine(subject, request, tmp_path)
+        compare_engine(checks, request, tmp_path)
     Engine.outputs = dict(zip(OUTPUTS, (*detections, np.array([6])), strict=True))
     with pytest.raises(RuntimeError, match="expected 99% equal, got 3 of 6"):
-        compare_engine(subject, request, tmp_path)
+        compare_engine(checks, request, tmp_path)
 
 
 def test_accuracy_applies_what_is_inside_to_all(exported, tmp_path):

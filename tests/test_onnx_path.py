@@ -359,7 +359,7 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
         ({"model": GOLDEN / "codino_swin_tiny.json"}, "the weights are not those of model codino_swin_tiny"),
         ({"height": -8}, "--height: expected a whole number above 0, got '-8'"),
         ({"height": 8, "width": 8}, "images: 8 x 8 pixels give"),
-        ({"batch": 0}, "--batch: expected a whole number above 0, got '0'"),
+        ({"batch": 0}, "--batch: expected a whole number above 0, or a range such as 1-8, got '0'"),
         ({"precision": "int4"}, "--precision: invalid choice: 'int4'"),
         ({"photo": GOLDEN / "README.md"}, "README.md: not an image"),
         ({"out": GOLDEN / "README.md"}, "README.md: cannot write there (is a file, not a folder)"),

@@ -1,0 +1,138 @@
+"""`python -m onnx_path.refit ENGINE MODEL.onnx --out NEW`: a file's weights in an engine, without a build.
+
+The engine is one of `onnx_path.export --refittable`, MODEL.onnx what the same command writes with other
+weights (`--onnx-only`). Every weight of the engine gets its new value, or nothing is written. Metadata that
+lies beside the engine goes along, with the weights that are said beside MODEL.onnx. Needs a GPU.
+
+Exit status: 0 done, 1 failed, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codetr.command import (
+    ArgumentParser,
+    UsageError,
+    check_file,
+    check_writable,
+    one_line,
+    run_command,
+    to_path,
+)
+from codetr.exporting import stage
+from codetr.files import atomic_write
+from onnx_path.builder import without_function_bodies
+
+if TYPE_CHECKING:
+    from trt_plugin import ArtifactMetadata
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_command(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = _parser().parse_args(argv)
+    engine, model, out = arguments.engine, arguments.model, arguments.out
+    metadata = _check(arguments)
+    from trt_plugin.device import require_gpu
+
+    require_gpu()
+    with stage(f"refit {engine.name}"):
+        content = refit(engine, model)
+    with atomic_write(out) as temporary:
+        temporary.write_bytes(content)
+    if metadata is not None:
+        metadata.save(out.with_suffix(".json"))
+    print(f"wrote {out}" + (f" and {out.with_suffix('.json').name}" if metadata else ""))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m onnx_path.refit", description="Put an ONNX file's weights into an engine."
+    )
+    parser.add_argument("engine", metavar="ENGINE", type=to_path, help="of onnx_path.export --refittable")
+    parser.add_argument("model", metavar="MODEL.onnx", type=to_path, help="the same export of other weights")
+    parser.add_argument("--out", metavar="NEW", type=to_path, required=True, help="engine to write")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> ArtifactMetadata | None:
+    """Checks the files; returns the new engine's metadata, if the old one has any.
+
+    Raises:
+        UsageError: a file is not there, cannot be written, or the engine cannot be refitted.
+    """
+    from trt_plugin import ArtifactMetadata, EngineError
+
+    check_file("ENGINE", arguments.engine)
+    check_file("MODEL.onnx", arguments.model)
+    check_writable("--out", arguments.out)
+    if arguments.out.suffix == ".json":
+        raise UsageError(f"--out {arguments.out}: expected the name of an engine; its metadata ends in .json")
+    beside = [path.with_suffix(".json") for path in (arguments.engine, arguments.model)]
+    if not beside[0].is_file():
+        return None
+    try:
+        metadata = ArtifactMetadata.load(beside[0])
+        weights = ArtifactMetadata.load(beside[1]).source_weights if beside[1].is_file() else ""
+    except EngineError as error:
+        raise UsageError(one_line(error)) from error
+    if not metadata.refittable:
+        raise UsageError(
+            f"ENGINE {arguments.engine}: was built without --refittable, as {beside[0].name} says: its "
+            "weights cannot be exchanged"
+        )
+    return dataclasses.replace(metadata, source_weights=weights or str(arguments.model))
+
+
+def refit(engine_path: Path, onnx_path: Path) -> bytes:
+    """Gives every weight of an engine that of an ONNX file.
+
+    Args:
+        engine_path: a refittable engine.
+        onnx_path: a file as the engine was built of; external weights lie beside it.
+
+    Returns:
+        The new engine, serialised.
+
+    Raises:
+        RuntimeError: a weight is missing in the file or has another size, or TensorRT cannot refit.
+        trt_plugin.EngineError: the engine cannot be loaded.
+    """
+    from trt_plugin.engine import load_engine
+    from trt_plugin.errors import import_tensorrt
+    from trt_plugin.log import collect_errors, describe, tensorrt_logger
+
+    trt = import_tensorrt()
+    _runtime, engine = load_engine(engine_path)  # the first must outlive the second
+    with collect_errors() as messages, without_function_bodies(onnx_path) as parsed:
+        refitter = trt.Refitter(engine, tensorrt_logger())
+        reader = trt.OnnxParserRefitter(refitter, tensorrt_logger())  # holds what the refitter reads
+        if not reader.refit_from_file(str(parsed)):
+            errors = [reader.get_error(index).desc() for index in range(reader.num_errors)]
+            reason = "; ".join(errors) or describe(messages)
+            raise RuntimeError(f"{onnx_path.name}: its weights are not those of {engine_path}: {reason}")
+        missing = refitter.get_missing_weights()
+        if missing:
+            raise RuntimeError(
+                f"{onnx_path.name}: {len(missing)} weights of {engine_path} are not in it: {missing[0]}, …"
+            )
+        if not refitter.refit_cuda_engine():
+            raise RuntimeError(f"{engine_path}: TensorRT cannot refit it: {describe(messages)}")
+        serialised = engine.serialize()
+    if serialised is None:
+        raise RuntimeError(f"{engine_path}: TensorRT cannot serialise the new engine: {describe(messages)}")
+    return bytes(serialised)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

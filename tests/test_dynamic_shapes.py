@@ -1,0 +1,200 @@
+"""Exports whose batch and sizes are decided at run time, without a GPU: exported program and ONNX file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import codetr
+from codetr.compare import FP32_LEAST_SHARE, compare_detections
+from codetr.exporting import Request, dynamic_shapes, example_inputs, make_parser, request_from
+from dynamo_path.export import export_program
+from dynamo_path.reshapes import reshape_target, simplify_reshapes
+from tests.golden_models import GOLDEN
+
+SIZES = [(1, 96, 96), (2, 160, 192), (3, 384, 96), (8, 128, 224), (2, 96, 384)]
+"""Batch, height, width: the smallest, the longest, and some between; windows of 4 cells fit into a few."""
+
+SYMBOLIC = (operator.add, operator.mul, operator.sub, operator.floordiv, torch.ops.aten.sym_size.int)
+
+
+@pytest.fixture(scope="module")
+def request_() -> Request:
+    given = ["--model", "mini", "--out", "x", "--dynamic-size", "96-160x192-384", "--batch", "1-8"]
+    return request_from(make_parser("test", "").parse_args(given))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> codetr.CoDino:
+    """Two stages of Swin, the first with a shifted block, three levels: traced in seconds, not in minutes."""
+    fields = json.loads((GOLDEN / "codino_swin_tiny.json").read_text())
+    fields["backbone"] |= {"depths": [2, 1], "num_heads": [2, 2]}
+    fields["neck"] |= {"in_channels": [24, 48], "num_outs": 3}
+    fields |= {"name": "mini", "encoder_layers": 1, "decoder_layers": 1, "num_levels": 3}
+    file = tmp_path_factory.mktemp("config") / "mini.json"
+    file.write_text(json.dumps(fields))
+    config = codetr.load_config(file)
+    model = codetr.CoDino(config).eval().requires_grad_(False)
+    model.load_state_dict(codetr.seeded_state_dict(model, 3), strict=False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def program(model, request_) -> torch.export.ExportedProgram:
+    model.gather_windows().write_out_group_norms()
+    try:
+        return export_program(model, example_inputs(request_), dynamic_shapes(request_))
+    finally:  # what the model computes then is told by the other formulation
+        model.backbone.gathers_windows = False
+        for module in model.modules():
+            module.__dict__.pop("written_out", None)
+
+
+def batch_of(count: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of different sizes, zero in their padding."""
+    generator = torch.Generator().manual_seed(height + width)
+    images = torch.randn(count, 3, height, width, generator=generator)
+    shapes = torch.tensor([[height - 11 * i, width - 7 * i] for i in range(count)])
+    for image, (h, w) in zip(images, shapes.tolist()):
+        image[:, h:] = 0
+        image[:, :, w:] = 0
+    return images, shapes
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@torch.no_grad()
+def test_program_of_dynamic_sizes(model, program, sizes):
+    inputs = batch_of(*sizes)
+    for got, expected in zip(program.module()(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_range_is_the_one_asked_for(program):
+    ranges = sorted((int(found.lower), int(found.upper)) for found in program.range_constraints.values())
+    assert ranges == [(1, 8), (3, 12), (3, 12), (96, 384), (96, 384)]
+    with torch.no_grad(), pytest.raises(AssertionError, match=r"images.size\(\)\[2\] >= 96"):
+        program.module()(*batch_of(1, 64, 96))
+
+
+def test_shape_arithmetic_is_little(program):
+    """It is where stages begin and end, not in the blocks; reshapes between need no computed size."""
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert sum(target in SYMBOLIC for target in targets) <= 50
+    for costly in ("pad", "roll", "repeat", "nonzero", "cumsum"):
+        assert not [target for target in targets if costly in str(target)], costly
+    module = copy.deepcopy(program.graph_module)
+    views = targets.count(torch.ops.aten.reshape.default)
+    assert simplify_reshapes(module) <= 6 < views / 3
+
+
+@pytest.fixture(scope="module")
+def onnx_file(program, request_, tmp_path_factory) -> Path:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    from onnx_path.export import write_onnx
+
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    write_onnx(program, path)
+    return path
+
+
+@torch.no_grad()
+def test_onnx_file_of_dynamic_sizes(model, onnx_file):
+    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    session = ort.InferenceSession(onnx_file, providers=["CPUExecutionProvider"])
+    for sizes in SIZES:
+        inputs = batch_of(*sizes)
+        found = session.run(None, dict(zip(("images", "image_shapes"), (x.numpy() for x in inputs))))
+        # Of near equal scores another may come first, so detections are matched, as exports match them.
+        comparison = compare_detections(tuple(x.numpy() for x in model(*inputs)), tuple(found))
+        assert comparison.equal_share >= FP32_LEAST_SHARE, f"{sizes}: {comparison}"
+
+
+def test_onnx_file_says_what_is_dynamic(onnx_file, request_):
+    onnx = pytest.importorskip("onnx")
+    from onnx_path import profiles
+    from onnx_path.export import profiles_of
+
+    content = onnx.load(onnx_file, load_external_data=False)
+    inputs = profiles.inputs_of(content)
+    assert [one.shape for one in inputs] == [("batch", 3, "height", "width"), ("batch", 2)]
+    assert [dim.dim_param for x in content.graph.output for dim in x.type.tensor_type.shape.dim[:1]] == [
+        "batch"
+    ] * 3
+    ours = profiles_of(request_)
+    shapes = [
+        {name: getattr(profile, which) for name, profile in ours.items()} for which in ours["images"]._fields
+    ]
+    assert profiles.fit(inputs, *shapes) == ours
+
+
+def test_shape_arithmetic_of_the_onnx_file_is_little(onnx_file):
+    onnx = pytest.importorskip("onnx")
+    nodes = onnx.load(onnx_file, load_external_data=False).graph.node
+    computed = {node.output[0] for node in nodes if node.op_type == "Concat"}
+    reshapes = [node for node in nodes if node.op_type == "Reshape"]
+    assert sum(node.input[1] in computed for node in reshapes) <= 8 < len(reshapes) / 4
+    assert sum(node.op_type in ("Shape", "Range", "Expand") for node in nodes) <= 20
+
+
+def test_detector_of_the_onnx_file(model, onnx_file, request_):
+    """Pictures of any shape give what the model gives for the same input."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from codetr.exporting import Subject, write_metadata
+    from codetr.onnx_backend import OnnxRuntimeBackend
+
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    write_metadata(Subject(model, None, [], "none"), request_, onnx_file.parent, engine=False)
+    backend = OnnxRuntimeBackend(onnx_file, "cpu")
+    assert (backend.batch.min, backend.batch.max) == (1, 8)
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 255, (*hw, 3), dtype=np.uint8) for hw in [(60, 210), (50, 200)]]
+    batch = backend.preprocessor.batch(pictures)
+    assert batch.images.shape == (2, 3, 128, 384)
+    with codetr.Detector(backend="onnxruntime", onnx=onnx_file, device="cpu") as detector:
+        found = detector.detect_batch(pictures, threshold=0.0, nms="none")
+    with torch.no_grad():
+        boxes, scores, _ = model(torch.from_numpy(batch.images), torch.from_numpy(batch.image_shapes))
+    for index, picture in enumerate(found):
+        np.testing.assert_allclose(picture.scores, scores[index], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            picture.boxes_xyxy_px, batch.restore_boxes(index, boxes[index].numpy()), atol=1e-2
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        (["--batch", "1-8"], ((2, 3, 768, 1152), [(0,), (0,)])),
+        (["--dynamic-size", "512-768-1344"], ((1, 3, 768, 512), [(2, 3), ()])),
+        (["--dynamic-size", "512x640-512x640-512x1280"], ((1, 3, 512, 640), [(3,), ()])),
+        (["--batch", "4"], ((4, 3, 768, 1152), None)),
+    ],
+    ids=str,
+)
+def test_what_a_trace_is_told(options, shapes):
+    request = request_from(make_parser("test", "").parse_args(["--model", "x", "--out", "y", *options]))
+    example, axes = shapes
+    images, image_shapes = example_inputs(request)
+    assert images.shape == example and image_shapes.tolist() == [list(example[2:])] * example[0]
+    told = dynamic_shapes(request)
+    assert (told if axes is None else [tuple(axis) for axis in told]) == axes
+
+
+def test_reshape_target():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    env = ShapeEnv()
+    fake = torch._subclasses.FakeTensorMode(shape_env=env)
+    x = fake.from_tensor(torch.zeros(3, 5, 7), symbolic_context=None, static_shapes=False)
+    n, s = x.shape[0], x.shape[1]
+    assert reshape_target((n, s, 64), (n, s, 8, 8)) == [0, 0, 8, 8]
+    assert reshape_target((n, 900, 64), (n * 900, 64)) == [-1, 64]
+    assert reshape_target((n * s, 64), (n, s, 64)) is None
+    assert reshape_target((n, s, 64), (s, 64 * n)) is None
+    assert reshape_target((n, s), (n, 2, s)) == [0, 2, -1]

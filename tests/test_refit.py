@@ -1,0 +1,335 @@
+"""Other weights in an engine: dynamo_path.refit, and what an export refuses before it builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import codetr
+import trt_plugin
+from codetr.sizes import InputSizes, Range, fixed
+from dynamo_path import export, refit
+from dynamo_path.engine import _unsupported
+from tests.golden_models import GOLDEN, MODELS, arguments, save_weights
+from tests.test_runner import METADATA
+
+
+@pytest.fixture
+def engine(tmp_path) -> Path:
+    """Something with the metadata of a refittable engine beside it."""
+    path = tmp_path / "model.engine"
+    path.write_bytes(b"engine")
+    dataclasses.replace(METADATA, refittable=True).save(tmp_path / "model.json")
+    return path
+
+
+def test_weights_are_matched_by_layer_and_role():
+    weights = {("a", "KERNEL"): 1, ("a", "BIAS"): 2, ("b", "CONSTANT"): 3}
+    assert refit.match_weights([("a", "KERNEL"), ("b", "CONSTANT")], weights) == {
+        ("a", "KERNEL"): 1,
+        ("b", "CONSTANT"): 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            [("a", "BIAS"), ("c", "BIAS")],
+            "the engine has weight c BIAS that the network of the model has not",
+        ),
+        ([(f"x{i}", "BIAS") for i in range(5)], r"5 weights \(x0 BIAS, x1 BIAS, x2 BIAS, …\) that"),
+        ([("a", "BIAS"), ("a", "BIAS")], "the engine has weight a BIAS more than once"),
+    ],
+)
+def test_unmatched_weights_are_errors(wanted, message):
+    with pytest.raises(RuntimeError, match=message):
+        refit.match_weights(wanted, {("a", "BIAS"): 0})
+
+
+class Refitter:
+    """Stands in for tensorrt.Refitter, which needs a GPU: an engine with two weights."""
+
+    refused: str | None = None
+    works = True
+
+    def __init__(self, _engine, _logger) -> None:
+        self.values = {}
+
+    def get_all(self):
+        return ["a", "b"], [SimpleNamespace(name="KERNEL"), SimpleNamespace(name="BIAS")]
+
+    def set_weights(self, name, role, values):
+        if name == self.refused:
+            return False
+        self.values[name, role] = values
+        return True
+
+    def get_missing(self):
+        return [[], []]
+
+    def refit_cuda_engine(self):
+        Refitter.seen = self.values
+        return self.works
+
+
+@pytest.fixture
+def fake_tensorrt(monkeypatch):
+    import trt_plugin.engine
+
+    roles = SimpleNamespace(KERNEL="kernel", BIAS="bias")
+    fake = SimpleNamespace(Refitter=Refitter, WeightsRole=roles)
+    monkeypatch.setattr("trt_plugin.errors.import_tensorrt", lambda: fake)
+    monkeypatch.setattr("trt_plugin.log.tensorrt_logger", lambda: None)
+    loaded = None, SimpleNamespace(serialize=lambda: bytearray(b"new"))
+    monkeypatch.setattr(trt_plugin.engine, "load_engine", lambda path: loaded)
+    monkeypatch.setattr(refit, "weights_of", lambda network: network)
+    monkeypatch.setattr(Refitter, "refused", None)
+    monkeypatch.setattr(Refitter, "works", True)
+    return fake
+
+
+def test_every_weight_is_set(fake_tensorrt):
+    network = {("a", "KERNEL"): 1, ("b", "BIAS"): 2, ("folded", "CONSTANT"): 3}
+    assert refit.refit(Path("x"), network) == b"new"
+    assert Refitter.seen == {("a", "kernel"): 1, ("b", "bias"): 2}
+
+
+def test_refused_refits_are_errors(fake_tensorrt, monkeypatch):
+    network = {("a", "KERNEL"): 1, ("b", "BIAS"): 2}
+    monkeypatch.setattr(Refitter, "refused", "b")
+    with pytest.raises(RuntimeError, match="x: TensorRT does not take weight b BIAS"):
+        refit.refit(Path("x"), network)
+    monkeypatch.setattr(Refitter, "refused", None)
+    monkeypatch.setattr(Refitter, "works", False)
+    with pytest.raises(RuntimeError, match="x: TensorRT cannot refit it"):
+        refit.refit(Path("x"), network)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, ["--out", "new.json"], "--out new.json: expected the name of an engine"),
+        ({}, ["--photo", "nowhere.jpg"], "--photo nowhere.jpg: no such file"),
+        ({"refittable": False}, [], "was built without --refittable, as model.json says"),
+        (None, [], "the metadata .*model.json does not exist"),
+        ({}, ["--model", "nope"], "model 'nope': expected one of|needs an NVIDIA GPU"),
+    ],
+)
+def test_command_errors_are_one_line(engine, monkeypatch, capsys, change, options, message):
+    if change is None:
+        engine.with_suffix(".json").unlink()
+    else:
+        metadata = dataclasses.replace(METADATA, **{"refittable": True} | change)
+        metadata.save(engine.with_suffix(".json"))
+    monkeypatch.chdir(engine.parent)
+    before = sorted(engine.parent.iterdir())
+    assert refit.main([str(engine), "w.pth", "--out", "new.engine", *options]) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert re.search(message, line), line
+    assert sorted(engine.parent.iterdir()) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_one_line(engine, capsys):
+    assert refit.main([str(engine), "w.pth", "--out", str(engine.parent / "new.engine")]) == 2
+    assert capsys.readouterr().err == (
+        "error: a refit needs an NVIDIA GPU, and PyTorch finds none here (see nvidia-smi)\n"
+    )
+
+
+def test_request_is_that_of_the_export(engine):
+    sizes = InputSizes(Range(1, 2, 4), Range(64, 64, 128), fixed(96))
+    metadata = dataclasses.replace(
+        METADATA,
+        inputs=[{"name": name, "shape": shape, "dtype": "x"} for name, shape in sizes.shapes().items()],
+        profiles=sizes.profiles(),
+        batch=2,
+        nms={"method": "hard", "iou_threshold": 0.6},
+        nms_in_graph=True,
+        refittable=True,
+    )
+    given = SimpleNamespace(model=None, weights="w", out=engine, photo=None, keep_unequal=False)
+    request = refit.request_of(metadata, given)
+    assert (request.sizes, request.precision, request.model) == (sizes, "fp16", "co_dino_r50")
+    assert (request.nms, request.nms_iou, request.refittable) == ("hard", 0.6, True)
+    metadata = dataclasses.replace(metadata, nms_in_graph=False)
+    assert refit.request_of(metadata, given).nms_iou is None
+
+
+def test_operators_without_a_converter_are_named_with_their_module():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Softsign()
+
+        def forward(self, x):
+            return torch.linalg.inv(self.inner(x))
+
+    graph = torch.export.export(Model(), (torch.eye(3)[None],), strict=True).graph
+    missing = {"call_function torch.ops.aten.abs.default", "call_function torch.ops.aten.linalg_inv.default"}
+    message = _unsupported(graph, missing)
+    assert message.startswith("Torch-TensorRT has no converter for aten.")
+    assert "aten.abs.default (in inner)" in message and "aten.linalg_inv.default" in message
+
+
+def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):
+    """Before the model is loaded."""
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
+    monkeypatch.setattr(export, "pick_device", lambda device: torch.device("cuda"))
+    given = ["--model", "co_dino_r50", "--weights", "nowhere.pth", "--out", str(tmp_path / "out")]
+    assert export.main(given) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: Torch-TensorRT cannot be imported")
+    assert "pip install codetr-tensorrt[dynamo]" in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("nowhere.onnx", [], "MODEL.onnx nowhere.onnx: no such file"),
+        ("model.onnx", ["--out", "new.json"], "--out new.json: expected the name of an engine"),
+        ("model.onnx", [], "was built without --refittable, as model.json says"),
+    ],
+)
+def test_onnx_command_errors_are_one_line(engine, monkeypatch, capsys, model, options, message):
+    pytest.importorskip("onnx")
+    from onnx_path import refit as onnx_refit
+
+    METADATA.save(engine.with_suffix(".json"))
+    (engine.parent / "model.onnx").write_bytes(b"")
+    monkeypatch.chdir(engine.parent)
+    assert onnx_refit.main(["model.engine", model, "--out", "new.engine", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_engine_refitted_from_onnx_is_the_one_built(name, precision, tmp_path, capsys):
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    from onnx_path import export as onnx_export
+    from onnx_path import refit as onnx_refit
+
+    height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
+    options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    for folder, weights in (("a", save_weights(tmp_path)), ("b", other_weights(tmp_path, name))):
+        given = arguments(weights, tmp_path / folder, name, **options)
+        assert onnx_export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
+    new = tmp_path / "new.engine"
+    given = [str(tmp_path / path) for path in ("a/model.engine", "b/model.onnx")]
+    assert onnx_refit.main([*given, "--out", str(new)]) == 0, capsys.readouterr().err
+    check_refitted(tmp_path / "a/model.engine", new, tmp_path / "b/model.engine", name, precision)
+
+
+@pytest.fixture
+def torch_tensorrt():
+    try:
+        trt_plugin.load()
+    except trt_plugin.EngineError as error:
+        pytest.skip(str(error))
+    return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
+
+
+def other_weights(folder: Path, name: str) -> dict[str, Path]:
+    """`save_weights` in which every parameter of one model differs."""
+    paths = save_weights(folder)
+    random = torch.Generator().manual_seed(0)
+    tensors = {
+        key: tensor * (1 + 0.05 * torch.rand(tensor.shape, generator=random))
+        if tensor.is_floating_point()
+        else tensor
+        for key, tensor in load_file(paths[name]).items()
+    }
+    paths[name] = folder / "b.safetensors"
+    save_file(tensors, paths[name])
+    return paths
+
+
+def check_refitted(before: Path, refitted: Path, built: Path, name: str, precision: str) -> None:
+    """A refitted engine finds what the one built with its weights finds, and not what it found before."""
+    old, got, expected = (detect(path, name)["scores"] for path in (before, refitted, built))
+    tolerance = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}[precision]
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    assert np.abs(got - old).max() > 3 * np.abs(got - expected).max()
+
+
+def detect(engine: Path, name: str) -> dict[str, np.ndarray]:
+    tensors = load_file(GOLDEN / f"{name}.safetensors")
+    images, shapes = tensors["in/images"].numpy(), tensors["in/image_shapes_hw"].numpy().astype(np.int64)
+    with trt_plugin.EngineRunner(engine) as runner:
+        return {
+            name: np.array(array)
+            for name, array in runner({"images": images, "image_shapes": shapes}).items()
+        }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", ["static", "dynamic"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes, tmp_path, capsys):
+    """Weights A, refitted with B, against weights B: every parameter differs, frozen statistics included."""
+    first, second = save_weights(tmp_path), other_weights(tmp_path, name)
+    height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
+    options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    if sizes == "dynamic":
+        options = {"dynamic-size": f"64-{height}x{width}-256", "batch": "1-4", "precision": precision}
+    for weights, folder in ((first, "a"), (second, "b")):
+        given = arguments(weights, tmp_path / folder, name, **options)
+        if sizes == "dynamic":
+            given = without(given, "--height", "--width")
+        assert export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
+    engine, new = tmp_path / "a/model.engine", tmp_path / "new.engine"
+    config = str(GOLDEN / f"{name}.json")
+    status = refit.main([str(engine), str(second[name]), "--out", str(new), "--model", config])
+    assert status == 0, capsys.readouterr().err
+    assert trt_plugin.ArtifactMetadata.load(new.with_suffix(".json")).source_weights == str(second[name])
+    check_refitted(engine, new, tmp_path / "b/model.engine", name, precision)
+
+
+def without(given: list[str], *options: str) -> list[str]:
+    """A command line without some options and their values."""
+    for option in options:
+        index = given.index(option)
+        given = given[:index] + given[index + 2 :]
+    return given
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, tmp_path, capsys):
+    """At the usual size, many small, one large: the command compares them all."""
+    given = arguments(save_weights(tmp_path), tmp_path / "out", name, batch="1-8", precision=precision)
+    given = without(given, "--height", "--width")
+    assert export.main([*given, "--dynamic-size", "96-128x160-320"]) == 0, capsys.readouterr().err
+    output = capsys.readouterr().out
+    for file in ("engine", "model.ts", "model.ep"):
+        for size in ("1 x 128 x 160", "8 x 96 x 96", "1 x 320 x 320", "8 x 96 x 160"):
+            assert f"{file} {precision} against PyTorch {precision} at {size}: " in output
+
+
+@pytest.mark.gpu
+def test_fallback_is_told_and_asked_for(torch_tensorrt, tmp_path, capsys, monkeypatch):
+    """An operator without a converter: an error that names it, or a model.ts with PyTorch inside."""
+    from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
+
+    export.import_requirements()
+    monkeypatch.setattr(DYNAMO_CONVERTERS, "disallowed_targets", {torch.ops.aten.topk.default}, raising=False)
+    given = arguments(save_weights(tmp_path), tmp_path / "out", "codino_resnet_tiny")
+    assert export.main(given) == 1
+    assert "has no converter for aten.topk.default (in query_selection)" in capsys.readouterr().err
+    assert export.main([*given, "--allow-fallback"]) == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"model.ep", "model.ts", "model.json"}

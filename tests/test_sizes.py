@@ -1,0 +1,184 @@
+"""Sizes of an export's input: options, profiles, and how pictures are brought to a dynamic one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from codetr.command import UsageError
+from codetr.detect import Detector
+from codetr.exporting import make_parser, request_from
+from codetr.preprocess import Batch, Preprocessor
+from codetr.sizes import InputSizes, Range, batch_range, fixed, size_ranges
+from tests.test_runner import METADATA
+
+DYNAMIC = InputSizes(Range(1, 1, 8), *size_ranges("512-768x1152-1344"))
+
+
+def request_of(*options: str):
+    return request_from(make_parser("test", "").parse_args(["--model", "x", "--out", "y", *options]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4", (4, 4, 4)), ("1-8", (1, 1, 8)), ("1-4-8", (1, 4, 8)), ("2-2", (2, 2, 2))],
+)
+def test_batch(text, expected):
+    assert batch_range(text) == expected
+    assert batch_range(text).dynamic == (expected[0] < expected[2])
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-8", "8-1", "1-9-8", "x", "1-", "-1", "1-2-3-4", "1.5", "٣"])
+def test_wrong_batch(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+        batch_range(text)
+
+
+def test_size_ranges():
+    assert size_ranges("512-768x1152-1344") == ((512, 768, 1344), (512, 1152, 1344))
+    assert size_ranges("512x640-512x640-512x1280") == ((512, 512, 512), (640, 640, 1280))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("512", "expected MIN-OPT-MAX"),
+        ("512-768", "expected MIN-OPT-MAX"),
+        ("512-768x-1344", "expected MIN-OPT-MAX"),
+        ("512-770-1344", "expected multiples of 32, got 770"),
+        ("0-768-1344", "expected multiples of 32, got 0"),
+        ("768-512-1344", "expected MIN <= OPT <= MAX"),
+        ("512-768x1376-1344", "expected MIN <= OPT <= MAX"),
+    ],
+)
+def test_wrong_size_ranges(text, message):
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        size_ranges(text)
+
+
+def test_options():
+    assert request_of().sizes == InputSizes(fixed(1), fixed(768), fixed(1152))
+    assert request_of("--height", "512").sizes.width == fixed(1152)
+    assert request_of("--dynamic-size", "512-768x1152-1344", "--batch", "1-8").sizes == DYNAMIC
+    with pytest.raises(UsageError, match="--width and --dynamic-size: give one of them"):
+        request_of("--dynamic-size", "512-768-1344", "--width", "512")
+    with pytest.raises(UsageError, match="--dynamic-size: expected MIN-OPT-MAX, such as"):
+        request_of("--dynamic-size", "512")
+
+
+def test_profiles_of_dynamic_inputs_only():
+    assert InputSizes(fixed(2), fixed(64), fixed(96)).profiles() == {}
+    assert DYNAMIC.shapes() == {"images": [-1, 3, -1, -1], "image_shapes": [-1, 2]}
+    assert DYNAMIC.profiles() == {
+        "images": {"min": [1, 3, 512, 512], "opt": [1, 3, 768, 1152], "max": [8, 3, 1344, 1344]},
+        "image_shapes": {"min": [1, 2], "opt": [1, 2], "max": [8, 2]},
+    }
+    one = InputSizes(fixed(2), *size_ranges("512-768-1344"))
+    assert list(one.profiles()) == ["images"]
+    assert one.shapes()["image_shapes"] == [2, 2]
+
+
+@pytest.mark.parametrize("sizes", [DYNAMIC, InputSizes(fixed(2), fixed(64), fixed(96))], ids=str)
+def test_sizes_survive_metadata(sizes):
+    resize = {"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad"}
+    metadata = SimpleNamespace(resize=resize, batch=sizes.batch.opt, profiles=sizes.profiles())
+    assert InputSizes.of_artifact(metadata) == sizes
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        ([], "profiles: expected an object"),
+        ({"images": {"min": [1], "opt": [1], "max": [2]}}, "profiles: expected for every input"),
+        ({"other": {}}, "profiles: expected for every input"),
+    ],
+)
+def test_metadata_of_a_fixed_engine_has_no_profiles(profiles, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(METADATA, profiles=profiles)
+
+
+def dynamic_metadata(**changed):
+    shapes = DYNAMIC.shapes()
+    inputs = [{"name": name, "shape": shapes[name], "dtype": "float32"} for name in shapes]
+    resize = {"height": 768, "width": 1152, "mode": "fit_pad"}
+    profiles = DYNAMIC.profiles()
+    profiles["images"] |= changed
+    return dataclasses.replace(METADATA, inputs=inputs, resize=resize, batch=1, profiles=profiles)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"min": [9, 3, 512, 512]}, {"max": [8, 4, 1344, 1344]}, {"opt": [1, 3, 768]}, {"usual": []}],
+    ids=str,
+)
+def test_wrong_profiles(changed):
+    with pytest.raises(ValueError, match="profiles: expected for every input"):
+        dynamic_metadata(**changed)
+
+
+def test_dynamic_metadata_is_saved_and_read(tmp_path):
+    metadata = dynamic_metadata()
+    metadata.save(tmp_path / "model.json")
+    assert type(metadata).load(tmp_path / "model.json") == metadata
+
+
+@pytest.mark.parametrize(
+    ("photos", "expected"),
+    [
+        ([(480, 640)], (1024, 1344)),  # as large as fits, then up to a multiple of 32
+        ([(640, 480), (480, 640)], (1344, 1344)),
+        ([(300, 3000)], (512, 1344)),
+    ],
+)
+def test_pictures_of_a_dynamic_input(photos, expected):
+    preprocessor = Preprocessor.of_artifact(dynamic_metadata())
+    batch = preprocessor.batch([np.full((*hw, 3), 255, np.uint8) for hw in photos])
+    assert batch.images.shape == (len(photos), 3, *expected)
+    for image, (height, width) in zip(batch.images, batch.image_shapes):
+        assert max(height, width) == 1344
+        assert (image[:, :height, :width] > 0).all()
+        assert not image[:, height:].any() and not image[:, :, width:].any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"min_height": 64}, "min_height and min_width: give both or neither"),
+        ({"min_height": 512, "min_width": 64}, "height: expected a multiple of 32 from 512 on, got 256"),
+        ({"min_height": 64, "min_width": 64, "width": 250}, "width: expected a multiple of 32 from 64 on"),
+    ],
+)
+def test_wrong_preprocessor(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessor(**{"height": 256, "width": 256, "pad_divisor": 32} | sizes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "runs"),
+    [
+        (Range(1, 1, 4), 6, [4, 2]),
+        (Range(3, 3, 4), 5, [4, 3]),
+        (Range(2, 2, 4), 1, [2]),
+        (4, 6, [4, 4]),
+        (None, 6, [6]),
+    ],
+)
+def test_runs_of_a_backend_with_limits(batch, count, runs):
+    sizes = []
+
+    def backend(images, image_shapes):
+        sizes.append(len(images))
+        return image_shapes[:, None], image_shapes[:, :1], image_shapes[:, 1:]
+
+    backend.batch = batch
+    detector = object.__new__(Detector)
+    detector.backend = backend
+    shapes = np.arange(2 * count).reshape(count, 2)
+    boxes, _, _ = detector._run(Batch(np.zeros((count, 3, 4, 4)), shapes, shapes, shapes))
+    assert sizes == runs
+    assert np.array_equal(boxes[:, 0], shapes)
