@@ -27,14 +27,14 @@ test: $(VENV)/built
 build: $(VENV)/built
 
 # What the shared objects are made from; Python files need no rebuild.
-SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt kernels/include/msda/* kernels/src/* */csrc/*)
+SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt kernels/include/msda/* kernels/src/* */csrc/* */csrc/*/*)
 
 $(VENV)/built: $(VENV)/packages $(SOURCES)
-	@echo "building the operators and, where TensorRT is found, the plugin"
+	@echo "building the operators and, where TensorRT is found, the plugin and the C++ program"
 	@$(IN_VENV) $(UV) pip install --no-build-isolation --no-deps -v -e . \
 	  $(if $(CUDA_ARCHITECTURES),-C cmake.define.MSDA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") \
 	  >$(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
-	@grep -ohE '(msda|TensorRT plugin): .*' $(VENV)/build.log || true
+	@grep -ohE '(msda|TensorRT plugin|codetr_detect): .*' $(VENV)/build.log || true
 	@touch $@
 
 $(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready

@@ -126,7 +126,10 @@ def _parser() -> ArgumentParser:
         "--jobs", type=positive, default=1, help="files rewritten and built at the same time (default: 1)"
     )
     parser.add_argument(
-        "--work", type=to_path, metavar="DIR", help="keep files there (default: a temporary folder)"
+        "--work",
+        type=to_path,
+        metavar="DIR",
+        help="keep files there, and use rewritten ones of an earlier run again (default: a temporary folder)",
     )
     parser.add_argument(
         "--out",
@@ -182,10 +185,11 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
     }
     files = forms(subject, folder)
     report = folder / f"{subject.name}.surgery.json"
-    try:
-        row["check"] = rewrite(subject.path, files["rewritten"], report, seconds)
-    except RuntimeError as error:
-        return row | {"failure": str(error)}
+    if not (files["rewritten"].exists() and report.exists()):
+        try:
+            row["check"] = rewrite(subject.path, files["rewritten"], report, seconds)
+        except RuntimeError as error:
+            return row | {"failure": str(error)}
     surgery = json.loads(report.read_text(encoding="utf-8"))
     row |= {
         "replaced": len(surgery["replacements"]),

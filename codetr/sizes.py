@@ -86,7 +86,9 @@ def batch_range(text: str) -> Range:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?(?:-(\d+))?", text, re.ASCII)
     numbers = [int(number) for number in match.groups() if number is not None] if match else []
     if not numbers or numbers[0] < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, or a range such as 1-8, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number above 0, or a range such as 1-8, got {text!r}"
+        )
     if len(numbers) == 2:
         numbers.insert(1, numbers[0])
     return _ordered(text, numbers if len(numbers) == 3 else numbers * 3)

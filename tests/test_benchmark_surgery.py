@@ -87,6 +87,14 @@ def test_row_holds_surgery_and_both_engines(original, folder, no_gpu_needed):
     assert "2.00 times" in surgery.summary(row)
 
 
+def test_rewritten_file_is_used_again(original, folder, no_gpu_needed, monkeypatch):
+    first = measure(subject(original), folder)
+    monkeypatch.setattr(surgery, "rewrite", None)
+    again = measure(subject(original), folder)
+    assert (again["replaced"], again["nodes"]) == (first["replaced"], first["nodes"])
+    assert surgery.speedup(again) == 2.0
+
+
 def test_another_number_of_attentions_is_a_failure(original, folder, no_gpu_needed):
     row = measure(subject(original, attentions=4), folder, iterations=1)
     assert surgery.failures(row) == ["3 attentions replaced, expected 4"]

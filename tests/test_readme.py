@@ -34,11 +34,17 @@ COMMANDS = (
 )
 FOREIGN = {
     *("--no-build-isolation", "--onnx", "--stronglyTyped", "--dynamicPlugins", "--staticPlugins"),
-    *("--tool", "--error-exitcode", "--nproc-per-node"),
+    *("--tool", "--error-exitcode", "--nproc-per-node", "--build", "--target"),
     *("--loadEngine", "--exportLayerInfo", "--exportProfile", "--profilingVerbosity", "--separateProfileRun"),
     *("--show", "--trace", "--output", "--report", "--cuda-graph-trace"),
 }
-"""Options of pip, trtexec, compute-sanitizer, torchrun, polygraphy and nsys."""
+"""Options of pip, trtexec, compute-sanitizer, torchrun, cmake, polygraphy and nsys."""
+CPP_PROGRAMS = (
+    ROOT / "trt_plugin/csrc/detect/arguments.cpp",
+    ROOT / "trt_plugin/csrc/detect/main.cpp",
+    ROOT / "dynamo_path/csrc/detect_torch.cpp",
+)
+"""Where the options of codetr_detect and codetr_detect_torch stand."""
 
 
 def test_options(capsys: pytest.CaptureFixture) -> None:
@@ -46,6 +52,8 @@ def test_options(capsys: pytest.CaptureFixture) -> None:
         with pytest.raises(SystemExit):
             importlib.import_module(module).main([*arguments, "--help"])
     known = FOREIGN | set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    for source in CPP_PROGRAMS:
+        known |= set(re.findall(r'"(--[a-z][a-z-]+)"', source.read_text(encoding="utf-8")))
     named = set(re.findall(r"--[a-zA-Z][a-zA-Z-]+", README))
     assert len(named) > 10
     assert named <= known

@@ -1,0 +1,210 @@
+#include "metadata.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "errors.h"
+#include "files.h"
+
+namespace codetr {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kFormat = 1;
+
+// A field of the file, and how its errors are worded.
+class Field {
+ public:
+  Field(Json const& object, std::string name) : name_(std::move(name)) {
+    const auto found = object.find(name_);
+    if (found == object.end()) throw UsageError(concat("the field ", name_, " is missing"));
+    value_ = &*found;
+  }
+
+  Json const& value() const { return *value_; }
+
+  void require(bool fine, char const* expected) const {
+    if (!fine) throw UsageError(concat(name_, ": expected ", expected, ", got ", value_->dump()));
+  }
+
+  std::string text() const {
+    require(value_->is_string(), "a string");
+    return value_->get<std::string>();
+  }
+
+  bool truth() const {
+    require(value_->is_boolean(), "true or false");
+    return value_->get<bool>();
+  }
+
+  int size() const {
+    const bool fine = value_->is_number_integer() && *value_ > 0 && *value_ <= INT32_MAX;
+    require(fine, "a positive integer");
+    return value_->get<int>();
+  }
+
+  double number() const {
+    require(value_->is_number() && *value_ >= 0, "a number from 0 on");
+    return value_->get<double>();
+  }
+
+  std::vector<std::string> texts() const {
+    const auto is_text = [](Json const& item) { return item.is_string(); };
+    require(value_->is_array() && std::all_of(value_->begin(), value_->end(), is_text),
+            "a list of strings");
+    return value_->get<std::vector<std::string>>();
+  }
+
+  std::array<float, 3> colour(bool positive) const {
+    bool fine = value_->is_array() && value_->size() == 3;
+    for (size_t i = 0; fine && i < 3; ++i) {
+      Json const& number = (*value_)[i];
+      fine = number.is_number() && (!positive || number > 0);
+    }
+    require(fine, positive ? "three positive numbers (R, G, B)" : "three numbers (R, G, B)");
+    std::array<float, 3> result;
+    for (size_t i = 0; i < 3; ++i) result[i] = static_cast<float>((*value_)[i].get<double>());
+    return result;
+  }
+
+  std::vector<TensorDescription> tensors() const {
+    static constexpr char kExpected[] = R"(a list of {"name", "shape", "dtype"})";
+    require(value_->is_array() && !value_->empty(), kExpected);
+    std::vector<TensorDescription> result;
+    for (Json const& tensor : *value_) {
+      bool fine = tensor.is_object() && tensor.contains("name") && tensor["name"].is_string() &&
+                  tensor.contains("shape") && tensor["shape"].is_array();
+      for (size_t i = 0; fine && i < tensor["shape"].size(); ++i) {
+        fine = tensor["shape"][i].is_number_integer() && tensor["shape"][i] >= -1;
+      }
+      require(fine, kExpected);
+      result.push_back({tensor["name"], tensor["shape"].get<std::vector<int64_t>>()});
+    }
+    return result;
+  }
+
+ private:
+  std::string name_;
+  Json const* value_;
+};
+
+template <class Choice>
+Choice choose(Field const& field, std::map<std::string, Choice> const& choices,
+              char const* expected) {
+  const auto found = field.value().is_string() ? choices.find(field.text()) : choices.end();
+  field.require(found != choices.end(), expected);
+  return found->second;
+}
+
+Nms read_nms(Field const& field, bool in_graph) {
+  Json const& object = field.value();
+  field.require(object.is_object(), "an object");
+  field.require(!in_graph || (object.contains("method") && object.contains("iou_threshold")),
+                R"(an object with "method" and "iou_threshold")");
+  Nms nms;
+  if (object.contains("method")) {
+    nms.method = choose<NmsMethod>(
+        Field(object, "method"),
+        {{"soft", NmsMethod::kSoft}, {"hard", NmsMethod::kHard}, {"none", NmsMethod::kNone}},
+        "soft, hard or none");
+  }
+  if (object.contains("decay")) {
+    nms.decay = choose<Decay>(Field(object, "decay"),
+                              {{"linear", Decay::kLinear}, {"gaussian", Decay::kGaussian}},
+                              "linear or gaussian");
+  }
+  for (auto [name, target] : {std::pair{"iou_threshold", &nms.iou_threshold},
+                              {"sigma", &nms.sigma},
+                              {"min_score", &nms.min_score}}) {
+    if (object.contains(name)) *target = Field(object, name).number();
+  }
+  if (object.contains("max_per_img") && !object["max_per_img"].is_null()) {
+    nms.max_per_img = static_cast<size_t>(Field(object, "max_per_img").size());
+  }
+  return nms;
+}
+
+Metadata read(Json const& object) {
+  if (!object.is_object() || object.value("format", Json()) != kFormat) {
+    throw UsageError(concat(R"(expected an object with "format": )", kFormat));
+  }
+  Metadata result;
+  result.description =
+      concat(Field(object, "model").text(), ", TensorRT ", Field(object, "tensorrt_version").text(),
+             ", ", Field(object, "gpu").text(), ", ", Field(object, "precision").text());
+  result.inputs = Field(object, "inputs").tensors();
+  result.outputs = Field(object, "outputs").tensors();
+  result.class_names = Field(object, "class_names").texts();
+  result.normalisation = {Field(object, "mean").colour(false), Field(object, "std").colour(true)};
+  result.batch = Field(object, "batch").size();
+  const Field resize(object, "resize");
+  static constexpr char kResize[] = R"({"height": H, "width": W, "mode": "fit_pad"})";
+  resize.require(resize.value().is_object() && resize.value().value("mode", Json()) == "fit_pad",
+                 kResize);
+  result.height = Field(resize.value(), "height").size();
+  result.width = Field(resize.value(), "width").size();
+  if (object.contains("nms_in_graph")) result.nms_in_graph = Field(object, "nms_in_graph").truth();
+  result.nms = read_nms(Field(object, "nms"), result.nms_in_graph);
+  return result;
+}
+
+bool same_shape(std::vector<int64_t> const& first, std::vector<int64_t> const& second) {
+  return std::equal(first.begin(), first.end(), second.begin(), second.end(),
+                    [](int64_t a, int64_t b) { return a == b || a == -1 || b == -1; });
+}
+
+}  // namespace
+
+std::string format_shape(std::vector<int64_t> const& shape) {
+  std::string text;
+  for (int64_t size : shape) {
+    text += text.empty() ? "" : ", ";
+    text += size < 0 ? "?" : std::to_string(size);
+  }
+  return concat("[", text, "]");
+}
+
+Metadata Metadata::load(std::filesystem::path const& path) {
+  const auto content = read_file(path);
+  try {
+    return read(Json::parse(content.begin(), content.end()));
+  } catch (Json::exception const& error) {
+    throw UsageError(concat("the metadata ", path.string(), " cannot be read: ", error.what()));
+  } catch (UsageError const& error) {
+    throw UsageError(concat("the metadata ", path.string(), " is wrong: ", error.what()));
+  }
+}
+
+void Metadata::check_tensors(std::filesystem::path const& path,
+                             std::vector<TensorDescription> const& found_inputs,
+                             std::vector<TensorDescription> const& found_outputs) const {
+  const auto compare = [&](std::vector<TensorDescription> const& described,
+                           std::vector<TensorDescription> const& found) {
+    std::map<std::string, std::vector<int64_t>> said, there;
+    std::set<std::string> names;
+    for (auto const& tensor : described) said[tensor.name] = tensor.shape;
+    for (auto const& tensor : found) there[tensor.name] = tensor.shape;
+    for (auto const& tensors : {said, there}) {
+      for (auto const& tensor : tensors) names.insert(tensor.first);
+    }
+    const auto show = [](auto const& shapes, std::string const& name) {
+      return shapes.count(name) == 0 ? std::string("missing") : format_shape(shapes.at(name));
+    };
+    for (std::string const& name : names) {
+      const bool both = said.count(name) != 0 && there.count(name) != 0;
+      if (both && same_shape(said[name], there[name])) continue;
+      throw std::runtime_error(concat("the metadata ", path.string(),
+                                      " is that of another engine: ", name, " is ",
+                                      show(said, name), " in it and ", show(there, name),
+                                      " in the engine; it must be the file that was exported with "
+                                      "the engine"));
+    }
+  };
+  compare(inputs, found_inputs);
+  compare(outputs, found_outputs);
+}
+
+}  // namespace codetr

@@ -1,0 +1,274 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include "console.h"
+#include "draw.h"
+#include "errors.h"
+#include "files.h"
+#include "image.h"
+#include "pictures.h"
+#include "replay.h"
+#include "results.h"
+
+namespace codetr {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Milliseconds since the last call, or since it was made.
+class Clock {
+ public:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const std::chrono::duration<double, std::milli> passed = now - last_;
+    last_ = now;
+    return passed.count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+std::string one_line(std::string const& message) {
+  std::string line;
+  for (char letter : printable(message)) line += letter == '\n' || letter == '\r' ? ' ' : letter;
+  return line;
+}
+
+Nms choose_nms(Program const& program, Options const& options, Metadata const& metadata) {
+  Nms nms = metadata.nms;
+  if (metadata.nms_in_graph) {
+    for (auto const& [given, option] : {std::pair{options.nms.has_value(), "--nms"},
+                                        {options.nms_iou.has_value(), "--nms-iou"}}) {
+      if (given) {
+        throw UsageError(concat(option, ": is fixed in the file that ", program.model_option,
+                                " gives, leave it out"));
+      }
+    }
+    nms.method = NmsMethod::kNone;
+    nms.max_per_img.reset();
+  }
+  if (options.nms) {
+    nms.method = *options.nms == "soft"   ? NmsMethod::kSoft
+                 : *options.nms == "hard" ? NmsMethod::kHard
+                                          : NmsMethod::kNone;
+  }
+  if (options.nms_iou) nms.iou_threshold = *options.nms_iou;
+  return nms;
+}
+
+// Detects in one set of pictures after the other and keeps what was found.
+class Run {
+ public:
+  Run(Program const& program, Options const& options)
+      : program_(program),
+        options_(options),
+        metadata_(Metadata::load(options.metadata())),
+        nms_(choose_nms(program, options, metadata_)),
+        pictures_(find_pictures(options.pictures)) {
+    if (options.out) check_outputs(*options.out);
+    for (Picture const& picture : pictures_) {
+      try {
+        check_image(picture.path);
+        readable_.push_back(picture);
+      } catch (ImageError const& error) {
+        leave_out(error);
+      }
+    }
+    if (readable_.empty()) throw nothing("read");
+  }
+
+  int operator()(OpenNetwork const& open) {
+    const std::unique_ptr<Network> network =
+        options_.replay ? replay(*options_.replay) : open(options_, metadata_);
+    const auto batch = static_cast<size_t>(network->batch());
+    for (size_t start = 0; start < readable_.size(); start += batch) {
+      detect(*network, start, std::min(start + batch, readable_.size()));
+    }
+    if (found_.empty()) throw nothing("processed");
+    if (options_.benchmark > 0) {
+      for (Samples const& samples : network->time(*first_batch_, options_.benchmark)) {
+        benchmark_.push_back(summarise(samples.how, samples.milliseconds));
+      }
+    }
+    if (options_.dump) dump_.save(*options_.dump);
+    write_json(network->batch());
+    print_results(found_, metadata_.class_names);
+    print_times(times_);
+    print_benchmark(benchmark_, network->batch());
+    print_written();
+    std::cout.flush();
+    if (!std::cout) return 1;
+    if (failures_ == 0) return 0;
+    std::cerr << program_.name << ": error: " << failures_ << " of " << pictures_.size()
+              << " pictures could not be processed, see the warnings above" << std::endl;
+    return 1;
+  }
+
+ private:
+  UsageError nothing(char const* what) const {
+    return UsageError(concat("none of the ", pictures_.size(), " pictures could be ", what));
+  }
+
+  // A single picture that cannot be read ends the run, one of many does not.
+  void leave_out(ImageError const& error) {
+    if (pictures_.size() == 1) throw UsageError(error.what());
+    ++failures_;
+    std::cerr << program_.name << ": warning: " << one_line(error.what()) << "; left out"
+              << std::endl;
+  }
+
+  void check_outputs(fs::path const& out) const {
+    for (Picture const& output : pictures_) {
+      std::error_code none;
+      const fs::path target = fs::canonical(out / output.output_name, none);
+      for (Picture const& input : pictures_) {
+        if (none || target != fs::canonical(input.path)) continue;
+        throw UsageError(concat("--out ", out.string(), ": ", target.string(),
+                                " would replace an input, choose another folder"));
+      }
+    }
+  }
+
+  void detect(Network& network, size_t start, size_t end) {
+    Clock clock;
+    Times times{};
+    std::vector<Image> images;
+    std::vector<Picture const*> names;
+    for (size_t i = start; i < end; ++i) {
+      try {
+        images.push_back(load_image(readable_[i].path));
+        names.push_back(&readable_[i]);
+      } catch (ImageError const& error) {
+        leave_out(error);
+      }
+    }
+    if (images.empty()) return;
+    times.read = clock.lap();
+
+    Batch batch(network.batch(), metadata_.height, metadata_.width);
+    for (size_t i = 0; i < images.size(); ++i) {
+      batch.set(static_cast<int>(i), images[i], metadata_.normalisation);
+    }
+    batch.repeat_from(static_cast<int>(images.size()));
+    times.preprocess = clock.lap();
+
+    const Output output = network.run(batch);
+    times.inference = clock.lap();
+    if (options_.dump) dump_.add(batch, output, images.size());
+    clock.lap();
+
+    for (size_t i = 0; i < images.size(); ++i) {
+      found_.push_back({names[i]->name, images[i].height, images[i].width,
+                        detections(batch, output, i, images[i])});
+      static_cast<void>(
+          make_rows(found_.back().detections, metadata_.class_names));  // checks labels
+    }
+    times.postprocess = clock.lap();
+
+    for (size_t i = 0; options_.out && i < images.size(); ++i) {
+      Detections const& drawn = found_[found_.size() - images.size() + i].detections;
+      const fs::path path = *options_.out / names[i]->output_name;
+      save_jpeg(draw_detections(std::move(images[i]), drawn, metadata_.class_names), path);
+      drawn_.push_back(path);
+    }
+    times.draw = clock.lap();
+    const auto count = static_cast<double>(names.size());
+    for (double Times::* stage :
+         {&Times::read, &Times::preprocess, &Times::inference, &Times::postprocess, &Times::draw}) {
+      times.*stage /= count;
+    }
+    times_.push_back(times);
+    if (!first_batch_) first_batch_ = std::make_unique<Batch>(std::move(batch));
+  }
+
+  Detections detections(Batch const& batch, Output const& output, size_t index,
+                        Image const& image) const {
+    const size_t first = index * output.rows;
+    const Sizes sizes{image.height, image.width, batch.image_shapes[2 * index],
+                      batch.image_shapes[2 * index + 1]};
+    Detections rows = restore(output.boxes.data() + 4 * first, output.scores.data() + first,
+                              output.labels.data() + first, output.rows, sizes);
+    return select(apply_nms(rows, nms_), options_.threshold, options_.top);
+  }
+
+  std::optional<fs::path> document() const {
+    if (options_.json) return options_.json;
+    if (options_.out) return *options_.out / "detections.json";
+    return std::nullopt;
+  }
+
+  void write_json(int batch) const {
+    const auto path = document();
+    if (!path) return;
+    const Info info{program_.name,
+                    metadata_.description,
+                    options_.threshold,
+                    options_.nms,
+                    options_.nms_iou,
+                    options_.top,
+                    batch,
+                    benchmark_};
+    write_document(*path, found_, metadata_.class_names, info);
+  }
+
+  void print_written() const {
+    std::string text;
+    if (drawn_.size() == 1) text = drawn_[0].string();
+    if (drawn_.size() > 1) text = concat(drawn_.size(), " pictures");
+    for (auto const& path : {document(), options_.dump}) {
+      if (path) text += concat(text.empty() ? "" : " and ", path->string());
+    }
+    if (!text.empty()) std::cout << "wrote " << printable(text) << '\n';
+  }
+
+  Program const& program_;
+  Options const& options_;
+  Metadata metadata_;
+  Nms nms_;
+  std::vector<Picture> pictures_, readable_;
+  std::vector<Found> found_;
+  std::vector<Times> times_;
+  std::vector<Summary> benchmark_;
+  std::vector<fs::path> drawn_;
+  std::unique_ptr<Batch> first_batch_;
+  Dump dump_;
+  size_t failures_ = 0;
+};
+
+int run(Program const& program, std::vector<std::string> const& arguments, OpenNetwork const& open,
+        std::string const& versions) {
+  const Options options = parse_arguments(program, arguments);
+  if (options.help) {
+    std::cout << usage(program);
+    return 0;
+  }
+  if (options.version) {
+    std::cout << program.name << " " << CODETR_VERSION << ", " << versions << '\n';
+    return 0;
+  }
+  return Run(program, options)(open);
+}
+
+}  // namespace
+
+int run_program(Program const& program, int count, char** arguments, OpenNetwork const& open,
+                std::string const& versions) {
+  const auto complain = [&](char const* message) {
+    std::cerr << program.name << ": error: " << one_line(message) << std::endl;
+  };
+  try {
+    return run(program, {arguments + 1, arguments + count}, open, versions);
+  } catch (UsageError const& error) {
+    complain(error.what());
+    return 2;
+  } catch (std::exception const& error) {
+    complain(error.what());
+    return 1;
+  }
+}
+
+}  // namespace codetr
