@@ -42,7 +42,7 @@ def onnx(tiny) -> Path:
     path = tiny.data / "model.onnx"
     trace, write = torch.export.export, torch.onnx.export
     with pytest.MonkeyPatch.context() as patch:  # quicker; the thorough way is test_onnx_path's
-        patch.setattr(torch.export, "export", lambda model, inputs, strict: trace(model, inputs))
+        patch.setattr(torch.export, "export", lambda model, inputs, **_: trace(model, inputs))
         patch.setattr(torch.onnx, "export", functools.partial(write, optimize=False))
         export_onnx(model, (torch.zeros(1, 3, HEIGHT, WIDTH), torch.tensor([[HEIGHT, WIDTH]])), path)
     rows = (1, tiny.config.max_per_img)
