@@ -52,9 +52,10 @@ class SlicedWindows:
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
         """See `Windows`."""
         size, channels = self.size, windows.shape[-1]
-        down, across = -(-self.height // size), -(-self.width // size)
-        x = windows.reshape(-1, down, across, size, size, channels).transpose(2, 3)
-        x = x.reshape(-1, down * size, across * size, channels)
+        # Not in numbers of windows, rounded up: Torch's older ONNX exporter dies of some of those.
+        height, width = self.height + -self.height % size, self.width + -self.width % size
+        x = windows.reshape(-1, height // size, width // size, size, size, channels).transpose(2, 3)
+        x = x.reshape(-1, height, width, channels)
         if shifted:
             x = x.roll((size // 2, size // 2), dims=(1, 2))
         return x[:, : self.height, : self.width]
