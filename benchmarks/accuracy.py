@@ -26,7 +26,7 @@ import torch
 
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
-from benchmarks.detector import engine_argument, tensor_float_32
+from benchmarks.detector import engine_argument
 from codetr.coco import CocoDataset, DatasetError, load_coco
 from codetr.command import (
     ArgumentParser,
@@ -50,6 +50,7 @@ from codetr.export_checks import INPUT_NAMES
 from codetr.network import fraction
 from codetr.onnx_backend import OnnxRuntimeBackend
 from codetr.preprocess import Batch, Preprocessor
+from codetr.torch_backend import allow_tf32
 from codetr.weights import DEMO
 from trt_plugin import ArtifactMetadata, EngineError, EngineRunner
 
@@ -337,7 +338,7 @@ def torch_timer(backend: TorchBackend) -> Timer:
 
     def timer(batch: Batch, iterations: int) -> timing.Timing:
         images, shapes = torch.from_numpy(batch.images).cuda(), torch.from_numpy(batch.image_shapes).cuda()
-        with torch.no_grad(), tensor_float_32(backend.precision == "tf32"):
+        with torch.no_grad(), allow_tf32(torch, backend.precision == "tf32"):
             call = functools.partial(backend.model, images, shapes)
             return timing.time_graph([call], 0, iterations, WARMUP, SECONDS)
 

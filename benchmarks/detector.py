@@ -11,12 +11,11 @@ must have been built from the same ones.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ from codetr.compare import Comparison, compare_detections
 from codetr.export_checks import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
+from codetr.torch_backend import allow_tf32
 
 if TYPE_CHECKING:
     import codetr
@@ -159,7 +159,7 @@ def measure_torch(
 ) -> tuple[list[dict], Detections]:
     """Times one variant of PyTorch, as a CUDA graph and eagerly; the model on the CPU stays as it is."""
     precision, tf32 = TORCH_VARIANTS[variant]
-    with torch.no_grad(), tensor_float_32(tf32):
+    with torch.no_grad(), allow_tf32(torch, tf32):
         on_gpu = copy.deepcopy(model).set_precision(precision).to("cuda")
         images = torch.from_numpy(batch.images).cuda()
         image_shapes = torch.from_numpy(batch.image_shapes).cuda()
@@ -177,17 +177,6 @@ def measure_torch(
         for kind, timed in (("CUDA graph", graph), ("eager", eager))
     ]
     return rows, found
-
-
-@contextlib.contextmanager
-def tensor_float_32(allowed: bool) -> Iterator[None]:
-    """Switches TF32 in matrix products and convolutions, and back afterwards."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def measure_engine(

@@ -15,6 +15,7 @@ from codetr.compare import FP32_LEAST_SHARE, SIXTEEN_BIT_LEAST_SHARE, Comparison
 from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
 from codetr.sizes import InputSizes
+from codetr.torch_backend import allow_tf32
 
 if TYPE_CHECKING:
     import torch
@@ -105,16 +106,10 @@ def make_checks(
 def _detect(model: CoDino, batch: Batch, device: torch.device, tf32: bool) -> Detections:
     import torch
 
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    try:
-        with torch.inference_mode():
-            images, image_shapes = (torch.from_numpy(array) for array in (batch.images, batch.image_shapes))
-            outputs = model(images.to(device), image_shapes.to(device))
-            boxes, scores, labels = (output.cpu().numpy() for output in outputs)
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+    with torch.inference_mode(), allow_tf32(torch, tf32):
+        images, image_shapes = (torch.from_numpy(array) for array in (batch.images, batch.image_shapes))
+        outputs = model(images.to(device), image_shapes.to(device))
+        boxes, scores, labels = (output.cpu().numpy() for output in outputs)
     return boxes, scores, labels
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -117,3 +118,19 @@ def _ordered(text: str, numbers: list[int]) -> Range:
     if numbers != sorted(numbers):
         raise argparse.ArgumentTypeError(f"expected MIN <= OPT <= MAX, got {text!r}")
     return Range(*numbers)
+
+
+def reshape_target(sizes: Sequence[int | None], stays: Sequence[bool]) -> tuple[int, ...] | None:
+    """The constant shape that makes a reshape give a shape of symbols: 0 copies a size, -1 is what is left.
+
+    Args:
+        sizes: of the result, None for a symbol.
+        stays: whether the size is that of the same dimension before.
+
+    Returns:
+        None if a constant cannot say it: two sizes or more would be left over, or one is 0 itself.
+    """
+    target = tuple(
+        size if size is not None else 0 if same else -1 for size, same in zip(sizes, stays, strict=True)
+    )
+    return target if target.count(-1) <= 1 and 0 not in sizes else None

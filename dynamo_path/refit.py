@@ -23,7 +23,6 @@ from codetr.command import (
     ArgumentParser,
     UsageError,
     check_file,
-    check_writable,
     one_line,
     run_command,
     to_path,
@@ -39,6 +38,7 @@ from codetr.exporting import (
     stage,
 )
 from codetr.files import atomic_write
+from codetr.refitting import check_new_engine, require_refittable
 from codetr.sizes import InputSizes
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ def _check(arguments: argparse.Namespace) -> ArtifactMetadata:
     from trt_plugin import ArtifactMetadata, EngineError
 
     check_file("ENGINE", arguments.engine)
-    check_writable("--out", arguments.out)
-    if arguments.out.suffix == ".json":
-        raise UsageError(f"--out {arguments.out}: expected the name of an engine; its metadata ends in .json")
+    check_new_engine(arguments.out)
     if arguments.photo is not None:
         check_file("--photo", arguments.photo)
     path = arguments.engine.with_suffix(".json")
@@ -108,11 +106,7 @@ def _check(arguments: argparse.Namespace) -> ArtifactMetadata:
         metadata = ArtifactMetadata.load(path)
     except EngineError as error:
         raise UsageError(f"ENGINE {arguments.engine}: {one_line(error)}") from error
-    if not metadata.refittable:
-        raise UsageError(
-            f"ENGINE {arguments.engine}: was built without --refittable, as {path.name} says: its weights "
-            "cannot be exchanged"
-        )
+    require_refittable(arguments.engine, metadata)
     return metadata
 
 
@@ -150,16 +144,15 @@ def refit(engine_path: Path, network: Any) -> bytes:
         RuntimeError: the engine has a weight that the network has not, or TensorRT refuses one.
         trt_plugin.EngineError: the file cannot be loaded.
     """
-    from trt_plugin.engine import load_engine
     from trt_plugin.errors import import_tensorrt
-    from trt_plugin.log import collect_errors, describe, tensorrt_logger
+    from trt_plugin.log import describe
+    from trt_plugin.refitting import refit_engine
 
     trt = import_tensorrt()
-    _runtime, engine = load_engine(engine_path)  # the first must outlive the second
-    with collect_errors() as messages:
-        refitter = trt.Refitter(engine, tensorrt_logger())
+
+    def give(refitter: Any, messages: list[str]) -> object:
         wanted = [(name, role.name) for name, role in zip(*refitter.get_all(), strict=True)]
-        matched = match_weights(wanted, weights_of(network))  # TensorRT reads them when it refits
+        matched = match_weights(wanted, weights_of(network))
         for (name, role), values in matched.items():
             if not refitter.set_weights(name, getattr(trt.WeightsRole, role), values):
                 raise RuntimeError(
@@ -168,12 +161,9 @@ def refit(engine_path: Path, network: Any) -> bytes:
         missing = list(zip(*refitter.get_missing(), strict=True))
         if missing:
             raise RuntimeError(f"{engine_path}: {_some([name for name, _ in missing])} would stay as it is")
-        if not refitter.refit_cuda_engine():
-            raise RuntimeError(f"{engine_path}: TensorRT cannot refit it: {describe(messages)}")
-        serialised = engine.serialize()
-    if serialised is None:
-        raise RuntimeError(f"{engine_path}: TensorRT cannot serialise the new engine: {describe(messages)}")
-    return bytes(serialised)
+        return matched
+
+    return refit_engine(engine_path, give)
 
 
 def weights_of(network: Any) -> dict[tuple[str, str], Any]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from codetr import sizes
+
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 
 
@@ -39,20 +41,13 @@ def simplify_reshapes(module: torch.fx.GraphModule) -> int:
 def reshape_target(
     before: Sequence[int | torch.SymInt], after: Sequence[int | torch.SymInt]
 ) -> list[int] | None:
-    """The shape that makes a reshape from `before` give `after`: 0 copies a size, -1 is what is left over.
-
-    Returns:
-        None if two sizes or more would be left over.
-    """
-    target = []
-    for axis, size in enumerate(after):
-        if isinstance(size, int):
-            target.append(size)
-        elif axis < len(before) and _expression(before[axis]) == _expression(size):
-            target.append(0)
-        else:
-            target.append(-1)
-    return target if target.count(-1) <= 1 and 0 not in (s for s in after if isinstance(s, int)) else None
+    """The shape that makes a reshape from `before` give `after`, see `codetr.sizes.reshape_target`."""
+    stays = [
+        axis < len(before) and _expression(before[axis]) == _expression(size)
+        for axis, size in enumerate(after)
+    ]
+    target = sizes.reshape_target([size if isinstance(size, int) else None for size in after], stays)
+    return None if target is None else list(target)
 
 
 def _expression(size: int | torch.SymInt) -> object:

@@ -11,6 +11,7 @@ import torch
 
 from codetr.export_checks import INPUT_NAMES, Runner
 from codetr.files import atomic_write
+from codetr.torch_backend import allow_tf32
 
 if TYPE_CHECKING:
     from codetr.exporting import Request
@@ -51,14 +52,8 @@ def program_runner(path: Path, request: Request) -> Runner:
 
 def _runner(module: Callable, request: Request) -> Runner:
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32
-        matmul.allow_tf32 = cudnn.allow_tf32 = request.precision == "tf32"
-        try:
-            with torch.inference_mode():
-                outputs = module(*(torch.from_numpy(inputs[name]).cuda() for name in INPUT_NAMES))
-        finally:
-            matmul.allow_tf32, cudnn.allow_tf32 = before
+        with torch.inference_mode(), allow_tf32(torch, request.precision == "tf32"):
+            outputs = module(*(torch.from_numpy(inputs[name]).cuda() for name in INPUT_NAMES))
         return {
             name: output.cpu().numpy() for name, output in zip(request.output_names, outputs, strict=True)
         }

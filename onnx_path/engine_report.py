@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_plugin.inspection import layers as inspected
 from trt_plugin.inspection.engine import TensorReport
 from trt_plugin.inspection.text import format_bytes
 
-__all__ = ["EngineReport", "TensorReport", "format_bytes", "read_engine", "read_layers", "read_precision"]
+__all__ = ["EngineReport", "TensorReport", "format_bytes", "read_engine"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class EngineReport:
         plugin_layers: names of those that are plugins.
         inputs, outputs: in the engine's order.
         tensorrt_version, gpu: that loaded it.
-        precision: see `read_precision`.
+        precision: of `trt_plugin.inspection.layers.LayerList`.
     """
 
     engine_bytes: int
@@ -72,25 +71,3 @@ def read_engine(path: Path) -> EngineReport:
         gpu=summary.gpu,
         precision=layers.precision if layers else None,
     )
-
-
-def read_layers(information: str) -> tuple[int, list[str]]:
-    """Reads what TensorRT's inspector says of an engine as JSON.
-
-    Returns:
-        The number of layers, and the names of those that are plugins.
-    """
-    found = inspected.parse(information)
-    return len(found.layers), [layer.name for layer in found.plugins]
-
-
-def read_precision(information: str) -> str | None:
-    """Reads the narrowest floating-point type of layers' tensors and weights from what the inspector says.
-
-    Args:
-        information: as `read_layers`'s; only engines of detailed profiling verbosity say types.
-
-    Returns:
-        "bf16", "fp16", "fp32" (TF32 too, which is no type of a tensor), or None if it says none of them.
-    """
-    return inspected.parse(information).precision

@@ -14,19 +14,19 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codetr.command import (
     ArgumentParser,
     UsageError,
     check_file,
-    check_writable,
     one_line,
     run_command,
     to_path,
 )
 from codetr.exporting import stage
 from codetr.files import atomic_write
+from codetr.refitting import check_new_engine, require_refittable
 from onnx_path.builder import without_function_bodies
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def _check(arguments: argparse.Namespace) -> ArtifactMetadata | None:
 
     check_file("ENGINE", arguments.engine)
     check_file("MODEL.onnx", arguments.model)
-    check_writable("--out", arguments.out)
-    if arguments.out.suffix == ".json":
-        raise UsageError(f"--out {arguments.out}: expected the name of an engine; its metadata ends in .json")
+    check_new_engine(arguments.out)
     beside = [path.with_suffix(".json") for path in (arguments.engine, arguments.model)]
     if not beside[0].is_file():
         return None
@@ -86,11 +84,7 @@ def _check(arguments: argparse.Namespace) -> ArtifactMetadata | None:
         weights = ArtifactMetadata.load(beside[1]).source_weights if beside[1].is_file() else ""
     except EngineError as error:
         raise UsageError(one_line(error)) from error
-    if not metadata.refittable:
-        raise UsageError(
-            f"ENGINE {arguments.engine}: was built without --refittable, as {beside[0].name} says: its "
-            "weights cannot be exchanged"
-        )
+    require_refittable(arguments.engine, metadata)
     return dataclasses.replace(metadata, source_weights=weights or str(arguments.model))
 
 
@@ -108,15 +102,14 @@ def refit(engine_path: Path, onnx_path: Path) -> bytes:
         RuntimeError: a weight is missing in the file or has another size, or TensorRT cannot refit.
         trt_plugin.EngineError: the engine cannot be loaded.
     """
-    from trt_plugin.engine import load_engine
     from trt_plugin.errors import import_tensorrt
-    from trt_plugin.log import collect_errors, describe, tensorrt_logger
+    from trt_plugin.log import describe, tensorrt_logger
+    from trt_plugin.refitting import refit_engine
 
     trt = import_tensorrt()
-    _runtime, engine = load_engine(engine_path)  # the first must outlive the second
-    with collect_errors() as messages, without_function_bodies(onnx_path) as parsed:
-        refitter = trt.Refitter(engine, tensorrt_logger())
-        reader = trt.OnnxParserRefitter(refitter, tensorrt_logger())  # holds what the refitter reads
+
+    def give(refitter: Any, messages: list[str]) -> object:
+        reader = trt.OnnxParserRefitter(refitter, tensorrt_logger())
         if not reader.refit_from_file(str(parsed)):
             errors = [reader.get_error(index).desc() for index in range(reader.num_errors)]
             reason = "; ".join(errors) or describe(messages)
@@ -126,12 +119,10 @@ def refit(engine_path: Path, onnx_path: Path) -> bytes:
             raise RuntimeError(
                 f"{onnx_path.name}: {len(missing)} weights of {engine_path} are not in it: {missing[0]}, …"
             )
-        if not refitter.refit_cuda_engine():
-            raise RuntimeError(f"{engine_path}: TensorRT cannot refit it: {describe(messages)}")
-        serialised = engine.serialize()
-    if serialised is None:
-        raise RuntimeError(f"{engine_path}: TensorRT cannot serialise the new engine: {describe(messages)}")
-    return bytes(serialised)
+        return reader
+
+    with without_function_bodies(onnx_path) as parsed:
+        return refit_engine(engine_path, give)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from codetr import sizes
+
 
 def simplify(model: ir.Model) -> None:
     """Gives reshapes constant shapes where that is possible, and computes nothing twice; in place.
@@ -38,22 +40,15 @@ def simplify(model: ir.Model) -> None:
 
 
 def reshape_target(before: ir.Shape | None, after: ir.Shape | None) -> tuple[int, ...] | None:
-    """The shape that makes a Reshape from `before` give `after`: 0 copies a size, -1 is what is left over.
-
-    Returns:
-        None if a constant cannot say it: two sizes or more would be left over, or a shape is unknown.
-    """
-    if before is None or after is None or 0 in after:
+    """The shape that makes a Reshape from `before` give `after`, see `codetr.sizes.reshape_target`; None also
+    where a shape is unknown."""
+    if before is None or after is None:
         return None
-    target = []
-    for axis, size in enumerate(after):
-        if isinstance(size, int):
-            target.append(size)
-        elif axis < len(before) and size.value is not None and before[axis] == size:
-            target.append(0)
-        else:
-            target.append(-1)
-    return tuple(target) if target.count(-1) <= 1 else None
+    stays = [
+        axis < len(before) and not isinstance(size, int) and size.value is not None and before[axis] == size
+        for axis, size in enumerate(after)
+    ]
+    return sizes.reshape_target([size if isinstance(size, int) else None for size in after], stays)
 
 
 def _constant(value: ir.Value | None) -> bool:

@@ -17,8 +17,8 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 from onnx_path import build, engine_report  # noqa: E402
 from onnx_path.builder import Settings  # noqa: E402
 from onnx_path.command_lines import polygraphy_line, trtexec_line  # noqa: E402
-from onnx_path.engine_report import read_layers  # noqa: E402
 from onnx_path.profiles import Profile  # noqa: E402
+from trt_plugin.inspection.layers import parse  # noqa: E402
 
 pytest_plugins = ("tests.onnx_builds",)
 
@@ -132,6 +132,10 @@ def test_trtexec_line():
 
 
 def test_layers_of_an_engine_are_counted():
+    def read_layers(information: str) -> tuple[int, list[str]]:
+        found = parse(information)
+        return len(found.layers), [layer.name for layer in found.plugins]
+
     layers = [{"Name": "a", "LayerType": "gemm"}, {"Name": "b", "LayerType": "PluginV3"}]
     assert read_layers(json.dumps({"Layers": layers, "Bindings": ["x"]})) == (2, ["b"])
     assert read_layers(json.dumps({"Layers": ["only", "names"]})) == (2, [])

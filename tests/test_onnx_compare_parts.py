@@ -19,10 +19,11 @@ from onnx_path.comparison import reference  # noqa: E402
 from onnx_path.comparison.errors import TensorError, table, tensor_error  # noqa: E402
 from onnx_path.comparison.inputs import BadInput, choose_shapes, make_inputs, read_inputs  # noqa: E402
 from onnx_path.comparison.tensors import Tensors, names_of  # noqa: E402
-from onnx_path.engine_report import TensorReport, read_precision  # noqa: E402
+from onnx_path.engine_report import TensorReport  # noqa: E402
 from onnx_path.surgery import bodies, runtime  # noqa: E402
 from tests.onnx_builds import attention_file  # noqa: E402
 from tests.onnx_comparisons import converted, network  # noqa: E402
+from trt_plugin.inspection.layers import parse  # noqa: E402
 
 
 def inputs_model(**types: tuple[int, list]) -> onnx.ModelProto:
@@ -217,13 +218,13 @@ def test_precision_is_the_narrowest_type_of_the_layers():
         tensors = ", ".join(f'{{"Name": "Half", "Format/Datatype": "{x}"}}' for x in types)
         return f'{{"Layers": [{{"Name": "FP16", "Outputs": [{tensors}]}}]}}'
 
-    assert read_precision(layers("Float", "Row major linear FP32")) == "fp32"
-    assert read_precision(layers("Float", "Channel major FP16 format where channel % 8 == 0")) == "fp16"
-    assert read_precision(layers("Half", "Float")) == "fp16"
-    assert read_precision(layers("Row major linear BFloat16 format")) == "bf16"
-    assert read_precision('{"Layers": [{"Weights": {"Type": "Half", "Count": 9}}]}') == "fp16"
-    assert read_precision(layers("Int64")) is None
-    assert read_precision('{"Layers": ["Half"]}') is None
+    assert parse(layers("Float", "Row major linear FP32")).precision == "fp32"
+    assert parse(layers("Float", "Channel major FP16 format where channel % 8 == 0")).precision == "fp16"
+    assert parse(layers("Half", "Float")).precision == "fp16"
+    assert parse(layers("Row major linear BFloat16 format")).precision == "bf16"
+    assert parse('{"Layers": [{"Weights": {"Type": "Half", "Count": 9}}]}').precision == "fp16"
+    assert parse(layers("Int64")).precision is None
+    assert parse('{"Layers": ["Half"]}').precision is None
 
 
 # onnxruntime.
