@@ -1,4 +1,4 @@
-"""What all tests share: the GPU marker and hypothesis profiles.
+"""What all tests share: the GPU marker, hypothesis profiles, and the same random numbers in every run.
 
 `pytest -m gpu` selects what needs an NVIDIA GPU; elsewhere these tests are skipped with the reason.
 HYPOTHESIS_PROFILE=thorough draws many more examples, and others every time.
@@ -32,3 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_runtest_setup() -> None:
+    """Before a test's fixtures: what it draws without a generator of its own depends on no other test."""
+    torch.manual_seed(0)

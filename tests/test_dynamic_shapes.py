@@ -41,7 +41,10 @@ def model(tmp_path_factory) -> codetr.CoDino:
     file.write_text(json.dumps(fields))
     config = codetr.load_config(file)
     model = codetr.CoDino(config).eval().requires_grad_(False)
-    model.load_state_dict(codetr.seeded_state_dict(model, 3), strict=False)
+    codetr.load_checkpoint(model, codetr.seeded_state_dict(model, 3))
+    # Which of two cells with nearly the same score is selected first is up to rounding, which the processor
+    # decides; with its own content for every query, all that the decoder says would follow from it.
+    model.decoder.query_embed.copy_(model.decoder.query_embed[:1].expand_as(model.decoder.query_embed))
     return model
 
 
@@ -71,8 +74,11 @@ def batch_of(count: int, height: int, width: int) -> tuple[torch.Tensor, torch.T
 @torch.no_grad()
 def test_program_of_dynamic_sizes(model, program, sizes):
     inputs = batch_of(*sizes)
-    for got, expected in zip(program.module()(*inputs), model(*inputs), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+    got, expected = (tuple(x.numpy() for x in run(*inputs)) for run in (program.module(), model))
+    for one, other in zip(got, expected, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    comparison = compare_detections(expected, got, box_tolerance_px=5e-3, score_tolerance=5e-5)
+    assert comparison.equal_share == 1.0, comparison
 
 
 def test_range_is_the_one_asked_for(program):
