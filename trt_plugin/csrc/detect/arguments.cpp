@@ -187,8 +187,8 @@ std::string usage(Program const& program) {
   text += line("--nms METHOD", "soft, hard or none; default: as the model was published");
   text += line("--nms-iou IOU", "overlap from which boxes of a class suppress each other");
   text += line("--batch N",
-               "pictures in one run of the network; default: what it was exported for, or 1");
-  text += line("", "if its sizes are dynamic");
+               "pictures that are padded to one size and run together; default: as many as");
+  text += line("", "the network takes, 1 if its batch or sizes are dynamic");
   text += line("--plugins FILE", "library with TensorRT plugins, may be repeated; default:");
   text += line("", "$MSDA_TRT_PLUGIN, or libmsda_trt_plugin.so beside this program");
   if (program.library_option != nullptr) {

@@ -154,8 +154,8 @@ bool in_order(std::vector<int64_t> const& shape, Profile const& profile) {
 std::map<std::string, Profile> read_profiles(Json const& object,
                                              std::vector<TensorDescription> const& inputs) {
   static constexpr char kExpected[] =
-      R"(for every input with a size of -1, and no other, {"min", "opt", "max"}, shapes in this )"
-      "order";
+      "for every input with a size of -1, and no other, "
+      R"({"min", "opt", "max"}, shapes in this order)";
   static const Json kNone{{"profiles", Json::object()}};
   const Field field(object.contains("profiles") ? object : kNone, "profiles");
   Json const& profiles = field.value();
@@ -293,7 +293,7 @@ void Metadata::check_profile(std::filesystem::path const& path, std::string cons
   throw std::runtime_error(
       concat("the metadata ", path.string(), " is that of another engine: the profile of ", input,
              " (smallest, usual, largest) is ", show(described->second), " in it and ", show(found),
-             " in the engine; it must be the file ", "that was exported with the engine"));
+             " in the engine; it must be the file that was exported with the engine"));
 }
 
 }  // namespace codetr
