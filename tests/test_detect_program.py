@@ -477,9 +477,9 @@ def test_engine_with_another_profile_is_refused(tmp_path):
     plugin = ["--plugins", trt_plugin.library_path()]
     done = run("--engine", tmp_path / "model.engine", *plugin, ROOT / "assets/coffee.jpg")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
+    assert done.stderr.splitlines()[-1] == (  # TensorRT may warn before
         f"codetr_detect: error: the metadata {path} is that of another engine: the profile of images "
         "(smallest, usual, largest) is [1, 3, 64, 64], [1, 3, 96, 96], [4, 3, 160, 160] in it and "
         "[1, 3, 64, 64], [1, 3, 96, 96], [4, 3, 128, 128] in the engine; it must be the file that was "
         "exported with the engine"
-    ]
+    )
