@@ -8,13 +8,15 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from codetr.detect import Detector
 from codetr.preprocess import Batch, Preprocessor
-from codetr.results import coco_document
+from codetr.results import Detections, coco_document
+from codetr.sizes import InputSizes, Range, fixed
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "trt_plugin"
@@ -33,17 +35,27 @@ def run(*arguments: object, program: str = "codetr_detect") -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+class Input(NamedTuple):
+    """What a network got for a picture."""
+
+    image: np.ndarray  # [3, H, W]
+    image_shape: np.ndarray  # [2]
+    batch: int  # N
+
+
 @dataclasses.dataclass
 class Network:
     """A network that gives the same outputs to the program and to Python's detector.
 
     Attributes:
-        height, width: of its input.
+        height, width: of its input; a range if they are dynamic.
         outputs: for each picture that it sees, in order.
+        batch: how many pictures it takes.
+        inputs: of each picture that Python's detector gave it, after `detect`.
     """
 
-    height: int
-    width: int
+    height: int | Range
+    width: int | Range
     outputs: Outputs
     class_names: Sequence[str] = ("cup", "spoon", "bowl")
     nms: Mapping[str, Any] | None = dataclasses.field(
@@ -52,45 +64,54 @@ class Network:
     mean: Sequence[float] = (123.675, 116.28, 103.53)
     std: Sequence[float] = (58.395, 57.12, 57.375)
 
+    batch: int | Range = 1
+    inputs: list[Input] = dataclasses.field(default_factory=list)
+
     # As codetr.detect.Backend.
-    batch = 1
     description = "net, TensorRT 10.6.0, none, fp32"
 
     @property
     def preprocessor(self) -> Preprocessor:
-        return Preprocessor(self.mean, self.std, height=self.height, width=self.width)
+        return Preprocessor.of_artifact(SimpleNamespace(**self.metadata()))
 
-    _next: int = 0
+    @property
+    def sizes(self) -> InputSizes:
+        return InputSizes(
+            *(fixed(x) if isinstance(x, int) else x for x in (self.batch, self.height, self.width))
+        )
 
     def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> Outputs:
-        row = slice(self._next, self._next + 1)
-        self._next += 1
-        return tuple(output[row] for output in self.outputs)
+        # What is beyond the pictures repeats the last.
+        rows = np.minimum(len(self.inputs) + np.arange(len(images)), len(self.outputs[0]) - 1)
+        self.inputs += (Input(*pair, len(images)) for pair in zip(images, image_shapes, strict=True))
+        return tuple(output[rows] for output in self.outputs)
 
     def metadata(self) -> dict[str, Any]:
         """Of an engine that has this network."""
         rows = self.outputs[1].shape[1]
+        shapes, count = self.sizes.shapes(), -1 if self.sizes.batch.dynamic else self.sizes.batch.opt
         return {
             "format": 1,
             "model": "net",
             "inputs": [
-                {"name": "images", "shape": [1, 3, self.height, self.width], "dtype": "float32"},
-                {"name": "image_shapes", "shape": [1, 2], "dtype": "int64"},
+                {"name": "images", "shape": shapes["images"], "dtype": "float32"},
+                {"name": "image_shapes", "shape": shapes["image_shapes"], "dtype": "int64"},
             ],
             "outputs": [
-                {"name": "boxes", "shape": [1, rows, 4], "dtype": "float32"},
-                {"name": "scores", "shape": [1, rows], "dtype": "float32"},
-                {"name": "labels", "shape": [1, rows], "dtype": "int64"},
+                {"name": "boxes", "shape": [count, rows, 4], "dtype": "float32"},
+                {"name": "scores", "shape": [count, rows], "dtype": "float32"},
+                {"name": "labels", "shape": [count, rows], "dtype": "int64"},
             ],
             "class_names": list(self.class_names),
             "mean": list(self.mean),
             "std": list(self.std),
-            "resize": {"height": self.height, "width": self.width, "mode": "fit_pad"},
+            "resize": {"height": self.sizes.height.opt, "width": self.sizes.width.opt, "mode": "fit_pad"},
+            "profiles": self.sizes.profiles(),
             "max_per_img": max(1, rows),
             "nms": dict(self.nms or {"method": "hard", "iou_threshold": 0.8}),
             "nms_in_graph": self.nms is None,
             "precision": "fp32",
-            "batch": 1,
+            "batch": self.sizes.batch.opt,
             "tensorrt_version": "10.6.0",
             "plugin_version": "1",
             "gpu": "none",
@@ -106,11 +127,26 @@ class Network:
             np.save(folder / f"{name}.npy", output)
         return ["--engine", folder / "net.engine", "--replay", folder]
 
+    def detect(
+        self, images: Sequence[np.ndarray], batch: int | None = None, **options: Any
+    ) -> list[Detections]:
+        """What Python's detector makes of the same outputs.
+
+        Args:
+            images: the pictures.
+            batch: how many are padded to one size; default: as the program's.
+        """
+        together = batch or (1 if self.sizes.dynamic else self.sizes.batch.opt)
+        detector, found = Detector(backend=self), []
+        self.inputs = []
+        for start in range(0, len(images), together):
+            found += detector.detect_batch(images[start : start + together], **options)
+            del self.inputs[len(found) :]  # those that fill up the last run
+        return found
+
     def expected(self, names: Sequence[str], images: Sequence[np.ndarray], **options: Any) -> dict[str, Any]:
         """The document that Python's detector makes of the same outputs, without its "info"."""
-        self._next = 0
-        detector = Detector(backend=self)
-        found = detector.detect(list(images), **options)
+        found = self.detect(list(images), **options)
         document = coco_document(list(zip(names, found, strict=True)), self.class_names)
         return {name: value for name, value in json.loads(json.dumps(document)).items() if name != "info"}
 

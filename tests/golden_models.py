@@ -41,3 +41,11 @@ def arguments(
     given = {"model": GOLDEN / f"{name}.json", "weights": weights[name], "out": folder}
     given |= {"height": 128, "width": 96}
     return [text for key, value in (given | options).items() for text in (f"--{key}", str(value))]
+
+
+def without(given: list[str], *options: str) -> list[str]:
+    """A command line without some options and their values."""
+    for option in options:
+        index = given.index(option)
+        given = given[:index] + given[index + 2 :]
+    return given

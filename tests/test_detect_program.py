@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -20,8 +21,9 @@ from codetr.detect import Detector
 from codetr.draw import color_of, draw_detections
 from codetr.preprocess import load_image
 from codetr.results import Detections
+from codetr.sizes import Range
 from tests.detect_program import ROOT, Network, find_program, no_outputs, read_document, run
-from tests.golden_models import arguments, save_weights
+from tests.golden_models import arguments, save_weights, without
 
 pytestmark = pytest.mark.skipif(
     find_program() is None,
@@ -67,6 +69,85 @@ def test_photos_equal_python(tmp_path):
     expected = Network(384, 512, no_outputs(len(files))).input(images)
     np.testing.assert_array_equal(image_shapes, expected.image_shapes)
     np.testing.assert_array_equal(found, expected.images)
+
+
+ranges = st.lists(st.integers(1, 4), min_size=3, max_size=3).map(
+    lambda sides: Range(*(32 * side for side in sorted(sides)))
+)
+batches = st.integers(1, 3) | st.lists(st.integers(1, 4), min_size=3, max_size=3).map(
+    lambda counts: Range(*sorted(counts))
+)
+odd_sizes = (
+    sizes
+    | st.tuples(st.integers(1, 3), st.integers(100, 3000))  # very wide
+    | st.tuples(st.integers(100, 3000), st.integers(1, 3))
+    | st.tuples(st.integers(1, 3), st.integers(1, 3))
+    | st.tuples(st.integers(100, 300), st.integers(100, 300))  # larger than the largest input
+)
+
+
+def check_dump(folder: Path, network: Network) -> None:
+    """What the program dumped is what Python's detector gave to the network: pixels, sizes, N."""
+    images, image_shapes, input_shapes = (
+        np.load(folder / f"{name}.npy") for name in ("images", "image_shapes", "input_shapes")
+    )
+    expected = [[one.batch, *one.image.shape[1:]] for one in network.inputs]
+    np.testing.assert_array_equal(input_shapes, expected)
+    np.testing.assert_array_equal(image_shapes, [one.image_shape for one in network.inputs])
+    assert images.shape == (len(expected), 3, *input_shapes[:, 1:].max(axis=0))
+    for image, one in zip(images, network.inputs, strict=True):
+        _, height, width = one.image.shape
+        np.testing.assert_array_equal(image[:, :height, :width], one.image)
+        assert not image[:, height:].any() and not image[:, :, width:].any()
+
+
+@given(
+    st.tuples(batches, ranges, ranges),
+    st.lists(odd_sizes, min_size=1, max_size=7),
+    st.none() | st.integers(1, 6),
+    st.integers(0, 2**32 - 1),
+)
+@example((Range(2, 2, 3), Range(32, 32, 96), Range(64, 64, 64)), [(40, 40)] * 5, 5, 0)
+@example((2, Range(32, 64, 96), Range(32, 64, 128)), [(1, 3000), (3000, 1), (1, 1)], None, 0)
+@example((Range(1, 1, 4), 96, 100), [(30, 40)] * 3, None, 0)
+def test_dynamic_sizes_equal_python(shape, pictures, together, seed):
+    """Input bit for bit and the whole document, whatever is padded to one size and run together."""
+    rng = np.random.default_rng(seed)
+    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in pictures]
+    outputs = [crowd(12, rng) for _ in images]
+    batch, height, width = shape
+    network = Network(height, width, tuple(map(np.stack, zip(*outputs, strict=True))), batch=batch)
+    options = [] if together is None else ["--batch", together]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = [folder / f"{index}.png" for index in range(len(images))]
+        for file, image in zip(files, images, strict=True):
+            cv2.imwrite(str(file), image[..., ::-1])
+        written = ["--dump", folder / "dump", "--json", folder / "out.json"]
+        done = run(*network.save(folder / "net"), *written, *options, *files)
+        assert done.returncode == 0, done.stderr
+        document, _ = read_document(folder / "out.json")
+        assert document == network.expected([file.name for file in files], images, batch=together)
+        check_dump(folder / "dump", network)
+
+
+def test_photos_of_a_large_range_equal_python(tmp_path):
+    """README's range: photos, a strip, a pole, one pixel, and one larger than the largest input."""
+    rng = np.random.default_rng(0)
+    files = [ROOT / "assets/coffee.jpg"]
+    for size in [(20, 2000), (500, 900), (2500, 30), (1, 1), (1500, 1400)]:
+        files.append(tmp_path / f"{len(files)}.png")
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(files[-1])
+    files += sorted(ROOT.glob("tests/scenes/val/*.jpg"))[:1]
+    height, width = Range(512, 768, 1344), Range(512, 1152, 1344)
+    network = Network(height, width, no_outputs(len(files)), batch=Range(1, 1, 8))
+    images = [load_image(file) for file in files]
+    for options, batch in ([], None), (["--batch", "3"], 3):
+        done = run(*network.save(tmp_path / "net"), "--dump", tmp_path / "dump", *options, *files)
+        assert done.returncode == 0, done.stderr
+        network.detect(images, batch)
+        assert len({one.image.shape for one in network.inputs}) > 1
+        check_dump(tmp_path / "dump", network)
 
 
 SIDE = 48
@@ -305,6 +386,17 @@ def test_drawing_on_a_tiny_picture(tmp_path):
         assert drawn.size == (5, 4)
 
 
+def check_detections(document: dict, expected: list[Detections]) -> None:
+    """The document has what Python's detector found with the same engine."""
+    assert len(document["annotations"]) > 5 * len(expected)
+    for image, found in zip(document["images"], expected, strict=True):
+        rows = [row for row in document["annotations"] if row["image_id"] == image["id"]]
+        assert [row["category_id"] for row in rows] == [row["category_id"] for row in found.as_dicts()]
+        boxes = np.array([row["bbox"] for row in rows])
+        np.testing.assert_allclose(boxes, [row["bbox"] for row in found.as_dicts()], atol=0.1)
+        np.testing.assert_allclose([row["score"] for row in rows], found.scores, atol=1e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("nms", ["none", "hard"])
 def test_engine_detects_as_in_python(tmp_path, nms):
@@ -331,10 +423,63 @@ def test_engine_detects_as_in_python(tmp_path, nms):
         ways = [summary["how"] for summary in info["benchmark"]["runs"]]
         assert ways == (["no CUDA graph"] if flags else ["CUDA graph", "no CUDA graph"])
         assert all(0 < summary["p05_ms"] <= summary["p95_ms"] for summary in info["benchmark"]["runs"])
-        for image, found in zip(document["images"], expected, strict=True):
-            rows = [row for row in document["annotations"] if row["image_id"] == image["id"]]
-            assert [row["category_id"] for row in rows] == [row["category_id"] for row in found.as_dicts()]
-            assert len(rows) > 5
-            boxes = np.array([row["bbox"] for row in rows])
-            np.testing.assert_allclose(boxes, [row["bbox"] for row in found.as_dicts()], atol=0.1)
-            np.testing.assert_allclose([row["score"] for row in rows], found.scores, atol=1e-3)
+        check_detections(document, expected)
+
+
+@pytest.mark.gpu
+def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
+    """Wide and tall pictures, alone and together: Python's detections in every shape, with its graph."""
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    from onnx_path.export import main
+
+    given = {"batch": "1-4", "precision": "fp32", "dynamic-size": "64-96x128-256"}
+    given = arguments(save_weights(tmp_path), tmp_path / "engine", "codino_swin_tiny", **given)
+    assert main(without(given, "--height", "--width")) == 0
+    engine = tmp_path / "engine/model.engine"
+    thin = (20, 130, 180, 240, 290, 340)  # more shapes than graphs are kept for
+    turned = [(400, side) for side in thin] + [(side, 400) for side in thin]
+    files = []
+    with Image.open(ROOT / "assets/coffee.jpg") as photo:
+        for size in (turned[0], *turned, turned[0]):  # once more at once, and when its graph is gone
+            files.append(tmp_path / f"{len(files)}.png")
+            photo.resize(size).save(files[-1])
+    plugin = ["--plugins", trt_plugin.library_path()]
+    for batch in (1, 3, 14):
+        with Detector(backend="tensorrt", engine=engine) as detector:
+            expected = detector.detect(files, threshold=0.0, batch=batch)
+        for flags in ([], ["--no-cuda-graph"]):
+            out = tmp_path / f"out{batch}{len(flags)}.json"
+            options = ["--threshold", 0, "--json", out, "--benchmark", 5, "--batch", batch, *flags]
+            done = run("--engine", engine, *plugin, *files, *options)
+            assert done.returncode == 0, done.stderr
+            document, info = read_document(out)
+            check_detections(document, expected)
+            benchmark = info["benchmark"]
+            shape = [benchmark[name] for name in ("batch", "height", "width")]
+            assert shape == {1: [1, 64, 256], 3: [3, 96, 256], 14: [4, 256, 256]}[batch]
+            assert len(benchmark["runs"]) == 2 - len(flags)
+
+
+@pytest.mark.gpu
+def test_engine_with_another_profile_is_refused(tmp_path):
+    """Metadata of another engine of the same model: one line with both profiles."""
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    from onnx_path.export import main
+
+    given = arguments(save_weights(tmp_path), tmp_path, **{"batch": "1-4", "dynamic-size": "64-96-128"})
+    assert main(without(given, "--height", "--width")) == 0
+    path = tmp_path / "model.json"
+    fields = json.loads(path.read_text())
+    fields["profiles"]["images"]["max"] = [4, 3, 160, 160]
+    path.write_text(json.dumps(fields))
+    plugin = ["--plugins", trt_plugin.library_path()]
+    done = run("--engine", tmp_path / "model.engine", *plugin, ROOT / "assets/coffee.jpg")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (  # TensorRT may warn before
+        f"codetr_detect: error: the metadata {path} is that of another engine: the profile of images "
+        "(smallest, usual, largest) is [1, 3, 64, 64], [1, 3, 96, 96], [4, 3, 160, 160] in it and "
+        "[1, 3, 64, 64], [1, 3, 96, 96], [4, 3, 128, 128] in the engine; it must be the file that was "
+        "exported with the engine"
+    )

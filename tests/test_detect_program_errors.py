@@ -11,8 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from codetr.preprocess import ImageError, load_image
+from codetr.preprocess import ImageError, Preprocessor, load_image
+from codetr.sizes import Range
 from tests.detect_program import Network, find_program, no_outputs, read_document, run
+from trt_plugin import ArtifactMetadata, EngineError
 
 pytestmark = pytest.mark.skipif(
     find_program() is None,
@@ -46,6 +48,7 @@ def refused(done: subprocess.CompletedProcess, status: int = 2) -> str:
         (["--threshold", "nan"], "--threshold: expected a number from 0 to 1, got 'nan'"),
         (["--nms-iou="], "--nms-iou: expected a number from 0 to 1, got ''"),
         (["--nms", "fast"], "--nms: expected soft, hard or none, got 'fast'"),
+        (["--batch", "0"], "--batch: expected a whole number above 0, got '0'"),
         (["--top", "0"], "--top: expected a whole number above 0, got '0'"),
         (["--benchmark", "-1"], "--benchmark: expected a whole number above 0, got '-1'"),
         (["--device", "gpu"], "--device: expected auto, cuda, cuda:<number> or a GPU's number, got 'gpu'"),
@@ -161,6 +164,60 @@ def test_wrong_metadata(network, photo, change, message):
     file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
     found = refused(run(*network, photo))
     assert f"the metadata {file} is wrong: " in found and message in found
+
+
+FULL = 'expected for every input with a size of -1, and no other, {"min", "opt", "max"}, shapes in this order'
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (None, f"profiles: {FULL}, got {{}}"),
+        ({}, f"profiles: {FULL}, got {{}}"),
+        ([], "profiles: expected an object, got []"),
+        ({"images": 3}, f"profiles: {FULL}, got {{"),
+        ({"other": {"min": [1], "opt": [1], "max": [1]}}, f"profiles: {FULL}, got {{"),
+        ({"images": {"min": [1, 3, 32, 32], "max": [4, 3, 96, 96]}}, f"profiles: {FULL}, got {{"),
+        ({"min": [1, 3, 128, 32]}, f"profiles: {FULL}, got {{"),
+        ({"max": [4, 4, 96, 96]}, f"profiles: {FULL}, got {{"),
+        ({"opt": [1, 3, 64]}, f"profiles: {FULL}, got {{"),
+        ({"opt": [1, 3, 64, 64.5]}, f"profiles: {FULL}, got {{"),
+        ({"min": [0, 3, 32, 32]}, f"profiles: {FULL}, got {{"),
+        ({"max": [4, 3, 100, 96]}, "profiles: expected heights and widths that are multiples of 32, got {"),
+    ],
+)
+def test_wrong_profiles(photo, tmp_path, changed, message):
+    """What Python refuses as well, but for a file without profiles."""
+    network = Network(Range(32, 64, 96), Range(32, 64, 96), no_outputs(1), batch=Range(1, 1, 4))
+    options = network.save(tmp_path / "net")
+    fields = network.metadata()
+    if isinstance(changed, dict) and changed.keys() <= {"min", "opt", "max"} and changed:
+        fields["profiles"]["images"] |= changed
+    elif isinstance(changed, dict) and changed:
+        fields["profiles"] |= changed
+    else:
+        fields["profiles"] = changed
+    file = tmp_path / "net/net.json"
+    file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+    found = refused(run(*options, photo))
+    assert f"the metadata {file} is wrong: {message}" in found
+    if changed:
+        with pytest.raises((EngineError, ValueError)):
+            Preprocessor.of_artifact(ArtifactMetadata.load(file))
+
+
+def test_profiles_of_fixed_sizes(network, photo):
+    """Only inputs with a size of -1 have any; a file of before there were profiles has none."""
+    file = Path(network[1]).with_suffix(".json")
+    fields = json.loads(file.read_text())
+    del fields["profiles"]
+    file.write_text(json.dumps(fields))
+    done = run(*network, photo)
+    assert done.returncode == 0, done.stderr
+    shape = [1, 3, 32, 32]
+    fields["profiles"] = {"images": {"min": shape, "opt": shape, "max": shape}}
+    file.write_text(json.dumps(fields))
+    assert f"profiles: {FULL}, got {{" in refused(run(*network, photo))
 
 
 def test_unreadable_metadata(network, photo):

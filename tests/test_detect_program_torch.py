@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from codetr.preprocess import load_image
-from tests.detect_program import ROOT, Network, find_program, read_document, run
+from codetr.sizes import Range
+from tests.detect_program import ROOT, Network, Outputs, find_program, read_document, run
 
 PROGRAM = "codetr_detect_torch"
 pytestmark = [
@@ -23,49 +24,77 @@ pytestmark = [
 
 
 class Detector(torch.nn.Module):
-    """Boxes and scores that depend on the pixels."""
+    """Boxes and scores that depend on the pixels, the padding and N."""
 
     def forward(self, images: torch.Tensor, image_shapes: torch.Tensor):
-        scores = images.mean(dim=(2, 3)).sigmoid()  # [N, 3]
+        means = images.mean(dim=(2, 3))  # [N, 3]
+        scores = (means + 0.1 * torch.ones_like(means).sum()).sigmoid()
         sides = image_shapes.flip(1).repeat(1, 2).to(images.dtype)  # [N, 4]
         starts = torch.tensor([0.1, 0.2, 0.5, 0.6], dtype=images.dtype, device=images.device)
         boxes = sides[:, None] * starts * scores[..., None]
         return boxes, scores, torch.arange(3, device=images.device).expand(scores.shape)
 
 
-def make_module(folder, batch: int = 1) -> Network:
+class Python(Network):
+    """The module behind Python's detector."""
+
+    def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> Outputs:
+        super().__call__(images, image_shapes)
+        outputs = Detector()(torch.from_numpy(images), torch.from_numpy(image_shapes))
+        return tuple(output.numpy() for output in outputs)
+
+
+def make_module(folder, height: int | Range = 96, width: int | Range = 128, batch: int | Range = 1) -> Python:
     """Writes net.ts and net.json; returns the network for the expected document."""
-    height, width = 96, 128
-    inputs = torch.zeros(batch, 3, height, width), torch.ones(batch, 2, dtype=torch.int64)
+    empty = tuple(np.zeros((1, 3, *shape), np.float32) for shape in ((4,), (), ()))
+    network = Python(height, width, empty, batch=batch)
+    sizes = network.sizes
+    count, height, width = sizes.batch.opt, sizes.height.opt, sizes.width.opt
+    inputs = torch.zeros(count, 3, height, width), torch.ones(count, 2, dtype=torch.int64)
     folder.mkdir()
     torch.jit.save(torch.jit.trace(Detector(), inputs), folder / "net.ts")
-    empty = tuple(np.zeros((1, 3, *shape), np.float32) for shape in ((4,), (), ()))
-    network = Network(height, width, empty)
-    (folder / "net.json").write_text(json.dumps({**network.metadata(), "batch": batch}), encoding="utf-8")
+    (folder / "net.json").write_text(json.dumps(network.metadata()), encoding="utf-8")
     return network
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+SIZES = Range(64, 96, 160), Range(64, 128, 192)
+
+
+@pytest.mark.parametrize(
+    ("shape", "together", "timed"),
+    [
+        ((96, 128, 1), None, [1, 96, 128]),
+        ((96, 128, 2), None, [2, 96, 128]),
+        ((*SIZES, 1), None, [1, 128, 192]),
+        ((*SIZES, Range(1, 1, 2)), 3, [2, 160, 192]),
+        ((*SIZES, Range(2, 2, 4)), None, [2, 128, 192]),
+        ((*SIZES, 2), 3, [2, 160, 192]),
+        ((96, 128, Range(1, 1, 4)), 4, [3, 96, 128]),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_module_detects_as_in_python(tmp_path, batch, device):
-    network = make_module(tmp_path / "net", batch)
+def test_module_detects_as_in_python(tmp_path, shape, together, timed, device):
+    """`timed`: N, H, W of the first run."""
+    network = make_module(tmp_path / "net", *shape)
     files = [ROOT / "assets/coffee.jpg", tmp_path / "small.png", tmp_path / "tall.png"]
     Image.new("RGB", (40, 30), (200, 10, 90)).save(files[1])
     Image.new("RGB", (20, 70), (20, 210, 190)).save(files[2])
     options = ["--device", device, "--threshold", "0", "--benchmark", "3", "--json", tmp_path / "out.json"]
+    options += [] if together is None else ["--batch", together]
     done = run("--model", tmp_path / "net/net.ts", *options, *files, program=PROGRAM)
     assert done.returncode == 0, done.stderr
-    images = [load_image(file) for file in files]
-    inputs = network.input(images)
-    outputs = Detector()(torch.from_numpy(inputs.images), torch.from_numpy(inputs.image_shapes))
-    network.outputs = tuple(output.numpy() for output in outputs)
     document, info = read_document(tmp_path / "out.json")
-    expected = network.expected([image["file_name"] for image in document["images"]], images, threshold=0)
+    names = [image["file_name"] for image in document["images"]]
+    expected = network.expected(names, [load_image(file) for file in files], batch=together, threshold=0)
     assert len(document["annotations"]) == len(expected["annotations"]) == 9
     for row, other in zip(document["annotations"], expected["annotations"], strict=True):
         assert row["bbox"] == pytest.approx(other["bbox"], abs=0.01)
+        assert row["score"] == pytest.approx(other["score"], abs=1e-5)
         assert (row["category_id"], row["image_id"]) == (other["category_id"], other["image_id"])
-    assert info["benchmark"]["batch"] == batch and info["benchmark"]["runs"][0]["samples"] == 3
+    benchmark = info["benchmark"]
+    assert [benchmark[name] for name in ("batch", "height", "width")] == timed
+    assert benchmark["runs"][0]["samples"] == 3
 
 
 def test_what_is_wrong_is_one_line(tmp_path):

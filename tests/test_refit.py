@@ -18,7 +18,7 @@ import trt_plugin
 from codetr.sizes import InputSizes, Range, fixed
 from dynamo_path import export, refit
 from dynamo_path.engine import _unsupported
-from tests.golden_models import GOLDEN, MODELS, arguments, save_weights
+from tests.golden_models import GOLDEN, MODELS, arguments, save_weights, without
 from tests.test_runner import METADATA
 
 
@@ -297,14 +297,6 @@ def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes
     assert status == 0, capsys.readouterr().err
     assert trt_plugin.ArtifactMetadata.load(new.with_suffix(".json")).source_weights == str(second[name])
     check_refitted(engine, new, tmp_path / "b/model.engine", name, precision)
-
-
-def without(given: list[str], *options: str) -> list[str]:
-    """A command line without some options and their values."""
-    for option in options:
-        index = given.index(option)
-        given = given[:index] + given[index + 2 :]
-    return given
 
 
 @pytest.mark.gpu

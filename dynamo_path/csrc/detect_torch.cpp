@@ -38,9 +38,8 @@ std::string load_runtime(std::optional<std::filesystem::path> const& chosen) {
 
 class ScriptModule final : public Network {
  public:
-  ScriptModule(Options const& options, Metadata const& metadata)
+  explicit ScriptModule(Options const& options)
       : path_(options.model),
-        batch_(metadata.batch),
         device_(options.device == kCpu
                     ? c10::Device(c10::kCPU)
                     : c10::Device(c10::kCUDA, static_cast<int8_t>(options.device))) {
@@ -67,19 +66,17 @@ class ScriptModule final : public Network {
     }
   }
 
-  int batch() const override { return batch_; }
-
   Output run(Batch const& input) override {
     const std::vector<at::Tensor> outputs = forward(on_device(input));
     const at::Tensor boxes = outputs[0].to(c10::kCPU, c10::kFloat).contiguous();
     const at::Tensor scores = outputs[1].to(c10::kCPU, c10::kFloat).contiguous();
     const at::Tensor labels = outputs[2].to(c10::kCPU, c10::kLong).contiguous();
     const int64_t rows = scores.dim() == 2 ? scores.size(1) : -1;
-    const bool fine = rows >= 0 && boxes.sizes() == c10::IntArrayRef{batch_, rows, 4} &&
-                      scores.size(0) == batch_ && labels.sizes() == scores.sizes();
+    const bool fine = rows >= 0 && boxes.sizes() == c10::IntArrayRef{input.count, rows, 4} &&
+                      scores.size(0) == input.count && labels.sizes() == scores.sizes();
     if (!fine) {
-      throw std::runtime_error(concat(path_.string(), ": expected boxes [", batch_,
-                                      ", K, 4], scores [", batch_,
+      throw std::runtime_error(concat(path_.string(), ": expected boxes [", input.count,
+                                      ", K, 4], scores [", input.count,
                                       ", K] and labels of the same, got ", boxes.sizes(), ", ",
                                       scores.sizes(), " and ", labels.sizes()));
     }
@@ -155,7 +152,6 @@ class ScriptModule final : public Network {
   }
 
   std::filesystem::path path_;
-  int64_t batch_;
   c10::Device device_;
   torch::jit::Module module_;
 };
@@ -173,8 +169,8 @@ int main(int count, char** arguments) {
       true,
       false,
   };
-  const auto open = [](codetr::Options const& options, codetr::Metadata const& metadata) {
-    return std::unique_ptr<codetr::Network>(new codetr::ScriptModule(options, metadata));
+  const auto open = [](codetr::Options const& options, codetr::Metadata const&) {
+    return std::unique_ptr<codetr::Network>(new codetr::ScriptModule(options));
   };
   return codetr::run_program(
       kProgram, count, arguments, open,

@@ -104,6 +104,7 @@ Grammar make_grammar(Program const& program, Options& options) {
   add["--top"] = [&](Argument const& a) { options.top = static_cast<size_t>(a.count()); };
   add["--nms"] = [&](Argument const& a) { options.nms = a.method(); };
   add["--nms-iou"] = [&](Argument const& a) { options.nms_iou = a.fraction(); };
+  add["--batch"] = [&](Argument const& a) { options.batch = a.count(); };
   add["--plugins"] = [&](Argument const& a) { options.plugins.push_back(a.file()); };
   add["--device"] = [&](Argument const& a) { options.device = a.device(program.runs_on_cpu); };
   add["--benchmark"] = [&](Argument const& a) { options.benchmark = a.count(); };
@@ -185,6 +186,9 @@ std::string usage(Program const& program) {
   text += line("--top K", "at most K detections a picture, the best");
   text += line("--nms METHOD", "soft, hard or none; default: as the model was published");
   text += line("--nms-iou IOU", "overlap from which boxes of a class suppress each other");
+  text += line("--batch N",
+               "pictures that are padded to one size and run together; default: as many as");
+  text += line("", "the network takes, 1 if its batch or sizes are dynamic");
   text += line("--plugins FILE", "library with TensorRT plugins, may be repeated; default:");
   text += line("", "$MSDA_TRT_PLUGIN, or libmsda_trt_plugin.so beside this program");
   if (program.library_option != nullptr) {
@@ -195,7 +199,8 @@ std::string usage(Program const& program) {
   if (program.has_cuda_graph) {
     text += line("--no-cuda-graph", "enqueue every run, replay no graph");
   }
-  text += line("--benchmark N", "also time N runs of the network on the first picture");
+  text +=
+      line("--benchmark N", "also time N runs of the network on the first pictures, at their size");
   text += line("--dump DIR", "also write what goes into the network and comes out, as .npy files");
   text += line("--replay DIR", "take boxes, scores and labels from .npy files there; needs no GPU");
   text += line("--help, --version", "");

@@ -32,7 +32,8 @@ struct Options {
   std::optional<size_t> top;
   std::optional<std::string> nms;
   std::optional<double> nms_iou;
-  int device = 0;  // number of the GPU, or kCpu
+  std::optional<int> batch;  // pictures that are read, padded and run together
+  int device = 0;            // number of the GPU, or kCpu
   bool cuda_graph = true;
   int benchmark = 0;  // timed runs
   bool help = false, version = false;

@@ -127,11 +127,12 @@ void print_times(std::vector<Times> const& runs) {
   std::cout << "ms per picture: " << text << " (" << note << ")\n";
 }
 
-void print_benchmark(std::vector<Summary> const& summaries, int batch) {
-  for (Summary const& one : summaries) {
-    std::cout << "GPU time of " << counted(one.samples, "run") << ", batch " << batch << " ("
-              << one.how << "): median " << format(one.median, 3) << " ms, p5 "
-              << format(one.p05, 3) << ", p95 " << format(one.p95, 3) << '\n';
+void print_benchmark(Benchmark const& benchmark) {
+  for (Summary const& one : benchmark.runs) {
+    std::cout << "GPU time of " << counted(one.samples, "run") << ", batch " << benchmark.batch
+              << " of " << benchmark.height << "x" << benchmark.width << " (" << one.how
+              << "): median " << format(one.median, 3) << " ms, p5 " << format(one.p05, 3)
+              << ", p95 " << format(one.p95, 3) << '\n';
   }
 }
 

@@ -20,6 +20,6 @@ void print_results(std::vector<Found> const& pictures, std::vector<std::string> 
 // The only run's times, or the median without the first run, which holds the warm-up.
 void print_times(std::vector<Times> const& runs);
 
-void print_benchmark(std::vector<Summary> const& summaries, int batch);
+void print_benchmark(Benchmark const& benchmark);
 
 }  // namespace codetr

@@ -38,21 +38,22 @@ Event make_event() {
   return Event(event);
 }
 
-Buffer::Buffer(size_t size) : size_(size) {
+Buffer::Buffer(size_t size, bool pinned) : size_(size) {
   void* memory = nullptr;
   check(cudaMalloc(&memory, size), "cudaMalloc");
   device_.reset(memory);
+  if (!pinned) return;
   check(cudaMallocHost(&memory, size), "cudaMallocHost");
   host_.reset(memory);
 }
 
-void Buffer::copy_to_device(cudaStream_t stream) const {
-  check(cudaMemcpyAsync(device(), host_.get(), size_, cudaMemcpyHostToDevice, stream),
+void Buffer::copy_to_device(size_t size, cudaStream_t stream) const {
+  check(cudaMemcpyAsync(device(), host_.get(), size, cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
 }
 
-void Buffer::copy_to_host(cudaStream_t stream) const {
-  check(cudaMemcpyAsync(host_.get(), device(), size_, cudaMemcpyDeviceToHost, stream),
+void Buffer::copy_to_host(size_t size, cudaStream_t stream) const {
+  check(cudaMemcpyAsync(host_.get(), device(), size, cudaMemcpyDeviceToHost, stream),
         "cudaMemcpyAsync");
 }
 

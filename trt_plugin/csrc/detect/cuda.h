@@ -28,11 +28,11 @@ using GraphExec =
 Stream make_stream();
 Event make_event();
 
-// Memory of a tensor on the GPU, with pinned memory of the same size on the host.
+// Memory on the GPU and, if wanted, pinned memory of the same size on the host.
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t size);
+  explicit Buffer(size_t size, bool pinned = true);
 
   size_t size() const { return size_; }
   void* device() const { return device_.get(); }
@@ -41,8 +41,9 @@ class Buffer {
     return static_cast<Number*>(host_.get());
   }
 
-  void copy_to_device(cudaStream_t stream) const;
-  void copy_to_host(cudaStream_t stream) const;
+  // The first `size` bytes.
+  void copy_to_device(size_t size, cudaStream_t stream) const;
+  void copy_to_host(size_t size, cudaStream_t stream) const;
 
  private:
   size_t size_ = 0;

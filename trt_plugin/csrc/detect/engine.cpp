@@ -3,8 +3,11 @@
 #include <NvInferRuntime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <initializer_list>
 #include <iostream>
+#include <list>
 #include <map>
 #include <optional>
 #include <regex>
@@ -88,6 +91,9 @@ size_t item_size(DataType type, std::string const& name) {
   }
 }
 
+// TensorRT wants a valid address of an empty tensor too.
+size_t at_least_some(size_t size) { return std::max(size, size_t{256}); }
+
 std::vector<int64_t> to_shape(nvinfer1::Dims const& dims) {
   return {dims.d, dims.d + std::max(dims.nbDims, 0)};
 }
@@ -99,32 +105,53 @@ nvinfer1::Dims to_dims(std::vector<int64_t> const& shape) {
   return dims;
 }
 
+// Memory of a tensor, for the largest of its shapes.
 struct Tensor {
   DataType type{};
-  std::vector<int64_t> shape;  // in this process's runs, all known
   Buffer buffer;
 
-  size_t count() const { return buffer.size() / (type == DataType::kINT64 ? 8 : 4); }
+  size_t bytes(size_t count) const { return count * (type == DataType::kINT64 ? 8 : 4); }
 
-  void write(int64_t const* values) const {
-    if (type == DataType::kINT64) std::copy_n(values, count(), buffer.host<int64_t>());
-    if (type == DataType::kINT32) std::copy_n(values, count(), buffer.host<int32_t>());
+  void write(int64_t const* values, size_t count) const {
+    if (type == DataType::kINT64) std::copy_n(values, count, buffer.host<int64_t>());
+    if (type == DataType::kINT32) std::copy_n(values, count, buffer.host<int32_t>());
   }
 
-  std::vector<int64_t> integers() const {
-    if (type == DataType::kINT64) return {buffer.host<int64_t>(), buffer.host<int64_t>() + count()};
-    return {buffer.host<int32_t>(), buffer.host<int32_t>() + count()};
+  std::vector<int64_t> integers(size_t count) const {
+    if (type == DataType::kINT64) return {buffer.host<int64_t>(), buffer.host<int64_t>() + count};
+    return {buffer.host<int32_t>(), buffer.host<int32_t>() + count};
   }
 
-  std::vector<float> numbers() const {
-    return {buffer.host<float>(), buffer.host<float>() + count()};
+  std::vector<float> numbers(size_t count) const {
+    return {buffer.host<float>(), buffer.host<float>() + count};
   }
 };
 
+// N, H, W of the input.
+using InputShape = std::array<int, 3>;
+
+// All that belongs to one shape of the input. Each has its own execution context, because a graph
+// may hold addresses of the context's own memory, which changes with the shape. They share the
+// memory for intermediate results: one stream runs them in turn.
+struct Session {
+  InputShape shape{};
+  std::unique_ptr<nvinfer1::IExecutionContext> context;
+  std::map<std::string, std::vector<int64_t>> shapes;  // of every tensor, all sizes known
+  GraphExec graph;                                     // destroyed before the context
+
+  size_t count(std::string const& name) const {
+    size_t result = 1;
+    for (int64_t side : shapes.at(name)) result *= static_cast<size_t>(side);
+    return result;
+  }
+};
+
+// For how many shapes contexts and graphs are kept.
+constexpr size_t kMaxSessions = 8;
+
 class Engine final : public Network {
  public:
-  Engine(EngineOptions const& options, Metadata const& metadata)
-      : path_(options.path), batch_(metadata.batch) {
+  Engine(EngineOptions const& options, Metadata const& metadata) : path_(options.path) {
     const std::vector<uint8_t> content = read_engine(options.path);
     const std::string plugin_problem = load_plugins(options.plugins);
     use_device(options.device);
@@ -137,42 +164,45 @@ class Engine final : public Network {
           concat(path_.string(), " ", refusal(content, messages, plugin_problem)));
     }
     check_metadata(options, metadata);
-    context_.reset(engine_->createExecutionContext());
-    if (!context_) fail("no execution context could be made");
+    check_types();
     stream_ = make_stream();
-    set_input("images", DataType::kFLOAT, {metadata.batch, 3, metadata.height, metadata.width});
-    set_input("image_shapes", DataType::kINT64, {metadata.batch, 2});
-    reserve();
+    scratch_ = Buffer(at_least_some(static_cast<size_t>(engine_->getDeviceMemorySizeV2())), false);
+    // The largest first: no later shape needs more memory.
+    auto const& [batch, height, width] = metadata.sizes;
+    session({batch.max, height.max, width.max});
     wants_graph_ = options.cuda_graph;
   }
 
-  int batch() const override { return batch_; }
-
   Output run(Batch const& input) override {
-    write(input);
-    enqueue();
+    Session& session = write(input);
+    enqueue(session);
     for (auto const& [name, tensor] : tensors_) {
-      if (!is_input(name)) tensor.buffer.copy_to_host(stream_.get());
+      if (!is_input(name)) {
+        tensor.buffer.copy_to_host(tensor.bytes(session.count(name)), stream_.get());
+      }
     }
     synchronize();
-    if (wants_graph_ && !graph_) capture();  // the first run has set up what is set up lazily
-    Tensor const& boxes = tensors_.at("boxes");
-    Tensor const& scores = tensors_.at("scores");
-    return {static_cast<size_t>(scores.shape.at(1)), boxes.numbers(), scores.numbers(),
-            tensors_.at("labels").integers()};
+    // The first run has set up what is set up lazily.
+    if (wants_graph_ && !session.graph) capture(session);
+    return {static_cast<size_t>(session.shapes.at("scores").at(1)),
+            tensors_.at("boxes").numbers(session.count("boxes")),
+            tensors_.at("scores").numbers(session.count("scores")),
+            tensors_.at("labels").integers(session.count("labels"))};
   }
 
   std::vector<Samples> time(Batch const& input, int runs) override {
     run(input);
+    Session& session = sessions_.back();
     std::vector<Samples> result;
     const auto measure = [&](char const* how) {
-      result.push_back({how, time_on_gpu(stream_.get(), kWarmupRuns, runs, [&] { enqueue(); })});
+      result.push_back(
+          {how, time_on_gpu(stream_.get(), kWarmupRuns, runs, [&] { enqueue(session); })});
     };
-    if (graph_) measure("CUDA graph");
+    if (session.graph) measure("CUDA graph");
     GraphExec graph;
-    std::swap(graph, graph_);
+    std::swap(graph, session.graph);
     measure("no CUDA graph");
-    std::swap(graph, graph_);
+    std::swap(graph, session.graph);
     return result;
   }
 
@@ -201,6 +231,9 @@ class Engine final : public Network {
   void check_metadata(EngineOptions const& options, Metadata const& metadata) const {
     const auto inputs = described(true), outputs = described(false);
     metadata.check_tensors(options.metadata, inputs, outputs);
+    for (auto const& [name, shape] : inputs) {
+      metadata.check_profile(options.metadata, name, profile_of(name, shape));
+    }
     const auto require = [&](std::vector<TensorDescription> const& tensors, char const* name,
                              size_t rank) {
       for (auto const& tensor : tensors) {
@@ -221,60 +254,115 @@ class Engine final : public Network {
     }
   }
 
-  void set_input(char const* name, DataType expected, std::vector<int64_t> const& shape) {
-    const DataType type = engine_->getTensorDataType(name);
-    const bool narrower = expected == DataType::kINT64 && type == DataType::kINT32;
-    if (type != expected && !narrower) {
-      throw std::runtime_error(concat(path_.string(), ": the input ", name, ": expected ",
-                                      expected == DataType::kFLOAT ? "float32" : "int64",
-                                      ", got type ", static_cast<int>(type),
+  // The first profile's, which is the one that runs.
+  Profile profile_of(std::string const& input, std::vector<int64_t> const& shape) const {
+    if (std::find(shape.begin(), shape.end(), -1) == shape.end()) return {shape, shape, shape};
+    const auto get = [&](nvinfer1::OptProfileSelector which) {
+      return to_shape(engine_->getProfileShape(input.c_str(), 0, which));
+    };
+    return {get(nvinfer1::OptProfileSelector::kMIN), get(nvinfer1::OptProfileSelector::kOPT),
+            get(nvinfer1::OptProfileSelector::kMAX)};
+  }
+
+  void check_types() const {
+    const auto require = [&](char const* name, std::initializer_list<DataType> allowed,
+                             char const* expected) {
+      const DataType type = engine_->getTensorDataType(name);
+      if (std::find(allowed.begin(), allowed.end(), type) != allowed.end()) return;
+      throw std::runtime_error(concat(path_.string(), ": the tensor ", name, ": expected ",
+                                      expected, ", got type ", static_cast<int>(type),
                                       " of nvinfer1::DataType"));
+    };
+    for (char const* name : {"images", "boxes", "scores"}) {
+      require(name, {DataType::kFLOAT}, "float32");
     }
-    if (!context_->setInputShape(name, to_dims(shape))) {
+    for (char const* name : {"image_shapes", "labels"}) {
+      require(name, {DataType::kINT64, DataType::kINT32}, "int64 or int32");
+    }
+  }
+
+  // The session of this shape, made when it is its first time.
+  Session& session(InputShape const& shape) {
+    const auto known = std::find_if(sessions_.begin(), sessions_.end(),
+                                    [&](Session const& one) { return one.shape == shape; });
+    if (known != sessions_.end()) {
+      sessions_.splice(sessions_.end(), sessions_, known);  // the last used is the last
+      return sessions_.back();
+    }
+    if (sessions_.size() >= kMaxSessions) sessions_.pop_front();
+    sessions_.push_back(make_session(shape));
+    return sessions_.back();
+  }
+
+  Session make_session(InputShape const& shape) {
+    const auto [count, height, width] = shape;
+    Session session;
+    session.shape = shape;
+    session.context.reset(engine_->createExecutionContext(
+        nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED));
+    nvinfer1::IExecutionContext* context = session.context.get();
+    if (context == nullptr) fail("no execution context could be made");
+    context->setDeviceMemoryV2(scratch_.device(), static_cast<int64_t>(scratch_.size()));
+    // Only the first context has the first profile by itself.
+    if (context->getOptimizationProfile() != 0) {
+      if (!context->setOptimizationProfileAsync(0, stream_.get())) fail("no profile 0");
+      synchronize();
+    }
+    set_input(*context, "images", {count, 3, height, width});
+    set_input(*context, "image_shapes", {count, 2});
+    if (context->inferShapes(0, nullptr) != 0) fail("the shapes of its outputs are not known");
+    for (int32_t i = 0; i < engine_->getNbIOTensors(); ++i) {
+      char const* name = engine_->getIOTensorName(i);
+      session.shapes[name] = to_shape(context->getTensorShape(name));
+      if (!context->setTensorAddress(name, memory(session, name))) {
+        fail(concat("the tensor ", name, " refuses its memory"));
+      }
+    }
+    return session;
+  }
+
+  void set_input(nvinfer1::IExecutionContext& context, char const* name,
+                 std::vector<int64_t> const& shape) const {
+    if (!context.setInputShape(name, to_dims(shape))) {
       fail(concat("the input ", name, " refuses ", format_shape(shape)));
     }
   }
 
-  // Gives every tensor its memory.
-  void reserve() {
-    for (int32_t i = 0; i < engine_->getNbIOTensors(); ++i) {
-      char const* name = engine_->getIOTensorName(i);
-      Tensor& tensor = tensors_[name];
-      tensor.type = engine_->getTensorDataType(name);
-      tensor.shape = to_shape(context_->getTensorShape(name));
-      size_t size = item_size(tensor.type, name);
-      for (int64_t side : tensor.shape) {
-        if (side < 0)
-          fail(concat("the shape of ", name, " depends on data, which is not supported"));
-        size *= static_cast<size_t>(side);
-      }
-      tensor.buffer = Buffer(size);
-      if (!context_->setTensorAddress(name, tensor.buffer.device())) {
-        fail(concat("the tensor ", name, " refuses its memory"));
-      }
+  // A tensor's memory on the GPU, made for the first session, which is the largest.
+  void* memory(Session const& session, char const* name) {
+    std::vector<int64_t> const& shape = session.shapes.at(name);
+    if (std::any_of(shape.begin(), shape.end(), [](int64_t side) { return side < 0; })) {
+      fail(concat("the shape of ", name, " depends on data, which is not supported"));
     }
-    for (char const* name : {"boxes", "scores", "labels"}) {
-      const bool is_number = name != std::string("labels");
-      if ((tensors_.at(name).type == DataType::kFLOAT) == is_number) continue;
-      throw std::runtime_error(concat(path_.string(), ": the output ", name, ": expected ",
-                                      is_number ? "float32" : "int64 or int32",
-                                      ", got another type"));
+    const DataType type = engine_->getTensorDataType(name);
+    const size_t size = session.count(name) * item_size(type, name);
+    const auto [entry, is_new] = tensors_.try_emplace(name);
+    Tensor& tensor = entry->second;
+    if (is_new) tensor = {type, Buffer(at_least_some(size))};
+    if (tensor.buffer.size() < size) {
+      fail(concat("the tensor ", name, " of shape ", format_shape(shape),
+                  " is larger than for the largest input"));
     }
+    return tensor.buffer.device();
   }
 
-  void write(Batch const& input) {
+  // Hands the input over, and returns the session of its shape.
+  Session& write(Batch const& input) {
+    Session& session = this->session({input.count, input.height, input.width});
     Tensor const& images = tensors_.at("images");
     Tensor const& image_shapes = tensors_.at("image_shapes");
     std::copy(input.images.begin(), input.images.end(), images.buffer.host<float>());
-    image_shapes.write(input.image_shapes.data());
-    images.buffer.copy_to_device(stream_.get());
-    image_shapes.buffer.copy_to_device(stream_.get());
+    image_shapes.write(input.image_shapes.data(), input.image_shapes.size());
+    images.buffer.copy_to_device(images.bytes(input.images.size()), stream_.get());
+    image_shapes.buffer.copy_to_device(image_shapes.bytes(input.image_shapes.size()),
+                                       stream_.get());
+    return session;
   }
 
-  void enqueue() {
-    if (graph_) {
-      check(cudaGraphLaunch(graph_.get(), stream_.get()), "cudaGraphLaunch");
-    } else if (!context_->enqueueV3(stream_.get())) {
+  void enqueue(Session& session) {
+    if (session.graph) {
+      check(cudaGraphLaunch(session.graph.get(), stream_.get()), "cudaGraphLaunch");
+    } else if (!session.context->enqueueV3(stream_.get())) {
       fail("the engine does not run");
     }
   }
@@ -282,11 +370,10 @@ class Engine final : public Network {
   void synchronize() { check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
 
   // An engine that cannot be captured goes on without a graph.
-  void capture() {
-    wants_graph_ = false;
+  void capture(Session& session) {
     check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
           "cudaStreamBeginCapture");
-    const bool enqueued = context_->enqueueV3(stream_.get());
+    const bool enqueued = session.context->enqueueV3(stream_.get());
     cudaGraph_t captured = nullptr;
     cudaError_t status = cudaStreamEndCapture(stream_.get(), &captured);
     const Graph graph(captured);
@@ -294,8 +381,9 @@ class Engine final : public Network {
     if (enqueued && status == cudaSuccess) {
       status = cudaGraphInstantiateWithFlags(&executable, captured, 0);
     }
-    graph_.reset(executable);
-    if (graph_) return;
+    session.graph.reset(executable);
+    if (session.graph) return;
+    wants_graph_ = false;
     cudaGetLastError();  // forgotten, so that the next check does not report it
     std::cerr << "warning: " << path_.string() << " runs without a CUDA graph: "
               << (enqueued ? cudaGetErrorString(status) : tensorrt_log().take_errors().c_str())
@@ -303,15 +391,15 @@ class Engine final : public Network {
   }
 
   std::filesystem::path path_;
-  int batch_;
   bool wants_graph_ = false;
-  // Destroyed in the opposite order: the graph before what it runs, the engine before its runtime.
+  // Destroyed in the opposite order: the contexts before what they use, the engine before its
+  // runtime.
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
   std::map<std::string, Tensor> tensors_;
+  Buffer scratch_;
   Stream stream_;
-  std::unique_ptr<nvinfer1::IExecutionContext> context_;
-  GraphExec graph_;
+  std::list<Session> sessions_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Runs a TensorRT engine: a stream, pinned buffers, and a CUDA graph of its run.
+// Runs a TensorRT engine: a stream, pinned buffers, and a CUDA graph of its run in each shape.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,8 @@ struct EngineOptions {
 };
 
 // Throws std::runtime_error in one line: not an engine, truncated or damaged, of another TensorRT
-// version, for another GPU, a plugin missing, no GPU, other tensors than the metadata says.
+// version, for another GPU, a plugin missing, no GPU, other tensors or another profile than the
+// metadata says.
 std::unique_ptr<Network> open_engine(EngineOptions const& options, Metadata const& metadata);
 
 }  // namespace codetr

@@ -1,7 +1,6 @@
 #include "metadata.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -127,6 +126,85 @@ Nms read_nms(Field const& field, bool in_graph) {
   return nms;
 }
 
+// A shape of an input, as a profile has it.
+std::vector<int64_t> read_shape(Field const& field, Json const& profile, char const* which,
+                                char const* expected) {
+  const auto is_size = [](Json const& size) {
+    return size.is_number_integer() && size >= 1 && size <= INT32_MAX;
+  };
+  const auto shape = profile.find(which);
+  field.require(shape != profile.end() && shape->is_array() &&
+                    std::all_of(shape->begin(), shape->end(), is_size),
+                expected);
+  return shape->get<std::vector<int64_t>>();
+}
+
+bool in_order(std::vector<int64_t> const& shape, Profile const& profile) {
+  auto const& [min, opt, max] = profile;
+  bool fine =
+      min.size() == shape.size() && opt.size() == shape.size() && max.size() == shape.size();
+  for (size_t i = 0; fine && i < shape.size(); ++i) {
+    fine = min[i] <= opt[i] && opt[i] <= max[i] &&
+           (shape[i] == -1 || (min[i] == shape[i] && max[i] == shape[i]));
+  }
+  return fine;
+}
+
+// Of every input with a size of -1. A file without the field has none, and no such input.
+std::map<std::string, Profile> read_profiles(Json const& object,
+                                             std::vector<TensorDescription> const& inputs) {
+  static constexpr char kExpected[] =
+      "for every input with a size of -1, and no other, "
+      R"({"min", "opt", "max"}, shapes in this order)";
+  static const Json kNone{{"profiles", Json::object()}};
+  const Field field(object.contains("profiles") ? object : kNone, "profiles");
+  Json const& profiles = field.value();
+  field.require(profiles.is_object(), "an object");
+  std::map<std::string, Profile> result;
+  for (auto const& [name, shape] : inputs) {
+    if (std::find(shape.begin(), shape.end(), -1) == shape.end()) continue;
+    field.require(
+        profiles.contains(name) && profiles[name].is_object() && profiles[name].size() == 3,
+        kExpected);
+    const auto read = [&](char const* which) {
+      return read_shape(field, profiles[name], which, kExpected);
+    };
+    result[name] = {read("min"), read("opt"), read("max")};
+    field.require(in_order(shape, result[name]), kExpected);
+  }
+  field.require(profiles.size() == result.size(), kExpected);
+  return result;
+}
+
+// Of the profile of `images`, else the only ones.
+InputSizes read_sizes(Json const& object, std::map<std::string, Profile> const& profiles) {
+  const Field resize(object, "resize");
+  static constexpr char kResize[] = R"({"height": H, "width": W, "mode": "fit_pad"})";
+  resize.require(resize.value().is_object() && resize.value().value("mode", Json()) == "fit_pad",
+                 kResize);
+  const auto fixed = [](Field const& field) {
+    return Range{field.size(), field.size(), field.size()};
+  };
+  const InputSizes usual{fixed(Field(object, "batch")), fixed(Field(resize.value(), "height")),
+                         fixed(Field(resize.value(), "width"))};
+  const auto found = profiles.find("images");
+  if (found == profiles.end()) return usual;
+  auto const& [min, opt, max] = found->second;
+  const Field field(object, "profiles");
+  field.require(min.size() == 4, "images of shape [N, 3, H, W]");
+  const auto range = [&, &min = min, &opt = opt, &max = max](size_t i) {
+    return Range{static_cast<int>(min[i]), static_cast<int>(opt[i]), static_cast<int>(max[i])};
+  };
+  const InputSizes sizes{range(0), range(2), range(3)};
+  const auto whole = [](Range const& side) {
+    return side.min % kSizeDivisor == 0 && side.max % kSizeDivisor == 0;
+  };
+  // Pictures are padded to such a multiple, which has to be within the range.
+  field.require(!sizes.resizable() || (whole(sizes.height) && whole(sizes.width)),
+                "heights and widths that are multiples of 32");
+  return sizes;
+}
+
 Metadata read(Json const& object) {
   if (!object.is_object() || object.value("format", Json()) != kFormat) {
     throw UsageError(concat(R"(expected an object with "format": )", kFormat));
@@ -139,13 +217,8 @@ Metadata read(Json const& object) {
   result.outputs = Field(object, "outputs").tensors();
   result.class_names = Field(object, "class_names").texts();
   result.normalisation = {Field(object, "mean").colour(false), Field(object, "std").colour(true)};
-  result.batch = Field(object, "batch").size();
-  const Field resize(object, "resize");
-  static constexpr char kResize[] = R"({"height": H, "width": W, "mode": "fit_pad"})";
-  resize.require(resize.value().is_object() && resize.value().value("mode", Json()) == "fit_pad",
-                 kResize);
-  result.height = Field(resize.value(), "height").size();
-  result.width = Field(resize.value(), "width").size();
+  result.profiles = read_profiles(object, result.inputs);
+  result.sizes = read_sizes(object, result.profiles);
   if (object.contains("nms_in_graph")) result.nms_in_graph = Field(object, "nms_in_graph").truth();
   result.nms = read_nms(Field(object, "nms"), result.nms_in_graph);
   return result;
@@ -205,6 +278,22 @@ void Metadata::check_tensors(std::filesystem::path const& path,
   };
   compare(inputs, found_inputs);
   compare(outputs, found_outputs);
+}
+
+void Metadata::check_profile(std::filesystem::path const& path, std::string const& input,
+                             Profile const& found) const {
+  const auto described = profiles.find(input);
+  if (described == profiles.end()) return;
+  const auto show = [](Profile const& profile) {
+    return concat(format_shape(profile.min), ", ", format_shape(profile.opt), ", ",
+                  format_shape(profile.max));
+  };
+  auto const& [min, opt, max] = described->second;
+  if (min == found.min && opt == found.opt && max == found.max) return;
+  throw std::runtime_error(
+      concat("the metadata ", path.string(), " is that of another engine: the profile of ", input,
+             " (smallest, usual, largest) is ", show(described->second), " in it and ", show(found),
+             " in the engine; it must be the file that was exported with the engine"));
 }
 
 }  // namespace codetr

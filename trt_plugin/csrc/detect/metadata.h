@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "postprocess.h"
 #include "preprocess.h"
+#include "sizes.h"
 
 namespace codetr {
 
@@ -16,13 +18,18 @@ struct TensorDescription {
   std::vector<int64_t> shape;  // -1 for a size decided at run time
 };
 
+// Of an input with a size decided at run time: its smallest, usual and largest shape.
+struct Profile {
+  std::vector<int64_t> min, opt, max;
+};
+
 struct Metadata {
   std::string description;  // model, TensorRT's version, GPU and precision in words
   std::vector<TensorDescription> inputs, outputs;
   std::vector<std::string> class_names;
   Normalisation normalisation;
-  int height = 0, width = 0;  // of the network's input
-  int batch = 0;              // N of the network's input
+  std::map<std::string, Profile> profiles;  // of each input with a size of -1
+  InputSizes sizes;
   Nms nms;
   bool nms_in_graph = false;
 
@@ -34,6 +41,11 @@ struct Metadata {
   void check_tensors(std::filesystem::path const& path,
                      std::vector<TensorDescription> const& found_inputs,
                      std::vector<TensorDescription> const& found_outputs) const;
+
+  // Throws std::runtime_error naming the input if an engine's profile of it is not the one
+  // described.
+  void check_profile(std::filesystem::path const& path, std::string const& input,
+                     Profile const& found) const;
 };
 
 // "[1, 3, ?]" for 1, 3, -1.

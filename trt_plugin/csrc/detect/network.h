@@ -10,7 +10,7 @@
 
 namespace codetr {
 
-// For each of N pictures K rows, detections or padding.
+// For each of N pictures K rows, detections or padding; N at least the input's own pictures.
 struct Output {
   size_t rows = 0;              // K
   std::vector<float> boxes;     // [N, K, 4]: x1 y1 x2 y2 in pixels of the resized picture
@@ -28,9 +28,7 @@ class Network {
  public:
   virtual ~Network() = default;
 
-  // N: how many pictures a run takes, no more and no less.
-  virtual int batch() const = 0;
-
+  // The input's shape is one of those that the metadata allows.
   virtual Output run(Batch const& input) = 0;
 
   // Measures `runs` runs after a warm-up, in each way that this network can be run.

@@ -67,15 +67,6 @@ Image halve(Image const& image) {
 
 }  // namespace
 
-std::pair<int, int> fit_size(int height, int width, int max_height, int max_width) {
-  const double factor =
-      std::min(static_cast<double>(max_height) / height, static_cast<double>(max_width) / width);
-  const auto fitted = [&](int side, int limit) {
-    return std::min(limit, std::max(1, static_cast<int>(side * factor + 0.5)));
-  };
-  return {fitted(height, max_height), fitted(width, max_width)};
-}
-
 Image resize(Image const& image, int height, int width) {
   if (image.height == height && image.width == width) return image;
   if (image.height == 2 * height && image.width == 2 * width) return halve(image);
@@ -120,30 +111,32 @@ Batch::Batch(int count, int height, int width)
       images(static_cast<size_t>(count) * 3 * height * width),
       image_shapes(static_cast<size_t>(count) * 2) {}
 
-void Batch::set(int index, Image const& picture, Normalisation const& normalisation) {
-  const auto [fitted_height, fitted_width] = fit_size(picture.height, picture.width, height, width);
-  const Image resized = resize(picture, fitted_height, fitted_width);
-  image_shapes[2 * index] = fitted_height;
-  image_shapes[2 * index + 1] = fitted_width;
-  float* target = image(index);
+void Batch::add(Image const& picture, std::pair<int, int> size,
+                Normalisation const& normalisation) {
+  const auto [resized_height, resized_width] = size;
+  const Image resized = resize(picture, resized_height, resized_width);
+  image_shapes[2 * pictures] = resized_height;
+  image_shapes[2 * pictures + 1] = resized_width;
+  float* target = image(pictures++);
   for (int channel = 0; channel < 3; ++channel) {
     std::array<float, 256> normalised;  // of each value of a pixel
     for (int value = 0; value < 256; ++value) {
       normalised[value] =
           (static_cast<float>(value) - normalisation.mean[channel]) / normalisation.std[channel];
     }
-    for (int y = 0; y < fitted_height; ++y) {
+    for (int y = 0; y < resized_height; ++y) {
       uint8_t const* source = resized.row(y) + channel;
       float* row = target + (static_cast<size_t>(channel) * height + y) * width;
-      for (int x = 0; x < fitted_width; ++x) row[x] = normalised[source[3 * x]];
+      for (int x = 0; x < resized_width; ++x) row[x] = normalised[source[3 * x]];
     }
   }
 }
 
-void Batch::repeat_from(int index) {
-  for (int i = index; i < count; ++i) {
-    std::copy_n(image(index - 1), image_size(), image(i));
-    std::copy_n(image_shapes.data() + 2 * (index - 1), 2, image_shapes.data() + 2 * i);
+void Batch::fill() {
+  const int last = pictures - 1;
+  for (int i = pictures; i < count; ++i) {
+    std::copy_n(image(last), image_size(), image(i));
+    std::copy_n(image_shapes.data() + 2 * last, 2, image_shapes.data() + 2 * i);
   }
 }
 

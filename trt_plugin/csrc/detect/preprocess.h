@@ -19,7 +19,8 @@ struct Normalisation {
 
 // What the network gets, and what leads back from it.
 struct Batch {
-  int count = 0;  // N
+  int count = 0;     // N
+  int pictures = 0;  // how many of them are pictures of their own, the rest repeat the last
   int height = 0, width = 0;
   std::vector<float> images;          // [N, 3, height, width]
   std::vector<int64_t> image_shapes;  // [N, 2]: (h, w) of each resized picture in its padding
@@ -30,16 +31,12 @@ struct Batch {
   float* image(int index) { return images.data() + index * image_size(); }
   size_t image_size() const { return size_t{3} * height * width; }
 
-  // Fits a picture in: the largest size of its ratio, in the upper left corner.
-  void set(int index, Image const& image, Normalisation const& normalisation);
+  // Adds a picture in this (height, width), in the upper left corner.
+  void add(Image const& picture, std::pair<int, int> size, Normalisation const& normalisation);
 
-  // Makes the pictures from `index` on those of `index` - 1, for a network that wants N.
-  void repeat_from(int index);
+  // Repeats the last picture up to N, for a network that wants so many.
+  void fill();
 };
-
-// The largest (height, width) with the picture's ratio, rounded half up, inside max_height x
-// max_width.
-std::pair<int, int> fit_size(int height, int width, int max_height, int max_width);
 
 // Resizes as OpenCV's bilinear interpolation of 8 bits, without antialiasing.
 Image resize(Image const& image, int height, int width);

@@ -84,21 +84,17 @@ class Run {
   int operator()(OpenNetwork const& open) {
     const std::unique_ptr<Network> network =
         options_.replay ? replay(*options_.replay) : open(options_, metadata_);
-    const auto batch = static_cast<size_t>(network->batch());
-    for (size_t start = 0; start < readable_.size(); start += batch) {
-      detect(*network, start, std::min(start + batch, readable_.size()));
+    const size_t together = pictures_together();
+    for (size_t start = 0; start < readable_.size(); start += together) {
+      detect(*network, start, std::min(start + together, readable_.size()));
     }
     if (found_.empty()) throw nothing("processed");
-    if (options_.benchmark > 0) {
-      for (Samples const& samples : network->time(*first_batch_, options_.benchmark)) {
-        benchmark_.push_back(summarise(samples.how, samples.milliseconds));
-      }
-    }
+    if (options_.benchmark > 0) measure(*network);
     if (options_.dump) dump_.save(*options_.dump);
-    write_json(network->batch());
+    write_json();
     print_results(found_, metadata_.class_names);
     print_times(times_);
-    print_benchmark(benchmark_, network->batch());
+    print_benchmark(benchmark_);
     print_written();
     std::cout.flush();
     if (!std::cout) return 1;
@@ -133,6 +129,13 @@ class Run {
     }
   }
 
+  // How many pictures are padded to one size. Where that depends on the pictures, each by itself as
+  // in Python.
+  size_t pictures_together() const {
+    InputSizes const& sizes = metadata_.sizes;
+    return static_cast<size_t>(options_.batch.value_or(sizes.dynamic() ? 1 : sizes.batch.opt));
+  }
+
   void detect(Network& network, size_t start, size_t end) {
     Clock clock;
     Times times{};
@@ -149,25 +152,26 @@ class Run {
     if (images.empty()) return;
     times.read = clock.lap();
 
-    Batch batch(network.batch(), metadata_.height, metadata_.width);
-    for (size_t i = 0; i < images.size(); ++i) {
-      batch.set(static_cast<int>(i), images[i], metadata_.normalisation);
-    }
-    batch.repeat_from(static_cast<int>(images.size()));
-    times.preprocess = clock.lap();
+    const auto most = static_cast<size_t>(metadata_.sizes.batch.max);
+    for (size_t first = 0; first < images.size(); first += most) {
+      const size_t last = std::min(first + most, images.size());
+      Batch batch = make_batch(images, first, last);
+      times.preprocess += clock.lap();
 
-    const Output output = network.run(batch);
-    times.inference = clock.lap();
-    if (options_.dump) dump_.add(batch, output, images.size());
-    clock.lap();
+      const Output output = network.run(batch);
+      times.inference += clock.lap();
+      if (options_.dump) dump_.add(batch, output);
+      clock.lap();
 
-    for (size_t i = 0; i < images.size(); ++i) {
-      found_.push_back({names[i]->name, images[i].height, images[i].width,
-                        detections(batch, output, i, images[i])});
-      static_cast<void>(
-          make_rows(found_.back().detections, metadata_.class_names));  // checks labels
+      for (size_t i = first; i < last; ++i) {
+        found_.push_back({names[i]->name, images[i].height, images[i].width,
+                          detections(batch, output, i - first, images[i])});
+        static_cast<void>(
+            make_rows(found_.back().detections, metadata_.class_names));  // checks labels
+      }
+      times.postprocess += clock.lap();
+      if (!first_batch_) first_batch_ = std::make_unique<Batch>(std::move(batch));
     }
-    times.postprocess = clock.lap();
 
     for (size_t i = 0; options_.out && i < images.size(); ++i) {
       Detections const& drawn = found_[found_.size() - images.size() + i].detections;
@@ -182,7 +186,29 @@ class Run {
       times.*stage /= count;
     }
     times_.push_back(times);
-    if (!first_batch_) first_batch_ = std::make_unique<Batch>(std::move(batch));
+  }
+
+  // The input of one run with some of the pictures, padded to what all of them need.
+  Batch make_batch(std::vector<Image> const& images, size_t first, size_t last) const {
+    InputSizes const& sizes = metadata_.sizes;
+    std::vector<std::pair<int, int>> resized;
+    for (Image const& image : images) {
+      resized.push_back(sizes.target_size(image.height, image.width));
+    }
+    const auto [height, width] = sizes.padded_size(resized);
+    Batch batch(std::max(sizes.batch.min, static_cast<int>(last - first)), height, width);
+    for (size_t i = first; i < last; ++i) {
+      batch.add(images[i], resized[i], metadata_.normalisation);
+    }
+    batch.fill();
+    return batch;
+  }
+
+  void measure(Network& network) {
+    benchmark_ = {first_batch_->count, first_batch_->height, first_batch_->width, {}};
+    for (Samples const& samples : network.time(*first_batch_, options_.benchmark)) {
+      benchmark_.runs.push_back(summarise(samples.how, samples.milliseconds));
+    }
   }
 
   Detections detections(Batch const& batch, Output const& output, size_t index,
@@ -201,17 +227,11 @@ class Run {
     return std::nullopt;
   }
 
-  void write_json(int batch) const {
+  void write_json() const {
     const auto path = document();
     if (!path) return;
-    const Info info{program_.name,
-                    metadata_.description,
-                    options_.threshold,
-                    options_.nms,
-                    options_.nms_iou,
-                    options_.top,
-                    batch,
-                    benchmark_};
+    const Info info{program_.name,    metadata_.description, options_.threshold, options_.nms,
+                    options_.nms_iou, options_.top,          benchmark_};
     write_document(*path, found_, metadata_.class_names, info);
   }
 
@@ -232,7 +252,7 @@ class Run {
   std::vector<Picture> pictures_, readable_;
   std::vector<Found> found_;
   std::vector<Times> times_;
-  std::vector<Summary> benchmark_;
+  Benchmark benchmark_;
   std::vector<fs::path> drawn_;
   std::unique_ptr<Batch> first_batch_;
   Dump dump_;

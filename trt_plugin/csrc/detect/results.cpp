@@ -70,9 +70,11 @@ Json as_json(Info const& info) {
   Json json{{"description", info.program},      {"network", info.network},
             {"threshold", info.threshold},      {"nms", or_null(info.nms)},
             {"nms_iou", or_null(info.nms_iou)}, {"top", or_null(info.top)}};
-  if (info.benchmark.empty()) return json;
-  json["benchmark"] = {{"batch", info.batch}, {"runs", Json::array()}};
-  for (Summary const& summary : info.benchmark) {
+  auto const& [batch, height, width, runs] = info.benchmark;
+  if (runs.empty()) return json;
+  json["benchmark"] = {
+      {"batch", batch}, {"height", height}, {"width", width}, {"runs", Json::array()}};
+  for (Summary const& summary : runs) {
     json["benchmark"]["runs"].push_back({{"how", summary.how},
                                          {"median_ms", rounded(summary.median, 4)},
                                          {"p05_ms", rounded(summary.p05, 4)},

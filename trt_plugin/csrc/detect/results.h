@@ -26,6 +26,12 @@ struct Summary {
 
 Summary summarise(std::string how, std::vector<float> samples);
 
+// The GPU times of the network on an input of this shape.
+struct Benchmark {
+  int batch = 0, height = 0, width = 0;
+  std::vector<Summary> runs;  // empty if there was none
+};
+
 // Facts about the run; what was not given is null.
 struct Info {
   std::string program, network;
@@ -33,8 +39,7 @@ struct Info {
   std::optional<std::string> nms;
   std::optional<double> nms_iou;
   std::optional<size_t> top;
-  int batch = 1;
-  std::vector<Summary> benchmark;
+  Benchmark benchmark;
 };
 
 // A detection as the document gives it.
