@@ -48,11 +48,21 @@ class InputSizes:
 
     @classmethod
     def of_artifact(cls, metadata: Any) -> InputSizes:
-        """The sizes of an exported file, of its `trt_plugin.ArtifactMetadata`."""
+        """The sizes of an exported file, of its `trt_plugin.ArtifactMetadata`.
+
+        Raises:
+            ValueError: heights and widths that pictures cannot be padded to.
+        """
         usual = [metadata.batch, 3, metadata.resize["height"], metadata.resize["width"]]
         shapes = metadata.profiles.get("images", dict.fromkeys(Range._fields, usual))
         batch, _, height, width = (Range(*sizes) for sizes in zip(*(shapes[name] for name in Range._fields)))
-        return cls(batch, height, width)
+        result = cls(batch, height, width)
+        if result.resizable and any(side % SIZE_DIVISOR for side in (*height, *width)):
+            raise ValueError(
+                f"profiles: expected heights and widths that are multiples of {SIZE_DIVISOR}, "
+                f"got images {shapes}"
+            )
+        return result
 
     @property
     def dynamic(self) -> bool:

@@ -34,14 +34,14 @@ class TensorRTBackend:
         self._runner = trt_plugin.EngineRunner(engine, device=int(index or 0))
         try:
             metadata.check_engine(metadata_path, self._runner.inputs, self._runner.outputs)
-        except trt_plugin.EngineError:
+            sizes = InputSizes.of_artifact(metadata)
+            self.preprocessor = Preprocessor.of_artifact(metadata)
+        except Exception:
             self._runner.close()
             raise
+        self.batch = sizes.batch if sizes.batch.dynamic else sizes.batch.opt
         self.class_names = tuple(metadata.class_names)
         self.nms = None if metadata.nms_in_graph else dict(metadata.nms)
-        sizes = InputSizes.of_artifact(metadata)
-        self.batch = sizes.batch if sizes.batch.dynamic else sizes.batch.opt
-        self.preprocessor = Preprocessor.of_artifact(metadata)
         self.description = (
             f"{metadata.model}, TensorRT {metadata.tensorrt_version}, {metadata.gpu}, {metadata.precision}"
         )

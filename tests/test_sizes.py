@@ -121,6 +121,17 @@ def test_wrong_profiles(changed):
         dynamic_metadata(**changed)
 
 
+def test_metadata_of_a_dynamic_engine_has_profiles():
+    with pytest.raises(ValueError, match="profiles: expected for every input"):
+        dataclasses.replace(dynamic_metadata(), profiles={})
+
+
+@pytest.mark.parametrize("changed", [{"min": [1, 3, 500, 512]}, {"max": [8, 3, 1344, 1340]}], ids=str)
+def test_sizes_that_pictures_cannot_be_padded_to(changed):
+    with pytest.raises(ValueError, match="expected heights and widths that are multiples of 32, got images"):
+        InputSizes.of_artifact(dynamic_metadata(**changed))
+
+
 def test_dynamic_metadata_is_saved_and_read(tmp_path):
     metadata = dynamic_metadata()
     metadata.save(tmp_path / "model.json")

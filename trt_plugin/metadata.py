@@ -215,7 +215,7 @@ def _check_profiles(profiles: object, inputs: list[dict[str, Any]]) -> None:
     _require(isinstance(profiles, dict), "profiles", "an object", profiles)
     shapes = {tensor["name"]: list(tensor["shape"]) for tensor in inputs}
     dynamic = {name for name, shape in shapes.items() if -1 in shape}
-    _require(not profiles or profiles.keys() == dynamic, "profiles", expected, profiles)
+    _require(profiles.keys() == dynamic, "profiles", expected, profiles)
     for name, profile in profiles.items():
         _require(isinstance(profile, dict), "profiles", expected, profiles)
         _require(profile.keys() == {"min", "opt", "max"}, "profiles", expected, profiles)
