@@ -206,6 +206,7 @@ def write_onnx(
         _name_sizes(program.model.graph)
     optimizer.remove_unused_nodes(program.model)
     node_names.name_by_modules(program.model.graph)
+    node_names.remove_stack_traces(program.model.graph)
     if function_bodies:
         for body in operator.function_bodies():
             function = onnx_ir.serde.deserialize_function(body)

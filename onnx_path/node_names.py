@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12'], the last its operator."""
+STACK_TRACE = "pkg.torch.onnx.stack_trace"
+"""Another: source lines with the paths of the machine that exported."""
 
 
 def name_by_modules(graph: onnx_ir.Graph) -> None:
@@ -29,6 +31,12 @@ def name_by_modules(graph: onnx_ir.Graph) -> None:
         name = modules.node_name(_scopes(node), node.op_type)
         taken[name] += 1
         node.name = name if taken[name] == 1 else f"{name}_{taken[name] - 1}"
+
+
+def remove_stack_traces(graph: onnx_ir.Graph) -> None:
+    """Takes the exporter's stack traces out, so that a file says the same wherever it was made."""
+    for node in graph:
+        node.metadata_props.pop(STACK_TRACE, None)
 
 
 def _scopes(node: onnx_ir.Node | None) -> list[str]:

@@ -248,6 +248,11 @@ def test_exported_nodes_are_named_by_modules(exported):
     assert len(top) < 0.2 * len(nodes)
 
 
+def test_exported_file_names_no_path_of_this_machine(exported):
+    content = exported[3].read_bytes()
+    assert b"site-packages" not in content and bytes(Path(__file__).parents[1]) not in content
+
+
 def test_exported_file_runs_in_onnxruntime(exported):
     _, model, inputs, path, _ = exported
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
