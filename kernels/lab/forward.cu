@@ -175,6 +175,7 @@ class Bench {
     problem.num_queries = encoder ? cells : 900;
     problem.total_points = 20;
     for (int level = 0; level < 5; ++level) problem.points_per_level[level] = 4;
+    problem.set_dense();
     problem.locations = locations;
     problem.value_type = problem.location_type = problem.weight_type = kType<T>;
     const int64_t rows = problem.batch_size * problem.num_queries, items = rows * 8;
