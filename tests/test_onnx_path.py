@@ -26,7 +26,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx_path import build, operator  # noqa: E402
-from onnx_path.build import _without_function_bodies  # noqa: E402
+from onnx_path.builder import parsed_file  # noqa: E402
 from onnx_path.export import export_onnx, main  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[1]
@@ -265,13 +265,13 @@ def test_build_hands_tensorrt_a_file_without_bodies(tmp_path):
     path = tmp_path / "model.onnx"
     model = node_model(operator.FUSED_ATTENTION, problem(operator.FUSED_ATTENTION, None), None)
     onnx.save(model, path)
-    with _without_function_bodies(path) as stripped:
+    with parsed_file(path) as stripped:
         parsed = onnx.load(stripped)
         assert stripped.parent == path.parent
         assert not parsed.functions
         assert parsed.graph == model.graph
         onnx.save(parsed, tmp_path / "plain.onnx")
-    with _without_function_bodies(tmp_path / "plain.onnx") as unchanged:
+    with parsed_file(tmp_path / "plain.onnx") as unchanged:
         assert unchanged == tmp_path / "plain.onnx"
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "plain.onnx"}
     assert onnx.load(path) == model
