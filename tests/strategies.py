@@ -34,6 +34,14 @@ RAGGED = ((2, 0, 5),)
 """Ragged lists for a backend that is built for one list at a time, as a TensorRT engine is."""
 
 
+COLUMNS = (
+    Problem("columns_16_bytes", 2, ((5, 9), (3, 4), (2, 3), (2, 2), (2, 2)), 71, num_heads=8),
+    Problem("columns_of_pairs", 2, ((5, 9), (3, 4), (2, 3)), 71, num_heads=2, head_dim=16, num_points=3),
+    Problem("columns_of_numbers", 2, ((5, 9),), 71, num_heads=1, head_dim=8, num_points=3),
+)
+"""For packed cases: how far rows of 16-bit numbers are aligned, and so which kernels and loads take them."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One drawn call of the operator.

@@ -27,6 +27,7 @@ ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx_path import build, operator  # noqa: E402
 from onnx_path.builder import parsed_file  # noqa: E402
+from onnx_path.comparison.reference import add_bodies  # noqa: E402
 from onnx_path.export import export_onnx, main  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[1]
@@ -248,8 +249,30 @@ def test_exported_nodes_are_named_by_modules(exported):
     assert len(top) < 0.2 * len(nodes)
 
 
-def test_exported_file_runs_in_onnxruntime(exported):
+def test_tensorrt_gets_one_projection_for_each_attention(exported):
+    name, _, _, path, counts = exported
+    with parsed_file(path) as parsed:
+        nodes = onnx.load(parsed).graph.node
+    attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    assert [len(node.input) for node in attentions] == [5] * MODELS[name]
+    after = Counter(node.op_type for node in nodes)
+    assert counts["MatMul"] - after["MatMul"] == counts["Add"] - after["Add"] == MODELS[name]
+    assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
+    made = {node.output[0]: node.name for node in nodes}
+    for node in attentions:
+        module = node.name.rpartition("/")[0]
+        assert made[node.input[4]] == f"{module}/projection/Add"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["file", "as_tensorrt_gets_it"])
+def test_exported_file_runs_in_onnxruntime(exported, packed, tmp_path):
     _, model, inputs, path, _ = exported
+    if packed:
+        with parsed_file(path) as parsed:
+            changed = onnx.load(parsed)
+        add_bodies(changed)
+        path = tmp_path / "packed.onnx"
+        onnx.save(changed, path)
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     found = session.run(
         ["boxes", "scores", "labels"], {"images": inputs[0].numpy(), "image_shapes": inputs[1].numpy()}
