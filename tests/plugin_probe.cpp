@@ -1,9 +1,9 @@
 // Asks a plugin of the library about one call, without a GPU and without TensorRT's builder:
 //   plugin_probe LIBRARY OPERATOR FIELDS TENSOR...
-// FIELDS are "-", points_per_level as "3,6,1", "packed" or "packed,3,6,1"; a TENSOR is "float16:2,7,4". The plugin is made from its
-// fields, serialised, made again from that, cloned and attached to a context, so that what answers
-// has come all this way. Prints "types N", "shapes N" (the results of getOutputDataTypes and
-// onShapeChange) and the timing cache id.
+// FIELDS are "-", points_per_level as "3,6,1", "packed" or "packed,3,6,1"; a TENSOR is
+// "float16:2,7,4". The plugin is made from its fields, serialised, made again from that, cloned and
+// attached to a context, so that what answers has come all this way. Prints "types N", "shapes N"
+// (the results of getOutputDataTypes and onShapeChange) and the timing cache id.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
