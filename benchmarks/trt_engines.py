@@ -41,6 +41,7 @@ class EngineKey:
         location_dtype: of locations and weights (offsets and logits).
         index_dtype: int32 or int64, of spatial_shapes and level_start_index.
         points_per_level: the plugin's field; None when every level has the same number.
+        packed: offsets and logits of FUSED_ATTENTION are one input, `projection`.
     """
 
     operator: str
@@ -48,6 +49,13 @@ class EngineKey:
     location_dtype: torch.dtype
     index_dtype: torch.dtype = torch.int64
     points_per_level: tuple[int, ...] | None = None
+    packed: bool = False
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Of the engine, in the plugin's order."""
+        names = INPUT_NAMES[self.operator]
+        return (*names[:-2], "projection") if self.packed else names
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,9 @@ def input_dimensions(key: EngineKey, limits: Limits) -> dict[str, list[tuple[int
         "reference_points": [limits.N, limits.Q, levels, limits.B],
         "sampling_offsets": [*rows, *points, fixed[2]],
         "attention_logits": [*rows, total],
+        "projection": [*rows[:2], tuple(3 * a * b for a, b in zip(limits.M, total, strict=True))],
     }
-    return {name: dimensions[name] for name in INPUT_NAMES[key.operator]}
+    return {name: dimensions[name] for name in key.input_names}
 
 
 class PluginEngine:
@@ -119,10 +128,9 @@ class PluginEngine:
         key = self.key
         wanted = {"value": key.dtype, "spatial_shapes": key.index_dtype, "level_start_index": key.index_dtype}
         wanted["reference_points"] = torch.float32
-        names = INPUT_NAMES[key.operator]
         return [
             torch.empty(tensor.shape, dtype=wanted.get(name, key.location_dtype), device="cuda").copy_(tensor)
-            for name, tensor in zip(names, inputs, strict=True)
+            for name, tensor in zip(key.input_names, inputs, strict=True)
         ]
 
     def __call__(self, prepared: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -141,7 +149,7 @@ class PluginEngine:
 
         context = self._context
         with collect_errors() as errors:
-            for name, tensor in zip(INPUT_NAMES[self.key.operator], prepared, strict=True):
+            for name, tensor in zip(self.key.input_names, prepared, strict=True):
                 if not context.set_input_shape(name, tuple(tensor.shape)):
                     raise RuntimeError(f"{name}: shape {list(tensor.shape)} refused: {describe(errors)}")
                 context.set_tensor_address(name, tensor.data_ptr() or self._nothing.data_ptr())
@@ -181,6 +189,8 @@ def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
     if key.points_per_level is not None:
         counts = np.asarray(key.points_per_level, np.int32)
         fields = [trt.PluginField("points_per_level", counts, trt.PluginFieldType.INT32)]
+    if key.packed:
+        fields.append(trt.PluginField("packed", np.ones(1, np.int32), trt.PluginFieldType.INT32))
     return creator.create_plugin("msda", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
 
 

@@ -1,4 +1,4 @@
-"""Torch-TensorRT converters: torch.ops.msda.attention and fused_attention become layers of the MSDA plugins.
+"""Torch-TensorRT converters: msda.attention, fused_attention and packed_attention become MSDA plugin layers.
 
 `add_plugin_layer`, what a converter does to the network, needs only TensorRT;
 `register` needs Torch-TensorRT.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 
 import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
+from dynamo_path.packing import packed_attention
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
     torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
+    packed_attention: FUSED_ATTENTION,
 }
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOAT_TYPES = {"FLOAT", "HALF", "BF16"}  # names of tensorrt.DataType
@@ -99,7 +102,7 @@ def convert_where(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, 
 
 
 def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
-    """The converter of both operators, with the signature that Torch-TensorRT calls.
+    """The converter of all `TARGETS`, with the signature that Torch-TensorRT calls.
 
     Args:
         ctx: torch_tensorrt's ConversionContext.
@@ -112,10 +115,12 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     """
     from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
 
-    values: dict[str, Any] = {}
-    for argument, value in zip(target._schema.arguments, args):
-        values[argument.name] = value
-    values.update(kwargs)
+    packed = target is packed_attention
+    if packed:
+        names = list(inspect.signature(target).parameters)
+    else:
+        names = [argument.name for argument in target._schema.arguments]
+    values: dict[str, Any] = dict(zip(names, args)) | kwargs
     points_per_level = values.pop("points_per_level", None)
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
@@ -128,11 +133,17 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
         if tensor.dtype.name in FLOAT_TYPES - accepted:
             tensor = cast_trt_tensor(ctx, tensor, torch.float32, f"{name}_{argument}_float32")
         inputs.append(tensor)
-    return add_plugin_layer(ctx.net, TARGETS[target], inputs, points_per_level, f"{TARGETS[target]}-[{name}]")
+    operator = TARGETS[target]
+    return add_plugin_layer(ctx.net, operator, inputs, points_per_level, f"{operator}-[{name}]", packed)
 
 
 def add_plugin_layer(
-    network: Any, operator: str, inputs: Sequence[Any], points_per_level: Sequence[int] | None, name: str
+    network: Any,
+    operator: str,
+    inputs: Sequence[Any],
+    points_per_level: Sequence[int] | None,
+    name: str,
+    packed: bool = False,
 ) -> Any:
     """Adds one MSDA plugin layer to a TensorRT network.
 
@@ -142,6 +153,7 @@ def add_plugin_layer(
         inputs: the operator's tensors in order.
         points_per_level: P_l of each level, or None where all have equally many.
         name: of the layer.
+        packed: the last input of the fused plugin is the projection of offsets and logits.
 
     Returns:
         The layer's output tensor.
@@ -157,6 +169,8 @@ def add_plugin_layer(
     if points_per_level is not None:
         points = np.array(points_per_level, dtype=np.int32)
         fields.append(trt.PluginField("points_per_level", points, trt.PluginFieldType.INT32))
+    if packed:
+        fields.append(trt.PluginField("packed", np.ones(1, np.int32), trt.PluginFieldType.INT32))
     plugin = creator.create_plugin(name, trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     if plugin is None:
         raise RuntimeError(f"{name}: TensorRT could not create the plugin {operator}")

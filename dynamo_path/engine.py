@@ -13,6 +13,7 @@ import torch
 
 from codetr.export_checks import INPUT_NAMES
 from codetr.exporting import Request
+from dynamo_path.packing import pack_projections
 from dynamo_path.reshapes import simplify_reshapes
 
 Result = TypeVar("Result")
@@ -139,9 +140,9 @@ def patched_interpreter(
 ) -> Iterator[list[Exception]]:
     """Lets Torch-TensorRT build engines as we want them while the block runs.
 
-    Output names are given (its own are output0, …), profiles are full, reshapes compute few sizes, and what
-    has no converter is an error before the build. It has no settings for these, so its interpreter is
-    replaced by a subclass.
+    Output names are given (its own are output0, …), profiles are full, reshapes compute few sizes, offsets
+    and logits are one projection, and what has no converter is an error before the build. It has no settings
+    for these, so its interpreter is replaced by a subclass.
 
     Args:
         names: of the outputs.
@@ -160,6 +161,7 @@ def patched_interpreter(
 
     class Interpreter(NamedLayers, original):
         def __init__(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
+            pack_projections(module)
             simplify_reshapes(module)
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()

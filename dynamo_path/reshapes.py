@@ -50,5 +50,10 @@ def reshape_target(
     return None if target is None else list(target)
 
 
+def same_sizes(one: Sequence[int | torch.SymInt], other: Sequence[int | torch.SymInt]) -> bool:
+    """Whether sizes are known to be equal."""
+    return [_expression(size) for size in one] == [_expression(size) for size in other]
+
+
 def _expression(size: int | torch.SymInt) -> object:
     return size.node.expr if isinstance(size, torch.SymInt) else size

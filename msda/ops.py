@@ -99,7 +99,8 @@ def fused_attention(
         value, spatial_shapes, level_start_index: as for :func:`attention`.
         reference_points: as above, 0 to 1 over the level; float32 (float64 with a float64 value).
         sampling_offsets: [N, Q, M, L, P, 2] = (x, y) in value's type or float32.
-        attention_logits: [N, Q, M, L * P] in value's type or float32.
+        attention_logits: [N, Q, M, L * P] in value's type or float32. Where these two are columns of a wider
+            tensor, as of one linear layer for both, the forward reads them without a copy.
         points_per_level: P_l of each level where they differ; then sampling_offsets is
             [N, Q, M, sum P_l, 2] and attention_logits [N, Q, M, sum P_l].
 

@@ -30,8 +30,7 @@ from codetr.exporting import stage, staged_folder
 from codetr.files import atomic_write
 from onnx_path import engine_report, plugins, preparation, profiles
 from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
-from onnx_path.builder import Settings, import_builder, serialize_engine
-from onnx_path.builder import without_function_bodies as _without_function_bodies
+from onnx_path.builder import Settings, import_builder, parsed_file, serialize_engine
 from onnx_path.command_lines import polygraphy_line, trtexec_line
 from onnx_path.preparation import CONVERTED
 
@@ -78,8 +77,8 @@ def build_engine(
         RuntimeError: TensorRT cannot parse the file or build the engine; with its own words.
     """
     import_requirements()
-    with _without_function_bodies(onnx_path) as parsed_path:
-        engine = serialize_engine(parsed_path, settings or Settings(), onnx_path.name)
+    with parsed_file(onnx_path) as parsed:
+        engine = serialize_engine(parsed, settings or Settings(), onnx_path.name)
     with atomic_write(engine_path) as temporary:
         temporary.write_bytes(engine)
 
@@ -99,7 +98,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if precision in CONVERTED:
             with stage(f"convert to {precision}"):
                 conversion = _convert(model, arguments)
-        if preparation.take_out_bodies(model) or conversion is not None or written:
+        if preparation.fit_plugins(model, source.parent) or conversion is not None or written:
             preparation.save(model, folder / parsed.name, source.parent)
             path = folder / parsed.name
         else:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onnx_path.operator import DOMAIN, remove_function_bodies
 from onnx_path.profiles import Profile
 
 
@@ -122,18 +121,19 @@ def _quiet_polygraphy() -> Iterator[None]:
 
 
 @contextmanager
-def without_function_bodies(path: Path) -> Iterator[Path]:
-    """Gives a file in the same folder (external weights are found by it) without bodies of the MSDA nodes.
+def parsed_file(path: Path) -> Iterator[Path]:
+    """Gives what TensorRT parses for a file: one in the same folder, by which external weights are found.
 
-    TensorRT's parser up to 10.6 would otherwise build the bodies, not the plugins.
+    A build and a refit take the same, so that the weights have the same names. See `preparation.fit_plugins`.
     """
     import onnx
 
+    from onnx_path import preparation
+
     model = onnx.load(path, load_external_data=False)
-    if not any(function.domain == DOMAIN for function in model.functions):
+    if not preparation.fit_plugins(model, path.parent):
         yield path
         return
-    remove_function_bodies(model)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".onnx", dir=path.parent)
     os.close(handle)
     stripped = Path(name)

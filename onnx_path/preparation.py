@@ -1,4 +1,4 @@
-"""ONNX files on their way to TensorRT: checked, converted to 16 bits, stripped, written. Needs no GPU."""
+"""ONNX files on their way to TensorRT: checked, converted to 16 bits, fitted, written. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx
 
 from onnx_path import plugins
 from onnx_path.operator import remove_function_bodies
+from onnx_path.packing import pack_projections
 from onnx_path.profiles import Profile
 from onnx_path.surgery import files
 
@@ -95,6 +96,20 @@ def fix_sizes(model: onnx.ModelProto, profiles: Mapping[str, Profile]) -> tuple[
             if dim.dim_param in named:
                 dim.dim_value = named[dim.dim_param]
     return remaining, written
+
+
+def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
+    """Gives a model's MSDA nodes the form in which TensorRT builds the fastest plugins, in place.
+
+    Args:
+        model: loses their bodies, see `take_out_bodies`; merges what `pack_projections` does.
+        folder: where weights outside of the model lie.
+
+    Returns:
+        Whether the model has changed.
+    """
+    had_bodies = take_out_bodies(model)
+    return pack_projections(model, folder) > 0 or had_bodies
 
 
 def take_out_bodies(model: onnx.ModelProto) -> bool:

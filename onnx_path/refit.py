@@ -27,7 +27,7 @@ from codetr.command import (
 from codetr.exporting import stage
 from codetr.files import atomic_write
 from codetr.refitting import check_new_engine, require_refittable
-from onnx_path.builder import without_function_bodies
+from onnx_path.builder import parsed_file
 
 if TYPE_CHECKING:
     from trt_plugin import ArtifactMetadata
@@ -121,7 +121,7 @@ def refit(engine_path: Path, onnx_path: Path) -> bytes:
             )
         return reader
 
-    with without_function_bodies(onnx_path) as parsed:
+    with parsed_file(onnx_path) as parsed:
         return refit_engine(engine_path, give)
 
 

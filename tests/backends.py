@@ -106,11 +106,16 @@ def _engine(key):
 
 
 def run_tensorrt(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The plugin in an engine with dynamic shapes, built once a session for each combination of types."""
+    """The plugin in an engine with dynamic shapes, built once a session for each combination of types.
+
+    Offsets and logits that are columns of one tensor are one input.
+    """
     from benchmarks.trt_engines import ATTENTION, FUSED_ATTENTION, EngineKey
 
     fused = isinstance(inputs, FusedInputs)
-    location_dtype = inputs[-2].dtype
+    *tensors, points, weights = inputs[:-1]
+    location_dtype = weights.dtype
+    packed = fused and points.untyped_storage().data_ptr() == weights.untyped_storage().data_ptr()
     key = EngineKey(
         operator=FUSED_ATTENTION if fused else ATTENTION,
         dtype=inputs.value.dtype,
@@ -118,12 +123,14 @@ def run_tensorrt(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
         # The plugin takes both; both are tested without twice as many engines: the types share them out.
         index_dtype=torch.int32 if location_dtype == torch.float16 else torch.int64,
         points_per_level=None if inputs.points_per_level is None else tuple(inputs.points_per_level),
+        packed=packed,
     )
+    last = [torch.cat([points.flatten(2), weights.flatten(2)], -1)] if packed else [points, weights]
     engine = _engine(key)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        output = engine(engine.prepare(inputs[:-1]))
+        output = engine(engine.prepare([*tensors, *last]))
     stream.synchronize()
     return output
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -46,6 +47,9 @@ TENSORS = (
     "grad_reference_points",
 )
 
+STRIDED = TENSORS[4:6]
+"""The tensors whose queries may lie apart in the forward."""
+
 
 class EmulatorError(RuntimeError):
     """A launch failed; the message says which kernel, block, thread and line, and why."""
@@ -69,6 +73,8 @@ class _Problem(ctypes.Structure):
                 "num_levels",
                 "num_queries",
                 "total_points",
+                "location_stride",
+                "weight_stride",
             )
         ),
         ("points_per_level", ctypes.POINTER(ctypes.c_int32)),
@@ -89,8 +95,8 @@ class _Tensors(ctypes.Structure):
     _fields_ = tuple((name, _Tensor) for name in TENSORS)
 
 
-def _problem(inputs: AttentionInputs | FusedInputs) -> _Problem:
-    """Sizes and types of valid inputs."""
+def _problem(inputs: AttentionInputs | FusedInputs, strides: Sequence[int]) -> _Problem:
+    """Sizes and types of valid inputs; strides of locations and weights as they are handed on."""
     value, shapes, _, *rest, points = inputs
     fused = isinstance(inputs, FusedInputs)
     locations = GIVEN
@@ -101,6 +107,7 @@ def _problem(inputs: AttentionInputs | FusedInputs) -> _Problem:
     return _Problem(
         *(value.shape[0], value.shape[1], value.shape[2], value.shape[3], num_levels, rest[-2].shape[1]),
         sum(counts),
+        *strides,
         (ctypes.c_int32 * num_levels)(*counts),
         locations,
         *(TYPES.index(tensor.dtype) for tensor in (value, rest[-2], rest[-1])),
@@ -118,6 +125,28 @@ def _tensors(inputs: AttentionInputs | FusedInputs, **others: torch.Tensor) -> d
     """Every tensor of a call by its C name, contiguous."""
     tensors = {c_name: getattr(inputs, name) for name, c_name in _names(inputs).items()} | others
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[N, Q, ...] as a row for each query: without a copy where the kernels need none."""
+    shape = (tensor.shape[0] * tensor.shape[1], math.prod(tensor.shape[2:]))
+    try:
+        rows = tensor.detach().view(shape)
+    except RuntimeError:
+        rows = tensor.detach().reshape(shape)
+    return rows if rows.stride(1) == 1 and rows.stride(0) >= shape[1] else rows.contiguous()
+
+
+def _stride(tensor: torch.Tensor) -> int:
+    """Elements from a query to the next, of `_rows` or of a contiguous [N, Q, ...]."""
+    rows = tensor if tensor.dim() == 2 else _rows(tensor)
+    return rows.stride(0) if len(rows) > 1 else rows.shape[1]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """From the first element to the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 class Emulator:
@@ -148,7 +177,9 @@ class Emulator:
         shape = (batch, inputs[-2].shape[1], num_heads * head_dim)
         output = torch.full(shape, torch.nan, dtype=inputs.value.dtype)
         with _forced("MSDA_FORWARD", kernel):
-            self._call("emulated_forward", inputs, _tensors(inputs, output=output), ctypes.c_uint64(order))
+            tensors = _tensors(inputs, output=output)
+            tensors |= {c_name: _rows(tensor) for c_name, tensor in zip(STRIDED, inputs[-3:-1], strict=True)}
+            self._call("emulated_forward", inputs, tensors, ctypes.c_uint64(order))
         return output
 
     def backward(
@@ -193,9 +224,9 @@ class Emulator:
         tensors: dict[str, torch.Tensor],
         *options: ctypes._SimpleCData,
     ) -> None:
-        problem = _problem(inputs)
+        problem = _problem(inputs, [_stride(tensors[name]) for name in STRIDED])
         pointers = _Tensors(
-            **{name: _Tensor(tensor.data_ptr(), tensor.nbytes) for name, tensor in tensors.items()}
+            **{name: _Tensor(tensor.data_ptr(), _bytes(tensor)) for name, tensor in tensors.items()}
         )
         status = getattr(self._library, function)(ctypes.byref(problem), ctypes.byref(pointers), *options)
         message = self._library.emulated_message().decode()

@@ -17,7 +17,7 @@ ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def create_plugin(operator: str, points_per_level: list[int] | None = None):
+def create_plugin(operator: str, points_per_level: list[int] | None = None, packed: bool = False):
     """The plugin object for a network; needs no GPU."""
     import tensorrt as trt
 
@@ -27,6 +27,8 @@ def create_plugin(operator: str, points_per_level: list[int] | None = None):
     if points_per_level is not None:
         values = np.asarray(points_per_level, np.int32)
         fields = [trt.PluginField("points_per_level", values, trt.PluginFieldType.INT32)]
+    if packed:
+        fields.append(trt.PluginField("packed", np.ones(1, np.int32), trt.PluginFieldType.INT32))
     plugin = creator.create_plugin("attention", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     assert plugin is not None
     return plugin

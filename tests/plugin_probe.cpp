@@ -1,12 +1,13 @@
 // Asks a plugin of the library about one call, without a GPU and without TensorRT's builder:
-//   plugin_probe LIBRARY OPERATOR POINTS_PER_LEVEL TENSOR...
-// POINTS_PER_LEVEL is "-" or "3,6,1"; a TENSOR is "float16:2,7,4". The plugin is made from its
-// fields, serialised, made again from that, cloned and attached to a context, so that what answers
-// has come all this way. Prints "types N", "shapes N" (the results of getOutputDataTypes and
-// onShapeChange) and the timing cache id.
+//   plugin_probe LIBRARY OPERATOR FIELDS TENSOR...
+// FIELDS are "-", points_per_level as "3,6,1", "packed" or "packed,3,6,1"; a TENSOR is
+// "float16:2,7,4". The plugin is made from its fields, serialised, made again from that, cloned and
+// attached to a context, so that what answers has come all this way. Prints "types N", "shapes N"
+// (the results of getOutputDataTypes and onShapeChange) and the timing cache id.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <sstream>
@@ -65,13 +66,20 @@ int main(int count, char** arguments) {
   }
   if (creator == nullptr) return 2;
 
-  std::vector<int32_t> points;
-  if (arguments[3] != std::string("-")) {
-    for (int64_t number : numbers(arguments[3])) points.push_back(static_cast<int32_t>(number));
+  std::string listed = arguments[3] == std::string("-") ? "" : arguments[3];
+  std::vector<PluginField> all;
+  const int32_t packed = listed.rfind("packed", 0) == 0;
+  if (packed) {
+    all.emplace_back("packed", &packed, PluginFieldType::kINT32, 1);
+    listed = listed.substr(std::min(listed.size(), std::string("packed,").size()));
   }
-  PluginField field{"points_per_level", points.data(), PluginFieldType::kINT32,
-                    static_cast<int32_t>(points.size())};
-  PluginFieldCollection fields{points.empty() ? 0 : 1, &field};
+  std::vector<int32_t> points;
+  for (int64_t number : numbers(listed)) points.push_back(static_cast<int32_t>(number));
+  if (!points.empty()) {
+    all.emplace_back("points_per_level", points.data(), PluginFieldType::kINT32,
+                     static_cast<int32_t>(points.size()));
+  }
+  PluginFieldCollection fields{static_cast<int32_t>(all.size()), all.data()};
   IPluginV3* built = creator->createPlugin("probe", &fields, TensorRTPhase::kBUILD);
   if (built == nullptr) return 1;
   IPluginV3* loaded = creator->createPlugin("probe", runtime(built)->getFieldsToSerialize(),

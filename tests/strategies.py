@@ -9,7 +9,7 @@ agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,14 @@ RAGGED = ((2, 0, 5),)
 """Ragged lists for a backend that is built for one list at a time, as a TensorRT engine is."""
 
 
+COLUMNS = (
+    Problem("columns_16_bytes", 2, ((5, 9), (3, 4), (2, 3), (2, 2), (2, 2)), 71, num_heads=8),
+    Problem("columns_of_pairs", 2, ((5, 9), (3, 4), (2, 3)), 71, num_heads=2, head_dim=16, num_points=3),
+    Problem("columns_of_numbers", 2, ((5, 9),), 71, num_heads=1, head_dim=8, num_points=3),
+)
+"""For packed cases: how far rows of 16-bit numbers are aligned, and so which kernels and loads take them."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One drawn call of the operator.
@@ -43,6 +51,7 @@ class Case:
         fused: `fused_attention` instead of `attention`.
         places: which of PLACES occur; one is picked at random for every sample.
         layouts: memory of the three large tensors: value, locations or offsets, weights or logits.
+        packed: the last two are columns of one tensor [N, Q, 3 * M * K], whose memory is layouts[1].
         wide_locations: locations and weights (offsets and logits) in fp32 beside a 16-bit value.
         index_dtype: of spatial_shapes and level_start_index.
         seed: of the numbers.
@@ -53,6 +62,7 @@ class Case:
     fused: bool
     places: tuple[str, ...] = ("inside",)
     layouts: tuple[str, str, str] = ("contiguous",) * 3
+    packed: bool = False
     wide_locations: bool = False
     index_dtype: torch.dtype = torch.int64
     seed: int = 0
@@ -77,20 +87,22 @@ class Case:
         shapes, starts = problem.index_tensors(device, self.index_dtype)
         points = None if problem.points_per_level is None else list(problem.points_per_level)
 
-        def place(tensor: torch.Tensor, layout: str, to: torch.dtype) -> torch.Tensor:
-            return with_layout(tensor.to(to), layout, device)
+        def place(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:
+            tensors = tuple(tensor.to(small) for tensor in tensors)
+            if self.packed:
+                projection = torch.cat([tensor.flatten(2) for tensor in tensors], -1)
+                columns = [math.prod(tensor.shape[2:]) for tensor in tensors]
+                parts = with_layout(projection, self.layouts[1], device).split(columns, -1)
+                return (part.unflatten(-1, x.shape[2:]) for part, x in zip(parts, tensors, strict=True))
+            return (
+                with_layout(x, layout, device) for x, layout in zip(tensors, self.layouts[1:], strict=True)
+            )
 
+        value = with_layout(value.to(dtype), self.layouts[0], device)
         if not self.fused:
             weights = problem.per_level(logits.softmax(-1))
             locations = problem.per_level(locations)
-            return AttentionInputs(
-                place(value, self.layouts[0], dtype),
-                shapes,
-                starts,
-                place(locations, self.layouts[1], small),
-                place(weights, self.layouts[2], small),
-                points,
-            )
+            return AttentionInputs(value, shapes, starts, *place(locations, weights), points)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         reference = torch.rand(
             (*rows[:2], problem.num_levels, problem.reference_dim), generator=generator, dtype=torch.float64
@@ -100,12 +112,11 @@ class Case:
         origin = problem.to_points(reference[..., :2].double())
         offsets = (locations - origin) / problem.cells_to_unit(reference.double())
         return FusedInputs(
-            place(value, self.layouts[0], dtype),
+            value,
             shapes,
             starts,
             reference.to(device),
-            place(problem.per_level(offsets), self.layouts[1], small),
-            place(logits, self.layouts[2], small),
+            *place(problem.per_level(offsets), logits),
             points,
         )
 
@@ -218,14 +229,18 @@ def cases(
     """
     layout = st.sampled_from([layout for layout in LAYOUTS if not usual or layout != "unaligned"])
     problem = draw(problems(ragged))
+    packed = draw(st.booleans())
     if usual:
         assume(problem.num_cells >= 4)
+        # Those kernels read an offset's x and y at once.
+        assume(not packed or problem.num_heads * problem.total_points % 2 == 0)
         problem = replace(problem, head_dim=draw(st.sampled_from(USUAL_HEADS)))
     return Case(
         problem=problem,
         fused=fused,
         places=("inside",) if smooth else tuple(draw(st.sets(st.sampled_from(PLACES), min_size=1))),
         layouts=draw(st.tuples(layout, layout, layout)),
+        packed=packed,
         wide_locations=draw(st.booleans()),
         index_dtype=draw(st.sampled_from((torch.int64, torch.int32))),
         seed=draw(st.integers(0, 2**16)),

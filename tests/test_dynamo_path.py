@@ -16,6 +16,7 @@ from codetr.exporting import make_parser, request_from
 from dynamo_path import converter
 from dynamo_path.engine import UnsupportedOperators, build_engine
 from dynamo_path.export import export_program, import_requirements, main
+from dynamo_path.packing import packed_attention
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 
 
@@ -51,17 +52,22 @@ def plugin():
 
 
 @pytest.mark.parametrize("points_per_level", [None, [4, 2, 1]], ids=["equal", "ragged"])
-@pytest.mark.parametrize("operator", converter.TARGETS.values())
-def test_plugin_layer(plugin, operator, points_per_level):
+@pytest.mark.parametrize(
+    ("operator", "packed"),
+    [(converter.ATTENTION, False), (converter.FUSED_ATTENTION, False), (converter.FUSED_ATTENTION, True)],
+)
+def test_plugin_layer(plugin, operator, packed, points_per_level):
     import tensorrt
 
     network = Network(Layer())
     inputs = ["value", "spatial_shapes", "level_start_index", "more"]
-    output = converter.add_plugin_layer(network, operator, inputs, points_per_level, "layer 7")
+    output = converter.add_plugin_layer(network, operator, inputs, points_per_level, "layer 7", packed)
     ((tensors, shape_tensors, instance),) = network.calls
     assert output == "output 0 of layer 7"
     assert (tensors, shape_tensors) == (inputs, [])
     assert isinstance(instance, tensorrt.IPluginV3)
+    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+    assert made.metadata_string.startswith("packed") == packed
 
 
 def test_plugin_layer_errors(plugin):
@@ -69,6 +75,23 @@ def test_plugin_layer_errors(plugin):
         converter.add_plugin_layer(Network(None), converter.ATTENTION, [], None, "layer 7")
     with pytest.raises(RuntimeError, match="layer 7: TensorRT could not create the plugin"):
         converter.add_plugin_layer(Network(Layer()), converter.ATTENTION, [], [-1], "layer 7")
+
+
+def test_packed_attention_becomes_the_fused_plugin_of_five_inputs(monkeypatch):
+    """Torch-TensorRT itself is replaced: it needs a GPU even to be imported."""
+    tensors = [
+        SimpleNamespace(dtype=SimpleNamespace(name=name))
+        for name in ["HALF", "INT64", "INT64", "FLOAT", "HALF"]
+    ]
+    for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    utils = SimpleNamespace(get_trt_tensor=lambda ctx, value, name: value, cast_trt_tensor=None)
+    monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
+    monkeypatch.setattr(converter, "add_plugin_layer", lambda *given: given)
+    context = SimpleNamespace(net="net")
+    added = converter.convert(context, packed_attention, (*tensors, [3, 1]), {}, "node")
+    name = f"{converter.FUSED_ATTENTION}-[node]"
+    assert added == ("net", converter.FUSED_ATTENTION, tensors, [3, 1], name, True)
 
 
 @pytest.mark.parametrize(

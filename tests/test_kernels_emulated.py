@@ -152,6 +152,15 @@ def test_msda_small(
     assert_result(run(emulator, inputs, kernel), errors.truth(inputs), inputs, dtype)
 
 
+@matrix(FORWARD_KERNELS)
+@pytest.mark.parametrize("problem", strategies.COLUMNS, ids=lambda problem: problem.name)
+def test_msda_columns_of_one_tensor(
+    emulator: Emulator, kernel: str, operator: str, dtype: torch.dtype, problem: Problem
+) -> None:
+    inputs = strategies.Case(problem, operator == "fused", packed=True, seed=12).inputs(dtype)
+    assert_result(run(emulator, inputs, kernel), errors.truth(inputs), inputs, dtype)
+
+
 @pytest.mark.parametrize("operator", ["attention", "fused"])
 @pytest.mark.parametrize("kernel", ["many", "few"])
 def test_msda_kernel_that_does_not_fit_says_so(emulator: Emulator, kernel: str, operator: str) -> None:

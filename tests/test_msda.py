@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,24 @@ def test_small(
             f"where it is one kernel, the head sizes {strategies.USUAL_HEADS}"
         )
     inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=3)
+    with backend.chosen():
+        result = backend.run(inputs)
+    assert_result(result, errors.truth(inputs), inputs, dtype)
+
+
+@matrix()
+@pytest.mark.parametrize("problem", strategies.COLUMNS, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("reference_dim", [2, 4])
+def test_columns_of_one_tensor(
+    backend: Backend, operator: str, dtype: torch.dtype, problem: Problem, reference_dim: int
+) -> None:
+    """Offsets and logits (locations and weights) as one layer gives both."""
+    skip_unless(backend.can_run(dtype))
+    problem = replace(problem, reference_dim=reference_dim)
+    if not backend.takes(problem):
+        pytest.skip(f"{backend.name} takes the head sizes {strategies.USUAL_HEADS}")
+    inputs = strategies.Case(problem, operator == "fused", packed=True, seed=12).inputs(dtype, backend.device)
+    assert not (inputs[-3].is_contiguous() or inputs[-2].is_contiguous())
     with backend.chosen():
         result = backend.run(inputs)
     assert_result(result, errors.truth(inputs), inputs, dtype)

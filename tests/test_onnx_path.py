@@ -26,7 +26,8 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx_path import build, operator  # noqa: E402
-from onnx_path.build import _without_function_bodies  # noqa: E402
+from onnx_path.builder import parsed_file  # noqa: E402
+from onnx_path.comparison.reference import add_bodies  # noqa: E402
 from onnx_path.export import export_onnx, main  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[1]
@@ -253,8 +254,30 @@ def test_exported_file_names_no_path_of_this_machine(exported):
     assert b"site-packages" not in content and bytes(Path(__file__).parents[1]) not in content
 
 
-def test_exported_file_runs_in_onnxruntime(exported):
+def test_tensorrt_gets_one_projection_for_each_attention(exported):
+    name, _, _, path, counts = exported
+    with parsed_file(path) as parsed:
+        nodes = onnx.load(parsed).graph.node
+    attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    assert [len(node.input) for node in attentions] == [5] * MODELS[name]
+    after = Counter(node.op_type for node in nodes)
+    assert counts["MatMul"] - after["MatMul"] == counts["Add"] - after["Add"] == MODELS[name]
+    assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
+    made = {node.output[0]: node.name for node in nodes}
+    for node in attentions:
+        module = node.name.rpartition("/")[0]
+        assert made[node.input[4]] == f"{module}/projection/Add"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["file", "as_tensorrt_gets_it"])
+def test_exported_file_runs_in_onnxruntime(exported, packed, tmp_path):
     _, model, inputs, path, _ = exported
+    if packed:
+        with parsed_file(path) as parsed:
+            changed = onnx.load(parsed)
+        add_bodies(changed)
+        path = tmp_path / "packed.onnx"
+        onnx.save(changed, path)
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     found = session.run(
         ["boxes", "scores", "labels"], {"images": inputs[0].numpy(), "image_shapes": inputs[1].numpy()}
@@ -270,13 +293,13 @@ def test_build_hands_tensorrt_a_file_without_bodies(tmp_path):
     path = tmp_path / "model.onnx"
     model = node_model(operator.FUSED_ATTENTION, problem(operator.FUSED_ATTENTION, None), None)
     onnx.save(model, path)
-    with _without_function_bodies(path) as stripped:
+    with parsed_file(path) as stripped:
         parsed = onnx.load(stripped)
         assert stripped.parent == path.parent
         assert not parsed.functions
         assert parsed.graph == model.graph
         onnx.save(parsed, tmp_path / "plain.onnx")
-    with _without_function_bodies(tmp_path / "plain.onnx") as unchanged:
+    with parsed_file(tmp_path / "plain.onnx") as unchanged:
         assert unchanged == tmp_path / "plain.onnx"
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "plain.onnx"}
     assert onnx.load(path) == model

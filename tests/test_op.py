@@ -140,6 +140,21 @@ def test_export(operator: str, problem: Problem) -> None:
     torch.testing.assert_close(program.module()(*again[:-1]), run_msda(again))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_columns_of_one_tensor_are_not_copied(operator: str) -> None:
+    if reason := backends.no_gpu():
+        pytest.skip(reason)
+    problem = Problem("columns", 2, ((64, 64), (32, 32)), 5120, num_heads=8, head_dim=32)
+    case = strategies.Case(problem, operator == "fused_attention", packed=True)
+    inputs = case.inputs(torch.float16, "cuda")
+    run_msda(inputs)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = run_msda(inputs)
+    assert torch.cuda.max_memory_allocated() - before == output.nbytes
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_meta(operator: str) -> None:
     """Meta tensors give a shape and a type without numbers."""

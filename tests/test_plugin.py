@@ -58,26 +58,32 @@ def test_every_way_of_loading_registers_each_creator_once(ways):
     assert expected in python("\n".join(code)).splitlines()
 
 
-def test_creators_have_one_field():
+def test_fields_of_the_creators():
     import tensorrt as trt
 
-    for operator in OPERATORS:
+    for operator, names in (
+        (ATTENTION, ["points_per_level"]),
+        (FUSED_ATTENTION, ["points_per_level", "packed"]),
+    ):
         creator = trt.get_plugin_registry().get_creator(operator, "1", "msda")
         fields = [(field.name, field.type) for field in creator.field_names]
-        assert fields == [("points_per_level", trt.PluginFieldType.INT32)]
+        assert fields == [(name, trt.PluginFieldType.INT32) for name in names]
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(
+    ("operator", "packed"), [(ATTENTION, False), (FUSED_ATTENTION, False), (FUSED_ATTENTION, True)]
+)
 @pytest.mark.parametrize("points", [None, [3, 6, 1]])
-def test_plugin_keeps_its_field(operator, points):
+def test_plugin_keeps_its_fields(operator, packed, points):
     import tensorrt as trt
 
-    plugin = plugin_engines.create_plugin(operator, points)
+    plugin = plugin_engines.create_plugin(operator, points, packed)
     core = plugin.get_capability_interface(trt.PluginCapabilityType.CORE)
     assert (core.plugin_name, core.plugin_version, core.plugin_namespace) == (operator, "1", "msda")
     made = plugin.get_capability_interface(trt.PluginCapabilityType.BUILD)
     assert made.num_outputs == 1
-    assert made.metadata_string == ("points_per_level=[3,6,1]" if points else "equal points per level")
+    said = "points_per_level=[3,6,1]" if points else "equal points per level"
+    assert made.metadata_string == ("packed, " if packed else "") + said
     assert made.metadata_string in made.timing_cache_id
 
 
@@ -101,20 +107,24 @@ def test_plugin_keeps_its_field(operator, points):
             "points_per_level: expected at most 32 levels, got 33",
         ),
         ("'num_heads', np.ones(1, np.int32), INT32", 'unknown field "num_heads", expected points_per_level'),
+        ("'packed', np.full(1, 2, np.int32), INT32", "packed: expected one number"),
+        ("'packed', np.ones(2, np.int32), INT32", "packed: expected one number"),
+        ("'packed', np.ones(1, np.float32), FLOAT32", "packed: expected one number"),
     ],
 )
 def test_wrong_field_is_refused_with_a_message(field, message):
+    operator = FUSED_ATTENTION if message.startswith("packed") else ATTENTION
     output = python(
         f"""
 import numpy as np, tensorrt as trt, trt_plugin
 trt_plugin.load()
 INT32, FLOAT32 = trt.PluginFieldType.INT32, trt.PluginFieldType.FLOAT32
-creator = trt.get_plugin_registry().get_creator("{ATTENTION}", "1", "msda")
+creator = trt.get_plugin_registry().get_creator("{operator}", "1", "msda")
 fields = trt.PluginFieldCollection([trt.PluginField({field})])
 assert creator.create_plugin("attention", fields, trt.TensorRTPhase.BUILD) is None
 """
     )
-    assert f"msda::{ATTENTION}: {message}" in output
+    assert f"msda::{operator}: {message}" in output
 
 
 @pytest.fixture(scope="session")
@@ -151,8 +161,12 @@ GOOD = {
     (FUSED_ATTENTION, "3,6,1"): (
         "float16:0,30,4,8 int32:3,2 int32:3 float32:0,0,3,4 float16:0,0,4,10,2 float16:0,0,4,10"
     ),
+    (FUSED_ATTENTION, "packed"): "float16:2,30,4,8 int64:3,2 int64:3 float32:2,7,3,2 float16:2,7,180",
+    (FUSED_ATTENTION, "packed,3,6,1"): (
+        "bfloat16:2,30,4,8 int32:3,2 int32:3 float32:2,7,3,4 float32:2,7,120"
+    ),
 }
-# operator, points_per_level, input to change, its new value, what the message says of it
+# operator, fields, input to change, its new value, what the message says of it
 BAD = [
     (ATTENTION, "-", 0, "float16:2,30,32", "expected [N, S, M, D], got [2, 30, 32]"),
     (ATTENTION, "-", 0, "int8:2,30,4,8", "expected float32, float16 or bfloat16, got int8"),
@@ -175,13 +189,38 @@ BAD = [
     (FUSED_ATTENTION, "-", 3, "bfloat16:2,7,3,2", "expected float32, got bfloat16"),
     (FUSED_ATTENTION, "-", 4, "bfloat16:2,7,5,3,5,2", "with M=4 (from value), got [2, 7, 5, 3, 5, 2]"),
     (FUSED_ATTENTION, "-", 5, "float32:2,7,4,14", "with L*P=15 (from sampling_offsets), got [2, 7, 4, 14]"),
+    (FUSED_ATTENTION, "packed", 4, "float16:2,8,180", "with Q=7 (from reference_points), got [2, 8, 180]"),
+    (FUSED_ATTENTION, "packed", 4, "float16:2,7,4,3,5,2", "expected [N, Q, 3*M*L*P], got [2, 7, 4, 3, 5, 2]"),
+    (
+        FUSED_ATTENTION,
+        "packed",
+        4,
+        "float16:2,7,60",
+        "expected [N, Q, 3*M*L*P] with M=4 (from value), L=3 (from spatial_shapes) and P of 1 or more, got "
+        "[2, 7, 60]",
+    ),
+    (FUSED_ATTENTION, "packed", 4, "float16:2,7,0", "and P of 1 or more, got [2, 7, 0]"),
+    (
+        FUSED_ATTENTION,
+        "packed",
+        4,
+        "bfloat16:2,7,180",
+        "expected float16 (the value's) or float32, got bfloat16",
+    ),
+    (
+        FUSED_ATTENTION,
+        "packed,3,6,1",
+        4,
+        "float32:2,7,180",
+        "expected [N, Q, 3*M*K] with 3*M*K=120 (from points_per_level and value), got [2, 7, 180]",
+    ),
 ]
 
 
 def run_probe(
-    probe: Path, library: Path, operator: str, points: str, tensors: list[str]
+    probe: Path, library: Path, operator: str, fields: str, tensors: list[str]
 ) -> tuple[list[str], str]:
-    command = [str(probe), str(library), operator, points, *tensors]
+    command = [str(probe), str(library), operator, fields, *tensors]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=probe_environment())
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
@@ -195,23 +234,41 @@ def probe_environment() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": ":".join([*folders, known])}
 
 
-@pytest.mark.parametrize(("operator", "points"), GOOD)
-def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, operator, points):
-    lines, errors = run_probe(probe, library, operator, points, GOOD[operator, points].split())
-    ending = "equal points per level" if points == "-" else f"points_per_level=[{points}]"
-    assert lines == ["types 0", "shapes 0", f"{operator} 1 {ending}"]
+@pytest.mark.parametrize(("operator", "fields"), GOOD)
+def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, operator, fields):
+    lines, errors = run_probe(probe, library, operator, fields, GOOD[operator, fields].split())
+    said = "points_per_level=[3,6,1]" if "3,6,1" in fields else "equal points per level"
+    assert lines == ["types 0", "shapes 0", f"{operator} 1 {'packed, ' * ('packed' in fields)}{said}"]
     assert not errors
 
 
-@pytest.mark.parametrize(("operator", "points", "index", "tensor", "message"), BAD)
-def test_wrong_input_is_named(probe, library, operator, points, index, tensor, message):
-    tensors = GOOD[operator, points].split()
+@pytest.mark.parametrize(
+    ("fields", "inputs", "message"),
+    [
+        (
+            "packed",
+            "-",
+            "level_start_index, reference_points, projection), got 6",
+        ),
+        ("-", "packed", "reference_points, sampling_offsets, attention_logits), got 5"),
+    ],
+)
+def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library, fields, inputs, message):
+    tensors = GOOD[FUSED_ATTENTION, inputs].split()
+    lines, errors = run_probe(probe, library, FUSED_ATTENTION, fields, tensors)
+    assert lines[:2] == ["types -1", "shapes -1"]
+    assert message in errors
+
+
+@pytest.mark.parametrize(("operator", "fields", "index", "tensor", "message"), BAD)
+def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, message):
+    tensors = GOOD[operator, fields].split()
     wrong_type = tensors[index].split(":")[0] != tensor.split(":")[0]
     tensors[index] = tensor
-    lines, errors = run_probe(probe, library, operator, points, tensors)
+    lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
-    name = INPUT_NAMES[operator][index]
-    assert all(line.startswith(f"msda::{operator}: {name}: ") for line in errors.splitlines())
+    names = (*INPUT_NAMES[operator][:4], "projection") if "packed" in fields else INPUT_NAMES[operator]
+    assert all(line.startswith(f"msda::{operator}: {names[index]}: ") for line in errors.splitlines())
     assert message in errors
 
 

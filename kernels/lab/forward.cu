@@ -2,13 +2,14 @@
 // forward_dispatch.cuh. Needs nothing but a GPU.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90 -I../include -o forward forward.cu ../src/forward_fp64.cu
-//   ./forward [--height 768] [--width 1152] [--batch 1] [--only TEXT]
+//   ./forward [--height 768] [--width 1152] [--batch 1] [--packed 0] [--only TEXT]
 //
 // The problem is the encoder of a five-scale Co-DINO (and its decoder, 900 queries): 8 heads of 32
 // channels, 4 points. Locations near: the published initial offsets plus noise of 1.5 cells;
 // uniform: anywhere. Cold cache: launches alternate between two sets of inputs, each as large as an
 // H200's L2; warm: they repeat one. Times are the median of 20 graphs of 10 launches; errors are
-// relative to the general kernel in double on the same inputs.
+// relative to the general kernel in double on the same inputs. --packed 1: a query's offsets and
+// logits (locations and weights) are one row of one tensor.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,6 +37,7 @@ struct Options {
   int height = 768;
   int width = 1152;
   int batch = 1;
+  bool packed = false;
   std::string only;
 };
 
@@ -175,6 +177,7 @@ class Bench {
     problem.num_queries = encoder ? cells : 900;
     problem.total_points = 20;
     for (int level = 0; level < 5; ++level) problem.points_per_level[level] = 4;
+    problem.set_dense();
     problem.locations = locations;
     problem.value_type = problem.location_type = problem.weight_type = kType<T>;
     const int64_t rows = problem.batch_size * problem.num_queries, items = rows * 8;
@@ -234,7 +237,9 @@ class Bench {
         cudaFree(wide_locations);
         cudaFree(wide_weights);
       }
+      if (options.packed) pack(a, rows);
     }
+    if (options.packed) problem.location_stride = problem.weight_stride = 480;
     cudaFree(scratch);
     cudaFree(other);
     sums_ = allocate<double>(2);
@@ -304,6 +309,19 @@ class Bench {
   Problem problem;
 
  private:
+  // Brings 8 * 20 points' offsets and logits into rows of one tensor.
+  static void pack(ForwardArguments& arguments, int64_t rows) {
+    constexpr size_t kPitch = 480 * sizeof(T);
+    const auto move = [&](const void*& from, T* to, size_t bytes) {
+      check(cudaMemcpy2D(to, kPitch, from, bytes, bytes, rows, cudaMemcpyDefault), "pack");
+      cudaFree(const_cast<void*>(from));
+      from = to;
+    };
+    T* const packed = allocate<T>(rows * 480);
+    move(arguments.sampling_locations, packed, 320 * sizeof(T));
+    move(arguments.attention_weights, packed + 320, 160 * sizeof(T));
+  }
+
   Options options_;
   int sets_used_;
   Set<T> sets_[2];
@@ -380,6 +398,8 @@ int main(int count, char** given) {
       options.width = std::atoi(given[i + 1]);
     } else if (name == "--batch") {
       options.batch = std::atoi(given[i + 1]);
+    } else if (name == "--packed") {
+      options.packed = std::atoi(given[i + 1]) != 0;
     } else if (name == "--only") {
       options.only = given[i + 1];
     } else {

@@ -56,6 +56,7 @@ cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
 cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
                      cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
+  if (!problem.dense()) return cudaErrorInvalidValue;
   if (problem.locations == Locations::kGiven && arguments.grad_reference_points != nullptr) {
     return cudaErrorInvalidValue;
   }

@@ -45,6 +45,7 @@ using binding::check_shape;
 using binding::make_arguments;
 using binding::make_problem;
 using binding::PointsPerLevel;
+using binding::with_stride;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -78,7 +79,8 @@ void check_launch(const char* operation, cudaError_t status, const msda::Problem
 }
 #endif
 
-// Runs the forward kernel of the tensors' device. The tensors are contiguous.
+// Runs the forward kernel of the tensors' device. The tensors are contiguous, but for the problem's
+// strides.
 Tensor run_forward(const msda::Problem& problem, msda::ForwardArguments arguments,
                    const Tensor& value) {
   Tensor output = torch::stable::new_empty(
@@ -104,14 +106,14 @@ Tensor run_forward(const msda::Problem& problem, msda::ForwardArguments argument
 Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
                  Tensor sampling_locations, Tensor attention_weights,
                  PointsPerLevel points_per_level) {
-  const msda::Problem problem =
+  msda::Problem problem =
       make_problem(value, spatial_shapes, level_start_index, std::nullopt, "sampling_locations",
                    sampling_locations, "attention_weights", attention_weights, points_per_level);
   value = torch::stable::contiguous(value);
   spatial_shapes = torch::stable::contiguous(spatial_shapes);
   level_start_index = torch::stable::contiguous(level_start_index);
-  sampling_locations = torch::stable::contiguous(sampling_locations);
-  attention_weights = torch::stable::contiguous(attention_weights);
+  sampling_locations = with_stride(sampling_locations, problem.location_stride);
+  attention_weights = with_stride(attention_weights, problem.weight_stride);
   return run_forward(problem,
                      make_arguments(value, spatial_shapes, level_start_index, sampling_locations,
                                     attention_weights),
@@ -121,15 +123,15 @@ Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
 Tensor fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
                        Tensor reference_points, Tensor sampling_offsets, Tensor attention_logits,
                        PointsPerLevel points_per_level) {
-  const msda::Problem problem =
+  msda::Problem problem =
       make_problem(value, spatial_shapes, level_start_index, reference_points, "sampling_offsets",
                    sampling_offsets, "attention_logits", attention_logits, points_per_level);
   value = torch::stable::contiguous(value);
   spatial_shapes = torch::stable::contiguous(spatial_shapes);
   level_start_index = torch::stable::contiguous(level_start_index);
   reference_points = torch::stable::contiguous(reference_points);
-  sampling_offsets = torch::stable::contiguous(sampling_offsets);
-  attention_logits = torch::stable::contiguous(attention_logits);
+  sampling_offsets = with_stride(sampling_offsets, problem.location_stride);
+  attention_logits = with_stride(attention_logits, problem.weight_stride);
   msda::ForwardArguments arguments =
       make_arguments(value, spatial_shapes, level_start_index, sampling_offsets, attention_logits);
   arguments.reference_points = reference_points.const_data_ptr();

@@ -58,8 +58,9 @@ inline msda::DataType data_type(const char* name, const Tensor& tensor) {
   return {};
 }
 
-// Sizes and types, from tensors that fit each other. Points: [N, Q, M, L, P, 2], or [N, Q, M, K, 2]
-// with points_per_level. Weights: as points without the last dimension; logits: [N, Q, M, K].
+// Sizes and types, from tensors that fit each other, made contiguous. Points: [N, Q, M, L, P, 2],
+// or [N, Q, M, K, 2] with points_per_level. Weights: as points without the last dimension; logits:
+// [N, Q, M, K].
 inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_shapes,
                                   const Tensor& level_start_index,
                                   const std::optional<Tensor>& reference_points,
@@ -113,6 +114,7 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
       problem.points_per_level[i] = static_cast<int32_t>(points.size(4));
     }
   }
+  problem.set_dense();
   const std::vector<int64_t> rows = {problem.batch_size, problem.num_queries, problem.num_heads};
   const auto with = [&](std::initializer_list<int64_t> last) {
     std::vector<int64_t> shape = rows;
@@ -141,6 +143,22 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
   const std::string complaint = msda::check(problem);
   STD_TORCH_CHECK(complaint.empty(), complaint);
   return problem;
+}
+
+// A tensor [N, Q, ...] whose queries lie `stride` elements apart, each contiguous: the tensor
+// itself where it has this form, as columns of a wider tensor have, else a contiguous copy.
+inline Tensor with_stride(const Tensor& tensor, int64_t& stride) {
+  int64_t size = 1;  // of a query, as far as it is contiguous
+  for (int64_t i = tensor.dim() - 1; i >= 2; --i) {
+    if (tensor.size(i) != 1 && tensor.stride(i) != size) return torch::stable::contiguous(tensor);
+    size *= tensor.size(i);
+  }
+  const int64_t batch = tensor.size(0), queries = tensor.size(1);
+  const int64_t step = queries > 1 ? tensor.stride(1) : batch > 1 ? tensor.stride(0) : size;
+  const bool uniform = batch == 1 || queries == 1 || tensor.stride(0) == queries * step;
+  if (!uniform || step < size) return torch::stable::contiguous(tensor);
+  stride = step;
+  return tensor;
 }
 
 inline msda::ForwardArguments make_arguments(const Tensor& value, const Tensor& spatial_shapes,

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from onnx_path.operator import DOMAIN, NVIDIA_DOMAIN, OPERATORS, remove_function_bodies
+from onnx_path.packing import unpack_projections
 from onnx_path.surgery import bodies, runtime
 from onnx_path.surgery.graph import STANDARD_DOMAINS
 
@@ -34,9 +35,12 @@ def require() -> None:
 def add_bodies(model: onnx.ModelProto) -> None:
     """Gives MSDA nodes, ours and NVIDIA's, the bodies of standard operators that onnxruntime needs, in place.
 
+    What only TensorRT knows, packed nodes, becomes what the bodies are for.
+
     Raises:
         runtime.CannotRun: the model's opset is too old for them.
     """
+    unpack_projections(model)
     operators = {
         *((DOMAIN, operator) for operator in OPERATORS),
         (NVIDIA_DOMAIN, bodies.NVIDIA),

@@ -13,7 +13,8 @@ namespace {
 
 using emulator::GuardedTensor;
 
-// Dense memory of the caller. null with 0 bytes: the operator has no such tensor.
+// Memory of the caller, from a tensor's first element to its last. null with 0 bytes: the operator
+// has no such tensor.
 struct Tensor {
   void* data;
   int64_t bytes;
@@ -34,6 +35,8 @@ struct EmulatedProblem {
   int64_t num_levels;
   int64_t num_queries;
   int64_t total_points;
+  int64_t location_stride;
+  int64_t weight_stride;
   const int32_t* points_per_level;
   int32_t locations;
   int32_t value_type;
@@ -72,6 +75,8 @@ msda::Problem make_problem(const EmulatedProblem& from) {
   problem.num_levels = from.num_levels;
   problem.num_queries = from.num_queries;
   problem.total_points = from.total_points;
+  problem.location_stride = from.location_stride;
+  problem.weight_stride = from.weight_stride;
   for (int64_t i = 0; i < from.num_levels && i < msda::kMaxLevels; ++i) {
     problem.points_per_level[i] = from.points_per_level[i];
   }

@@ -1,7 +1,6 @@
 #include "creator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -50,32 +49,51 @@ std::vector<int32_t> read_points_per_level(nvinfer1::PluginField const& field) {
   }
 }
 
-std::vector<int32_t> read_fields(nvinfer1::PluginFieldCollection const* fields) {
-  std::vector<int32_t> points_per_level;
-  if (fields == nullptr) return points_per_level;
-  for (int32_t i = 0; i < fields->nbFields; ++i) {
-    nvinfer1::PluginField const& field = fields->fields[i];
-    if (field.name == nullptr || std::strcmp(field.name, kPointsPerLevel) != 0) {
-      throw std::invalid_argument(std::string("unknown field \"") + (field.name ? field.name : "") +
-                                  "\", expected points_per_level or none");
+bool read_packed(nvinfer1::PluginField const& field) {
+  int64_t value = -1;
+  if (field.length == 1 && field.data != nullptr) {
+    if (field.type == nvinfer1::PluginFieldType::kINT32) {
+      value = *static_cast<int32_t const*>(field.data);
+    } else if (field.type == nvinfer1::PluginFieldType::kINT64) {
+      value = *static_cast<int64_t const*>(field.data);
     }
-    points_per_level = read_points_per_level(field);
   }
-  return points_per_level;
+  if (value != 0 && value != 1) {
+    throw std::invalid_argument("packed: expected one number of type INT32 or INT64, 0 or 1");
+  }
+  return value == 1;
+}
+
+Plugin* make_plugin(Operator op, nvinfer1::PluginFieldCollection const* fields) {
+  std::vector<int32_t> points_per_level;
+  for (int32_t i = 0; fields != nullptr && i < fields->nbFields; ++i) {
+    nvinfer1::PluginField const& field = fields->fields[i];
+    const std::string name = field.name ? field.name : "";
+    if (name == kPointsPerLevel) {
+      points_per_level = read_points_per_level(field);
+    } else if (name == kPacked && op != Operator::kAttention) {
+      op = read_packed(field) ? Operator::kPackedAttention : Operator::kFusedAttention;
+    } else {
+      throw std::invalid_argument("unknown field \"" + name + "\", expected points_per_level" +
+                                  (op == Operator::kAttention ? " or none" : ", packed or none"));
+    }
+  }
+  return new Plugin(op, std::move(points_per_level));
 }
 
 }  // namespace
 
 Creator::Creator(Operator op)
     : op_(op),
-      field_(kPointsPerLevel, nullptr, nvinfer1::PluginFieldType::kINT32, 0),
-      fields_{1, &field_} {}
+      fields_of_plugin_{{kPointsPerLevel, nullptr, nvinfer1::PluginFieldType::kINT32, 0},
+                        {kPacked, nullptr, nvinfer1::PluginFieldType::kINT32, 1}},
+      fields_{op == Operator::kAttention ? 1 : 2, fields_of_plugin_} {}
 
 nvinfer1::IPluginV3* Creator::createPlugin(char const* /*layer_name*/,
                                            nvinfer1::PluginFieldCollection const* fields,
                                            nvinfer1::TensorRTPhase /*phase*/) noexcept {
   nvinfer1::IPluginV3* plugin = nullptr;
-  guarded(getPluginName(), [&] { plugin = new Plugin(op_, read_fields(fields)); });
+  guarded(getPluginName(), [&] { plugin = make_plugin(op_, fields); });
   return plugin;
 }
 

@@ -21,7 +21,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
 
  private:
   Operator op_;
-  nvinfer1::PluginField field_;
+  nvinfer1::PluginField fields_of_plugin_[2];
   nvinfer1::PluginFieldCollection fields_;
 };
 

@@ -6,15 +6,17 @@
 #include <stdexcept>
 #include <utility>
 
+#include "msda/choose.h"
 #include "msda/launch.h"
 #include "report.h"
 
 namespace msda::trt {
 namespace {
 
-std::string describe(std::vector<int32_t> const& points_per_level) {
-  if (points_per_level.empty()) return "equal points per level";
-  std::string text = "points_per_level=[";
+std::string describe(Operator op, std::vector<int32_t> const& points_per_level) {
+  std::string text = op == Operator::kPackedAttention ? "packed, " : "";
+  if (points_per_level.empty()) return text + "equal points per level";
+  text += "points_per_level=[";
   for (size_t i = 0; i < points_per_level.size(); ++i) {
     text += (i ? "," : "") + std::to_string(points_per_level[i]);
   }
@@ -44,7 +46,7 @@ nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions) {
 Plugin::Plugin(Operator op, std::vector<int32_t> points_per_level)
     : op_(op),
       points_per_level_(std::move(points_per_level)),
-      description_(describe(points_per_level_)),
+      description_(describe(op, points_per_level_)),
       timing_cache_id_(std::string(operator_name(op)) + " " + kVersion + " " + description_) {}
 
 nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(
@@ -162,9 +164,13 @@ int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* input_descriptions,
     arguments.value = inputs[0];
     arguments.spatial_shapes = inputs[1];
     arguments.level_start_index = inputs[2];
-    if (op_ == Operator::kFusedAttention) arguments.reference_points = inputs[3];
+    if (op_ != Operator::kAttention) arguments.reference_points = inputs[3];
     arguments.sampling_locations = inputs[locations_index(op_)];
-    arguments.attention_weights = inputs[locations_index(op_) + 1];
+    arguments.attention_weights =
+        op_ == Operator::kPackedAttention
+            ? static_cast<char const*>(arguments.sampling_locations) +
+                  2 * problem.points_of_query() * size_of(problem.location_type)
+            : inputs[locations_index(op_) + 1];
     arguments.output = outputs[0];
     const cudaError_t status = forward(problem, arguments, stream);
     if (status != cudaSuccess) {
@@ -180,10 +186,17 @@ nvinfer1::IPluginV3* Plugin::attachToContext(
 }
 
 nvinfer1::PluginFieldCollection const* Plugin::getFieldsToSerialize() noexcept {
-  field_ = nvinfer1::PluginField{kPointsPerLevel, points_per_level_.data(),
-                                 nvinfer1::PluginFieldType::kINT32,
-                                 static_cast<int32_t>(points_per_level_.size())};
-  fields_ = nvinfer1::PluginFieldCollection{points_per_level_.empty() ? 0 : 1, &field_};
+  int32_t count = 0;
+  const auto add = [&](char const* name, int32_t const* data, size_t size) {
+    field_[count++] = nvinfer1::PluginField{name, data, nvinfer1::PluginFieldType::kINT32,
+                                            static_cast<int32_t>(size)};
+  };
+  if (!points_per_level_.empty()) {
+    add(kPointsPerLevel, points_per_level_.data(), points_per_level_.size());
+  }
+  static constexpr int32_t kYes = 1;
+  if (op_ == Operator::kPackedAttention) add(kPacked, &kYes, 1);
+  fields_ = nvinfer1::PluginFieldCollection{count, field_};
   return &fields_;
 }
 

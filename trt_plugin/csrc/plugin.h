@@ -17,6 +17,7 @@ namespace msda::trt {
 inline constexpr char kNamespace[] = "msda";
 inline constexpr char kVersion[] = "1";
 inline constexpr char kPointsPerLevel[] = "points_per_level";
+inline constexpr char kPacked[] = "packed";
 
 class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneCore,
@@ -74,7 +75,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   // The value's type where the network was defined. See supportsFormatCombination.
   mutable std::optional<nvinfer1::DataType> declared_value_type_;
   // What getFieldsToSerialize points to.
-  nvinfer1::PluginField field_{};
+  nvinfer1::PluginField field_[2]{};
   nvinfer1::PluginFieldCollection fields_{};
 };
 

@@ -10,8 +10,9 @@ namespace {
 
 using nvinfer1::Dims;
 
-// A pattern is a letter or digit for each size: a digit stands for itself, C for "2 or 4" and T for
-// the L * P points of all levels in one size; the other letters are those of the header.
+// A pattern is a letter or digit for each size: a digit stands for itself, C for "2 or 4", T for
+// the L * P points of all levels in one size, R for a row of three numbers for each head and point,
+// and X for the same with points_per_level; the other letters are those of the header.
 struct Input {
   const char* name;
   const char* equal;   // every level has P points
@@ -35,14 +36,18 @@ constexpr Input kFusedInputs[] = {
     {"attention_logits", "NQMT", "NQMK"},
 };
 
+constexpr Input kProjection = {"projection", "NQR", "NQX"};
+
 constexpr int32_t kReferencePointsIndex = 3;
 
 Input const& input(Operator op, int32_t index) {
-  return op == Operator::kAttention ? kAttentionInputs[index] : kFusedInputs[index];
+  if (op == Operator::kAttention) return kAttentionInputs[index];
+  const bool packed = op == Operator::kPackedAttention && index == locations_index(op);
+  return packed ? kProjection : kFusedInputs[index];
 }
 
 bool is_reference_points(Operator op, int32_t index) {
-  return op == Operator::kFusedAttention && index == kReferencePointsIndex;
+  return op != Operator::kAttention && index == kReferencePointsIndex;
 }
 
 std::string type_name(nvinfer1::DataType type) {
@@ -88,6 +93,8 @@ std::string describe(Dims const& dims) {
 std::string describe(char letter) {
   if (letter == 'C') return "2 or 4";
   if (letter == 'T') return "L*P";
+  if (letter == 'R') return "3*M*L*P";
+  if (letter == 'X') return "3*M*K";
   return std::string(1, letter);
 }
 
@@ -121,6 +128,19 @@ class Letters {
                                   ", got " + describe(dims));
     }
     for (int32_t i = 0; i < rank; ++i) read_one(argument, pattern, pattern[i], dims, dims.d[i]);
+  }
+
+  // P, from the R that an argument has said.
+  void read_points(const char* argument, const char* pattern, Dims const& dims) {
+    const int64_t row = (*this)['R'], heads = (*this)['M'], levels = (*this)['L'];
+    if (row < 0 || heads < 0 || levels < 0) return;
+    const int64_t of_a_point = 3 * heads * levels;
+    if (row == 0 || of_a_point == 0 || row % of_a_point != 0) {
+      fail(argument, pattern, dims,
+           " with M=" + std::to_string(heads) + " (from " + sources_[index('M')] + "), L=" +
+               std::to_string(levels) + " (from " + sources_[index('L')] + ") and P of 1 or more");
+    }
+    set('P', row / of_a_point, argument);
   }
 
  private:
@@ -182,7 +202,7 @@ const char* operator_name(Operator op) {
                                     : "FusedMultiScaleDeformableAttention";
 }
 
-int32_t num_inputs(Operator op) { return op == Operator::kAttention ? 5 : 6; }
+int32_t num_inputs(Operator op) { return op == Operator::kFusedAttention ? 6 : 5; }
 
 int32_t locations_index(Operator op) { return op == Operator::kAttention ? 3 : 4; }
 
@@ -221,7 +241,13 @@ Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level, Dim
   }
   for (int32_t i = 0; i < count; ++i) {
     Input const& expected = input(op, i);
+    if (ragged && i == locations_index(op) && letters['M'] >= 0) {
+      letters.set('X', 3 * letters['M'] * letters['K'], "points_per_level and value");
+    }
     letters.read(expected.name, ragged ? expected.ragged : expected.equal, dims[i]);
+    if (op == Operator::kPackedAttention && !ragged && i == locations_index(op)) {
+      letters.read_points(expected.name, expected.equal, dims[i]);
+    }
     if (!ragged && i == locations_index(op) && letters['L'] >= 0 && letters['P'] >= 0) {
       letters.set('T', letters['L'] * letters['P'], expected.name);
     }
@@ -268,8 +294,12 @@ Problem read_problem(Operator op, std::vector<int32_t> const& points_per_level,
                                                  : Locations::kReferenceBoxes;
   problem.value_type = convert(types[0]);
   problem.location_type = convert(types[locations_index(op)]);
-  problem.weight_type = convert(types[locations_index(op) + 1]);
+  problem.weight_type = convert(types[count - 1]);
   problem.int64_shapes = types[1] == nvinfer1::DataType::kINT64;
+  problem.set_dense();
+  if (op == Operator::kPackedAttention) {
+    problem.location_stride = problem.weight_stride = 3 * problem.points_of_query();
+  }
   const std::string wrong = check(problem);
   if (!wrong.empty()) throw std::invalid_argument(wrong);
   return problem;

@@ -15,12 +15,15 @@
 
 namespace msda::trt {
 
-enum class Operator : int32_t { kAttention, kFusedAttention };
+// kPackedAttention: the fused operator with one input `projection` [N, Q, 3 * M * K] for the last
+// two, a row of which holds a query's sampling_offsets [M, K, 2] and then its attention_logits
+// [M, K]; the plugin is the same, with the field `packed`.
+enum class Operator : int32_t { kAttention, kFusedAttention, kPackedAttention };
 
 const char* operator_name(Operator op);
 int32_t num_inputs(Operator op);
 
-// The position of the locations (or offsets), whose second size is Q.
+// The position of the locations (or offsets, or projection), whose second size is Q.
 int32_t locations_index(Operator op);
 
 // Whether types[index] is a type of input `index`, given those of the value (input 0) and of

@@ -49,6 +49,11 @@ inline size_t size_of(DataType type) {
   return 0;
 }
 
+// Whether a tensor's rows, `stride` elements apart, all begin at multiples of so many bytes.
+inline bool aligned_rows(const void* address, int64_t stride, DataType type, size_t bytes) {
+  return aligned(address, bytes) && static_cast<size_t>(stride) * size_of(type) % bytes == 0;
+}
+
 // The number of points that all levels have, or 0.
 inline int32_t equal_points(const Problem& problem) {
   for (int64_t level = 1; level < problem.num_levels; ++level) {
@@ -65,7 +70,8 @@ inline bool has_usual_sizes(const Problem& problem) {
   return usual_head && problem.value_type != DataType::kFloat64 &&
          problem.num_cells < (int64_t{1} << 26) &&  // five bits of a cell's signed word are taken
          problem.num_queries < INT32_MAX / 2 / problem.num_heads / problem.batch_size &&
-         problem.total_points < INT32_MAX / 8 &&
+         problem.total_points < INT32_MAX / 8 && problem.location_stride < INT32_MAX / 4 &&
+         problem.weight_stride < INT32_MAX / 4 &&
          problem.num_heads * problem.head_dim < (int64_t{1} << 28);
 }
 
@@ -74,7 +80,9 @@ inline bool has_usual_form(const Problem& problem, const ForwardArguments& argum
   const size_t pair_bytes = 2 * size_of(problem.location_type);
   return has_usual_sizes(problem) && problem.num_cells >= 4 &&  // as an inner sample reads
          problem.location_type == problem.weight_type && aligned(arguments.value, 16) &&
-         aligned(arguments.output, 16) && aligned(arguments.sampling_locations, pair_bytes) &&
+         aligned(arguments.output, 16) &&
+         aligned_rows(arguments.sampling_locations, problem.location_stride, problem.location_type,
+                      pair_bytes) &&
          aligned(arguments.attention_weights, pair_bytes / 2) &&
          aligned(arguments.reference_points, 8);
 }

@@ -42,7 +42,7 @@ class Elements {
   bool widened_;
 };
 
-// Calls sample(point, weight, x, y, level) for every point of one (n, q, m), inside or not.
+// Calls sample(k, weight, x, y, level) for each of the K points of one (n, q, m), inside or not.
 // item = (n * Q + q) * M + m. The fused weights are normalised already.
 template <typename T, typename Sample>
 void for_each_sample(const Problem& problem, const ForwardArguments& arguments, int64_t item,
@@ -53,31 +53,34 @@ void for_each_sample(const Problem& problem, const ForwardArguments& arguments, 
   const Elements<T> weights(arguments.attention_weights, problem.weight_type, problem.value_type);
   const Real* const references = static_cast<const Real*>(arguments.reference_points);
   const bool fused = problem.locations != Locations::kGiven;
-  const int64_t first_point = item * problem.total_points;
+  const int64_t row = item / problem.num_heads;
+  const int64_t first_point = item % problem.num_heads * problem.total_points;  // of the query's
+  const int64_t first_location = row * problem.location_stride + 2 * first_point;
+  const int64_t first_weight = row * problem.weight_stride + first_point;
 
   Real largest = -std::numeric_limits<Real>::infinity();
   Real total_weight = 0;
   if (fused) {
-    for (int64_t point = first_point; point < first_point + problem.total_points; ++point) {
-      largest = std::max(largest, weights.get(point));
+    for (int64_t k = 0; k < problem.total_points; ++k) {
+      largest = std::max(largest, weights.get(first_weight + k));
     }
-    for (int64_t point = first_point; point < first_point + problem.total_points; ++point) {
-      total_weight += std::exp(weights.get(point) - largest);
+    for (int64_t k = 0; k < problem.total_points; ++k) {
+      total_weight += std::exp(weights.get(first_weight + k) - largest);
     }
   }
 
-  int64_t point = first_point;
+  int64_t k = 0;
   for (int64_t level_index = 0; level_index < problem.num_levels; ++level_index) {
     const Level level = read_level(arguments.spatial_shapes, arguments.level_start_index,
                                    problem.int64_shapes, level_index, problem.num_cells);
     const Real width = static_cast<Real>(level.width);
     const Real height = static_cast<Real>(level.height);
-    const int64_t reference = item / problem.num_heads * problem.num_levels + level_index;
+    const int64_t reference = row * problem.num_levels + level_index;
     const int32_t num_points = problem.points_per_level[level_index];
-    for (int32_t i = 0; i < num_points; ++i, ++point) {
-      const Real location_x = locations.get(2 * point);
-      const Real location_y = locations.get(2 * point + 1);
-      Real weight = weights.get(point);
+    for (int32_t i = 0; i < num_points; ++i, ++k) {
+      const Real location_x = locations.get(first_location + 2 * k);
+      const Real location_y = locations.get(first_location + 2 * k + 1);
+      Real weight = weights.get(first_weight + k);
       if (fused) weight = std::exp(weight - largest) / total_weight;
       Coordinate<Real> x, y;
       switch (problem.locations) {
@@ -96,7 +99,7 @@ void for_each_sample(const Problem& problem, const ForwardArguments& arguments, 
           break;
         }
       }
-      sample(point, weight, x, y, level);
+      sample(k, weight, x, y, level);
     }
   }
 }

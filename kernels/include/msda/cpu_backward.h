@@ -110,15 +110,14 @@ void gradients(const Problem& problem, const BackwardArguments& arguments, int64
       const int64_t item = (batch * problem.num_queries + query) * problem.num_heads + head;
       const T* const grad_output =
           static_cast<const T*>(arguments.grad_output) + item * problem.head_dim;
-      for_each_sample<T>(problem, arguments.forward, item,
-                         [&](int64_t point, Real weight, Coordinate<Real> x, Coordinate<Real> y,
-                             const Level& level) {
-                           samples[point - item * problem.total_points] =
-                               touches_level(level, x, y)
-                                   ? differentiate_sample(problem, value, grad_output, grad_value,
-                                                          weight, x, y, level)
-                                   : SampleGradient<Real>{weight};
-                         });
+      for_each_sample<T>(
+          problem, arguments.forward, item,
+          [&](int64_t k, Real weight, Coordinate<Real> x, Coordinate<Real> y, const Level& level) {
+            samples[k] = touches_level(level, x, y)
+                             ? differentiate_sample(problem, value, grad_output, grad_value, weight,
+                                                    x, y, level)
+                             : SampleGradient<Real>{weight};
+          });
       write_gradients<T>(problem, arguments, item, samples, moved);
     }
   }

@@ -44,10 +44,11 @@ __global__ void __launch_bounds__(kForwardThreads)
   const int64_t batch = query / problem.num_queries;
   const int64_t channel = (thread - item * vectors_per_head) * kVec;
 
-  const int64_t first_point = item * problem.total_points;
-  Cursor<T> location_cursor(arguments.sampling_locations, 2 * first_point,
+  const int64_t first_point = head * problem.total_points;  // of the query's
+  Cursor<T> location_cursor(arguments.sampling_locations,
+                            query * problem.location_stride + 2 * first_point,
                             problem.location_type != problem.value_type);
-  Cursor<T> weight_cursor(arguments.attention_weights, first_point,
+  Cursor<T> weight_cursor(arguments.attention_weights, query * problem.weight_stride + first_point,
                           problem.weight_type != problem.value_type);
 
   // Softmax in two passes over the logits: their largest first, then the weights as they are used,
@@ -144,7 +145,9 @@ template <typename T>
 bool can_vectorise(const Problem& problem, const ForwardArguments& arguments) {
   using Real = typename Accumulate<T>::type;
   return problem.head_dim % static_cast<int64_t>(16 / sizeof(T)) == 0 &&
-         aligned(arguments.value, 16) && aligned(arguments.sampling_locations, 2 * sizeof(Real)) &&
+         aligned(arguments.value, 16) &&
+         aligned_rows(arguments.sampling_locations, problem.location_stride, problem.location_type,
+                      2 * size_of(problem.location_type)) &&
          aligned(arguments.reference_points, 2 * sizeof(Real));
 }
 

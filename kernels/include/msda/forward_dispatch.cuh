@@ -34,7 +34,9 @@ cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
   if constexpr (kHeadDim == 32 && !kWide) {
     // Four points of a level are read at once.
     if (problem.num_heads == 8 && equal_points(problem) == 4 &&
-        aligned(arguments.sampling_locations, 16) && aligned(arguments.attention_weights, 16)) {
+        aligned_rows(arguments.sampling_locations, problem.location_stride, problem.location_type,
+                     16) &&
+        aligned_rows(arguments.attention_weights, problem.weight_stride, problem.weight_type, 16)) {
       switch (problem.num_levels) {
         case 3:
           return MSDA_GROUP(8, 3);

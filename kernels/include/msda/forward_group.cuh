@@ -194,6 +194,8 @@ class GroupLane {
   // Whether all samples are made before the first is added up, not those of levels left one by one:
   // measured.
   static constexpr bool kMakesFirst = kSmall && !kFused;
+  // Whether registers do not suffice for pointers in parts: measured.
+  static constexpr bool kWholePointers = !kSmall && Config::kLevels > 0 && !Config::kFew;
   static constexpr bool kBoxes = Config::kLocations == Locations::kReferenceBoxes;
   static constexpr int kReferenceSize = kBoxes ? 4 : 2;
 
@@ -206,12 +208,20 @@ class GroupLane {
     const auto at = [](const void* start, uint32_t index, uint32_t bytes) {
       return static_cast<const char*>(start) + static_cast<uint64_t>(index) * bytes;
     };
-    const uint32_t item_bytes = static_cast<uint32_t>(problem.total_points) * sizeof(Input);
+    // A query's heads follow each other; behind the last there may be a gap.
+    const auto inputs_at = [&](const void* start, int64_t stride, uint32_t numbers) {
+      const uint32_t item_bytes =
+          static_cast<uint32_t>(problem.total_points) * numbers * sizeof(Input);
+      const uint32_t num_heads =
+          Config::kNumHeads > 0 ? Config::kNumHeads : static_cast<uint32_t>(problem.num_heads);
+      const uint32_t gap = static_cast<uint32_t>(stride) * sizeof(Input) - num_heads * item_bytes;
+      const char* const inputs = at(at(start, item, item_bytes), row, gap);
+      return reinterpret_cast<const Input*>(kWholePointers ? in_register(inputs) : inputs);
+    };
     const uint32_t row_bytes =
         static_cast<uint32_t>(problem.num_levels) * kReferenceSize * sizeof(float);
-    locations_ =
-        reinterpret_cast<const Input*>(at(arguments.sampling_locations, item, 2 * item_bytes));
-    weights_ = reinterpret_cast<const Input*>(at(arguments.attention_weights, item, item_bytes));
+    locations_ = inputs_at(arguments.sampling_locations, problem.location_stride, 2);
+    weights_ = inputs_at(arguments.attention_weights, problem.weight_stride, 1);
     references_ = reinterpret_cast<const float*>(at(arguments.reference_points, row, row_bytes));
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) value_[k] = value[k];

@@ -14,7 +14,8 @@ namespace msda {
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments, cudaStream_t stream);
 
 // Gradients of attention (Locations::kGiven) and fused_attention (the other two). arguments.work
-// has the bytes that backward_work(problem, arguments) of backward_work.h says.
+// has the bytes that backward_work(problem, arguments) of backward_work.h says. The problem is
+// dense().
 cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
                      cudaStream_t stream);
 

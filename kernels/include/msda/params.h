@@ -41,13 +41,29 @@ struct Problem {
   DataType location_type = DataType::kFloat32;  // sampling_locations or sampling_offsets
   DataType weight_type = DataType::kFloat32;    // attention_weights or attention_logits
   bool int64_shapes = true;  // spatial_shapes, level_start_index: int64, else int32
+  // Elements from a query (n,q) to the next one in sampling_locations and in attention_weights:
+  // more than a query has where they are columns of a wider tensor, as of one projection that gives
+  // offsets and logits.
+  int64_t location_stride = 0;
+  int64_t weight_stride = 0;
 
   bool empty() const {
     return batch_size == 0 || num_queries == 0 || num_heads == 0 || head_dim == 0;
   }
+
+  // Elements that a query has in attention_weights, and half of those in sampling_locations.
+  int64_t points_of_query() const { return num_heads * total_points; }
+  void set_dense() {
+    location_stride = 2 * points_of_query();
+    weight_stride = points_of_query();
+  }
+  bool dense() const {
+    return location_stride == 2 * points_of_query() && weight_stride == points_of_query();
+  }
 };
 
-// All tensors are dense and row-major. Pointers need the alignment of their element only.
+// All tensors are dense and row-major, but for the strides of a Problem. Pointers need the
+// alignment of their element only.
 struct ForwardArguments {
   const void* value = nullptr;              // [N, S, M, D]
   const void* spatial_shapes = nullptr;     // [L, 2] = (H, W)
@@ -127,6 +143,14 @@ inline std::string check(const Problem& problem) {
     return "value: S and M * D should each be below 2^31, got S=" +
            std::to_string(problem.num_cells) +
            ", M * D=" + std::to_string(problem.num_heads * problem.head_dim);
+  }
+  if (problem.location_stride < 2 * problem.points_of_query()) {
+    return got("sampling_locations or sampling_offsets: the elements from a query to the next",
+               2 * problem.points_of_query(), problem.location_stride);
+  }
+  if (problem.weight_stride < problem.points_of_query()) {
+    return got("attention_weights or attention_logits: the elements from a query to the next",
+               problem.points_of_query(), problem.weight_stride);
   }
   if (!accumulates(problem.location_type)) {
     return std::string("sampling_locations or sampling_offsets: the type should be ") +

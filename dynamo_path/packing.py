@@ -1,0 +1,107 @@
+"""Offsets and logits of a fused attention by one linear layer, in a graph on its way to TensorRT.
+
+The two layers that give them read the same queries. TensorRT multiplies once for both by itself, but then
+copies each result out of the product; the plugin with the field `packed` reads both where they lie. A build
+and a refit merge alike, so that the weights have the same names.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+import msda
+from dynamo_path.reshapes import VIEWS, same_sizes
+
+LINEAR = torch.ops.aten.linear.default
+
+
+def packed_attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    reference_points: Tensor,
+    projection: Tensor,
+    points_per_level: Sequence[int] | None = None,
+) -> Tensor:
+    """`msda.fused_attention` of offsets and logits that are columns of one tensor.
+
+    Args:
+        value, spatial_shapes, level_start_index, reference_points, points_per_level: as there.
+        projection: [N, Q, 3 * M * K], K points of all levels: the offsets [M, K, 2] of a query, then its
+            logits [M, K].
+
+    Returns:
+        [N, Q, M * D].
+    """
+    heads, levels = value.shape[2], spatial_shapes.shape[0]
+    samples = projection.shape[-1] // 3
+    offsets, logits = projection.split([2 * samples, samples], -1)
+    points = (levels, samples // heads // levels) if points_per_level is None else (samples // heads,)
+    return msda.fused_attention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        reference_points,
+        offsets.unflatten(-1, (heads, *points, 2)),
+        logits.unflatten(-1, (heads, -1)),
+        points_per_level,
+    )
+
+
+def pack_projections(module: torch.fx.GraphModule) -> int:
+    """Merges the layers of offsets and logits where both read the same tensor, in place.
+
+    They stay apart where something else reads a result too, or where the weights are no constants.
+
+    Returns:
+        How many calls of `msda.fused_attention` have become such of `packed_attention`.
+    """
+    calls = [x for x in module.graph.nodes if x.target is torch.ops.msda.fused_attention.default]
+    count = sum(_pack(module, node, f"projection_{index}") for index, node in enumerate(calls))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return count
+
+
+def _pack(module: torch.fx.GraphModule, node: torch.fx.Node, name: str) -> bool:
+    *others, offsets, logits = node.args[:6]
+    layers = [_linear(x) for x in (offsets, logits)]
+    if None in layers or layers[0].args[0] is not layers[1].args[0]:
+        return False
+    queries, rows = layers[0].args[0], others[-1].meta["val"].shape[:2]
+    size = queries.meta["val"].shape
+    if len(size) != 3 or not same_sizes(size[:2], rows):
+        return False
+    weights = [[operator.attrgetter(x.target)(module) for x in layer.args[1:]] for layer in layers]
+    if len({tensor.dtype for pair in weights for tensor in pair}) > 1:
+        return False
+    parameters = []
+    with module.graph.inserting_before(node):
+        # The merged weights have numbers, also while others' sizes alone are traced.
+        with torch.no_grad(), unset_fake_temporarily():
+            for kind, pair in zip(("weight", "bias"), zip(*weights, strict=True), strict=True):
+                module.register_buffer(f"{name}_{kind}", torch.cat(pair))
+                parameters.append(module.graph.get_attr(f"{name}_{kind}"))
+                parameters[-1].meta["val"] = getattr(module, f"{name}_{kind}")
+        projection = module.graph.create_node(
+            "call_function", LINEAR, (queries, *parameters), name="projection"
+        )
+    result = layers[0].meta["val"]
+    projection.meta["val"] = result.new_empty((*size[:2], parameters[0].meta["val"].shape[0]))
+    if "nn_module_stack" in node.meta:
+        projection.meta["nn_module_stack"] = node.meta["nn_module_stack"]
+    node.target, node.args = packed_attention, (*others, projection, *node.args[6:])
+    return True
+
+
+def _linear(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The linear layer with constant weights whose result is only viewed, and only for this use."""
+    while node.target in VIEWS and len(node.users) == 1:
+        node = node.args[0]
+    whole = node.target is LINEAR and len(node.users) == 1 and len(node.args) == 3
+    return node if whole and all(x.op == "get_attr" for x in node.args[1:]) else None

@@ -1,0 +1,230 @@
+"""Offsets and logits of a fused attention by one matrix product, as TensorRT gets them. Needs no GPU.
+
+The two linear layers that give them read the same queries. TensorRT multiplies once for both by itself, but
+then copies each result out of the product; the plugin with the attribute `packed` reads both where they lie.
+The weights that take the places of the two layers' have names that follow from the file's, so that the file
+of other weights refits an engine.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
+from onnx_path.surgery.graph import attribute, constant, is_op
+
+OLDEST_OPSET = 15  # Shape has a start and an end since then
+OFFSETS, LOGITS = 4, 5  # inputs of the node
+
+
+@dataclass(frozen=True, eq=False)
+class _Linear:
+    """One linear layer, y = x weight + bias.
+
+    Attributes:
+        name: of the matrix product.
+        x: what it reads, [..., C].
+        weight: [C, O].
+        bias: [O].
+    """
+
+    name: str
+    x: ir.Value
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+def pack_projections(model: onnx.ModelProto, folder: Path) -> int:
+    """Merges the linear layers of offsets and logits where both read the same tensor, in place.
+
+    Layers stay apart whose weights are no constants of one type, or whose results something else reads too.
+
+    Args:
+        model: its nodes have no bodies any more, which know nothing of packed ones.
+        folder: where weights outside of the model lie; the merged ones come in.
+
+    Returns:
+        How many nodes are packed now that were not before.
+    """
+    opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
+    if opset < OLDEST_OPSET or not any(_is_fused(node) for node in model.graph.node):
+        return 0
+    changed = ir.from_proto(model)
+    ir.external_data.set_base_dir(changed.graph, folder)
+    names = _Names(changed.graph)
+    count = sum(_pack(node, names) for node in list(changed.graph) if _is_fused(node))
+    if count:
+        ir.passes.common.RemoveUnusedNodesPass()(changed)
+        model.CopyFrom(ir.to_proto(changed))
+    return count
+
+
+def _is_fused(node: ir.Node | onnx.NodeProto) -> bool:
+    return (node.domain, node.op_type) == (DOMAIN, FUSED_ATTENTION)
+
+
+class _Names:
+    """Names that nothing in a graph has yet."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._taken = {node.name for node in graph} | set(graph.initializers)
+        self._taken.update(value.name for node in graph for value in node.outputs)
+
+    def new(self, name: str) -> str:
+        number, found = 0, name
+        while found in self._taken:
+            number += 1
+            found = f"{name}_{number}"
+        self._taken.add(found)
+        return found
+
+
+def _pack(node: ir.Node, names: _Names) -> bool:
+    if PACKED in node.attributes:
+        return False
+    offsets, logits = (_linear(node.inputs[i]) for i in (OFFSETS, LOGITS))
+    if offsets is None or logits is None or offsets.x is not logits.x:
+        return False
+    if offsets.weight.dtype != logits.weight.dtype:
+        return False
+    graph, reference = node.graph, node.inputs[3]
+    module = posixpath.dirname(posixpath.dirname(offsets.name))  # .../self_attn/sampling_offsets/MatMul
+    scope = names.new(posixpath.join(module, "projection"))
+
+    def weight(name: str, array: np.ndarray) -> ir.Value:
+        tensor = ir.tensor(array, name=names.new(f"{scope}/{name}"))
+        kind = ir.TensorType(tensor.dtype)
+        value = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
+        graph.register_initializer(value)
+        return value
+
+    def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        name = names.new(f"{scope}/{op_type}")
+        made = ir.node(op_type, inputs, attributes, name=name)
+        made.outputs[0].name = name
+        graph.insert_before(node, made)
+        return made.outputs[0]
+
+    kernel = weight("weight", np.concatenate([offsets.weight, logits.weight], 1))
+    bias = weight("bias", np.concatenate([offsets.bias, logits.bias]))
+    projection = add("Add", add("MatMul", offsets.x, kernel), bias)
+    if not _same_rows(offsets.x.shape, reference.shape):
+        last = weight("columns", np.array([kernel.shape[1]], np.int64))
+        shape = add("Concat", add("Shape", reference, start=0, end=2), last, axis=0)
+        projection = add("Reshape", projection, shape, allowzero=1)
+    projection.type = ir.TensorType(kernel.dtype)
+    node.replace_input_with(OFFSETS, projection)
+    node.resize_inputs(LOGITS)
+    node.attributes.add(ir.AttrInt64(PACKED, 1))
+    return True
+
+
+def _same_rows(x: ir.Shape | None, reference: ir.Shape | None) -> bool:
+    """Whether x is known to be [N, Q, C], with the N and Q of the reference points."""
+    if x is None or reference is None or len(x) != 3:
+        return False
+    return all(isinstance(a, int) or a.value is not None for a in x[:2]) and x[:2] == reference[:2]
+
+
+def _linear(value: ir.Value) -> _Linear | None:
+    """The layer whose result is only reshaped, and only for this use."""
+    node = value.producer()
+    while is_op(node, "Reshape") and _is_own(value):
+        value = node.inputs[0]
+        node = value.producer()
+    if not _is_own(value):
+        return None
+    if is_op(node, "Gemm") and len(node.inputs) == 3:
+        kernel = _constant(node.inputs[1])
+        if kernel is not None and attribute(node, "transB", 0):
+            kernel = kernel.T
+        scaled = attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1
+        if scaled or attribute(node, "transA", 0):
+            return None
+        return _checked(node, kernel, _constant(node.inputs[2]))
+    if not is_op(node, "Add"):
+        return None
+    for product, bias in (node.inputs, node.inputs[::-1]):
+        producer = product.producer()
+        if is_op(producer, "MatMul") and _is_own(product):
+            return _checked(producer, _constant(producer.inputs[1]), _constant(bias))
+    return None
+
+
+def _checked(node: ir.Node, kernel: np.ndarray | None, bias: np.ndarray | None) -> _Linear | None:
+    if kernel is None or bias is None or kernel.ndim != 2 or bias.shape != kernel.shape[1:]:
+        return None
+    return _Linear(node.name or "", node.inputs[0], kernel, bias)
+
+
+def _is_own(value: ir.Value) -> bool:
+    """Whether one node reads a tensor; others may ask for its shape."""
+    readers = [use for use in value.uses() if not is_op(use.node, "Shape")]
+    return len(readers) == 1 and not value.is_graph_output()
+
+
+def _constant(value: ir.Value) -> np.ndarray | None:
+    """A constant, through what exporters put behind weights."""
+    node = value.producer()
+    if is_op(node, "Identity"):
+        return _constant(node.inputs[0])
+    if is_op(node, "Transpose") and attribute(node, "perm", None) in (None, (1, 0), [1, 0]):
+        array = _constant(node.inputs[0])
+        return None if array is None else array.T
+    return constant(value)
+
+
+def unpack_projections(model: onnx.ModelProto) -> None:
+    """Gives packed nodes offsets and logits of their own again, in place, as other runtimes know them."""
+    nodes: list[onnx.NodeProto] = []
+    added: list[onnx.TensorProto] = []
+    for node in model.graph.node:
+        if _is_fused(node) and any(x.name == PACKED for x in node.attribute):
+            nodes += _unpacked(node, added)
+        nodes.append(node)
+    if added:
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        model.graph.initializer.extend(added)
+
+
+def _unpacked(node: onnx.NodeProto, added: list[onnx.TensorProto]) -> Iterator[onnx.NodeProto]:
+    """What stands before a node that is packed no more. Letters as in `onnx_path.operator`."""
+    value, shapes, *_, projection = node.input
+    ragged = [x for x in node.attribute if x.name == "points_per_level"]
+    attributes = [x for x in node.attribute if x.name != PACKED]
+    del node.attribute[:]
+    node.attribute.extend(attributes)
+    prefix = f"{node.output[0]}/unpacked"
+
+    def number(name: str, *numbers: int) -> str:
+        tensor = onnx.numpy_helper.from_array(np.array(numbers, np.int64), f"{prefix}/{name}")
+        added.append(tensor)
+        return tensor.name
+
+    def make(op_type: str, name: str, *inputs: str, **attributes: int) -> str:
+        made.append(onnx.helper.make_node(op_type, inputs, [f"{prefix}/{name}"], **attributes))
+        return made[-1].output[0]
+
+    made: list[onnx.NodeProto] = []
+    rows = make("Shape", "rows", projection, start=0, end=2)
+    heads = make("Shape", "heads", value, start=2, end=3)
+    columns = make("Shape", "columns", projection, start=2, end=3)
+    third = make("Div", "third", columns, number("three", 3))
+    zero, last, two, rest = number("zero", 0), number("last", -1), number("two", 2), number("rest", -1)
+    border = make("Mul", "border", third, two)
+    offsets = make("Slice", "offsets", projection, zero, border, last)
+    logits = make("Slice", "logits", projection, border, columns, last)
+    points = make("Concat", "points", rows, heads, rest, axis=0)
+    levels = [] if ragged else [make("Shape", "levels", shapes, start=0, end=1)]
+    samples = make("Concat", "samples", rows, heads, *levels, rest, two, axis=0)
+    node.input[4] = make("Reshape", "sampling_offsets", offsets, samples, allowzero=0)
+    node.input.append(make("Reshape", "attention_logits", logits, points, allowzero=0))
+    yield from made
