@@ -77,6 +77,7 @@ def test_program_of_dynamic_sizes(model, program, sizes):
     got, expected = (tuple(x.numpy() for x in run(*inputs)) for run in (program.module(), model))
     for one, other in zip(got, expected, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    # Relative noise of 1e-7 behind every layer moves these boxes by up to 6e-4 px and scores by 5e-6.
     comparison = compare_detections(expected, got, box_tolerance_px=5e-3, score_tolerance=5e-5)
     assert comparison.equal_share == 1.0, comparison
 
