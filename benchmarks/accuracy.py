@@ -26,7 +26,7 @@ import torch
 
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
-from benchmarks.detector import engine_argument
+from benchmarks.arguments import add_engines
 from codetr.coco import CocoDataset, DatasetError, load_coco
 from codetr.command import (
     ArgumentParser,
@@ -147,7 +147,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     # On a CPU TF32 does not exist and 16 bits take hours.
     precisions = list(PRECISIONS) if torch.cuda.is_available() else ["fp32"]
     add("--torch", nargs="*", choices=PRECISIONS, default=precisions)
-    add("--engine", action="append", default=[], type=engine_argument, metavar="LABEL=FILE")
+    add_engines(parser, "an engine")
     add("--onnx", action="append", default=[], type=to_path, metavar="FILE", help="for onnxruntime")
     add("--height", type=positive, help="of the network's input; default: the engines' or ONNX file's")
     add("--width", type=positive)
@@ -157,15 +157,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--out", type=to_path, help="result file; below benchmarks/results by default")
     options = parser.parse_args(arguments)
     weights_source(model_config(options.model), options.weights)
-    for option, file in (*((f"--engine {label}", path) for label, path in options.engine), *_onnx(options)):
+    for option, file in _files(options):
         check_file(option, file)
     if options.out:
         check_writable("--out", options.out)
     return options
 
 
-def _onnx(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    return [("--onnx", path) for path in options.onnx]
+def _files(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """All engines and ONNX files, by the options that name them."""
+    engines = [(f"--engine {label}", path) for label, path in options.engine]
+    return engines + [("--onnx", path) for path in options.onnx]
 
 
 def input_size(options: argparse.Namespace) -> tuple[int, int]:
@@ -179,7 +181,7 @@ def input_size(options: argparse.Namespace) -> tuple[int, int]:
         if options.height is None or options.width is None:
             raise UsageError("--height and --width: give both or neither")
         sizes["--height and --width"] = (options.height, options.width)
-    for option, file in (*((f"--engine {label}", path) for label, path in options.engine), *_onnx(options)):
+    for option, file in _files(options):
         try:
             resize = ArtifactMetadata.load(file.with_suffix(".json")).resize
         except EngineError as error:
@@ -202,7 +204,7 @@ def shared_nms(options: argparse.Namespace) -> dict[str, Any]:
         UsageError: two files have different ones.
     """
     inside = {}
-    for option, file in (*((f"--engine {label}", path) for label, path in options.engine), *_onnx(options)):
+    for option, file in _files(options):
         metadata = ArtifactMetadata.load(file.with_suffix(".json"))
         if metadata.nms_in_graph:
             given = {"nms": metadata.nms["method"], "nms_iou": metadata.nms["iou_threshold"]}

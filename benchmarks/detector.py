@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks import environment, timing
+from benchmarks.arguments import add_engines, check_engines
 from codetr.command import (
     ArgumentParser,
     check_file,
@@ -87,14 +88,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=positive, default=1)
     parser.add_argument("--photo", type=to_path, default=DEMO_PHOTO)
     parser.add_argument("--torch", nargs="*", choices=list(TORCH_VARIANTS), default=list(TORCH_VARIANTS))
-    parser.add_argument(
-        "--engine",
-        action="append",
-        default=[],
-        type=engine_argument,
-        metavar="LABEL=FILE",
-        help="an engine to time, built for this size; may be given several times",
-    )
+    add_engines(parser, "an engine to time, built for this size")
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
     parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
     options = parser.parse_args(arguments)
@@ -102,19 +96,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.weights is not None:
         weights_source(config, options.weights)
     check_file("--photo", options.photo)
-    for label, engine in options.engine:
-        check_file(f"--engine {label}", engine)
+    check_engines(options.engine)
     if options.out:
         check_writable("--out", options.out)
     return options
-
-
-def engine_argument(text: str) -> tuple[str, Path]:
-    """LABEL=FILE, for `add_argument(type=…)`."""
-    label, separator, path = text.partition("=")
-    if not separator or not label or not path:
-        raise argparse.ArgumentTypeError(f"expected LABEL=FILE, got {text!r}")
-    return label, Path(path)
 
 
 def run(options: argparse.Namespace, config: codetr.Config, arguments: list[str]) -> dict:

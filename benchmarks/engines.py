@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import environment, timing
-from benchmarks.detector import engine_argument
+from benchmarks.arguments import add_engines, check_engines
 from codetr.command import (
     ArgumentParser,
     UsageError,
-    check_file,
     check_writable,
     positive,
     run_command,
@@ -67,22 +66,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         UsageError: a wrong argument, or a file that is none.
     """
     parser = ArgumentParser(prog="python -m benchmarks.engines", description=__doc__.split(":")[0])
-    parser.add_argument(
-        "--engine",
-        action="append",
-        required=True,
-        type=engine_argument,
-        metavar="LABEL=FILE",
-        help="an engine; may be given several times",
-    )
+    add_engines(parser, "an engine", required=True)
     parser.add_argument(
         "--plugins", nargs="+", type=to_path, default=[], metavar="LIB", help="libraries of other plugins"
     )
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
     parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
     options = parser.parse_args(arguments)
-    for label, path in options.engine:
-        check_file(f"--engine {label}", path)
+    check_engines(options.engine)
     labels = Counter(label for label, _ in options.engine)
     if repeated := [label for label, count in labels.items() if count > 1]:
         raise UsageError(f"--engine {repeated[0]}: is the name of two engines")
@@ -103,7 +94,7 @@ def measure_engine(label: str, path: Path, iterations: int, plugins: Sequence[Pa
         raise ValueError(f"--engine {label}: was built without detailed profiling verbosity")
     beside = path.with_suffix(".json")
     metadata = ArtifactMetadata.load(beside) if beside.is_file() else None
-    times = measure(path, runs=iterations)
+    times = measure(path, runs=iterations, warmup=WARMUP)
     return row(label, summary, layers.with_times(times.layer_ms), times, metadata)
 
 

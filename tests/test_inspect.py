@@ -14,7 +14,7 @@ import pytest
 import trt_plugin
 from tests.plugin_engines import FUSED_ATTENTION, build, define_plugin, missing_plugin, save
 from tests.test_inspection_layers import SAMPLES, sample
-from tests.test_runner import METADATA, plan_header, without_gpu
+from tests.test_runner import METADATA, hide_package, plan_header, without_gpu
 from trt_plugin import inspect
 from trt_plugin.errors import EngineError
 from trt_plugin.inspection import engine, kinds, text
@@ -169,10 +169,7 @@ def test_names_alone_are_a_warning_and_make_no_picture(tmp_path, capsys):
 
 @pytest.mark.parametrize("package", ["tensorrt", "cuda"])
 def test_missing_package_is_named(tmp_path, package):
-    if package == "cuda":
-        pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
-    (tmp_path / f"{package}.py").write_text("raise ImportError('hidden by a test')")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = hide_package(tmp_path, package)
     done = without_gpu("-m", "trt_plugin.inspect", str(save(tmp_path, plan_header())), PYTHONPATH=path)
     (line,) = errors_of(done)
     assert done.returncode == 1 and "pip install codetr-tensorrt[tensorrt]" in line
@@ -287,7 +284,7 @@ class Runner:
     def best_shape(self, name):
         return tuple(2 if size < 0 else size for size in self.inputs[name].shape)
 
-    def time(self, inputs, iterations):
+    def time(self, inputs, iterations, warmup):
         return [3.0, 1.0, 2.0][:iterations]
 
     def profile(self, inputs, iterations):

@@ -70,6 +70,15 @@ def without_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProc
     )
 
 
+def hide_package(folder: Path, package: str) -> str:
+    """The PYTHONPATH of a process without this package; where that is not TensorRT, it has TensorRT."""
+    if package != "tensorrt":
+        pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
+    # A module of that name which is no package hides the real one.
+    (folder / f"{package}.py").write_text("raise ImportError('hidden by a test')")
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
 # Without a GPU.
 
 
@@ -246,11 +255,7 @@ def test_command_without_a_gpu_ends_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("package", ["tensorrt", "cuda"])
 def test_missing_package_is_named(tmp_path, package):
-    if package == "cuda":
-        pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
-    # A module of that name which is no package hides the real one.
-    (tmp_path / f"{package}.py").write_text("raise ImportError('hidden by a test')")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = hide_package(tmp_path, package)
     done = run_command(tmp_path, save(tmp_path, plan_header()), PYTHONPATH=path)
     assert_one_line_error(done, "pip install codetr-tensorrt[tensorrt]", tmp_path)
 

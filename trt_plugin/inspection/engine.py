@@ -164,6 +164,7 @@ def measure(
     *,
     device: int = 0,
     runs: int = 50,
+    warmup: int = 20,
     inputs: Mapping[str, np.ndarray] | None = None,
     nvtx: bool = False,
 ) -> Times:
@@ -173,6 +174,7 @@ def measure(
         path: the engine, whose plugins are registered.
         device: number of the GPU.
         runs: number of samples.
+        warmup: number of runs before them.
         inputs: to run on; by default `example_inputs`.
         nvtx: see `trt_plugin.EngineRunner`.
 
@@ -181,7 +183,7 @@ def measure(
     """
     with EngineRunner(path, device=device, nvtx=nvtx) as runner:
         arrays = example_inputs(runner) if inputs is None else dict(inputs)
-        samples = runner.time(arrays, iterations=runs)
+        samples = runner.time(arrays, iterations=runs, warmup=warmup)
         graph = runner.uses_cuda_graph
         profiled = runner.profile(arrays, iterations=runs)
     names = dict.fromkeys(name for run in profiled for name in run)
