@@ -63,11 +63,6 @@ class Request:
     nms_iou: float | None
 
     @property
-    def model_precision(self) -> str:
-        """The types of weights and activations: TF32 is float32, multiplied with fewer bits."""
-        return "fp32" if self.precision == "tf32" else self.precision
-
-    @property
     def output_names(self) -> tuple[str, ...]:
         """Of the graph."""
         return OUTPUT_NAMES if self.nms == "none" else NMS_OUTPUT_NAMES

@@ -9,7 +9,6 @@ of other weights refits an engine.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,7 +194,7 @@ def unpack_projections(model: onnx.ModelProto) -> None:
         model.graph.initializer.extend(added)
 
 
-def _unpacked(node: onnx.NodeProto, added: list[onnx.TensorProto]) -> Iterator[onnx.NodeProto]:
+def _unpacked(node: onnx.NodeProto, added: list[onnx.TensorProto]) -> list[onnx.NodeProto]:
     """What stands before a node that is packed no more. Letters as in `onnx_path.operator`."""
     value, shapes, *_, projection = node.input
     ragged = [x for x in node.attribute if x.name == "points_per_level"]
@@ -227,4 +226,4 @@ def _unpacked(node: onnx.NodeProto, added: list[onnx.TensorProto]) -> Iterator[o
     samples = make("Concat", "samples", rows, heads, *levels, rest, two, axis=0)
     node.input[4] = make("Reshape", "sampling_offsets", offsets, samples, allowzero=0)
     node.input.append(make("Reshape", "attention_logits", logits, points, allowzero=0))
-    yield from made
+    return made
