@@ -20,7 +20,7 @@ from PIL import Image
 import codetr
 from codetr.cli import main
 from codetr.coco import load_coco
-from codetr.training import validation
+from codetr.training import command, validation
 from codetr.training.augment import Augmentation
 from codetr.training.data import (
     BatchOrder,
@@ -240,6 +240,16 @@ def test_an_error_in_one_process_ends_all(folder, tmp_path):
 def test_an_error_that_all_find_is_said_once(folder, tmp_path):
     done = torchrun(tmp_path, 2, arguments(folder, tmp_path / "run", model="unknown"))
     assert done.returncode != 0 and done.stderr.count("codetr: error: --model") == 1
+
+
+def test_other_processes_leave_an_error_to_the_first(folder, tmp_path, monkeypatch, capsys):
+    """They do not leave before it has spoken, which would end it; what only they find they say."""
+    waited = []
+    monkeypatch.setattr(command.time, "sleep", waited.append)
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert main(arguments(folder, tmp_path / "run", model="unknown")) == 2
+    assert waited == [command.SECONDS_TO_SPEAK] and "codetr: error: --model" in capsys.readouterr().err
 
 
 # The benchmark.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +24,8 @@ from codetr.training.state import StateError, load_state
 from codetr.training.trainer import Trainer
 
 PROGRAM = "codetr"
+SECONDS_TO_SPEAK = 15.0
+"""How long the other processes leave it to the first one to say what is wrong with the arguments."""
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -33,8 +36,10 @@ def run_train(options: argparse.Namespace) -> int:
     except (DatasetError, StateError) as error:
         raise UsageError(one_line(error)) from error
     except UsageError:
-        if rank:  # all processes find the same, and one says it
-            return 2
+        if rank:
+            # All processes find the same, and one says it. torchrun ends it before it has, if another
+            # leaves first; so the others wait for their end, and speak where they alone have found something.
+            time.sleep(SECONDS_TO_SPEAK)
         raise
     try:
         status = _train(plan, options)
