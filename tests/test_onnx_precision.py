@@ -24,8 +24,11 @@ QUICK = ("deformable_detr", "d_fine")
 SLOW = tuple(name for name in ZOO if name not in QUICK)
 HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
 BOXES = {"mask2former": "masks_queries_logits", "omdet_turbo": "decoder_coord_logits"}
-# Products that are coordinates: means of distributions, arguments of sines, references of constant queries.
-PLACES = {"d_fine": 3, "rt_detr": 2, "rt_detr_v2": 2, "deformable_detr": 1}
+# Products that stay float32: means of distributions, arguments of sines, references of constant queries,
+# scores of an empty cell.
+PLACES = {"d_fine": 3, "rt_detr": 2, "rt_detr_v2": 2, "deformable_detr": 1} | dict.fromkeys(
+    ("co_dino_swin", "co_dino_r50", "co_dino_ragged"), 1
+)
 
 
 class Typed:
