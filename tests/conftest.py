@@ -7,6 +7,7 @@ HYPOTHESIS_PROFILE=thorough draws many more examples, and others every time.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def timing_cache(tmp_path_factory) -> Path:
+    """Where builds of engines keep how long each kernel took: the next one of the same layers is quick.
+
+    CODETR_TIMING_CACHE names a file that outlasts the run.
+    """
+    given = os.environ.get("CODETR_TIMING_CACHE")
+    return Path(given) if given else tmp_path_factory.mktemp("timing") / "cache"
 
 
 def pytest_runtest_setup() -> None:

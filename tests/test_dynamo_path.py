@@ -272,9 +272,10 @@ def torch_tensorrt(plugin):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, tmp_path, capsys):
+def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, timing_cache, tmp_path, capsys):
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    options |= {"timing-cache": timing_cache}
     status = main(arguments(weights, tmp_path / "out", name, **options))
     output = capsys.readouterr()
     assert status == 0, output.err

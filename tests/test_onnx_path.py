@@ -493,11 +493,12 @@ def test_comparison_matches_one_to_one():
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_detects_as_pytorch(name, precision, weights, tmp_path, capsys):
+def test_engine_detects_as_pytorch(name, precision, weights, timing_cache, tmp_path, capsys):
     pytest.importorskip("tensorrt", reason="TensorRT is not installed")
     pytest.importorskip("polygraphy", reason="polygraphy is not installed")
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    options |= {"timing-cache": timing_cache}
     status = main(arguments(weights, tmp_path / "out", name, **options))
     output = capsys.readouterr()
     assert status == 0, output.err

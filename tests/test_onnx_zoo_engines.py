@@ -19,7 +19,7 @@ pytest_plugins = ("tests.onnx_builds",)
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", onnx_zoo.ZOO)
 def test_engine_of_the_rewritten_file_is_onnxruntimes_of_the_original(
-    tensorrt, name, tmp_path_factory, tmp_path, capsys
+    tensorrt, name, timing_cache, tmp_path_factory, tmp_path, capsys
 ):
     entry = onnx_zoo.ZOO[name]
     entry.require()
@@ -28,6 +28,7 @@ def test_engine_of_the_rewritten_file_is_onnxruntimes_of_the_original(
     assert surgeon.main([str(original), str(rewritten)]) == 0, capsys.readouterr().err
     report = tmp_path / "report.json"
     options = ["--out", str(tmp_path), "--json", str(report), "--optimization-level", "1"]
+    options += ["--timing-cache", str(timing_cache)]
     assert build.main([str(rewritten), *options]) == 0, capsys.readouterr().err
     plugin_layers = json.loads(report.read_text())["report"]["plugin_layers"]
     assert len(plugin_layers) == entry.layers

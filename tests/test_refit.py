@@ -217,7 +217,7 @@ def test_onnx_command_errors_are_one_line(engine, monkeypatch, capsys, model, op
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_refitted_from_onnx_is_the_one_built(name, precision, tmp_path, capsys):
+def test_engine_refitted_from_onnx_is_the_one_built(name, precision, timing_cache, tmp_path, capsys):
     pytest.importorskip("polygraphy", reason="polygraphy is not installed")
     from onnx_path import export as onnx_export
     from onnx_path import refit as onnx_refit
@@ -225,7 +225,7 @@ def test_engine_refitted_from_onnx_is_the_one_built(name, precision, tmp_path, c
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
     for folder, weights in (("a", save_weights(tmp_path)), ("b", other_weights(tmp_path, name))):
-        given = arguments(weights, tmp_path / folder, name, **options)
+        given = arguments(weights, tmp_path / folder, name, **options, **{"timing-cache": timing_cache})
         assert onnx_export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
     new = tmp_path / "new.engine"
     given = [str(tmp_path / path) for path in ("a/model.engine", "b/model.onnx")]
@@ -279,7 +279,9 @@ def detect(engine: Path, name: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("sizes", ["static", "dynamic"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes, tmp_path, capsys):
+def test_refitted_engine_is_the_one_built(
+    torch_tensorrt, name, precision, sizes, timing_cache, tmp_path, capsys
+):
     """Weights A, refitted with B, against weights B: every parameter differs, frozen statistics included."""
     first, second = save_weights(tmp_path), other_weights(tmp_path, name)
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
@@ -287,7 +289,7 @@ def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes
     if sizes == "dynamic":
         options = {"dynamic-size": f"64-{height}x{width}-256", "batch": "1-4", "precision": precision}
     for weights, folder in ((first, "a"), (second, "b")):
-        given = arguments(weights, tmp_path / folder, name, **options)
+        given = arguments(weights, tmp_path / folder, name, **options, **{"timing-cache": timing_cache})
         if sizes == "dynamic":
             given = without(given, "--height", "--width")
         assert export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
@@ -302,9 +304,10 @@ def test_refitted_engine_is_the_one_built(torch_tensorrt, name, precision, sizes
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, tmp_path, capsys):
+def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, timing_cache, tmp_path, capsys):
     """At the usual size, many small, one large: the command compares them all."""
-    given = arguments(save_weights(tmp_path), tmp_path / "out", name, batch="1-8", precision=precision)
+    options = {"batch": "1-8", "precision": precision, "timing-cache": timing_cache}
+    given = arguments(save_weights(tmp_path), tmp_path / "out", name, **options)
     given = without(given, "--height", "--width")
     assert export.main([*given, "--dynamic-size", "96-128x160-320"]) == 0, capsys.readouterr().err
     output = capsys.readouterr().out
