@@ -15,8 +15,20 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from benchmarks import detector, environment, errors, msda, pictures, report, roofline, sanitize, timing
+from benchmarks import (
+    detector,
+    environment,
+    errors,
+    msda,
+    pictures,
+    report,
+    roofline,
+    sanitize,
+    sizes,
+    timing,
+)
 from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
+from tests.golden_models import GOLDEN, load_golden, save_weights
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,6 +80,9 @@ def test_statistics() -> None:
         timing.summarise([])
 
 
+SIZES_OF = ["--weights", "co_dino_swin_l", "--engine"]
+
+
 @pytest.mark.parametrize("module", ["msda", "detector", "sanitize"])
 def test_without_gpu(module: str) -> None:
     """One line on the standard error output, and a status that is not 0."""
@@ -95,6 +110,13 @@ def test_without_gpu(module: str) -> None:
         (detector.main, ["--engine", "fp32=nowhere"], "--engine fp32 nowhere: no such file"),
         (detector.main, ["--out", "/proc/x/y.json"], "--out /proc/x/y.json: cannot write there"),
         (sanitize.main, ["--bad"], "unrecognized arguments: --bad"),
+        (sizes.main, [*SIZES_OF, "e=no"], "--engine e no: no such file"),
+        (
+            sizes.main,
+            [*SIZES_OF, "e=x", "--sizes", "768"],
+            "--sizes: expected HEIGHTxWIDTH, such as 768x1152",
+        ),
+        (sizes.main, [*SIZES_OF, "e=x", "--batches", "0"], "--batches: expected a whole number above 0"),
         (report.main, [], "the following arguments are required: results"),
         (report.main, ["--pictures", "", "x.json"], "--pictures: expected a path, got ''"),
     ],
@@ -105,6 +127,41 @@ def test_wrong_arguments_are_one_line(main, arguments: list[str], message: str, 
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
     assert printed.err.startswith("benchmarks.") and message in printed.err
+
+
+def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, monkeypatch, capsys) -> None:
+    """With a stand-in for the engine, which finds what PyTorch finds in its precision."""
+    name = "codino_swin_tiny"
+    weights, config = save_weights(tmp_path)[name], str(GOLDEN / f"{name}.json")
+    seen = []
+
+    def measure(label, path, batch, iterations):
+        seen.append((label, batch.images.shape, [tuple(shape) for shape in batch.image_shapes.tolist()]))
+        found = sizes.detect(model, "fp16", batch)
+        row = {"variant": label, "engine_precision": "fp16", "timing": {"median_ms": 1.0}}
+        return row, found, None
+
+    model, _ = load_golden(name)
+    monkeypatch.setattr(sizes, "measure_engine", measure)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    (tmp_path / "e").touch()
+    given = ["--model", config, "--weights", str(weights), "--engine", f"a={tmp_path / 'e'}"]
+    given += ["--sizes", "96x128", "128x96", "--batches", "1", "2"]
+    options = sizes.parse(given)
+    rows = sizes.run(options, given)["results"]
+    assert [(row["height"], row["width"], row["batch"]) for row in rows] == [
+        (96, 128, 1),
+        (96, 128, 2),
+        (128, 96, 1),
+        (128, 96, 2),
+    ]
+    assert seen[1][1] == (2, 3, 96, 128) and len(set(seen[1][2])) == 2, "images differ in size"
+    for row in rows:
+        exact, rounded = row["detections_in_its_precision"], row["detections"]
+        assert exact["matched"] == exact["expected"] and exact["max_box_difference_px"] == 0.0
+        assert rounded["max_box_difference_px"] > 0.0
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_sanitize_spoils_some_samples_only() -> None:
