@@ -96,7 +96,7 @@ def _main(arguments: list[str]) -> int:
         made = map(make, subjects) if options.jobs == 1 else list(pool.map(make, subjects))
         for subject, row in zip(subjects, made, strict=True):
             rows.append(row)
-            time_engines(row, subject, folder, options.iterations)
+            time_engines(row, subject, folder, options.precision, options.iterations)
             print(summary(row), flush=True)
             content = {
                 **head,
@@ -129,7 +129,7 @@ def _parser() -> ArgumentParser:
         "--work",
         type=to_path,
         metavar="DIR",
-        help="keep files there, and use rewritten ones of an earlier run again (default: a temporary folder)",
+        help="keep files there, and use those of an earlier run again (default: a temporary folder)",
     )
     parser.add_argument(
         "--out",
@@ -198,18 +198,18 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
     }
     for form, path in files.items():
         try:
-            row[form] = build(path, folder / form, precision, seconds)
+            row[form] = build(path, _engines(folder, form, precision), precision, seconds)
         except RuntimeError as error:
             row[form] = {"failure": str(error)}
     return row
 
 
-def time_engines(row: dict, subject: Subject, folder: Path, iterations: int) -> None:
+def time_engines(row: dict, subject: Subject, folder: Path, precision: str, iterations: int) -> None:
     """Times the engines that `prepare` built, and adds it to the row; a failure takes an engine's place.
 
     Args:
         row: of `prepare`.
-        subject, folder: as given to it.
+        subject, folder, precision: as given to it.
         iterations: samples of each measurement.
     """
     inputs = functools.cache(lambda: random_inputs(subject.path))  # of both, drawn when one is wanted
@@ -217,7 +217,8 @@ def time_engines(row: dict, subject: Subject, folder: Path, iterations: int) -> 
         if "failure" in row.get(form, {"failure": ""}):
             continue
         try:
-            samples = run(folder / form / f"{path.stem}.engine", inputs(), iterations)
+            engine = _engines(folder, form, precision) / f"{path.stem}.engine"
+            samples = run(engine, inputs(), iterations)
             row[form]["timing"] = timing.Timing(samples, 1, WARMUP, "warm").as_dict()
         except (RuntimeError, ValueError, OSError) as error:
             row[form] = {"failure": " ".join(str(error).split())[:500]}
@@ -251,16 +252,22 @@ def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
     return ""
 
 
+def _engines(folder: Path, form: str, precision: str) -> Path:
+    return folder / f"{form}_{precision}"
+
+
 def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
-    """Builds one engine.
+    """Builds one engine, unless an earlier run left it in the folder.
 
     Raises:
         RuntimeError: the command failed.
     """
     folder.mkdir(exist_ok=True)
     report = folder / f"{path.stem}.report.json"
-    options = ["--out", folder, "--precision", precision, "--json", report]
-    command(["onnx_path.build", path, *options, "--timing-cache", folder.parent / "timing.cache"], seconds)
+    if not report.exists():  # it is written last
+        options = ["--out", folder, "--precision", precision, "--json", report]
+        options += ["--timing-cache", folder.parent / "timing.cache"]
+        command(["onnx_path.build", path, *options], seconds)
     built = json.loads(report.read_text(encoding="utf-8"))
     return {
         "build_seconds": built["build_seconds"],

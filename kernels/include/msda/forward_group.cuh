@@ -208,18 +208,21 @@ class GroupLane {
     const auto at = [](const void* start, uint32_t index, uint32_t bytes) {
       return static_cast<const char*>(start) + static_cast<uint64_t>(index) * bytes;
     };
+    // Known when the kernel is compiled, where levels are: `add_levels`.
+    const uint32_t num_levels = Config::kLevels > 0 ? static_cast<uint32_t>(Config::kLevels)
+                                                    : static_cast<uint32_t>(problem.num_levels);
+    const uint32_t num_points =
+        Config::kLevels > 0 ? 4 * num_levels : static_cast<uint32_t>(problem.total_points);
     // A query's heads follow each other; behind the last there may be a gap.
     const auto inputs_at = [&](const void* start, int64_t stride, uint32_t numbers) {
-      const uint32_t item_bytes =
-          static_cast<uint32_t>(problem.total_points) * numbers * sizeof(Input);
+      const uint32_t item_bytes = num_points * numbers * sizeof(Input);
       const uint32_t num_heads =
           Config::kNumHeads > 0 ? Config::kNumHeads : static_cast<uint32_t>(problem.num_heads);
       const uint32_t gap = static_cast<uint32_t>(stride) * sizeof(Input) - num_heads * item_bytes;
       const char* const inputs = at(at(start, item, item_bytes), row, gap);
       return reinterpret_cast<const Input*>(kWholePointers ? in_register(inputs) : inputs);
     };
-    const uint32_t row_bytes =
-        static_cast<uint32_t>(problem.num_levels) * kReferenceSize * sizeof(float);
+    const uint32_t row_bytes = num_levels * kReferenceSize * sizeof(float);
     locations_ = inputs_at(arguments.sampling_locations, problem.location_stride, 2);
     weights_ = inputs_at(arguments.attention_weights, problem.weight_stride, 1);
     references_ = reinterpret_cast<const float*>(at(arguments.reference_points, row, row_bytes));
