@@ -93,7 +93,7 @@ def detections(
     # Boxes are in units of the image, not of the padded tensor that holds it.
     height, width = image_shapes.float()[:, None].unbind(-1)  # [N, 1] each
     limits = torch.stack((width, height, width, height), dim=-1)  # [N, 1, 4]
-    return torch.minimum((corners * limits).clamp(min=0.0), limits), scores.gather(1, index).sigmoid(), labels
+    return torch.minimum((corners * limits).clamp(min=0.0), limits), _gather(scores, index).sigmoid(), labels
 
 
 def best_indices(x: Tensor, count: int) -> Tensor:
@@ -121,7 +121,7 @@ def best_indices(x: Tensor, count: int) -> Tensor:
         x = torch.where(place > last, -torch.inf, picked)
     best, index = x.reshape(rows, parts, length).topk(count, dim=2)  # [N, parts, count]
     index = index + torch.arange(parts, device=x.device)[:, None] * length
-    return index.flatten(1).gather(1, best.flatten(1).topk(count, dim=1).indices)
+    return _gather(index.flatten(1), best.flatten(1).topk(count, dim=1).indices)
 
 
 def _parts(size: int, count: int) -> int:
@@ -136,6 +136,11 @@ def _parts(size: int, count: int) -> int:
 def _surely(condition: bool | torch.SymBool | Tensor) -> bool:
     """Whether a condition of sizes holds; of symbols, for every value. Tracing has tensors for sizes."""
     return bool(condition) if isinstance(condition, Tensor) else statically_known_true(condition)
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    """x: [N, S], index: [N, Q] -> [N, Q]."""
+    return _gather_rows(x[:, :, None], index).squeeze(-1)
 
 
 def _gather_rows(x: Tensor, index: Tensor) -> Tensor:

@@ -12,7 +12,12 @@ import torch
 
 from codetr import sizes
 
-VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
+VIEWS = (
+    torch.ops.aten.view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten._reshape_copy.default,  # Torch-TensorRT lowers the others to it
+)
 
 
 def simplify_reshapes(module: torch.fx.GraphModule) -> int:
