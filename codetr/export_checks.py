@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codetr.command import complain
-from codetr.compare import FP32_LEAST_SHARE, SIXTEEN_BIT_LEAST_SHARE, Comparison, compare_detections
+from codetr.compare import FP32_LEAST_SHARE, ROUNDED_LEAST_SHARE, Comparison, compare_detections
 from codetr.postprocess import apply_nms_to_batch
 from codetr.preprocess import Batch, Preprocessor, load_image
 from codetr.sizes import InputSizes
@@ -123,8 +124,8 @@ def compare(checks: list[Check], request: Request, name: str, run: Runner) -> No
         run: see `Runner`.
 
     Raises:
-        RuntimeError: the detections are not PyTorch's in the same precision (see `codetr.compare`), and the
-            request does not ask to keep such files.
+        RuntimeError: the detections are not PyTorch's (`codetr.compare` says how alike they have to be), and
+            the request does not ask to keep such files.
     """
     for check in checks:
         outputs = run(dict(zip(INPUT_NAMES, (check.batch.images, check.batch.image_shapes), strict=True)))
@@ -137,11 +138,14 @@ def compare(checks: list[Check], request: Request, name: str, run: Runner) -> No
                 )
         n, _, h, w = check.batch.images.shape
         size = f" at {n} x {h} x {w}" if request.sizes.dynamic else ""
+        comparisons = {}
         for precision, expected in check.detections.items():
-            comparison = compare_detections(expected, found)
-            print(f"{name} {request.precision} against PyTorch {precision}{size}: {comparison}", flush=True)
-            if precision == request.precision:
-                _require_alike(comparison, request, f"{name}'s detections{size}")
+            comparisons[precision] = compare_detections(expected, found)
+            against = f"PyTorch {precision}{size}: {comparisons[precision]}"
+            print(f"{name} {request.precision} against {against}", flush=True)
+        if comparisons:
+            rounded = compare_detections(check.detections["fp32"], check.detections[request.precision])
+            _require_alike(comparisons["fp32"], rounded, request, f"{name}'s detections{size}")
 
 
 def compare_engine(checks: list[Check], request: Request, engine: Path) -> None:
@@ -152,15 +156,21 @@ def compare_engine(checks: list[Check], request: Request, engine: Path) -> None:
         compare(checks, request, "engine", runner)
 
 
-def _require_alike(comparison: Comparison, request: Request, what: str) -> None:
+def _require_alike(found: Comparison, rounded: Comparison, request: Request, what: str) -> None:
+    """Holds what was found against PyTorch's detections in fp32, and against what PyTorch in the request's
+    precision makes of these."""
     if request.precision == "fp32":
-        share, least, how, count = comparison.equal_share, FP32_LEAST_SHARE, "equal", comparison.equal
+        count, share, least, how = found.equal, found.equal_share, FP32_LEAST_SHARE, "equal"
     else:
-        share, least = comparison.matched_share, SIXTEEN_BIT_LEAST_SHARE
-        how, count = "matched", comparison.matched
+        count, share, how = found.matched, found.matched_share, "matched"
+        least = ROUNDED_LEAST_SHARE * rounded.matched_share
     if share >= least:
         return
-    message = f"the {what} are not PyTorch's: expected {least:.0%} {how}, got {count} of {comparison.count}"
+    needed = math.ceil(least * found.count)
+    message = f"the {what} are not PyTorch's: expected {needed} or more of {found.count} {how}"
+    if request.precision != "fp32":
+        message += f" with fp32's, where PyTorch {request.precision} has {rounded.matched}"
+    message += f", got {count}"
     if not request.keep_unequal:
         raise RuntimeError(f"{message}; nothing is kept (--keep-unequal keeps the files)")
     complain("warning", message)

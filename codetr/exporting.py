@@ -257,6 +257,8 @@ def load_model(
     model = codetr.CoDino(config).eval().requires_grad_(False)
     for shape in shapes:
         _check_size(model, shape)
+    if request.sizes.resizable:
+        _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
     codetr.load_checkpoint(model, weights)
     if request.sizes.batch.max > 1 or request.sizes.resizable or request.precision == "bf16":
         model.write_out_group_norms()
@@ -372,6 +374,17 @@ def _check_size(model: CoDino, images_shape: tuple[int, ...]) -> None:
     inputs = torch.empty(images_shape, device="meta"), torch.empty(images_shape[0], 2, device="meta")
     with torch.no_grad():
         torch.func.functional_call(model, shapes, inputs)
+
+
+def _check_smallest(model: CoDino, smallest: int) -> None:
+    """Raises ValueError where a level may be one cell wide: for an export, that is a case of its own."""
+    coarsest = model.backbone.first_stride << (model.config.num_levels - 1)  # pixels of a cell
+    if smallest <= coarsest:
+        least = (coarsest // SIZE_DIVISOR + 1) * SIZE_DIVISOR
+        raise ValueError(
+            f"--dynamic-size: sizes begin at {smallest} pixels, where the coarsest level is one cell; "
+            f"{model.config.name} needs {least} or more, or a fixed --height and --width"
+        )
 
 
 def _tensors(**tensors: tuple[tuple[int, ...], str]) -> list[dict[str, Any]]:

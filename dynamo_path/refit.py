@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -153,17 +155,30 @@ def refit(engine_path: Path, network: Any) -> bytes:
     def give(refitter: Any, messages: list[str]) -> object:
         wanted = [(name, role.name) for name, role in zip(*refitter.get_all(), strict=True)]
         matched = match_weights(wanted, weights_of(network))
-        for (name, role), values in matched.items():
-            if not refitter.set_weights(name, getattr(trt.WeightsRole, role), values):
+        given = {key: _as_weights(trt, key, values) for key, values in matched.items()}
+        for (name, role), weights in given.items():
+            if not refitter.set_weights(name, getattr(trt.WeightsRole, role), weights):
                 raise RuntimeError(
                     f"{engine_path}: TensorRT does not take weight {name} {role}: {describe(messages)}"
                 )
         missing = list(zip(*refitter.get_missing(), strict=True))
         if missing:
             raise RuntimeError(f"{engine_path}: {_some([name for name, _ in missing])} would stay as it is")
-        return matched
+        return given
 
     return refit_engine(engine_path, give)
+
+
+def _as_weights(trt: Any, key: tuple[str, str], values: Any) -> Any:
+    """tensorrt.Weights of what a network's layer gives out: those, or an array, which need not be one that
+    TensorRT takes back by itself."""
+    if isinstance(values, trt.Weights):
+        return values
+    try:
+        return trt.Weights(np.ascontiguousarray(values))
+    except (TypeError, ValueError) as error:
+        kind = f"{type(values).__name__} of {getattr(values, 'dtype', 'no type')}"
+        raise RuntimeError(f"weight {' '.join(key)}: TensorRT takes no {kind} for weights") from error
 
 
 def weights_of(network: Any) -> dict[tuple[str, str], Any]:

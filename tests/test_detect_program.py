@@ -433,7 +433,7 @@ def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
     pytest.importorskip("polygraphy", reason="polygraphy is not installed")
     from onnx_path.export import main
 
-    given = {"batch": "1-4", "precision": "fp32", "dynamic-size": "64-96x128-256"}
+    given = {"batch": "1-4", "precision": "fp32", "dynamic-size": "96-96x128-256"}
     given = arguments(save_weights(tmp_path), tmp_path / "engine", "codino_swin_tiny", **given)
     assert main(without(given, "--height", "--width")) == 0
     engine = tmp_path / "engine/model.engine"
@@ -468,7 +468,7 @@ def test_engine_with_another_profile_is_refused(tmp_path):
     pytest.importorskip("polygraphy", reason="polygraphy is not installed")
     from onnx_path.export import main
 
-    given = arguments(save_weights(tmp_path), tmp_path, **{"batch": "1-4", "dynamic-size": "64-96-128"})
+    given = arguments(save_weights(tmp_path), tmp_path, **{"batch": "1-4", "dynamic-size": "96-96-128"})
     assert main(without(given, "--height", "--width")) == 0
     path = tmp_path / "model.json"
     fields = json.loads(path.read_text())

@@ -16,7 +16,7 @@ from codetr.compare import FP32_LEAST_SHARE, compare_detections
 from codetr.exporting import Request, dynamic_shapes, example_inputs, make_parser, request_from
 from dynamo_path.export import export_program
 from dynamo_path.reshapes import reshape_target, simplify_reshapes
-from tests.golden_models import GOLDEN
+from tests.golden_models import GOLDEN, arguments, save_weights, without
 
 SIZES = [(1, 96, 96), (2, 160, 192), (3, 384, 96), (8, 128, 224), (2, 96, 384)]
 """Batch, height, width: the smallest, the longest, and some between; windows of 4 cells fit into a few."""
@@ -205,3 +205,14 @@ def test_reshape_target():
     assert reshape_target((n * s, 64), (n, s, 64)) is None
     assert reshape_target((n, s, 64), (s, 64 * n)) is None
     assert reshape_target((n, s), (n, 2, s)) == [0, 2, -1]
+
+
+@pytest.mark.parametrize("path", ["onnx_path", "dynamo_path"])
+def test_sizes_of_a_level_of_one_cell_are_refused(path, tmp_path, capsys):
+    main = pytest.importorskip(f"{path}.export").main
+    options = {"dynamic-size": "64-96-128", "device": "cpu"}
+    given = arguments(save_weights(tmp_path), tmp_path / "out", "codino_resnet_tiny", **options)
+    assert main(without(given, "--height", "--width")) != 0
+    message = "--dynamic-size: sizes begin at 64 pixels, where the coarsest level is one cell; "
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

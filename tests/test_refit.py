@@ -55,6 +55,15 @@ def test_unmatched_weights_are_errors(wanted, message):
         refit.match_weights(wanted, {("a", "BIAS"): 0})
 
 
+class Weights:
+    """Stands in for tensorrt.Weights, which takes arrays of some types."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        if values.dtype == object:
+            raise TypeError("incompatible constructor arguments")
+        self.values = values.tolist()
+
+
 class Refitter:
     """Stands in for tensorrt.Refitter, which needs a GPU: an engine with two weights."""
 
@@ -86,7 +95,7 @@ def fake_tensorrt(monkeypatch):
     import trt_plugin.engine
 
     roles = SimpleNamespace(KERNEL="kernel", BIAS="bias")
-    fake = SimpleNamespace(Refitter=Refitter, WeightsRole=roles)
+    fake = SimpleNamespace(Refitter=Refitter, WeightsRole=roles, Weights=Weights)
     monkeypatch.setattr("trt_plugin.errors.import_tensorrt", lambda: fake)
     monkeypatch.setattr("trt_plugin.log.tensorrt_logger", lambda: None)
     loaded = None, SimpleNamespace(serialize=lambda: bytearray(b"new"))
@@ -98,13 +107,21 @@ def fake_tensorrt(monkeypatch):
 
 
 def test_every_weight_is_set(fake_tensorrt):
-    network = {("a", "KERNEL"): 1, ("b", "BIAS"): 2, ("folded", "CONSTANT"): 3}
+    own = Weights(np.zeros(2))
+    network = {("a", "KERNEL"): np.float32([[1, 2], [3, 4]]).T, ("b", "BIAS"): own, ("folded", "CONSTANT"): 3}
     assert refit.refit(Path("x"), network) == b"new"
-    assert Refitter.seen == {("a", "kernel"): 1, ("b", "bias"): 2}
+    assert Refitter.seen["a", "kernel"].values == [[1, 3], [2, 4]]
+    assert Refitter.seen["b", "bias"] is own
+
+
+def test_weights_of_a_type_that_tensorrt_does_not_take_are_named(fake_tensorrt):
+    network = {("a", "KERNEL"): None, ("b", "BIAS"): np.zeros(1)}
+    with pytest.raises(RuntimeError, match="weight a KERNEL: TensorRT takes no NoneType of no type"):
+        refit.refit(Path("x"), network)
 
 
 def test_refused_refits_are_errors(fake_tensorrt, monkeypatch):
-    network = {("a", "KERNEL"): 1, ("b", "BIAS"): 2}
+    network = {("a", "KERNEL"): np.ones(1), ("b", "BIAS"): np.ones(2)}
     monkeypatch.setattr(Refitter, "refused", "b")
     with pytest.raises(RuntimeError, match="x: TensorRT does not take weight b BIAS"):
         refit.refit(Path("x"), network)
@@ -287,7 +304,7 @@ def test_refitted_engine_is_the_one_built(
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
     if sizes == "dynamic":
-        options = {"dynamic-size": f"64-{height}x{width}-256", "batch": "1-4", "precision": precision}
+        options = {"dynamic-size": f"96-{height}x{width}-256", "batch": "1-4", "precision": precision}
     for weights, folder in ((first, "a"), (second, "b")):
         given = arguments(weights, tmp_path / folder, name, **options, **{"timing-cache": timing_cache})
         if sizes == "dynamic":
