@@ -260,7 +260,7 @@ def load_model(
     if request.sizes.resizable:
         _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
     codetr.load_checkpoint(model, weights)
-    if request.sizes.batch.max > 1 or request.sizes.resizable or request.precision == "bf16":
+    if request.sizes.resizable or request.precision == "bf16":
         model.write_out_group_norms()
     if request.sizes.resizable:
         model.gather_windows()

@@ -74,8 +74,8 @@ def _copy_batch_norm(source: nn.Module, target: nn.Module) -> None:
 class GroupNorm(nn.GroupNorm):
     """Group normalisation that can be written out as reductions and products in fp32, for exports.
 
-    Exporters make an InstanceNormalization of Torch's own. TensorRT 10.6 takes that in fp32 and fp16 only,
-    and its engines for two images were seen to differ from PyTorch with it; for one image it is right.
+    Exporters make an InstanceNormalization of Torch's own, between reshapes that compute their shapes at run
+    time where sizes are dynamic. TensorRT 10.6 takes it in fp32 and fp16 only.
     """
 
     written_out = False

@@ -77,6 +77,18 @@ def test_packed_graph_computes_the_same(points, dynamic):
         torch.testing.assert_close(module(*given), model(*given))
 
 
+def test_views_that_torch_tensorrt_lowers_are_seen_through():
+    """It makes `_reshape_copy` of every reshape."""
+    model = Attention()
+    module = lowered(model)
+    for node in module.graph.nodes:
+        if node.target in VIEWS:
+            node.target = torch.ops.aten._reshape_copy.default
+    module.recompile()
+    assert pack_projections(module) == 1
+    torch.testing.assert_close(module(*inputs()), model(*inputs()))
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
