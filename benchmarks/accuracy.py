@@ -26,7 +26,7 @@ import torch
 
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
-from benchmarks.arguments import add_engines
+from benchmarks.arguments import add_engines, add_out, result_file
 from codetr.coco import CocoDataset, DatasetError, load_coco
 from codetr.command import (
     ArgumentParser,
@@ -118,8 +118,7 @@ def _main(arguments: list[str]) -> int:
         raise UsageError(one_line(error)) from error
     height, width = input_size(options)
     gpu = environment.slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else "cpu"
-    out = options.out or Path("benchmarks/results") / f"accuracy_{config.name}_{height}x{width}_{gpu}.json"
-    check_writable("--out", out)
+    out = result_file(options.out, f"accuracy_{config.name}_{height}x{width}", gpu)
     content = run(options, config, dataset, Preprocessor(config.mean, config.std, height=height, width=width))
     content = {**environment.describe("benchmarks.accuracy", arguments), **content}
     environment.write_json(out, content)
@@ -154,7 +153,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--batch", type=positive, default=8, help="pictures at a time, where a variant takes several")
     add("--threshold", type=fraction, default=0.3, help="least score of detections that have to agree")
     add("--iterations", type=positive, default=100, help="samples of each time")
-    add("--out", type=to_path, help="result file; below benchmarks/results by default")
+    add_out(parser)
     options = parser.parse_args(arguments)
     weights_source(model_config(options.model), options.weights)
     for option, file in _files(options):

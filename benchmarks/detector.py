@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, check_engines
+from benchmarks.arguments import add_engines, add_out, check_engines, result_file
 from codetr.command import (
     ArgumentParser,
     check_file,
@@ -65,9 +65,8 @@ def _main(arguments: list[str]) -> int:
     timing.require_gpu()
     config = model_config(options.model)
     gpu = environment.slug(torch.cuda.get_device_name())
-    name = f"detector_{config.name}_{options.height}x{options.width}_{gpu}.json"
-    out = options.out or Path("benchmarks/results") / name
-    check_writable("--out", out)
+    stem = f"detector_{config.name}_{options.height}x{options.width}"
+    out = result_file(options.out, stem, gpu)
     environment.write_json(out, run(options, config, arguments))
     print(out)
     return 0
@@ -90,7 +89,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--torch", nargs="*", choices=list(TORCH_VARIANTS), default=list(TORCH_VARIANTS))
     add_engines(parser, "an engine to time, built for this size")
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
-    parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+    add_out(parser)
     options = parser.parse_args(arguments)
     config = model_config(options.model)
     if options.weights is not None:

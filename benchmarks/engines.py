@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, check_engines
+from benchmarks.arguments import add_engines, add_out, check_engines, result_file
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -46,8 +46,7 @@ def _main(arguments: list[str]) -> int:
     options = parse(arguments)
     timing.require_gpu()
     head = environment.describe("benchmarks.engines", arguments)
-    out = options.out or Path("benchmarks/results") / f"engines_{environment.slug(head['gpu']['name'])}.json"
-    check_writable("--out", out)
+    out = result_file(options.out, "engines", environment.slug(head["gpu"]["name"]))
     started = time.monotonic()
     rows = []
     for label, path in options.engine:
@@ -71,7 +70,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--plugins", nargs="+", type=to_path, default=[], metavar="LIB", help="libraries of other plugins"
     )
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
-    parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+    add_out(parser)
     options = parser.parse_args(arguments)
     check_engines(options.engine)
     labels = Counter(label for label, _ in options.engine)

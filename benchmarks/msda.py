@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch._functorch import config as functorch_config
 
 import msda
 from benchmarks import environment, errors, timing, trt_engines
+from benchmarks.arguments import result_file
 from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionInputs, FusedInputs, Problem
 from codetr.command import ArgumentParser, check_writable, positive, run_command, to_path
 
@@ -98,8 +98,7 @@ def _main(arguments: list[str]) -> int:
     timing.require_gpu()
     started = time.monotonic()
     head = environment.describe("benchmarks.msda", arguments)
-    out = options.out or Path("benchmarks/results") / f"msda_{environment.slug(head['gpu']['name'])}.json"
-    check_writable("--out", out)
+    out = result_file(options.out, "msda", environment.slug(head["gpu"]["name"]))
     bandwidth = timing.copy_bandwidth()
     print(f"{head['gpu']['name']}: copies at {bandwidth / 1e12:.2f} TB/s", flush=True)
     problems = [problem for problem in PROBLEMS if problem.name in options.problems]

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import re
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, check_engines
+from benchmarks.arguments import add_engines, add_out, check_engines, result_file
 from benchmarks.detector import Detections, compared, measure_engine
 from codetr.command import (
     ArgumentParser,
@@ -32,12 +32,15 @@ from codetr.command import (
     to_path,
     weights_source,
 )
-from codetr.export_checks import DEMO_PHOTO
-from codetr.preprocess import Batch, Preprocessor, load_image
-from codetr.torch_backend import allow_tf32
+from codetr.export_checks import DEMO_PHOTO, detect_with_torch, turned
+from codetr.preprocess import Preprocessor, load_image
+
+if TYPE_CHECKING:
+    import codetr
 
 SIZES = ((512, 512), (608, 608), (768, 1152), (1024, 768), (1344, 1344))
 BATCHES = (1, 3, 8)
+DEVICE = torch.device("cuda")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,8 +54,7 @@ def _main(arguments: list[str]) -> int:
     timing.require_gpu()
     config = model_config(options.model)
     gpu = environment.slug(torch.cuda.get_device_name())
-    out = options.out or Path("benchmarks/results") / f"sizes_{config.name}_{gpu}.json"
-    check_writable("--out", out)
+    out = result_file(options.out, f"sizes_{config.name}", gpu)
     environment.write_json(out, run(options, arguments))
     print(out)
     return 0
@@ -78,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--photo", type=to_path, default=DEMO_PHOTO)
     parser.add_argument("--iterations", type=positive, default=50, help="samples of each measurement")
-    parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+    add_out(parser)
     options = parser.parse_args(arguments)
     weights_source(model_config(options.model), options.weights)
     check_file("--photo", options.photo)
@@ -96,20 +98,21 @@ def run(options: argparse.Namespace, arguments: list[str]) -> dict:
     config = model_config(options.model)
     model = codetr.CoDino(config).eval().requires_grad_(False)
     codetr.load_checkpoint(model, options.weights)
+    in_precision = functools.cache(functools.partial(on_gpu, model))
     photo = load_image(options.photo)
     results = []
     for height, width in options.sizes:
         preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
         for count in options.batches:
-            turned = [np.ascontiguousarray(np.rot90(photo, turn)) for turn in range(count)]
-            batch = preprocessor.batch(turned)
+            batch = preprocessor.batch(turned(photo, count))
             by_torch: dict[str, Detections] = {}
             for label, path in options.engine:
                 row, found, _ = measure_engine(label, path, batch, options.iterations)
                 row = {"height": height, "width": width, "batch": count, **row}
                 for precision in ("fp32", row["engine_precision"]):
                     if precision not in by_torch:
-                        by_torch[precision] = detect(model, precision, batch)
+                        tf32 = precision == "tf32"
+                        by_torch[precision] = detect_with_torch(in_precision(precision), batch, DEVICE, tf32)
                     key = "detections" if precision == "fp32" else "detections_in_its_precision"
                     row[key] = compared(by_torch[precision], found)["detections"]
                 results.append(row)
@@ -126,12 +129,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> dict:
     }
 
 
-def detect(model: torch.nn.Module, precision: str, batch: Batch) -> Detections:
-    """PyTorch's detections in one precision; the model on the CPU stays as it is."""
-    with torch.inference_mode(), allow_tf32(torch, False):
-        on_gpu = copy.deepcopy(model).set_precision(precision).to("cuda")
-        inputs = (torch.from_numpy(array).cuda() for array in (batch.images, batch.image_shapes))
-        return tuple(tensor.cpu().numpy() for tensor in on_gpu(*inputs))
+def on_gpu(model: codetr.CoDino, precision: str) -> codetr.CoDino:
+    """A copy of a model, which stays as it is."""
+    return copy.deepcopy(model).set_precision("fp32" if precision == "tf32" else precision).to(DEVICE)
 
 
 def report(row: dict) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import environment, timing
+from benchmarks.arguments import result_file
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -81,8 +82,7 @@ def _main(arguments: list[str]) -> int:
     timing.require_gpu()
     head = environment.describe("benchmarks.surgery", arguments)
     slug = environment.slug(head["gpu"]["name"])
-    out = options.out or Path("benchmarks/results") / f"surgery_{options.precision}_{slug}.json"
-    check_writable("--out", out)
+    out = result_file(options.out, f"surgery_{options.precision}", slug)
     subjects = [read_subject(path) for path in options.files]
     started = time.monotonic()
     rows: list[dict] = []

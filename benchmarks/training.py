@@ -18,7 +18,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -27,13 +26,12 @@ import torch
 import msda.module
 import msda.reference
 from benchmarks import environment, timing
+from benchmarks.arguments import add_out, result_file
 from codetr.command import (
     ArgumentParser,
-    check_writable,
     model_config,
     positive,
     run_command,
-    to_path,
 )
 
 PROBLEMS = ("co_dino_r50:768x1152:2", "co_dino_demo:480x640:16")
@@ -62,8 +60,7 @@ def _main(arguments: list[str]) -> int:
     options = parse(arguments)
     timing.require_gpu()
     gpu = environment.slug(torch.cuda.get_device_name())
-    out = options.out or Path("benchmarks/results") / f"training_{gpu}.json"
-    check_writable("--out", out)
+    out = result_file(options.out, "training", gpu)
     environment.write_json(out, run(options, arguments))
     print(out)
     return 0
@@ -86,7 +83,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--attention", nargs="*", choices=ATTENTIONS, default=list(ATTENTIONS))
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--steps", type=positive, default=50, help="samples of each measurement")
-    parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+    add_out(parser)
     options = parser.parse_args(arguments)
     options.problem = options.problem or [_problem(text) for text in PROBLEMS]
     for problem in options.problem:

@@ -62,10 +62,13 @@ def photo_batches(request: Request, mean: tuple[float, ...], std: tuple[float, .
         )
     batches = []
     for count, height, width in _checked_sizes(request.sizes):
-        # Each image is turned by another 90 degrees, so that they differ in size.
-        turned = [np.ascontiguousarray(np.rot90(photo, turn)) for turn in range(count)]
-        batches.append(Preprocessor(mean, std, height=height, width=width).batch(turned))
+        batches.append(Preprocessor(mean, std, height=height, width=width).batch(turned(photo, count)))
     return batches
+
+
+def turned(photo: np.ndarray, count: int) -> list[np.ndarray]:
+    """A photo so many times, each turned by another 90 degrees, so that they differ in size."""
+    return [np.ascontiguousarray(np.rot90(photo, turn)) for turn in range(count)]
 
 
 def _checked_sizes(sizes: InputSizes) -> list[tuple[int, int, int]]:
@@ -98,13 +101,14 @@ def make_checks(
             continue
         model.to(device)
         for batch, detections in zip(batches, found, strict=True):
-            detections[precision] = _detect(model, batch, device, tf32=precision == "tf32")
+            detections[precision] = detect_with_torch(model, batch, device, tf32=precision == "tf32")
             if nms is not None:  # by the reference in NumPy, not by what the graph will have inside
                 detections[precision] = apply_nms_to_batch(*detections[precision], **dataclasses.asdict(nms))
     return [Check(*pair) for pair in zip(batches, found, strict=True)]
 
 
-def _detect(model: CoDino, batch: Batch, device: torch.device, tf32: bool) -> Detections:
+def detect_with_torch(model: CoDino, batch: Batch, device: torch.device, tf32: bool) -> Detections:
+    """What a model on that device finds; `tf32`: whether fp32 products may round their factors to it."""
     import torch
 
     with torch.inference_mode(), allow_tf32(torch, tf32):
@@ -144,8 +148,7 @@ def compare(checks: list[Check], request: Request, name: str, run: Runner) -> No
             against = f"PyTorch {precision}{size}: {comparisons[precision]}"
             print(f"{name} {request.precision} against {against}", flush=True)
         if comparisons:
-            rounded = compare_detections(check.detections["fp32"], check.detections[request.precision])
-            _require_alike(comparisons["fp32"], rounded, request, f"{name}'s detections{size}")
+            _require_alike(comparisons["fp32"], check, request, f"{name}'s detections{size}")
 
 
 def compare_engine(checks: list[Check], request: Request, engine: Path) -> None:
@@ -156,21 +159,20 @@ def compare_engine(checks: list[Check], request: Request, engine: Path) -> None:
         compare(checks, request, "engine", runner)
 
 
-def _require_alike(found: Comparison, rounded: Comparison, request: Request, what: str) -> None:
+def _require_alike(found: Comparison, check: Check, request: Request, what: str) -> None:
     """Holds what was found against PyTorch's detections in fp32, and against what PyTorch in the request's
     precision makes of these."""
     if request.precision == "fp32":
-        count, share, least, how = found.equal, found.equal_share, FP32_LEAST_SHARE, "equal"
+        count, share, least = found.equal, found.equal_share, FP32_LEAST_SHARE
+        how = "equal"
     else:
-        count, share, how = found.matched, found.matched_share, "matched"
-        least = ROUNDED_LEAST_SHARE * rounded.matched_share
+        rounded = compare_detections(check.detections["fp32"], check.detections[request.precision])
+        count, share, least = found.matched, found.matched_share, ROUNDED_LEAST_SHARE * rounded.matched_share
+        how = f"matched with fp32's, where PyTorch {request.precision} has {rounded.matched}"
     if share >= least:
         return
     needed = math.ceil(least * found.count)
-    message = f"the {what} are not PyTorch's: expected {needed} or more of {found.count} {how}"
-    if request.precision != "fp32":
-        message += f" with fp32's, where PyTorch {request.precision} has {rounded.matched}"
-    message += f", got {count}"
+    message = f"the {what} are not PyTorch's: expected {needed} or more of {found.count} {how}, got {count}"
     if not request.keep_unequal:
         raise RuntimeError(f"{message}; nothing is kept (--keep-unequal keeps the files)")
     complain("warning", message)

@@ -28,6 +28,7 @@ from benchmarks import (
     timing,
 )
 from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
+from codetr.export_checks import detect_with_torch
 from tests.golden_models import GOLDEN, load_golden, save_weights
 
 ROOT = Path(__file__).parent.parent
@@ -137,14 +138,13 @@ def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, 
 
     def measure(label, path, batch, iterations):
         seen.append((label, batch.images.shape, [tuple(shape) for shape in batch.image_shapes.tolist()]))
-        found = sizes.detect(model, "fp16", batch)
+        found = detect_with_torch(sizes.on_gpu(model, "fp16"), batch, sizes.DEVICE, tf32=False)
         row = {"variant": label, "engine_precision": "fp16", "timing": {"median_ms": 1.0}}
         return row, found, None
 
     model, _ = load_golden(name)
     monkeypatch.setattr(sizes, "measure_engine", measure)
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    monkeypatch.setattr(sizes, "DEVICE", torch.device("cpu"))
     (tmp_path / "e").touch()
     given = ["--model", config, "--weights", str(weights), "--engine", f"a={tmp_path / 'e'}"]
     given += ["--sizes", "96x128", "128x96", "--batches", "1", "2"]
