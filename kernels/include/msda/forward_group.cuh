@@ -17,7 +17,7 @@
 // L1        bounds the kernel. It serves 128 bytes a clock only when what eight neighbouring lanes
 //           read lies in different banks. Their (n,q,m) sample unrelated cells; but the heads of a
 //           line differ in their place in it, and where a lane has two chunks, every second group
-//           begins with the other one.
+//           begins with the other one. Locations and weights, read once, make way for cells first.
 // Edges     Samples are inner ones (sample.cuh): four cells inside of the level are read, always,
 //           for predicates cost registers, and a branch would keep the compiler from having the
 //           next sample's loads under way. What a sample does not touch has the weight zero. Only
