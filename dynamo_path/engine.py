@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from codetr.export_checks import INPUT_NAMES
-from codetr.exporting import Request
+from codetr.exporting import Request, dynamic_shapes
 from dynamo_path.packing import pack_projections
 from dynamo_path.reshapes import simplify_reshapes
 
@@ -63,13 +64,18 @@ def build_engine(
 
 
 def build_with_fallback(
-    program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: Request, path: Path
+    program: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    request: Request,
+    compiled: Path,
+    script: Path,
 ) -> None:
-    """Writes a TorchScript module of engines and of the operators between that TensorRT lacks.
+    """Writes a program of engines and of the operators between that TensorRT lacks.
 
     Args:
         program, inputs, request: as `build_engine`.
-        path: to write.
+        compiled: to write as an exported program.
+        script: to write as a TorchScript module.
 
     Raises:
         RuntimeError: TensorRT cannot build one of the engines.
@@ -84,10 +90,13 @@ def build_with_fallback(
                 require_full_compilation=False,
                 **_settings(request, Path(folder)),
             )
-            torch_tensorrt.save(module, str(path), output_format="torchscript", arg_inputs=list(inputs))
+            given = {"arg_inputs": list(inputs), "dynamic_shapes": dynamic_shapes(request)}
+            torch_tensorrt.save(module, f"{folder}/program.pt2", **given)
+            shutil.move(f"{folder}/program.pt2", compiled)
+            torch_tensorrt.save(module, str(script), output_format="torchscript", arg_inputs=list(inputs))
         except Exception as error:
             raise RuntimeError(
-                f"Torch-TensorRT cannot build model.ts: {type(error).__name__}: {error}"
+                f"Torch-TensorRT cannot build the program: {type(error).__name__}: {error}"
             ) from error
 
 

@@ -1,16 +1,15 @@
-"""`python -m dynamo_path.export`: a detector as model.ep, model.engine and model.ts, compared with PyTorch.
+"""`python -m dynamo_path.export`: a detector as model.engine, model.ep and model.ts, compared with PyTorch.
 
-model.ep is the exported program (torch.export), in PyTorch's operators. model.engine is what Torch-TensorRT
-makes of it: one TensorRT engine that needs neither of them; model.json beside it tells the rest. model.ts is
-the same engine as a TorchScript module, for programs that run it through Torch-TensorRT. Without a GPU it
-stops after model.ep.
+model.pt2 is the program that torch.export gives, in PyTorch's operators. model.engine is what Torch-TensorRT
+makes of it: one TensorRT engine that needs neither of them; model.json beside it tells the rest. model.ep (an
+exported program) and model.ts (a TorchScript module) hold the same engine, for programs that run it by
+Torch-TensorRT. Without a GPU it stops after model.pt2.
 
 Exit status: 0 done, 1 failed, 2 wrong arguments.
 """
 
 from __future__ import annotations
 
-import io
 import sys
 import warnings
 from collections.abc import Sequence
@@ -35,7 +34,13 @@ from codetr.exporting import (
     write_metadata,
 )
 from dynamo_path.engine import UnsupportedOperators, build_engine, build_with_fallback
-from dynamo_path.runners import program_runner, save_torchscript, torchscript_runner
+from dynamo_path.runners import (
+    program_runner,
+    save_program,
+    save_torchscript,
+    torchscript_runner,
+    write_program,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +53,8 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument(
         "--allow-fallback",
         action="store_true",
-        help="leave operators that TensorRT lacks to PyTorch: model.ts then holds several engines, and there "
-        "is no model.engine (default: fail and name them)",
+        help="leave operators that TensorRT lacks to PyTorch: model.ep and model.ts then hold several "
+        "engines, and there is no model.engine (default: fail and name them)",
     )
     arguments = parser.parse_args(argv)
     request = request_from(arguments)
@@ -59,14 +64,14 @@ def _main(argv: Sequence[str] | None) -> int:
     with staged_folder(request.out) as folder:
         subject = prepare(request)
         model, inputs = exported_module(subject).to(device), example_inputs(request, device)
-        with stage("export model.ep"):
+        with stage("export model.pt2"):
             program = export_program(model, inputs, dynamic_shapes(request))
-            _save_program(program, folder / "model.ep")
+            write_program(program, folder / "model.pt2")
         if device.type == "cuda":
             _compile(program, subject, request, folder, arguments.allow_fallback)
         written = sorted(file.name for file in folder.iterdir())
     if device.type != "cuda":
-        print(f"wrote {request.out / 'model.ep'}; stopped there: no GPU to build a TensorRT engine for")
+        print(f"wrote {request.out / 'model.pt2'}; stopped there: no GPU to build a TensorRT engine for")
     else:
         print(f"wrote {', '.join(written)} in {request.out}")
     return 0
@@ -79,9 +84,9 @@ def _compile(
     folder: Path,
     allow_fallback: bool,
 ) -> None:
-    """Builds once, writes model.engine, model.ts and model.json, and compares all with PyTorch."""
+    """Builds once, writes model.engine, model.ep, model.ts and model.json, and compares all with PyTorch."""
     inputs = example_inputs(request, "cuda")
-    engine, script = folder / "model.engine", folder / "model.ts"
+    engine, compiled, script = (folder / name for name in ("model.engine", "model.ep", "model.ts"))
     try:
         with stage("build model.engine with Torch-TensorRT") as seconds:
             engine.write_bytes(build_engine(program, inputs, request))
@@ -89,17 +94,18 @@ def _compile(
         if not allow_fallback:
             raise
         complain("warning", f"{error}; they are left to PyTorch, and there is no model.engine")
-        with stage("build model.ts with Torch-TensorRT") as seconds:
-            build_with_fallback(program, inputs, request, script)
+        with stage("build model.ep and model.ts with Torch-TensorRT") as seconds:
+            build_with_fallback(program, inputs, request, compiled, script)
     else:
-        with stage("save model.ts"):
+        with stage("save model.ep and model.ts"):
+            save_program(engine.read_bytes(), program, inputs, request, compiled)
             save_torchscript(engine.read_bytes(), request.output_names, script)
     write_metadata(subject, request, folder, build_seconds=seconds[0])
     with stage("compare with PyTorch"):
         if engine.is_file():
             compare_engine(subject.checks, request, engine)
+        compare(subject.checks, request, "model.ep", program_runner(compiled, request))
         compare(subject.checks, request, "model.ts", torchscript_runner(script, request))
-        compare(subject.checks, request, "model.ep", program_runner(folder / "model.ep", request))
 
 
 def import_requirements() -> None:
@@ -127,28 +133,6 @@ def export_program(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
-
-
-class _Archive(io.BufferedWriter):
-    """A file for Torch's writer of archives, which ends the process when a write fails: fails afterwards."""
-
-    error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        if self.error is None:
-            try:
-                super().write(data)
-            except OSError as error:
-                self.error = error
-        return len(data)
-
-
-def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    # Given a path, Torch wants it to end in .pt2.
-    with _Archive(io.FileIO(path, "w")) as file:
-        torch.export.save(program, file)
-        if file.error is not None:
-            raise file.error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""Files that PyTorch runs: model.ep in its own operators, model.ts with the engine inside. Needs a GPU."""
+"""Files that PyTorch runs, with the engine inside: model.ep (torch.export), model.ts (TorchScript).
+
+Whoever loads one imports torch_tensorrt and calls `trt_plugin.load()` before. Both are called with images and
+image_shapes on the GPU and return a tuple of the outputs. Writing and running them needs a GPU.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +15,7 @@ import numpy as np
 import torch
 
 from codetr.export_checks import INPUT_NAMES, Runner
+from codetr.exporting import dynamic_shapes
 from codetr.files import atomic_write
 from codetr.torch_backend import allow_tf32
 
@@ -19,9 +25,6 @@ if TYPE_CHECKING:
 
 def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> None:
     """Writes a TorchScript module that runs an engine by Torch-TensorRT's runtime.
-
-    It is called with images and image_shapes on the GPU and returns a tuple of the outputs. Whoever loads it
-    imports torch_tensorrt and calls `trt_plugin.load()` before.
 
     Args:
         engine: serialised.
@@ -37,15 +40,78 @@ def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> 
         torch.jit.save(module, str(temporary))
 
 
+class _Archive(io.BufferedWriter):
+    """A file for Torch's writer of archives, which ends the process when a write fails: fails afterwards."""
+
+    error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.error is None:
+            try:
+                super().write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+
+def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Saves an exported program under any name; given a path, Torch wants it to end in .pt2."""
+    with _Archive(io.FileIO(path, "w")) as file:
+        torch.export.save(program, file)
+        if file.error is not None:
+            raise file.error
+
+
+class _EngineModule(torch.nn.Module):
+    """One call of an engine, for torch.export."""
+
+    def __init__(self, engine: torch.ScriptObject) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, images: torch.Tensor, image_shapes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ops.tensorrt.execute_engine([images, image_shapes], self.engine))
+
+
+def save_program(
+    engine: bytes,
+    source: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    request: Request,
+    path: Path,
+) -> None:
+    """Writes an exported program that runs an engine by Torch-TensorRT's runtime.
+
+    Args:
+        engine: serialised.
+        source: what it was made of, whose sizes the program has.
+        inputs: as given to `dynamo_path.export.export_program` for it.
+        request: names of the outputs, which sizes are dynamic.
+        path: to write.
+    """
+    from torch_tensorrt.dynamo.conversion._symbolic_shape_capture import extract_symbolic_shape_expressions
+    from torch_tensorrt.dynamo.runtime import TorchTensorRTModule
+
+    module = TorchTensorRTModule(
+        engine,
+        input_binding_names=list(INPUT_NAMES),
+        output_binding_names=list(request.output_names),
+        symbolic_shape_expressions=extract_symbolic_shape_expressions(source.module()),
+    )
+    with torch.no_grad():
+        program = torch.export.export(
+            _EngineModule(module.engine), inputs, dynamic_shapes=dynamic_shapes(request), strict=False
+        )
+    write_program(program, path)
+
+
 def torchscript_runner(path: Path, request: Request) -> Runner:
     """Loads a TorchScript module with engines inside; torch_tensorrt and the plugins are there already."""
     return _runner(torch.jit.load(str(path)), request)
 
 
 def program_runner(path: Path, request: Request) -> Runner:
-    """Loads an exported program."""
-    import msda  # noqa: F401  (the operators that it calls)
-
+    """Loads an exported program with engines inside; torch_tensorrt and the plugins are there already."""
     with path.open("rb") as file:
         return _runner(torch.export.load(file).module(), request)
 

@@ -212,15 +212,15 @@ def weights(tmp_path_factory) -> dict[str, Path]:
 def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(arguments(weights, out, batch=2, device="cpu")) == 0
-    assert [file.name for file in out.iterdir()] == ["model.ep"]
+    assert [file.name for file in out.iterdir()] == ["model.pt2"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"wrote {out / 'model.ep'}; stopped there: no GPU to build a TensorRT engine for"
-    assert any(line.startswith("export model.ep: ") and line.endswith(" s") for line in lines)
+    assert lines[-1] == f"wrote {out / 'model.pt2'}; stopped there: no GPU to build a TensorRT engine for"
+    assert any(line.startswith("export model.pt2: ") and line.endswith(" s") for line in lines)
 
     model, tensors = load_golden("codino_resnet_tiny")
     inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
     with torch.no_grad():
-        for got, expected in zip(torch.export.load(out / "model.ep").module()(*inputs), model(*inputs)):
+        for got, expected in zip(torch.export.load(out / "model.pt2").module()(*inputs), model(*inputs)):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -249,9 +249,9 @@ def test_command_errors_are_one_line_and_leave_nothing(
 def test_full_disk_while_the_program_is_saved(tmp_path):
     """Torch's writer would end the process. In one of its own, for that reason."""
     code = (
-        "import torch, pathlib; from dynamo_path.export import _save_program\n"
+        "import torch, pathlib; from dynamo_path.runners import write_program\n"
         "layer = torch.nn.Linear(300, 300); program = torch.export.export(layer, (torch.ones(1, 300),))\n"
-        "try: _save_program(program, pathlib.Path('/dev/full'))\n"
+        "try: write_program(program, pathlib.Path('/dev/full'))\n"
         "except OSError as error: print(error.strerror)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=GOLDEN.parents[1])
@@ -279,9 +279,9 @@ def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, tim
     status = main(arguments(weights, tmp_path / "out", name, **options))
     output = capsys.readouterr()
     assert status == 0, output.err
-    names = {"model.ep", "model.engine", "model.json", "model.ts"}
+    names = {"model.pt2", "model.ep", "model.engine", "model.json", "model.ts"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
-    for name in ("engine", "model.ts", "model.ep"):
+    for name in ("engine", "model.ep", "model.ts"):
         assert f"{name} {precision} against PyTorch fp32: " in output.out
 
 

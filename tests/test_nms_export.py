@@ -166,7 +166,7 @@ def test_exported_program_gives_final_detections(weights, tmp_path):
     model, tensors = load_golden(NAME)
     inputs = tensors["in/images"][:1], tensors["in/image_shapes_hw"][:1].long()
     with torch.no_grad():
-        found = torch.export.load(tmp_path / "model.ep").module()(*inputs)
+        found = torch.export.load(tmp_path / "model.pt2").module()(*inputs)
         detections = tuple(output.numpy() for output in model(*inputs))
     expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=IOU)
     assert found[3].tolist() == (expected[2] >= 0).sum(axis=1).tolist() < [30]

@@ -328,7 +328,7 @@ def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, timi
     given = without(given, "--height", "--width")
     assert export.main([*given, "--dynamic-size", "96-128x160-320"]) == 0, capsys.readouterr().err
     output = capsys.readouterr().out
-    for file in ("engine", "model.ts", "model.ep"):
+    for file in ("engine", "model.ep", "model.ts"):
         for size in ("1 x 128 x 160", "8 x 96 x 96", "1 x 320 x 320", "8 x 96 x 160"):
             assert f"{file} {precision} against PyTorch {precision} at {size}: " in output
 
@@ -344,4 +344,5 @@ def test_fallback_is_told_and_asked_for(torch_tensorrt, tmp_path, capsys, monkey
     assert export.main(given) == 1
     assert "has no converter for aten.topk.default (in query_selection)" in capsys.readouterr().err
     assert export.main([*given, "--allow-fallback"]) == 0
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"model.ep", "model.ts", "model.json"}
+    names = {"model.pt2", "model.ep", "model.ts", "model.json"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
