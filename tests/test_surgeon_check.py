@@ -103,3 +103,10 @@ def test_disturbed_differs_in_the_last_digits_only(rewritten, inputs) -> None:
     assert len(copy.graph.node) == len(rewritten.graph.node) + 7 * onnx_zoo.ZOO[MODEL].layers
     error = compare(rewritten, copy, inputs, None).error
     assert 0 < error <= check.TOLERANCE
+
+
+def test_the_largest_difference_is_found_among_equal_infinities():
+    before = np.array([[-np.inf, 1.0, np.nan], [np.inf, 2.0, 4.0]], np.float32)
+    after = np.array([[-np.inf, 1.5, np.nan], [np.inf, 2.0, 3.0]], np.float32)
+    found = check._difference("logits", before, after, 0.25)
+    assert found.endswith("most at [1, 2]: 4 before, 3 after")

@@ -182,7 +182,10 @@ def compare(
 
 
 def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) -> str:
-    place = np.argmax(np.abs(before.astype(float) - after)) if before.size else 0
+    same = (before == after) | ((before != before) & (after != after))  # infinite ones and NaN as well
+    with np.errstate(invalid="ignore"):
+        distance = np.where(same, 0, np.abs(before.astype(float) - after))
+    place = np.argmax(distance) if before.size else 0
     where = np.unravel_index(int(place), before.shape) if before.size else ()
     return (
         f"output {name}: differs by {error:.2g} of its largest number (allowed {TOLERANCE:.0e}), "
