@@ -59,8 +59,8 @@ NO_BFLOAT16 = ("nvidia_plugin", *REFERENCES)
 REFERENCE_SECONDS = 0.4
 """Of sampling a slow baseline, so that the whole run stays short."""
 
-WARM_CALLS = 10
-"""In one graph, over one copy of the inputs."""
+LEAST_CALLS = 10
+"""In one graph."""
 
 LARGEST_GRADIENT_TRUTH = 100_000
 """Queries of all images up to which the float64 gradient of value is computed to compare with: it holds every
@@ -202,9 +202,10 @@ def measure(
             if method in REFERENCES:
                 sampled = timing.time_eager(calls[0], iterations, seconds=REFERENCE_SECONDS)
             else:
-                sampled = timing.time_graph(calls, moved, iterations, seconds=1.0)
+                sampled = timing.time_graph(calls, moved, iterations, seconds=1.0, least_calls=LEAST_CALLS)
                 if moved <= timing.l2_bytes():
-                    warm = timing.time_graph(calls[:1] * WARM_CALLS, 0, iterations, seconds=0.5)
+                    one = calls[:1]
+                    warm = timing.time_graph(one, 0, iterations, seconds=0.5, least_calls=LEAST_CALLS)
                     row["warm_timing"] = warm.as_dict()
             seconds = sampled.median_ms * 1e-3
             row["bytes_per_second"] = moved / seconds
