@@ -17,7 +17,9 @@
 // L1        bounds the kernel. It serves 128 bytes a clock only when what eight neighbouring lanes
 //           read lies in different banks. Their (n,q,m) sample unrelated cells; but the heads of a
 //           line differ in their place in it, and where a lane has two chunks, every second group
-//           begins with the other one. Locations and weights, read once, make way for cells first.
+//           begins with the other one. Locations and weights, read once, make way for cells first;
+//           16-bit cells of the coarsest level stay longest in the fused kernels that know it when
+//           compiled.
 // Edges     Samples are inner ones (sample.cuh): four cells inside of the level are read, always,
 //           for predicates cost registers, and a branch would keep the compiler from having the
 //           next sample's loads under way. What a sample does not touch has the weight zero. Only
@@ -114,15 +116,21 @@ __device__ __forceinline__ float exp2_of(float x) {
 }
 
 // 16 bytes of a cell. kLine: what comes from memory comes to L2 as a whole line, the cell of the
-// neighbouring head with it.
+// neighbouring head with it. stays: it leaves L1 last.
 template <bool kLine>
-__device__ __forceinline__ uint4 load_corner(const char* address) {
+__device__ __forceinline__ uint4 load_corner(const char* address, bool stays) {
 #if defined(__CUDA_ARCH__)
   if constexpr (kLine) {
     uint4 words;
-    asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-        : "l"(address));
+    if (stays) {
+      asm("ld.global.nc.L1::evict_last.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+          : "l"(address));
+    } else {
+      asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+          : "l"(address));
+    }
     return words;
   }
 #endif
@@ -304,7 +312,7 @@ class GroupLane {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         add_samples<4, false>([&](int p) { return Owned{whole[r][p], i}; },
-                              level_at(r * 4 + i).columns, 4);
+                              level_at(r * 4 + i).columns, 4, is_last(r * 4 + i));
       }
     }
 #pragma unroll
@@ -314,7 +322,7 @@ class GroupLane {
         rest[0] = make_rest(i);
       }
       add_samples<4, false>([&](int p) { return Owned{rest[kMakesFirst ? i : 0], p}; },
-                            level_at(kWhole + i).columns, 4);
+                            level_at(kWhole + i).columns, 4, is_last(kWhole + i));
     }
   }
 
@@ -467,9 +475,17 @@ class GroupLane {
     }
   };
 
-  // Adds samples of one level: kMost, or (kCounts) `count` of them.
+  // The coarsest level is small enough to stay in L1: measured. (Known when the kernel is
+  // compiled.)
+  __device__ __forceinline__ static bool is_last(int level_index) {
+    return kFused && kSmall && level_index + 1 == Config::kLevels;
+  }
+
+  // Adds samples of one level, whose cells stay in L1 or do not: kMost, or (kCounts) `count` of
+  // them.
   template <int kMost, bool kCounts, typename OwnedAt>
-  __device__ __forceinline__ void add_samples(const OwnedAt& owned_at, int32_t columns, int count) {
+  __device__ __forceinline__ void add_samples(const OwnedAt& owned_at, int32_t columns, int count,
+                                              bool stays = false) {
     constexpr int kFlight = Config::kFlight < kMost ? Config::kFlight : kMost;
     Sample<T> sample[kFlight];
     // Places come first, while the corners before them are on their way: addresses wait for them.
@@ -497,7 +513,7 @@ class GroupLane {
               // Many queries want both heads of a line at the same time. Few are scattered, and
               // each head of theirs reads cells of its own: a line would bring as much again for
               // nothing.
-              corner_[j][k][c] = load_corner<!Config::kFew>(address[c]);
+              corner_[j][k][c] = load_corner<!Config::kFew>(address[c], stays);
             }
           }
         }
