@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +14,13 @@ import torch
 from codetr.export_checks import INPUT_NAMES
 from codetr.exporting import Request, dynamic_shapes
 from dynamo_path.packing import pack_projections
+from dynamo_path.quiet import quiet
 from dynamo_path.reshapes import simplify_reshapes
 
 Result = TypeVar("Result")
+
+LOGGER = "torch_tensorrt"
+"""Warns of each layer, and gives every error's stack."""
 
 
 class UnsupportedOperators(RuntimeError):
@@ -43,7 +46,7 @@ def build_engine(
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        _quiet_log(),
+        quiet(LOGGER),
         patched_interpreter(request.output_names) as errors,
     ):
         try:
@@ -82,7 +85,7 @@ def build_with_fallback(
     """
     import torch_tensorrt
 
-    with tempfile.TemporaryDirectory() as folder, _quiet_log():
+    with tempfile.TemporaryDirectory() as folder, quiet(LOGGER):
         try:
             module = torch_tensorrt.dynamo.compile(
                 program,
@@ -129,18 +132,6 @@ def _input_specifications(inputs: tuple[torch.Tensor, ...], request: Request) ->
         shapes = {f"{which}_shape": shape for which, shape in profiles.get(name, {}).items()}
         specifications.append(Input(**shapes, dtype=tensor.dtype, name=name) if shapes else tensor)
     return specifications
-
-
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    """Keeps Torch-TensorRT's log to itself: a warning for each layer, and every error's stack."""
-    logger = logging.getLogger("torch_tensorrt")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextmanager
@@ -243,7 +234,7 @@ def with_network(
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        _quiet_log(),
+        quiet(LOGGER),
         patched_interpreter(request.output_names, keep) as errors,
     ):
         try:

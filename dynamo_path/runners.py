@@ -18,6 +18,7 @@ from codetr.export_checks import INPUT_NAMES, Runner
 from codetr.exporting import dynamic_shapes
 from codetr.files import atomic_write
 from codetr.torch_backend import allow_tf32
+from dynamo_path.quiet import quiet
 
 if TYPE_CHECKING:
     from codetr.exporting import Request
@@ -98,7 +99,8 @@ def save_program(
         output_binding_names=list(request.output_names),
         symbolic_shape_expressions=extract_symbolic_shape_expressions(source.module()),
     )
-    with torch.no_grad():
+    # Torch tells of every method of an engine that its stand-in while tracing has not, and prints the engine.
+    with torch.no_grad(), quiet("torch._library.fake_class_registry"):
         program = torch.export.export(
             _EngineModule(module.engine), inputs, dynamic_shapes=dynamic_shapes(request), strict=False
         )

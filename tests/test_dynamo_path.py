@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from dynamo_path import converter
 from dynamo_path.engine import UnsupportedOperators, build_engine
 from dynamo_path.export import export_program, import_requirements, main
 from dynamo_path.packing import packed_attention
+from dynamo_path.quiet import quiet
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 
 
@@ -262,6 +265,18 @@ def test_missing_torch_tensorrt_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
     with pytest.raises(ImportError, match=r"pip install codetr-tensorrt\[dynamo\]"):
         import_requirements()
+
+
+def test_others_are_quiet_while_they_work(caplog, recwarn):
+    logger = logging.getLogger("tests.noisy")
+    logger.setLevel(logging.INFO)
+    with pytest.raises(ZeroDivisionError), quiet("tests.noisy"):
+        logger.error("a warning for each layer")
+        warnings.warn("deprecated", stacklevel=1)
+        1 / 0  # noqa: B018
+    assert not caplog.records and not recwarn.list
+    logger.info("heard again")
+    assert [record.message for record in caplog.records] == ["heard again"]
 
 
 @pytest.fixture
