@@ -33,7 +33,8 @@ class TensorRTBackend:
         metadata = trt_plugin.ArtifactMetadata.load(metadata_path)
         self._runner = trt_plugin.EngineRunner(engine, device=int(index or 0))
         try:
-            metadata.check_engine(metadata_path, self._runner.inputs, self._runner.outputs)
+            runner = self._runner
+            metadata.check_engine(metadata_path, runner.inputs, runner.outputs, runner.profiles)
             sizes = InputSizes.of_artifact(metadata)
             self.preprocessor = Preprocessor.of_artifact(metadata)
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -479,7 +480,9 @@ def test_engine_with_another_profile_is_refused(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (  # TensorRT may warn before
         f"codetr_detect: error: the metadata {path} is that of another engine: the profile of images "
-        "(smallest, usual, largest) is [1, 3, 64, 64], [1, 3, 96, 96], [4, 3, 160, 160] in it and "
-        "[1, 3, 64, 64], [1, 3, 96, 96], [4, 3, 128, 128] in the engine; it must be the file that was "
+        "(smallest, usual, largest) is [1, 3, 96, 96], [1, 3, 96, 96], [4, 3, 160, 160] in it and "
+        "[1, 3, 96, 96], [1, 3, 96, 96], [4, 3, 128, 128] in the engine; it must be the file that was "
         "exported with the engine"
     )
+    with pytest.raises(trt_plugin.EngineError, match=re.escape(done.stderr.rpartition("error: ")[2].strip())):
+        Detector(backend="tensorrt", engine=tmp_path / "model.engine")

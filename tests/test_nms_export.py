@@ -246,7 +246,7 @@ def test_engine_gives_final_detections(weights, timing_cache, tmp_path, capsys, 
     _, tensors = load_golden(NAME)
     inputs = {"images": tensors["in/images"].numpy(), "image_shapes": tensors["in/image_shapes_hw"].numpy()}
     with trt_plugin.EngineRunner(tmp_path / "model.engine") as runner:
-        runner.metadata.check_engine(tmp_path / "model.json", runner.inputs, runner.outputs)
+        runner.metadata.check_engine(tmp_path / "model.json", runner.inputs, runner.outputs, {})
         assert list(runner.outputs) == list(OUTPUTS)
         found, again = runner(inputs), runner(inputs)
         assert runner.uses_cuda_graph

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,7 @@ from codetr.exporting import make_parser, request_from
 from codetr.preprocess import Batch, Preprocessor
 from codetr.sizes import InputSizes, Range, batch_range, fixed, size_ranges
 from tests.test_runner import METADATA
+from trt_plugin import EngineError, TensorInfo
 
 DYNAMIC = InputSizes(Range(1, 1, 8), *size_ranges("512-768x1152-1344"))
 
@@ -136,6 +139,28 @@ def test_dynamic_metadata_is_saved_and_read(tmp_path):
     metadata = dynamic_metadata()
     metadata.save(tmp_path / "model.json")
     assert type(metadata).load(tmp_path / "model.json") == metadata
+
+
+def test_metadata_of_another_profile_is_refused():
+    """An engine of the same model whose sizes have another range."""
+    metadata = dynamic_metadata()
+    inputs, outputs = (
+        {tensor["name"]: TensorInfo(tuple(tensor["shape"]), tensor["dtype"]) for tensor in tensors}
+        for tensors in (metadata.inputs, metadata.outputs)
+    )
+    profiles = copy.deepcopy(metadata.profiles)
+    metadata.check_engine(Path("m.json"), inputs, outputs, profiles)
+    profiles["images"]["max"] = [8, 3, 1024, 1024]
+    with pytest.raises(EngineError) as caught:
+        metadata.check_engine(Path("m.json"), inputs, outputs, profiles)
+    assert str(caught.value) == (
+        "the metadata m.json is that of another engine: the profile of images (smallest, usual, largest) is "
+        "[1, 3, 512, 512], [1, 3, 768, 1152], [8, 3, 1344, 1344] in it and [1, 3, 512, 512], "
+        "[1, 3, 768, 1152], [8, 3, 1024, 1024] in the engine; it must be the file that was exported with the "
+        "engine"
+    )
+    with pytest.raises(EngineError, match=r"\[8, 3, 1344, 1344\] in it and missing in the engine"):
+        metadata.check_engine(Path("m.json"), inputs, outputs, {})
 
 
 @pytest.mark.parametrize(

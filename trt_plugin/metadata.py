@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,24 @@ class ArtifactMetadata:
             file.write(text.encode())
 
     def check_engine(
-        self, path: Path, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo]
+        self,
+        path: Path,
+        inputs: Mapping[str, TensorInfo],
+        outputs: Mapping[str, TensorInfo],
+        profiles: Mapping[str, Mapping[str, Sequence[int]]],
     ) -> None:
-        """Checks that this is the metadata of an engine, by its tensors' names and shapes.
+        """Checks that this is the metadata of an engine, by its tensors' names, shapes and profiles.
 
         Args:
             path: the metadata's file, for the message.
             inputs, outputs: of the engine, by name; -1 for a size decided at run time.
+            profiles: of its inputs with such sizes, as in the metadata.
 
         Raises:
             EngineError: naming the tensor that differs.
         """
+        another = f"the metadata {path} is that of another engine: "
+        advice = "in the engine; it must be the file that was exported with the engine"
         for described, tensors in ((self.inputs, inputs), (self.outputs, outputs)):
             said = {tensor["name"]: tuple(tensor["shape"]) for tensor in described}
             found = {name: tensor.shape for name, tensor in tensors.items()}
@@ -134,10 +141,19 @@ class ArtifactMetadata:
                         format_shape(shapes[name]) if name in shapes else "missing"
                         for shapes in (said, found)
                     )
-                    raise EngineError(
-                        f"the metadata {path} is that of another engine: {name} is {here} in it and {there} "
-                        "in the engine; it must be the file that was exported with the engine"
-                    )
+                    raise EngineError(f"{another}{name} is {here} in it and {there} {advice}")
+        for name, profile in self.profiles.items():
+            here, there = (
+                ", ".join(format_shape(shapes[which]) for which in ("min", "opt", "max"))
+                if shapes
+                else "missing"
+                for shapes in (profile, profiles.get(name))
+            )
+            if here != there:
+                raise EngineError(
+                    f"{another}the profile of {name} (smallest, usual, largest) is {here} in it and {there} "
+                    f"{advice}"
+                )
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> ArtifactMetadata:

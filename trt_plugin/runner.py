@@ -67,6 +67,7 @@ class EngineRunner:
 
     Attributes:
         inputs, outputs: `TensorInfo` (shape with -1 for a dynamic size, type name) by name.
+        profiles: of inputs with a dynamic size: {"min", "opt", "max"}, shapes.
         metadata: `ArtifactMetadata`, or None.
 
     Raises:
@@ -221,9 +222,8 @@ class EngineRunner:
 
     def best_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an input that its profile is made for."""
-        if -1 not in self.inputs[name].shape:
-            return self.inputs[name].shape
-        return tuple(self._engine.get_tensor_profile_shape(name, self._profile)[1])
+        profile = self.profiles.get(name)
+        return self.inputs[name].shape if profile is None else tuple(profile["opt"])
 
     def _read_tensors(self) -> None:
         """Fills inputs, outputs and the range of the inputs' shapes."""
@@ -234,6 +234,7 @@ class EngineRunner:
             raise EngineError(f"{self._path}: expected a profile below {count}, got {self._profile}")
         self.inputs: dict[str, TensorInfo] = {}
         self.outputs: dict[str, TensorInfo] = {}
+        self.profiles: dict[str, dict[str, list[int]]] = {}
         self._ranges: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
             dtype = engine.get_tensor_dtype(name).name
@@ -246,7 +247,12 @@ class EngineRunner:
                 self.inputs[name] = info
                 smallest = largest = info.shape
                 if -1 in info.shape:
-                    smallest, _, largest = engine.get_tensor_profile_shape(name, self._profile)
+                    smallest, usual, largest = engine.get_tensor_profile_shape(name, self._profile)
+                    self.profiles[name] = {
+                        "min": list(smallest),
+                        "opt": list(usual),
+                        "max": list(largest),
+                    }
                 self._ranges[name] = tuple(smallest), tuple(largest)
             else:
                 self.outputs[name] = info
