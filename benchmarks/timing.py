@@ -3,7 +3,7 @@
 What is timed is captured as one graph of several calls, each over its own copy of the inputs, so that the
 time is the GPU's alone (no launch from the host between calls) and, when the copies together are larger than
 the L2 cache several times over, each call finds its inputs outside the cache ("cold"). A replay takes some
-microseconds of its own (4.5 on an H200), so a graph of few copies goes round them several times.
+microseconds of its own, so a graph of few copies goes round them several times.
 """
 
 from __future__ import annotations
