@@ -89,7 +89,8 @@ def _compile(
     engine, compiled, script = (folder / name for name in ("model.engine", "model.ep", "model.ts"))
     try:
         with stage("build model.engine with Torch-TensorRT") as seconds:
-            engine.write_bytes(build_engine(program, inputs, request))
+            plan = build_engine(program, inputs, request)
+            engine.write_bytes(plan)
     except UnsupportedOperators as error:
         if not allow_fallback:
             raise
@@ -98,8 +99,8 @@ def _compile(
             build_with_fallback(program, inputs, request, compiled, script)
     else:
         with stage("save model.ep and model.ts"):
-            save_program(engine.read_bytes(), program, inputs, request, compiled)
-            save_torchscript(engine.read_bytes(), request.output_names, script)
+            save_program(plan, program, inputs, request, compiled)
+            save_torchscript(plan, request.output_names, script)
     write_metadata(subject, request, folder, build_seconds=seconds[0])
     with stage("compare with PyTorch"):
         if engine.is_file():

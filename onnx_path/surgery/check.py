@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_path import operator
 from onnx_path.surgery import runtime
-from onnx_path.surgery.proof import TOLERANCE, relative_error
+from onnx_path.surgery.proof import TOLERANCE, relative_error, same_numbers
 
 BATCHES = (2, 3)
 HEIGHTS = (192, 256)
@@ -182,9 +182,8 @@ def compare(
 
 
 def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) -> str:
-    same = (before == after) | ((before != before) & (after != after))  # infinite ones and NaN as well
-    with np.errstate(invalid="ignore"):
-        distance = np.where(same, 0, np.abs(before.astype(float) - after))
+    with np.errstate(invalid="ignore"):  # of equal infinities
+        distance = np.where(same_numbers(before, after), 0, np.abs(before.astype(float) - after))
     place = np.argmax(distance) if before.size else 0
     where = np.unravel_index(int(place), before.shape) if before.size else ()
     return (

@@ -71,13 +71,18 @@ def prove(
 def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
     """Largest difference as a share of the largest expected number; equal NaNs and infinities are none."""
     expected, actual = (x.astype(np.float64) for x in (expected, actual))
-    same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    same = same_numbers(expected, actual)
     if same.all():
         return 0.0
     finite = np.isfinite(expected)
     if not (np.isfinite(actual) | same).all() or not (finite | same).all():
         return float("inf")
     return float(np.abs(expected[~same] - actual[~same]).max() / max(np.abs(expected[finite]).max(), 1e-30))
+
+
+def same_numbers(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """Where they are equal, NaN to NaN."""
+    return (expected == actual) | (np.isnan(expected) & np.isnan(actual))
 
 
 def random_tensor(
