@@ -260,6 +260,7 @@ def load_model(
     if request.sizes.resizable:
         _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
     codetr.load_checkpoint(model, weights)
+    model.fold_batch_norms()
     if request.sizes.resizable or request.precision == "bf16":
         model.write_out_group_norms()
     if request.sizes.resizable:

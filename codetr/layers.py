@@ -26,8 +26,8 @@ class Float32Linear(nn.Linear):
 class FrozenBatchNorm2d(nn.Module):
     """Batch normalisation by stored statistics, as upstream trains and runs its ResNets.
 
-    The statistics stay fp32; one multiplication and one addition in the activations' type are left, which an
-    engine folds into the convolution before it.
+    The statistics stay fp32; one multiplication and one addition in the activations' type are left, and none
+    after `fold_into`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -39,9 +39,19 @@ class FrozenBatchNorm2d(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
-        shift = self.bias - self.running_mean * scale
+        scale, shift = self._scale_and_shift()
         return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
+
+    @torch.no_grad()
+    def fold_into(self, convolution: nn.Conv2d) -> None:
+        """Makes a convolution without a bias give what this norm makes of its result; in place."""
+        scale, shift = self._scale_and_shift()
+        convolution.weight.mul_(scale[:, None, None, None])
+        convolution.bias = nn.Parameter(shift.to(convolution.weight.dtype), requires_grad=False)
+
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+        return scale, self.bias - self.running_mean * scale
 
 
 def thaw_batch_norms(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from codetr.backbones import SwinTransformer, make_backbone
+from codetr.backbones import ResNet, SwinTransformer, make_backbone
 from codetr.config import Config
 from codetr.geometry import Pyramid, make_pyramid
 from codetr.head import QuerySelection, detections
@@ -138,6 +138,13 @@ class CoDino(nn.Module):
         for module in self.modules():
             if isinstance(module, GroupNorm):
                 module.written_out = True
+        return self
+
+    def fold_batch_norms(self) -> CoDino:
+        """Makes exports free of batch norms, see `codetr.backbones.resnet.ResNet`; returns the model."""
+        for module in self.modules():
+            if isinstance(module, ResNet):
+                module.fold_batch_norms()
         return self
 
     def gather_windows(self) -> CoDino:

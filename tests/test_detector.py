@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import codetr
 from codetr.backbones.windows import GatheredWindows, SlicedWindows
 from codetr.geometry import encoder_positions, make_pyramid, proposal_boxes
-from codetr.layers import GroupNorm
+from codetr.layers import FrozenBatchNorm2d, GroupNorm
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = ("codino_swin_tiny", "codino_resnet_tiny")
@@ -48,6 +48,18 @@ def inputs(tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@torch.inference_mode()
+def test_batch_norms_fold_into_convolutions():
+    """No norm and no value of one is left, and the convolutions find what both found."""
+    model, tensors = load_golden("codino_resnet_tiny")
+    maps = model.backbone(tensors["in/images"])
+    assert model.fold_batch_norms() is model
+    assert not any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
+    assert not any("running" in name for name in model.state_dict())
+    for got, expected in zip(model.backbone(tensors["in/images"]), maps, strict=True):
+        assert relative_error(got, expected) < 1e-6
 
 
 class TestGolden:
