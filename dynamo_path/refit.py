@@ -195,8 +195,18 @@ def weights_of(network: Any) -> dict[tuple[str, str], Any]:
         layer = network.get_layer(index)
         if layer.type.name in kinds:
             layer.__class__, roles = kinds[layer.type.name]  # TensorRT gives out the base class
-            weights |= {(layer.name, role): getattr(layer, field) for role, field in roles.items()}
+            weights |= {(layer.name, role): _dense(getattr(layer, field)) for role, field in roles.items()}
     return weights
+
+
+def _dense(values: Any) -> Any:
+    """What TensorRT gives out as an array, with the stride that it has.
+
+    The bindings of TensorRT 10.6 tell NumPy 2.5 a stride of 0: every number looks like the first.
+    """
+    if not isinstance(values, np.ndarray):
+        return values
+    return np.lib.stride_tricks.as_strided(values, strides=(values.itemsize,))
 
 
 def match_weights(
