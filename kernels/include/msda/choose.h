@@ -2,6 +2,7 @@
 //
 //   general  forward.cuh        any size, type, alignment
 //   many     forward_group.cuh  the usual head sizes, many queries
+//   medium   forward_group.cuh  the most usual sizes in 16 bits, fewer queries
 //   few      forward_group.cuh  the usual head sizes, few queries
 #pragma once
 
@@ -11,10 +12,10 @@
 
 namespace msda {
 
-enum class ForwardKernel : int32_t { kGeneral, kMany, kFew };
+enum class ForwardKernel : int32_t { kGeneral, kMany, kMedium, kFew };
 
 inline constexpr ForwardKernel kForwardKernels[] = {ForwardKernel::kGeneral, ForwardKernel::kMany,
-                                                    ForwardKernel::kFew};
+                                                    ForwardKernel::kMedium, ForwardKernel::kFew};
 
 inline const char* name(ForwardKernel kernel) {
   switch (kernel) {
@@ -22,6 +23,8 @@ inline const char* name(ForwardKernel kernel) {
       return "general";
     case ForwardKernel::kMany:
       return "many";
+    case ForwardKernel::kMedium:
+      return "medium";
     case ForwardKernel::kFew:
       return "few";
   }
@@ -31,6 +34,10 @@ inline const char* name(ForwardKernel kernel) {
 // Up to this many (n,q,m) are few: about what a large GPU's blocks of the kernel for few take at
 // once.
 inline constexpr int64_t kFewItems = 20000;
+
+// Up to this many are medium: a large GPU's blocks of the kernel for many go round ten times. The
+// last round, in which not all have work, then costs more than large tiles save.
+inline constexpr int64_t kMediumItems = 320000;
 
 inline bool aligned(const void* address, size_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
@@ -87,6 +94,17 @@ inline bool has_usual_form(const Problem& problem, const ForwardArguments& argum
          aligned(arguments.reference_points, 8);
 }
 
+// Whether kernels have been compiled for the heads and points: eight of 32 channels, and four of
+// each of three to five levels, which are read at once.
+inline bool has_compiled_points(const Problem& problem, const ForwardArguments& arguments) {
+  return problem.head_dim == 32 && problem.num_heads == 8 && equal_points(problem) == 4 &&
+         problem.num_levels >= 3 && problem.num_levels <= 5 &&
+         problem.location_type == problem.value_type &&
+         aligned_rows(arguments.sampling_locations, problem.location_stride, problem.location_type,
+                      16) &&
+         aligned_rows(arguments.attention_weights, problem.weight_stride, problem.weight_type, 16);
+}
+
 inline bool can_run(ForwardKernel kernel, const Problem& problem,
                     const ForwardArguments& arguments) {
   if (kernel == ForwardKernel::kGeneral) return true;
@@ -94,6 +112,10 @@ inline bool can_run(ForwardKernel kernel, const Problem& problem,
   constexpr int64_t kMostBlocks = 65535;
   const bool launches = kernel != ForwardKernel::kFew ||
                         (problem.num_heads <= kMostBlocks && problem.batch_size <= kMostBlocks);
+  if (kernel == ForwardKernel::kMedium &&
+      !(size_of(problem.value_type) == 2 && has_compiled_points(problem, arguments))) {
+    return false;
+  }
   return launches && has_usual_form(problem, arguments);
 }
 
@@ -101,7 +123,9 @@ inline bool can_run(ForwardKernel kernel, const Problem& problem,
 inline ForwardKernel choose_forward(const Problem& problem, const ForwardArguments& arguments) {
   if (!has_usual_form(problem, arguments)) return ForwardKernel::kGeneral;
   const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
-  return items <= kFewItems ? ForwardKernel::kFew : ForwardKernel::kMany;
+  if (items <= kFewItems) return ForwardKernel::kFew;
+  const bool medium = items <= kMediumItems && can_run(ForwardKernel::kMedium, problem, arguments);
+  return medium ? ForwardKernel::kMedium : ForwardKernel::kMany;
 }
 
 }  // namespace msda

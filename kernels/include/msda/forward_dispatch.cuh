@@ -15,28 +15,27 @@ cudaError_t run_forward(ForwardKernel kernel, const Problem& problem,
 
 // Threads of a block, blocks of a multiprocessor, samples that a lane reads together; measured
 // with kernels/lab/forward.cu. Many queries: as many warps as fit hide the time that memory takes.
-// Few: there are not so many, so every warp has more loads under way.
-template <typename T, bool kFew>
+// Medium: as many, in smaller blocks. Few: there are not so many, so every warp has more loads
+// under way.
+template <typename T, ForwardKernel kKernel>
 struct GroupShape {
-  static constexpr int kThreads = kFew ? 128 : sizeof(T) == 2 ? 512 : 384;
-  static constexpr int kBlocks = kFew ? 4 : 2;
+  static constexpr bool kFew = kKernel == ForwardKernel::kFew;
+  static constexpr bool kMedium = kKernel == ForwardKernel::kMedium;
+  static constexpr int kThreads = kFew ? 128 : kMedium ? 256 : sizeof(T) == 2 ? 512 : 384;
+  static constexpr int kBlocks = kFew || kMedium ? 4 : 2;
   static constexpr int kFlight = !kFew ? 1 : sizeof(T) == 2 ? 4 : 2;
 };
 
-template <typename T, int kHeadDim, Locations kLocations, bool kWide, bool kFew>
+template <typename T, int kHeadDim, Locations kLocations, bool kWide, ForwardKernel kKernel>
 cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
                       cudaStream_t stream) {
-  using Shape = GroupShape<T, kFew>;
-#define MSDA_GROUP(NUM_HEADS, LEVELS)                                                       \
-  launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS, kFew, \
-                                   Shape::kThreads, Shape::kBlocks, Shape::kFlight>>(       \
+  using Shape = GroupShape<T, kKernel>;
+#define MSDA_GROUP(NUM_HEADS, LEVELS)                                                              \
+  launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS, Shape::kFew, \
+                                   Shape::kThreads, Shape::kBlocks, Shape::kFlight>>(              \
       problem, arguments, stream)
   if constexpr (kHeadDim == 32 && !kWide) {
-    // Four points of a level are read at once.
-    if (problem.num_heads == 8 && equal_points(problem) == 4 &&
-        aligned_rows(arguments.sampling_locations, problem.location_stride, problem.location_type,
-                     16) &&
-        aligned_rows(arguments.attention_weights, problem.weight_stride, problem.weight_type, 16)) {
+    if (has_compiled_points(problem, arguments)) {
       switch (problem.num_levels) {
         case 3:
           return MSDA_GROUP(8, 3);
@@ -47,16 +46,28 @@ cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
       }
     }
   }
-  return MSDA_GROUP(0, 0);
+  if constexpr (Shape::kMedium) {
+    return cudaErrorInvalidValue;
+  } else {
+    return MSDA_GROUP(0, 0);
+  }
 #undef MSDA_GROUP
 }
 
 template <typename T, int kHeadDim, Locations kLocations, bool kWide>
 cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
                       const ForwardArguments& arguments, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2 && kHeadDim == 32 && !kWide) {
+    if (kernel == ForwardKernel::kMedium) {
+      return run_group<T, kHeadDim, kLocations, kWide, ForwardKernel::kMedium>(problem, arguments,
+                                                                               stream);
+    }
+  }
   return kernel == ForwardKernel::kFew
-             ? run_group<T, kHeadDim, kLocations, kWide, true>(problem, arguments, stream)
-             : run_group<T, kHeadDim, kLocations, kWide, false>(problem, arguments, stream);
+             ? run_group<T, kHeadDim, kLocations, kWide, ForwardKernel::kFew>(problem, arguments,
+                                                                              stream)
+             : run_group<T, kHeadDim, kLocations, kWide, ForwardKernel::kMany>(problem, arguments,
+                                                                               stream);
 }
 
 template <typename T, Locations kLocations, bool kWide>
