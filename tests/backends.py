@@ -32,8 +32,8 @@ class Backend:
         run: inputs -> [N, Q, M * D].
         gradients: whether its result is differentiable.
         ragged: the ragged lists it can run; None for any.
-        forced: environment variables that force a kernel (kernels/include/msda/choose.h), which takes the
-            usual head sizes only.
+        forced: environment variables that force a kernel (kernels/include/msda/choose.h).
+        form: what that takes, one of `strategies.FORMS`.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Backend:
     gradients: bool = False
     ragged: tuple[tuple[int, ...], ...] | None = None
     forced: tuple[tuple[str, str], ...] = ()
+    form: str = "any"
 
     def can_run(self, dtype: torch.dtype) -> str | None:
         """None when the backend can run here with a type, else the reason why not."""
@@ -53,12 +54,12 @@ class Backend:
 
     def cases(self, operator: str, smooth: bool = False):
         """The hypothesis strategy of calls of an operator, "attention" or "fused", that the backend takes."""
-        return strategies.cases(operator == "fused", self.ragged, smooth, usual=bool(self.forced))
+        return strategies.cases(operator == "fused", self.ragged, smooth, self.form)
 
     def takes(self, problem: Problem) -> bool:
         """Whether it can run a problem of this size and form."""
-        usual = not self.forced or problem.head_dim in strategies.USUAL_HEADS
-        return usual and (self.ragged is None or problem.points_per_level in (None, *self.ragged))
+        ragged = self.ragged is None or problem.points_per_level in (None, *self.ragged)
+        return ragged and strategies.takes(self.form, problem)
 
     @contextlib.contextmanager
     def chosen(self) -> Iterator[None]:
@@ -225,8 +226,18 @@ ALL = (
             run=run_msda,
             gradients=True,
             forced=(("MSDA_FORWARD", forward), ("MSDA_BACKWARD", backward)),
+            form="usual",
         )
         for forward, backward in (("many", "group"), ("few", "tile"), ("general", "general"))
+    ),
+    Backend(
+        "torch-cuda-medium",
+        "cuda",
+        (torch.float16, torch.bfloat16),
+        missing=no_gpu,
+        run=run_msda,
+        forced=(("MSDA_FORWARD", "medium"),),
+        form="compiled",
     ),
     Backend(
         "tensorrt",

@@ -30,6 +30,10 @@ batch and second dimension stored the other way round; unaligned: its storage be
 USUAL_HEADS = (16, 32, 64)
 """Head sizes that some kernels are compiled for (kernels/include/msda/choose.h)."""
 
+FORMS = ("any", "usual", "compiled")
+"""What a kernel takes: anything; heads of USUAL_HEADS, but not in fp64; or, in 16 bits, what
+`has_compiled_points` (kernels/include/msda/choose.h)."""
+
 RAGGED = ((2, 0, 5),)
 """Ragged lists for a backend that is built for one list at a time, as a TensorRT engine is."""
 
@@ -154,6 +158,14 @@ class Case:
         return candidates.gather(0, pick[None])[0]
 
 
+def takes(form: str, problem: Problem) -> bool:
+    """Whether kernels of one of FORMS take a problem's heads, levels and points."""
+    if form == "compiled":
+        size = problem.num_heads, problem.head_dim, problem.num_points, problem.points_per_level
+        return size == (8, 32, 4, None) and 3 <= problem.num_levels <= 5
+    return form == "any" or problem.head_dim in USUAL_HEADS
+
+
 def with_layout(tensor: torch.Tensor, layout: str, device: str = "cpu") -> torch.Tensor:
     """Equal numbers in another memory layout ("expanded" repeats the first batch entry instead)."""
     if layout == "expanded" and tensor.shape[0] > 0:
@@ -220,17 +232,17 @@ def cases(
     fused: bool,
     ragged: Iterable[tuple[int, ...]] | None = None,
     smooth: bool = False,
-    usual: bool = False,
+    form: str = "any",
 ) -> Case:
-    """Draws a whole call; see `problems` and `Case` for the parameters.
-
-    Args:
-        usual: only what the kernels for USUAL_HEADS take.
-    """
-    layout = st.sampled_from([layout for layout in LAYOUTS if not usual or layout != "unaligned"])
+    """Draws a whole call of one of FORMS; see `problems` and `Case` for the other parameters."""
+    layout = st.sampled_from([layout for layout in LAYOUTS if form == "any" or layout != "unaligned"])
     problem = draw(problems(ragged))
     packed = draw(st.booleans())
-    if usual:
+    if form == "compiled":
+        sizes = {"num_heads": 8, "head_dim": 32, "num_points": 4, "points_per_level": None}
+        problem = replace(problem, spatial_shapes=draw(levels(3, 5)), **sizes)
+        assume(problem.num_cells >= 4)
+    elif form == "usual":
         assume(problem.num_cells >= 4)
         # Those kernels read an offset's x and y at once.
         assume(not packed or problem.num_heads * problem.total_points % 2 == 0)
@@ -241,7 +253,7 @@ def cases(
         places=("inside",) if smooth else tuple(draw(st.sets(st.sampled_from(PLACES), min_size=1))),
         layouts=draw(st.tuples(layout, layout, layout)),
         packed=packed,
-        wide_locations=draw(st.booleans()),
+        wide_locations=form != "compiled" and draw(st.booleans()),
         index_dtype=draw(st.sampled_from((torch.int64, torch.int32))),
         seed=draw(st.integers(0, 2**16)),
         smooth=smooth,

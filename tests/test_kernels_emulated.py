@@ -26,13 +26,12 @@ from tests.emulated import TYPES, Emulator, NotSupported
 
 pytest_plugins = ("tests.cuda_emulator.fixtures",)
 
-FORWARD_KERNELS = ("automatic", "general", "many", "few")
+FORWARD_KERNELS = ("automatic", "general", "many", "medium", "few")
 """What MSDA_FORWARD takes, and the library's own choice."""
 BACKWARD_KERNELS = ("automatic", "general", "group", "tile")
 """What MSDA_BACKWARD takes, and the library's own choice."""
 ANY_SIZE = ("automatic", "general")
-"""The kernels that take every problem; the others are compiled for heads of USUAL_HEADS, and not for
-float64."""
+"""The kernels that take every problem."""
 
 SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 ORDERS = (1, 2)
@@ -44,9 +43,24 @@ def matrix(kernels: tuple[str, ...]):
     rows = [
         pytest.param(kernel, operator, dtype, id=f"{kernel}-{operator}-{SHORT[dtype]}")
         for kernel, operator, dtype in itertools.product(kernels, ("attention", "fused"), TYPES)
-        if kernel in ANY_SIZE or dtype != torch.float64
+        if dtype in types_of(kernel)
     ]
     return pytest.mark.parametrize(("kernel", "operator", "dtype"), rows)
+
+
+def form_of(kernel: str) -> str:
+    """What a kernel takes, one of `strategies.FORMS`."""
+    if kernel in ANY_SIZE:
+        return "any"
+    return "compiled" if kernel == "medium" else "usual"
+
+
+def types_of(kernel: str) -> list[torch.dtype]:
+    """The types of value that it takes."""
+    form = form_of(kernel)
+    if form == "compiled":
+        return [dtype for dtype in TYPES if dtype.itemsize == 2]
+    return [dtype for dtype in TYPES if form == "any" or dtype != torch.float64]
 
 
 def forced(kernel: str) -> str | None:
@@ -114,14 +128,16 @@ def assert_gradients(
 
 def draw_case(data: st.DataObject, kernel: str, operator: str, smooth: bool = False) -> strategies.Case:
     """A call of the operator, of a form that the kernel takes."""
-    usual = kernel not in ANY_SIZE or data.draw(st.booleans(), "usual")
-    return data.draw(strategies.cases(operator == "fused", smooth=smooth, usual=usual))
+    form = form_of(kernel)
+    if form == "any":
+        form = data.draw(st.sampled_from(("any", "usual")), "form")
+    return data.draw(strategies.cases(operator == "fused", smooth=smooth, form=form))
 
 
 def small(kernels: tuple[str, ...]):
     """The rows of `matrix` times the problems of SMALL that each takes."""
     by_kernel = {
-        kernel: [p for p in SMALL if kernel in ANY_SIZE or p.head_dim in strategies.USUAL_HEADS]
+        kernel: [problem for problem in SMALL if strategies.takes(form_of(kernel), problem)]
         for kernel in kernels
     }
     rows = [
@@ -176,13 +192,30 @@ def test_msda_kernel_that_does_not_fit_says_so(emulator: Emulator, kernel: str, 
             emulator.forward(make(problem, operator, dtype, "cpu"), kernel)
 
 
+@pytest.mark.parametrize("operator", ["attention", "fused"])
+def test_msda_medium_that_does_not_fit_says_so(emulator: Emulator, operator: str) -> None:
+    fits = Problem("fits", 1, ((3, 4), (2, 2), (2, 1)), 5)
+    emulator.forward(make(fits, operator, torch.float16, "cpu"), "medium")
+    for problem, dtype in (
+        (fits, torch.float32),
+        (replace(fits, num_heads=4), torch.float16),
+        (replace(fits, head_dim=16), torch.float16),
+        (replace(fits, num_points=3), torch.float16),
+        (replace(fits, points_per_level=(4, 4, 3)), torch.float16),
+        (replace(fits, spatial_shapes=((3, 4), (2, 2))), torch.float16),
+    ):
+        with pytest.raises(NotSupported):
+            emulator.forward(make(problem, operator, dtype, "cpu"), "medium")
+
+
 TILED = Problem("tiled", 1, ((5, 9), (3, 4), (2, 3)), 63, num_heads=3)
 NARROW = Problem("narrow", 1, ((5, 9), (3, 4), (1, 3)), 60, num_heads=3)
-LINEAR = Problem("linear", 2, ((5, 9), (3, 4), (2, 3)), 11, num_heads=8)
+COMPILED = Problem("compiled", 1, ((5, 9), (3, 4), (2, 3)), 63)
+LINEAR = Problem("linear", 2, ((5, 9), (3, 4), (2, 3)), 11)
 
 
 @matrix(FORWARD_KERNELS)
-@pytest.mark.parametrize("problem", [TILED, NARROW, LINEAR], ids=lambda problem: problem.name)
+@pytest.mark.parametrize("problem", [TILED, NARROW, COMPILED, LINEAR], ids=lambda problem: problem.name)
 def test_msda_order(
     emulator: Emulator, kernel: str, operator: str, dtype: torch.dtype, problem: Problem
 ) -> None:
@@ -199,7 +232,7 @@ def test_msda_values_that_are_not_finite(
     emulator: Emulator, kernel: str, operator: str, dtype: torch.dtype
 ) -> None:
     """A NaN or infinite cell spoils the samples that read it, and no others."""
-    problem = Problem("spoiled", 1, ((5, 6), (3, 2)), 40, num_heads=2)
+    problem = Problem("spoiled", 1, ((5, 6), (3, 2), (2, 2)), 40)
     inputs = strategies.Case(problem, operator == "fused", seed=9, smooth=True).inputs(dtype)
     for cell, number in ((7, float("nan")), (16, float("inf")), (33, -float("inf"))):
         inputs.value[0, cell, cell % 2] = number
@@ -218,7 +251,7 @@ def test_msda_large_values(emulator: Emulator, kernel: str, operator: str, dtype
     assert_result(run(emulator, inputs, kernel), errors.truth(inputs), inputs, dtype)
 
 
-OUTSIDE = Problem("outside", 1, ((4, 5), (2, 3), (2, 2)), 9, num_heads=2)
+OUTSIDE = Problem("outside", 1, ((4, 5), (2, 3), (2, 2)), 9)
 # (H, W) and start of level 1, which has 6 cells from 20 on: not inside of the 30 cells of value.
 LEVELS_OUTSIDE = {
     "end": ((2, 3), 25),

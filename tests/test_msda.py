@@ -109,8 +109,8 @@ def test_small(
     skip_unless(backend.can_run(dtype))
     if not backend.takes(problem):
         pytest.skip(
-            f"{backend.name} takes the ragged lists {backend.ragged} (an engine is built for one list) or, "
-            f"where it is one kernel, the head sizes {strategies.USUAL_HEADS}"
+            f"{backend.name} takes the form {backend.form!r} and the ragged lists {backend.ragged} "
+            "(an engine is built for one list)"
         )
     inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=3)
     with backend.chosen():
@@ -128,7 +128,7 @@ def test_columns_of_one_tensor(
     skip_unless(backend.can_run(dtype))
     problem = replace(problem, reference_dim=reference_dim)
     if not backend.takes(problem):
-        pytest.skip(f"{backend.name} takes the head sizes {strategies.USUAL_HEADS}")
+        pytest.skip(f"{backend.name} takes the form {backend.form!r}")
     inputs = strategies.Case(problem, operator == "fused", packed=True, seed=12).inputs(dtype, backend.device)
     assert not (inputs[-3].is_contiguous() or inputs[-2].is_contiguous())
     with backend.chosen():
