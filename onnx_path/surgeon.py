@@ -28,7 +28,7 @@ from codetr.command import (
 )
 from onnx_path.arguments import add_json, write_report
 from onnx_path.surgery import files, runtime
-from onnx_path.surgery.check import OutputsDiffer, compare
+from onnx_path.surgery.check import DISTURBANCE, OutputsDiffer, compare
 from onnx_path.surgery.operation import Operation
 from onnx_path.surgery.report import NearMiss, Replacement, Report
 
@@ -94,7 +94,8 @@ def operate(
     result = operation.result(function_body=True)
     error, notes = None, operation.notes
     if check:
-        compared = compare(model, result, operation.inputs, folder)
+        disturbance = max(DISTURBANCE, *(replacement.error for replacement in operation.replacements))
+        compared = compare(model, result, operation.inputs, folder, disturbance)
         error = compared.error
         notes += [*compared.notes, *([runtime.STAND_IN] if compared.stand_in else [])]
     if not function_body:

@@ -24,7 +24,7 @@ LENGTHS = (12, 9)
 [N, C, H, W]; any other."""
 
 DISTURBANCE = 2.0**-20
-"""Of an attention's result: what the sum of some dozens of products differs by in another order."""
+"""Of an attention's result, at least: what the sum of some dozens of products differs by in another order."""
 
 MAGNIFICATION = 4.0
 """How many times the response to a disturbance a rounding may be: both are one draw of many."""
@@ -133,6 +133,7 @@ def compare(
     after: onnx.ModelProto,
     inputs: Sequence[dict[str, np.ndarray]],
     folder: Path | None,
+    disturbance: float = DISTURBANCE,
 ) -> Comparison:
     """Runs both models in onnxruntime and compares every output.
 
@@ -145,6 +146,7 @@ def compare(
         before, after: the models.
         inputs: one set for every comparison.
         folder: of weights outside the models.
+        disturbance: share of its result that an attention may be off by.
 
     Raises:
         OutputsDiffer: naming the first output that differs.
@@ -159,7 +161,7 @@ def compare(
 
     @functools.cache
     def disturbed_outputs() -> list[list[np.ndarray]]:
-        session = runtime.Session(disturbed(after), folder)
+        session = runtime.Session(disturbed(after, disturbance), folder)
         return [session.run(tensors) for tensors in inputs]
 
     worst = 0.0
@@ -175,7 +177,7 @@ def compare(
                     raise OutputsDiffer(_difference(name, a, b, error))
                 notes[name] = (
                     f"output {name} differs by {error:.1e} of its largest number, a rounding: the model "
-                    f"magnifies {DISTURBANCE:.0e} of its attentions' results to {response:.1e}"
+                    f"magnifies {disturbance:.0e} of its attentions' results to {response:.1e}"
                 )
             worst = max(worst, error)
     return Comparison(worst, stand_in and math.isfinite(worst), tuple(notes.values()))
@@ -192,16 +194,17 @@ def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) 
     )
 
 
-def disturbed(model: onnx.ModelProto) -> onnx.ModelProto:
+def disturbed(model: onnx.ModelProto, disturbance: float = DISTURBANCE) -> onnx.ModelProto:
     """A copy in which every attention's result is x (1 + d sin(k x)): off in the last digits, each number
-    by another share of up to d = `DISTURBANCE`, and by the same in every run.
+    by another share of up to d, and by the same in every run.
 
     Args:
         model: with the nodes that surgery writes.
+        disturbance: d.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    constants = {"share": DISTURBANCE, "frequency": 1e4}
+    constants = {"share": disturbance, "frequency": 1e4}
     for name, number in constants.items():
         copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(number), f"{_PREFIX}{name}"))
     make = onnx.helper.make_node

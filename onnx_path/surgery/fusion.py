@@ -41,10 +41,17 @@ class FusedRoles:
 
 @dataclass(frozen=True, eq=False)
 class _Factor:
-    """One factor of a product: the tensors that it was moved from, the nearest last."""
+    """One factor of a product.
 
-    origins: tuple[Candidate, ...]
+    Attributes:
+        origins: the tensors that it was moved from, the nearest last; none of numbers.
+        inverse: the product is divided by it.
+        numbers: of a known factor, one for every point and coordinate: [K, 2].
+    """
+
+    origins: tuple[Candidate, ...] = ()
     inverse: bool = False
+    numbers: np.ndarray | None = None
 
 
 def understand(roles: Roles, probe: Probe) -> FusedRoles:
@@ -103,14 +110,12 @@ def _locations(centre: Candidate, offset: Candidate, sizes: Sizes, probe: Probe)
     points = np.array(sizes.points)
     widths_heights = np.array([(w, h) for h, w in sizes.levels], np.float64)
     centres = tuple(_carried(centre.value, centre.shape, centre.layout, probe))
-    factors = list(_factors(offset, probe, {c.value for c in centres}))
+    factors = list(_factors(offset, sizes, probe, {c.value for c in centres}))
     scale = np.ones((int(points.sum()), 2))
     tensors = []
     for factor in factors:
-        layout = factor.origins[-1].layout
-        if not any(_moves(layout, axis) for axis in range(3)) and probe.is_static(factor.origins[-1].value):
-            numbers = _numbers(factor.origins[-1], sizes, probe)
-            scale = scale / numbers if factor.inverse else scale * numbers
+        if factor.numbers is not None:
+            scale = scale / factor.numbers if factor.inverse else scale * factor.numbers
         elif factor.inverse:
             raise NotAttention("offsets are divided by something that is not known")
         else:
@@ -164,12 +169,17 @@ def _of_levels(layout: Layout, sizes: Sizes) -> Layout:
 
 
 def _factors(
-    candidate: Candidate, probe: Probe, whole: Collection[ir.Value], inverse: bool = False
+    candidate: Candidate,
+    sizes: Sizes,
+    probe: Probe,
+    whole: Collection[ir.Value],
+    inverse: bool = False,
 ) -> Iterator[_Factor]:
     """Takes a product apart, through movements and divisions, into tensors that are none.
 
     Args:
         candidate: the product, under the layout of the locations.
+        sizes: of the attention.
         probe: of the graph.
         whole: products that are not taken apart, such as reference points scaled by valid ratios.
         inverse: the product is divided by.
@@ -180,11 +190,21 @@ def _factors(
         node = at.value.producer()
         still = not any(_moves(at.layout, axis) for axis in range(3))
         if still and probe.is_static(at.value):
-            break
+            numbers = probe.value(at.value).reshape(-1)[_places(at.layout, sizes)[0, 0, 0]]
+            yield _Factor(inverse=inverse, numbers=numbers.astype(np.float64))
+            return
         if is_op(node, "Mul", "Div") and at.value not in whole:
             for i, x in enumerate(node.inputs):
                 divisor = is_op(node, "Div") and i == 1
-                yield from _factors(_operand(at, x, probe), probe, whole, inverse ^ divisor)
+                yield from _factors(_operand(at, x, probe), sizes, probe, whole, inverse ^ divisor)
+            return
+        if is_op(node, "Concat") and (joined := _joined(at, sizes, probe, whole)) is not None:
+            numbers, source = joined
+            upstream = _carried(source.value, source.shape, source.layout, probe)
+            # The Concat and what was moved from it hold the products.
+            nearer = trail[::-1] if (numbers == 1).all() else ()
+            yield _Factor(inverse=inverse, numbers=numbers)
+            yield _Factor((*upstream, *nearer), inverse)
             return
         source = source_of(at.value)
         if source is None or probe.shape(source) is None or not is_movement(node):
@@ -198,8 +218,78 @@ def _factors(
     yield _Factor(tuple(trail[::-1]), inverse)
 
 
-def _numbers(candidate: Candidate, sizes: Sizes, probe: Probe) -> np.ndarray:
-    """What a known tensor holds for every point and coordinate: [K, 2]."""
-    layout = candidate.layout.reshape((*sizes.samples[:3], sum(sizes.points), 2))
-    places = layout.base[0] + layout.tables[3] + layout.tables[4].T
-    return probe.value(candidate.value).reshape(-1)[places].astype(np.float64)
+def _joined(
+    at: Candidate, sizes: Sizes, probe: Probe, whole: Collection[ir.Value]
+) -> tuple[np.ndarray, Candidate] | None:
+    """Takes apart a Concat of products of one tensor with a number for each level: (w, h) · 0.5 / P_l, say.
+
+    Returns:
+        The numbers [K, 2] and the tensor, or None if it is no such Concat.
+    """
+    try:
+        source, layout, scale = _scaled(at.value, probe, whole)
+    except LayoutError:
+        return None
+    if source is at.value:
+        return None
+    numbers = scale.reshape(-1)[_places(at.layout, sizes)]
+    if (numbers != numbers[:1, :1, :1]).any():
+        return None
+    return numbers[0, 0, 0], Candidate(source, probe.shape(source), at.layout.after(layout, at.shape))
+
+
+def _scaled(
+    value: ir.Value, probe: Probe, whole: Collection[ir.Value]
+) -> tuple[ir.Value, Layout, np.ndarray]:
+    """The tensor that all of a value's elements are multiples of elements of: itself, if there is no other.
+
+    Returns:
+        The tensor, the value's layout over it, and the factors, in the value's shape.
+
+    Raises:
+        LayoutError: parts come from one tensor in a way that no layout expresses.
+    """
+    shape = probe.shape(value)
+    if shape is None:
+        raise LayoutError(f"{value.name}: known only when the model runs")
+    itself = value, Layout.of(shape), np.ones(shape)
+    node = value.producer()
+    if value in whole:
+        return itself
+    if is_op(node, "Mul", "Div"):
+        known = [i for i, x in enumerate(node.inputs) if probe.is_static(x)]
+        if known not in ([0], [1]) or (known == [0] and is_op(node, "Div")):
+            return itself
+        source, layout, scale = _scaled(node.inputs[1 - known[0]], probe, whole)
+        numbers = probe.value(node.inputs[known[0]]).astype(np.float64)
+        scale = np.broadcast_to(scale / numbers if is_op(node, "Div") else scale * numbers, shape)
+        return source, layout.expand(shape), scale
+    if is_op(node, "Concat"):
+        parts = [_scaled(x, probe, whole) for x in node.inputs]
+        if len({source for source, _, _ in parts}) > 1:
+            return itself
+        axis = attribute(node, "axis", 0)
+        return (
+            parts[0][0],
+            concat([layout for _, layout, _ in parts], axis),
+            np.concatenate([scale for _, _, scale in parts], axis),
+        )
+    below = source_of(value)
+    if below is None:
+        return itself
+    source, layout, scale = _scaled(below, probe, whole)
+    step = moved(node, value, [Layout.of(scale.shape)], probe)
+    return source, step.after(layout, scale.shape), scale.reshape(-1)[_indices(step)]
+
+
+def _indices(layout: Layout) -> np.ndarray:
+    """Flat indices of all elements, in the layout's shape."""
+    indices = layout.base
+    for table in layout.tables:
+        indices = indices[..., None, :] + table
+    return indices[..., 0]
+
+
+def _places(layout: Layout, sizes: Sizes) -> np.ndarray:
+    """Flat indices of what the locations have, [N, Q, M, K, 2]."""
+    return _indices(layout.reshape((*sizes.samples[:3], sum(sizes.points), 2)))

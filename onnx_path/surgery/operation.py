@@ -176,7 +176,7 @@ class Operation:
         region = found[0]
         understood = [roles.understand(one, probe) for one, probe in zip(found, self.probes)]
         shapes, starts, levels = level_shapes.of(region, understood)
-        draft, end = self._proven(region, understood, shapes, starts)
+        draft, end, error = self._proven(region, understood, shapes, starts)
         _check_unused(region, end)
         nodes_before = len(self.model.graph)
         name = end.name
@@ -194,6 +194,7 @@ class Operation:
                 head_dim=sizes.head_dim,
                 nodes_removed=nodes_before - len(self.model.graph),
                 form=form,
+                error=error,
             )
         )
 
@@ -211,14 +212,13 @@ class Operation:
             rewrite.draft_attention(region, understood, self.probes, shapes, starts, self.target)
         )
 
-    def _checked(self, drafted: tuple[Draft, ir.Value]) -> tuple[Draft, ir.Value]:
+    def _checked(self, drafted: tuple[Draft, ir.Value]) -> tuple[Draft, ir.Value, float]:
         draft, end = drafted
         try:
-            proof.prove(self.model, draft, end, self.probes, self.seed, self.target)
+            return draft, end, proof.prove(self.model, draft, end, self.probes, self.seed, self.target)
         except REFUSALS:
             draft.discard()
             raise
-        return draft, end
 
 
 def _prepared(proto: onnx.ModelProto, folder: Path | None) -> ir.Model:
