@@ -11,7 +11,7 @@ UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/uv/bin/uv)
 PYTHON ?= $(shell python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CUDA_ARCHITECTURES ?=
 IN_VENV := VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH"
-PYTEST_FLAGS ?= -n 2
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 
 .PHONY: demo test build lint format clean
@@ -20,7 +20,8 @@ CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 demo: $(VENV)/built
 	$(BIN)/codetr detect assets/scene.jpg --out out
 
-# Two workers on few cores: threads that wait must not spin where the other worker could run.
+# Two workers on few cores: threads that wait must not spin where the other worker could run, and who has
+# nothing left takes over what the other has not begun.
 test: $(VENV)/built
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
 

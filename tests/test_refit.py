@@ -55,6 +55,43 @@ def test_unmatched_weights_are_errors(wanted, message):
         refit.match_weights(wanted, {("a", "BIAS"): 0})
 
 
+class Layer:
+    """Stands in for tensorrt.ILayer, and for those of one type, which TensorRT gives out as such."""
+
+    def __init__(self, name: str, kind: str, **arrays: np.ndarray) -> None:
+        self.name, self.type = name, SimpleNamespace(name=kind)
+        for field, array in arrays.items():
+            setattr(self, field, array)
+
+
+class ConstantLayer(Layer):
+    pass
+
+
+class ConvolutionLayer(Layer):
+    pass
+
+
+def test_weights_of_a_network_have_the_numbers_that_they_have(monkeypatch):
+    """TensorRT's bindings say of arrays that every number lies where the first one does."""
+    numbers = np.arange(1, 7, dtype=np.float16)
+    as_given = np.lib.stride_tricks.as_strided(numbers, strides=(0,))
+    other = object()  # tensorrt.Weights of a type that NumPy has not
+    layers = [
+        Layer("a", "CONVOLUTION", kernel=as_given, bias=as_given[:2]),
+        Layer("b", "CONSTANT", weights=other),
+        Layer("c", "SHUFFLE"),
+    ]
+    network = SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
+    types = {"IConstantLayer": ConstantLayer, "IConvolutionLayer": ConvolutionLayer, "IScaleLayer": Layer}
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(**types))
+    weights = refit.weights_of(network)
+    assert list(weights) == [("a", "KERNEL"), ("a", "BIAS"), ("b", "CONSTANT")]
+    np.testing.assert_array_equal(weights["a", "KERNEL"], numbers)
+    np.testing.assert_array_equal(weights["a", "BIAS"], numbers[:2])
+    assert weights["b", "CONSTANT"] is other
+
+
 class Weights:
     """Stands in for tensorrt.Weights, which takes arrays of some types."""
 
