@@ -2,7 +2,7 @@
 //
 //   general  forward.cuh        any size, type, alignment
 //   many     forward_group.cuh  the usual head sizes, many queries
-//   medium   forward_group.cuh  the most usual sizes in 16 bits, fewer queries
+//   medium   forward_group.cuh  an encoder's most usual sizes in 16 bits, fewer queries
 //   few      forward_group.cuh  the usual head sizes, few queries
 #pragma once
 
@@ -35,8 +35,8 @@ inline const char* name(ForwardKernel kernel) {
 // once.
 inline constexpr int64_t kFewItems = 20000;
 
-// Up to this many are medium: a large GPU's blocks of the kernel for many go round ten times. The
-// last round, in which not all have work, then costs more than large tiles save.
+// Up to this many of an encoder are medium: a large GPU's blocks of the kernel for many go round
+// ten times. The last round, in which not all have work, then costs more than large tiles save.
 inline constexpr int64_t kMediumItems = 320000;
 
 inline bool aligned(const void* address, size_t bytes) {
@@ -124,7 +124,8 @@ inline ForwardKernel choose_forward(const Problem& problem, const ForwardArgumen
   if (!has_usual_form(problem, arguments)) return ForwardKernel::kGeneral;
   const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
   if (items <= kFewItems) return ForwardKernel::kFew;
-  const bool medium = items <= kMediumItems && can_run(ForwardKernel::kMedium, problem, arguments);
+  const bool medium = items <= kMediumItems && problem.num_queries == problem.num_cells &&
+                      can_run(ForwardKernel::kMedium, problem, arguments);
   return medium ? ForwardKernel::kMedium : ForwardKernel::kMany;
 }
 
