@@ -10,7 +10,7 @@ for package in ("onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 
 from onnx_path import operator, surgeon  # noqa: E402
-from onnx_path.surgery import check  # noqa: E402
+from onnx_path.surgery import check, runtime, selections  # noqa: E402
 from onnx_path.surgery.check import OutputsDiffer, compare, disturbed  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 
@@ -110,3 +110,67 @@ def test_the_largest_difference_is_found_among_equal_infinities():
     after = np.array([[-np.inf, 1.5, np.nan], [np.inf, 2.0, 3.0]], np.float32)
     found = check._difference("logits", before, after, 0.25)
     assert found.endswith("most at [1, 2]: 4 before, 3 after")
+
+
+SCORES = np.float32([[1, 1 + 2**-22, 0.5, 3, 2, -1]])
+PAYLOAD = np.float32([[5, 1], [-3, 2], [7, 7], [0, 4], [9, -9], [2, 2]])
+
+
+def selecting(change: float, indices: str = "indices") -> onnx.ModelProto:
+    """Picks rows by the four best of six scores, the first of which is changed: as a rounding, or a fault."""
+    make = onnx.helper.make_node
+    constants = {
+        "change": np.float32([[change, 0, 0, 0, 0, 0]]),
+        "four": np.int64([4]),
+        "payload": PAYLOAD,
+        "rows": np.int64([-1]),
+    }
+    nodes = [
+        make("Add", ["x", "change"], ["scores"]),
+        make("TopK", ["scores", "four"], ["best", indices], name="select"),
+    ]
+    outputs = [onnx.ValueInfoProto(name="best")]
+    if indices:
+        nodes += [
+            make("Reshape", [indices, "rows"], ["flat"]),
+            make("Gather", ["payload", "flat"], ["picked"]),
+        ]
+        outputs.append(onnx.ValueInfoProto(name="picked"))
+    graph = onnx.helper.make_graph(
+        nodes,
+        "selecting",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 6])],
+        outputs,
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_near_ties_may_be_selected_in_another_order() -> None:
+    before, after = selecting(0), selecting(2**-21)
+    picked = [runtime.run(model, {"x": SCORES})[1] for model in (before, after)]
+    assert not np.array_equal(*picked)
+    compared = compare(before, after, [{"x": SCORES}, {"x": SCORES[:, ::-1]}], None)
+    assert compared.error <= check.TOLERANCE
+    (note,) = compared.notes
+    assert note.endswith("compared with the original's selections: best")
+
+
+def test_other_scores_are_no_near_ties() -> None:
+    """The rows that are told are the same, but what they were selected from is not."""
+    with pytest.raises(OutputsDiffer, match=r"output best: differs by 0\.0067"):
+        compare(selecting(0), selecting(0.02), [{"x": SCORES}], None)
+    with pytest.raises(OutputsDiffer, match=r"output best's scores: differs by 0\.67"):
+        compare(selecting(-2), selecting(0), [{"x": SCORES}], None)
+
+
+def test_a_selection_whose_indices_nobody_reads() -> None:
+    before = selecting(0, indices="")
+    (best, scores, indices) = runtime.run(selections.telling(before, ["best"]), {"x": SCORES})
+    assert best.tolist() == [[3, 2, 1 + 2**-22, 1]]
+    assert indices.tolist() == [[3, 4, 1, 0]]
+    np.testing.assert_array_equal(scores, SCORES)
+    tensors = {"x": SCORES, selections.indices_name("best"): indices[:, ::-1]}
+    (told, again) = runtime.run(selections.told(before, ["best"]), tensors)
+    assert told.tolist() == best[:, ::-1].tolist()
+    np.testing.assert_array_equal(again, SCORES)
