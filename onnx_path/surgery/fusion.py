@@ -159,8 +159,7 @@ def _of_levels(layout: Layout, sizes: Sizes) -> Layout:
     Raises:
         LayoutError: it is not the same for all heads and points of a level.
     """
-    shape = (*sizes.samples[:3], sum(sizes.points), 2)
-    image, query, head, point, column = layout.reshape(shape).tables
+    image, query, head, point, column = _of_points(layout, sizes).tables
     starts = np.cumsum([0, *sizes.points])[:-1]
     level = point[starts]
     if head.any() or not np.array_equal(np.repeat(level, sizes.points, axis=0), point):
@@ -190,8 +189,10 @@ def _factors(
         node = at.value.producer()
         still = not any(_moves(at.layout, axis) for axis in range(3))
         if still and probe.is_static(at.value):
-            numbers = probe.value(at.value).reshape(-1)[_places(at.layout, sizes)[0, 0, 0]]
-            yield _Factor(inverse=inverse, numbers=numbers.astype(np.float64))
+            layout = _of_points(at.layout, sizes)
+            places = layout.base[0] + layout.tables[3] + layout.tables[4].T
+            numbers = probe.value(at.value).reshape(-1)[places].astype(np.float64)
+            yield _Factor(inverse=inverse, numbers=numbers)
             return
         if is_op(node, "Mul", "Div") and at.value not in whole:
             for i, x in enumerate(node.inputs):
@@ -228,14 +229,13 @@ def _joined(
     """
     try:
         source, layout, scale = _scaled(at.value, probe, whole)
+        layout = at.layout.after(layout, at.shape)
+        numbers = scale.reshape(-1)[_indices(_of_points(at.layout, sizes))]
     except LayoutError:
         return None
-    if source is at.value:
+    if source is at.value or (numbers != numbers[:1, :1, :1]).any():
         return None
-    numbers = scale.reshape(-1)[_places(at.layout, sizes)]
-    if (numbers != numbers[:1, :1, :1]).any():
-        return None
-    return numbers[0, 0, 0], Candidate(source, probe.shape(source), at.layout.after(layout, at.shape))
+    return numbers[0, 0, 0], Candidate(source, probe.shape(source), layout)
 
 
 def _scaled(
@@ -290,6 +290,6 @@ def _indices(layout: Layout) -> np.ndarray:
     return indices[..., 0]
 
 
-def _places(layout: Layout, sizes: Sizes) -> np.ndarray:
-    """Flat indices of what the locations have, [N, Q, M, K, 2]."""
-    return _indices(layout.reshape((*sizes.samples[:3], sum(sizes.points), 2)))
+def _of_points(layout: Layout, sizes: Sizes) -> Layout:
+    """What the locations have, as [N, Q, M, K, 2]."""
+    return layout.reshape((*sizes.samples[:3], sum(sizes.points), 2))
