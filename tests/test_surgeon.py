@@ -783,8 +783,9 @@ def check_zoo(name: str, folder: Path, **options) -> None:
         assert found == (entry.heads, entry.head_dim, tuple(entry.points))
         assert replacement.form == options.get("sampling", "GridSample")
     counts = operators(result)
-    assert counts[operator.FUSED_ATTENTION] == entry.layers
-    assert not counts[operator.ATTENTION]
+    assert counts[operator.ATTENTION] + counts[operator.FUSED_ATTENTION] == entry.layers
+    if "simplified" not in options:  # which makes constants of what follows from learned queries alone
+        assert not counts[operator.ATTENTION], report.notes
     assert report.max_error <= 1e-5
     onnx.checker.check_model(result, full_check=True)
 
