@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_path import operator
 from onnx_path.surgery import runtime, selections
 from onnx_path.surgery.proof import TOLERANCE, relative_error, same_numbers
+from onnx_path.surgery.protos import copied, replace_nodes
 
 BATCHES = (2, 3)
 HEIGHTS = (192, 256)
@@ -256,8 +257,7 @@ def disturbed(model: onnx.ModelProto, disturbance: float = DISTURBANCE) -> onnx.
         model: with the nodes that surgery writes.
         disturbance: d.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     constants = {"share": disturbance, "frequency": 1e4}
     for name, number in constants.items():
         copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(number), f"{_PREFIX}{name}"))
@@ -282,7 +282,5 @@ def disturbed(model: onnx.ModelProto, disturbance: float = DISTURBANCE) -> onnx.
             make("Mul", [small, exact], [change]),
             make("Add", [exact, change], [result]),
         ]
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
+    replace_nodes(copy.graph, nodes)
     return copy

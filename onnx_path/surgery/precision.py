@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx
 
+from onnx_path.surgery.protos import copied, replace_nodes
+
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _WIDE = onnx.TensorProto.FLOAT
 
@@ -16,14 +18,10 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not _has_narrow(model):
         return model
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
+    wide = copied(model)
     del wide.graph.value_info[:]
     casts = _widen_graph(wide.graph)
-    nodes = casts + list(wide.graph.node)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del wide.graph.node[:]
-    wide.graph.node.extend(nodes)
+    replace_nodes(wide.graph, [*casts, *wide.graph.node])
     return wide
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_path.surgery import graph as walk
 from onnx_path.surgery import runtime
+from onnx_path.surgery.protos import replace_nodes
 
 
 class Probe:
@@ -69,13 +70,12 @@ def _shapes(
     nodes, values = [], []
     for copy, node in zip(proto.graph.node, model.graph, strict=True):
         if node in running:
-            nodes.append(onnx.NodeProto.FromString(copy.SerializeToString()))
+            nodes.append(copy)
             measured = [output for output in node.outputs if output.name and _is_tensor(output)]
             # At once, so that onnxruntime need not keep what is large.
             nodes += [onnx.helper.make_node("Shape", [x.name], [f"shape:{x.name}"]) for x in measured]
             values += measured
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    replace_nodes(proto.graph, nodes)
     del proto.graph.output[:]
     proto.graph.output.extend(
         onnx.helper.make_tensor_value_info(f"shape:{value.name}", onnx.TensorProto.INT64, None)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from onnx_path.surgery.precision import in_float32
+from onnx_path.surgery.protos import copied, replace_nodes
 
 STAND_IN = (
     "the original's GridSample nodes on float64 ran in float32: onnxruntime's CPU provider has no other"
@@ -111,8 +112,7 @@ def _quiet():
 
 def _samples_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose GridSample nodes compute in float32 and give the type that they gave."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     nodes = []
     for node in copy.graph.node:
         if node.op_type != "GridSample" or node.domain not in ("", "ai.onnx"):
@@ -125,7 +125,5 @@ def _samples_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
             node.input[i] = narrow
         node.output[0] = f"{result}/float32"
         nodes += [node, onnx.helper.make_node("CastLike", [node.output[0], image], [result])]
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
+    replace_nodes(copy.graph, nodes)
     return copy

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
+from onnx_path.surgery.graph import STANDARD_DOMAINS
+from onnx_path.surgery.protos import copied, replace_nodes
+
 _PREFIX = "selection/"
 
 
@@ -31,7 +34,7 @@ def scores_name(selection: str) -> str:
 
 def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
     """A copy with two more outputs for each selection: all scores first, then all indices."""
-    copy = _copy(model)
+    copy = copied(model)
     nodes = {node.output[0]: node for node in _nodes(copy)}
     for node in nodes.values():
         node.output.extend([""] * (2 - len(node.output)))
@@ -45,12 +48,12 @@ def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProt
 
 def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
     """A copy that selects by indices which are inputs, with one more output for each: the scores."""
-    copy = _copy(model)
+    copy = copied(model)
     make = onnx.helper.make_node
     nodes = []
     scores = {}
     for node in model.graph.node:
-        if node.op_type != "TopK" or node.output[0] not in selections:
+        if node.output[0] not in selections:
             nodes.append(node)
             continue
         name, *others = node.output
@@ -58,9 +61,7 @@ def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
         nodes.append(make("GatherElements", [node.input[0], indices], [name], axis=axis))
         nodes += [make("Identity", [indices], [other]) for other in others if other]
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
+    replace_nodes(copy.graph, nodes)
     for name in selections:
         whole_numbers = onnx.helper.make_tensor_value_info(indices_name(name), onnx.TensorProto.INT64, None)
         copy.graph.input.append(whole_numbers)
@@ -69,13 +70,7 @@ def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    return (node for node in model.graph.node if node.op_type == "TopK" and node.domain in ("", "ai.onnx"))
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    return (node for node in model.graph.node if node.op_type == "TopK" and node.domain in STANDARD_DOMAINS)
 
 
 def _add_output(graph: onnx.GraphProto, tensor: str, name: str) -> None:
