@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,6 +74,16 @@ def freeze_batch_norms(model: nn.Module) -> None:
                 frozen = FrozenBatchNorm2d(norm.num_features, norm.eps).to(norm.weight.device)
                 _copy_batch_norm(norm, frozen)
                 setattr(parent, name, frozen)
+
+
+def fold_batch_norms(model: nn.Module) -> None:
+    """Moves every frozen batch norm into the convolution before it, whose weights are fp32; in place."""
+    for parent in list(model.modules()):
+        # ResNets register modules in the order in which they run.
+        for (_, convolution), (name, norm) in itertools.pairwise(list(parent.named_children())):
+            if isinstance(norm, FrozenBatchNorm2d):
+                norm.fold_into(convolution)
+                setattr(parent, name, nn.Identity())
 
 
 @torch.no_grad()

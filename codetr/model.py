@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from codetr.backbones import ResNet, SwinTransformer, make_backbone
+from codetr.backbones import SwinTransformer, make_backbone
 from codetr.config import Config
 from codetr.geometry import Pyramid, make_pyramid
 from codetr.head import QuerySelection, detections
-from codetr.layers import Float32Linear, GroupNorm, device_constant, device_size
+from codetr.layers import Float32Linear, GroupNorm, device_constant, device_size, fold_batch_norms
 from codetr.neck import ChannelMapper
 from codetr.transformer import Decoder, DenoisingQueries, Encoder
 
@@ -141,10 +141,8 @@ class CoDino(nn.Module):
         return self
 
     def fold_batch_norms(self) -> CoDino:
-        """Makes exports free of batch norms, see `codetr.backbones.resnet.ResNet`; returns the model."""
-        for module in self.modules():
-            if isinstance(module, ResNet):
-                module.fold_batch_norms()
+        """Makes exports free of batch norms, see `codetr.layers.fold_batch_norms`; returns the model."""
+        fold_batch_norms(self)
         return self
 
     def gather_windows(self) -> CoDino:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -88,12 +86,3 @@ class ResNet(nn.Module):
             x = stage(x)
             outs.append(x)
         return outs
-
-    def fold_batch_norms(self) -> None:
-        """Moves every norm into the convolution before it, in place: for exports, of weights in fp32."""
-        for parent in list(self.modules()):
-            # Modules are registered in the order in which they run.
-            for (_, convolution), (name, norm) in itertools.pairwise(list(parent.named_children())):
-                if isinstance(norm, FrozenBatchNorm2d):
-                    norm.fold_into(convolution)
-                    setattr(parent, name, nn.Identity())
