@@ -222,11 +222,15 @@ class EngineRunner:
 
     def best_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an input that its profile is made for."""
+        return self._profile_shape(name, "opt")
+
+    def _profile_shape(self, name: str, which: str) -> tuple[int, ...]:
+        """An input's shape: its "min", "opt" or "max" where a size is dynamic."""
         profile = self.profiles.get(name)
-        return self.inputs[name].shape if profile is None else tuple(profile["opt"])
+        return self.inputs[name].shape if profile is None else tuple(profile[which])
 
     def _read_tensors(self) -> None:
-        """Fills inputs, outputs and the range of the inputs' shapes."""
+        """Fills inputs, outputs and profiles."""
         trt = import_tensorrt()
         engine = self._engine
         count = engine.num_optimization_profiles
@@ -235,7 +239,6 @@ class EngineRunner:
         self.inputs: dict[str, TensorInfo] = {}
         self.outputs: dict[str, TensorInfo] = {}
         self.profiles: dict[str, dict[str, list[int]]] = {}
-        self._ranges: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
             dtype = engine.get_tensor_dtype(name).name
             if dtype not in DTYPE_NAMES:
@@ -245,15 +248,9 @@ class EngineRunner:
             info = TensorInfo(tuple(engine.get_tensor_shape(name)), DTYPE_NAMES[dtype])
             if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
                 self.inputs[name] = info
-                smallest = largest = info.shape
                 if -1 in info.shape:
-                    smallest, usual, largest = engine.get_tensor_profile_shape(name, self._profile)
-                    self.profiles[name] = {
-                        "min": list(smallest),
-                        "opt": list(usual),
-                        "max": list(largest),
-                    }
-                self._ranges[name] = tuple(smallest), tuple(largest)
+                    shapes = engine.get_tensor_profile_shape(name, self._profile)
+                    self.profiles[name] = dict(zip(("min", "opt", "max"), map(list, shapes), strict=True))
             else:
                 self.outputs[name] = info
 
@@ -278,7 +275,7 @@ class EngineRunner:
         arrays = {}
         for name, info in self.inputs.items():
             array = np.asarray(inputs[name])
-            smallest, largest = self._ranges[name]
+            smallest, largest = (self._profile_shape(name, which) for which in ("min", "max"))
             if array.ndim != len(smallest) or not all(
                 low <= size <= high for low, size, high in zip(smallest, array.shape, largest, strict=True)
             ):
@@ -343,7 +340,7 @@ class EngineRunner:
     def _reserve_largest(self) -> None:
         """Makes every buffer large enough for the profile, so that no later shape has to replace one."""
         try:
-            self._session({name: largest for name, (_, largest) in self._ranges.items()})
+            self._session({name: self._profile_shape(name, "max") for name in self.inputs})
         except EngineError as error:
             # The largest size of each input alone: together they may be no valid shapes.
             _log.debug("%s: buffers will grow as needed: %s", self._path, error)
