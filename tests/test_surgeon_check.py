@@ -170,7 +170,47 @@ def test_a_selection_whose_indices_nobody_reads() -> None:
     assert best.tolist() == [[3, 2, 1 + 2**-22, 1]]
     assert indices.tolist() == [[3, 4, 1, 0]]
     np.testing.assert_array_equal(scores, SCORES)
-    tensors = {"x": SCORES, selections.indices_name("best"): indices[:, ::-1]}
+    tensors = {"x": SCORES, selections.choice_name("best"): indices[:, ::-1]}
     (told, again) = runtime.run(selections.told(before, ["best"]), tensors)
     assert told.tolist() == best[:, ::-1].tolist()
     np.testing.assert_array_equal(again, SCORES)
+
+
+def masking(change: float, op_type: str = "Less") -> onnx.ModelProto:
+    """Adds up the rows whose score is on one side of 0.5; the scores are changed: a rounding, or a fault."""
+    make = onnx.helper.make_node
+    constants = {"change": np.float32(change), "half": np.float32(0.5), "payload": PAYLOAD}
+    nodes = [
+        make("Add", ["x", "change"], ["scores"]),
+        make(op_type, ["scores", "half"], ["mask"], name="mask"),
+        make("Cast", ["mask"], ["weights"], to=onnx.TensorProto.FLOAT),
+        make("MatMul", ["weights", "payload"], ["sum"]),
+        make("Shape", ["x"], ["size"]),
+        make("Less", ["size", "size"], ["smaller"]),  # which sizes alone decide
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "masking",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 6])],
+        [onnx.ValueInfoProto(name="sum"), onnx.ValueInfoProto(name="smaller")],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("op_type", selections.THRESHOLDS)
+def test_numbers_as_large_as_a_threshold_may_be_selected_otherwise(op_type) -> None:
+    before, after = masking(2**-22, op_type), masking(-(2**-22), op_type)
+    assert selections.common(before, after) == ["mask"]
+    sums = [runtime.run(model, {"x": SCORES})[0] for model in (before, after)]
+    assert not np.array_equal(*sums)
+    compared = compare(before, after, [{"x": SCORES}, {"x": SCORES[:, ::-1]}], None)
+    assert compared.error <= check.TOLERANCE
+    (note,) = compared.notes
+    assert note.endswith("compared with the original's selections: mask")
+
+
+def test_other_distances_from_a_threshold_are_a_fault() -> None:
+    """The numbers that are told are on the same side, but they are others."""
+    with pytest.raises(OutputsDiffer, match=r"output mask's scores: differs by 0\.008"):
+        compare(masking(0), masking(-0.02), [{"x": SCORES}], None)

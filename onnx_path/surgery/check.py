@@ -144,8 +144,8 @@ def compare(
     what becomes of a disturbance of the rewritten model's attentions in their last digits: up to
     `MAGNIFICATION` times as much is a rounding, unless it is so large that it could hide a fault.
 
-    A selection (TopK) between nearly equal scores magnifies without bound. If outputs differ, the rewritten
-    model runs once more with the original's selections, and what they are made from is compared as well.
+    A selection between nearly equal scores magnifies without bound. If outputs differ, the rewritten model
+    runs once more with the original's selections, and what they are made from is compared as well.
 
     Args:
         before, after: the models.
@@ -171,7 +171,7 @@ def compare(
         kept = len(names) + len(selected)
         expected = [one[:kept] for one in results]
         told = [
-            tensors | dict(zip(map(selections.indices_name, selected), one[kept:], strict=True))
+            tensors | dict(zip(map(selections.choice_name, selected), one[kept:], strict=True))
             for tensors, one in zip(inputs, results, strict=True)
         ]
         after = selections.told(after, selected)
@@ -179,8 +179,8 @@ def compare(
         names += [f"{name}'s scores" for name in selected]
         found = _judge(names, expected, actual, after, told, folder, disturbance)
         note = (
-            "scores that are equal but for their last digits are selected in another order; outputs were "
-            f"compared with the original's selections: {', '.join(selected)}"
+            "scores that are equal, or as large as a threshold, but for their last digits are selected "
+            f"otherwise; outputs were compared with the original's selections: {', '.join(selected)}"
         )
         found = dataclasses.replace(found, notes=(*found.notes, note))
     return dataclasses.replace(found, stand_in=stand_in and math.isfinite(found.error))

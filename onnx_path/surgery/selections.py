@@ -1,7 +1,8 @@
-"""What a model selects by TopK: read from a run of one model, and told to another.
+"""What a model selects: read from a run of one model, and told to another.
 
-Detectors select the best of thousands of cells, and some scores are equal but for their last digits. Two
-right attentions round otherwise, so the order of such cells differs, and with it everything that follows.
+Detectors take the best of thousands of cells (TopK), or those on one side of a threshold (Less and the like:
+Mask2Former's masked attention). Some scores are equal, to each other or to the threshold, but for their last
+digits. Two right attentions round otherwise, so such cells are selected otherwise, and what follows differs.
 """
 
 from __future__ import annotations
@@ -9,71 +10,96 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import onnx
+import onnx_ir as ir
 
-from onnx_path.surgery.graph import STANDARD_DOMAINS
+from onnx_path.surgery.graph import STANDARD_DOMAINS, static_values
 from onnx_path.surgery.protos import copied, replace_nodes
 
+THRESHOLDS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _PREFIX = "selection/"
 
 
 def common(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
-    """The TopK nodes that both main graphs have, by the names of what they select."""
-    there = {node.output[0] for node in _nodes(after)}
-    return [node.output[0] for node in _nodes(before) if node.output[0] in there]
+    """The selections of both main graphs, by their nodes' first outputs; none that sizes alone decide."""
+    static = {value.name for value in static_values(ir.from_proto(before).graph)}
+    there = {(node.op_type, node.output[0]) for node in _nodes(after)}
+    return [
+        node.output[0]
+        for node in _nodes(before)
+        if (node.op_type, node.output[0]) in there and not static.issuperset(node.input)
+    ]
 
 
-def indices_name(selection: str) -> str:
-    """The indices of a selection, as an output of `telling` and an input of `told`."""
-    return f"{_PREFIX}{selection}/indices"
+def choice_name(selection: str) -> str:
+    """What is selected, as an output of `telling` and an input of `told`: TopK's indices; for a threshold,
+    on which side of it each number is."""
+    return f"{_PREFIX}{selection}/choice"
 
 
 def scores_name(selection: str) -> str:
-    """What a selection is made from, as an output of both."""
+    """What a selection is made from, as an output of both; for a threshold, distances from it."""
     return f"{_PREFIX}{selection}/scores"
 
 
 def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
-    """A copy with two more outputs for each selection: all scores first, then all indices."""
+    """A copy with two more outputs for each selection: all scores first, then all choices."""
     copy = copied(model)
     nodes = {node.output[0]: node for node in _nodes(copy)}
     for node in nodes.values():
-        node.output.extend([""] * (2 - len(node.output)))
-        node.output[1] = node.output[1] or f"{_PREFIX}{node.output[0]}/own"
+        if node.op_type == "TopK":
+            node.output.extend([""] * (2 - len(node.output)))
+            node.output[1] = node.output[1] or f"{_PREFIX}{node.output[0]}/own"
     for name in selections:
-        _add_output(copy.graph, nodes[name].input[0], scores_name(name))
+        _add_scores(copy.graph, nodes[name])
     for name in selections:
-        _add_output(copy.graph, nodes[name].output[1], indices_name(name))
+        _add_output(copy.graph, "Identity", [nodes[name].output[-1]], choice_name(name))
     return copy
 
 
 def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
-    """A copy that selects by indices which are inputs, with one more output for each: the scores."""
+    """A copy that selects as inputs say, with one more output for each selection: the scores."""
     copy = copied(model)
-    make = onnx.helper.make_node
     nodes = []
-    scores = {}
+    replaced = {}
     for node in model.graph.node:
-        if node.output[0] not in selections:
+        if node.output[0] in selections:
+            replaced[node.output[0]] = node
+            nodes += _by_choice(node)
+        else:
             nodes.append(node)
-            continue
-        name, *others = node.output
-        scores[name], indices = node.input[0], indices_name(name)
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
-        nodes.append(make("GatherElements", [node.input[0], indices], [name], axis=axis))
-        nodes += [make("Identity", [indices], [other]) for other in others if other]
     replace_nodes(copy.graph, nodes)
+    types = onnx.TensorProto
     for name in selections:
-        whole_numbers = onnx.helper.make_tensor_value_info(indices_name(name), onnx.TensorProto.INT64, None)
-        copy.graph.input.append(whole_numbers)
-        _add_output(copy.graph, scores[name], scores_name(name))
+        dtype = types.INT64 if replaced[name].op_type == "TopK" else types.BOOL
+        copy.graph.input.append(onnx.helper.make_tensor_value_info(choice_name(name), dtype, None))
+        _add_scores(copy.graph, replaced[name])
     return copy
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    return (node for node in model.graph.node if node.op_type == "TopK" and node.domain in STANDARD_DOMAINS)
+    for node in model.graph.node:
+        if node.op_type in ("TopK", *THRESHOLDS) and node.domain in STANDARD_DOMAINS:
+            yield node
 
 
-def _add_output(graph: onnx.GraphProto, tensor: str, name: str) -> None:
-    """Another name, for the tensor may be an output already."""
-    graph.node.append(onnx.helper.make_node("Identity", [tensor], [name]))
+def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Nodes that give what a selection gives, for the choice that is an input."""
+    name, *others = node.output
+    choice = choice_name(name)
+    make = onnx.helper.make_node
+    if node.op_type != "TopK":
+        return [make("Identity", [choice], [name])]
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
+    values = make("GatherElements", [node.input[0], choice], [name], axis=axis)
+    return [values, *(make("Identity", [choice], [other]) for other in others if other)]
+
+
+def _add_scores(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
+    operation, inputs = ("Identity", node.input[:1]) if node.op_type == "TopK" else ("Sub", node.input)
+    _add_output(graph, operation, inputs, scores_name(node.output[0]))
+
+
+def _add_output(graph: onnx.GraphProto, operation: str, inputs: Sequence[str], name: str) -> None:
+    """Another name, for a tensor may be an output already."""
+    graph.node.append(onnx.helper.make_node(operation, inputs, [name]))
     graph.output.append(onnx.ValueInfoProto(name=name))
