@@ -33,6 +33,7 @@ from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_
 from onnx_path.builder import Settings, import_builder, parsed_file, serialize_engine
 from onnx_path.command_lines import polygraphy_line, trtexec_line
 from onnx_path.preparation import CONVERTED
+from onnx_path.surgery import selections
 
 if TYPE_CHECKING:
     import onnx
@@ -92,6 +93,8 @@ def _main(argv: Sequence[str] | None) -> int:
         model, settings = _check_model(arguments)
         settings = _check_machine(arguments.plugins, model, settings)
     dynamic, written = preparation.fix_sizes(model, settings.profiles)
+    if arguments.tell_selections:
+        model, written = selections.telling(model, selections.of(model)), True
     settings = dataclasses.replace(settings, profiles=dynamic)
     conversion = None
     with staged_folder(engine.parent) as folder:
@@ -182,6 +185,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=range(6),
         metavar="0..5",
         help="TensorRT's effort (TensorRT's default: 3)",
+    )
+    parser.add_argument(
+        "--tell-selections",
+        action="store_true",
+        help="for a check: the engine also gives what it selects, by TopK or thresholds, and "
+        "onnx_path.compare lets onnxruntime select the same, so that near ties are no differences",
     )
     add_plugins(parser, "for operators of the file")
     add_json(parser)

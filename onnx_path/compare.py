@@ -2,7 +2,9 @@
 
 Both get the same inputs, given or random. An output is within the tolerance if its relative error, the norm
 of the difference over the norm of onnxruntime's output, is at most that. Comparison is element by element:
-where rows stand in the order of their scores, two that swap places differ.
+where rows stand in the order of their scores, two that swap places differ. Scores that are equal but for
+roundings swap places in a right engine too. So an engine of `onnx_path.build --tell-selections` gives what it
+selects; onnxruntime then selects the same, and what both select from is compared with the outputs.
 
 Where outputs differ, `--layers` tells where that begins: it builds engines that also give some of the tensors
 between the nodes (`onnx_path.comparison.search` says which), and compares these. For this it takes the file
@@ -43,7 +45,7 @@ from onnx_path.comparison.report import Comparison, Input
 from onnx_path.comparison.search import Found, first_difference
 from onnx_path.comparison.tensors import Tensors, names_of
 from onnx_path.engine_report import EngineReport
-from onnx_path.surgery import files, runtime
+from onnx_path.surgery import files, runtime, selections
 from trt_plugin.metadata import ArtifactMetadata
 
 
@@ -66,15 +68,20 @@ def _main(argv: Sequence[str] | None) -> int:
         engine.check_machine(arguments.plugins, built)
         report = engine_report.read_engine(arguments.engine)
         tolerance = _tolerance(arguments, report, parsed)
-        names = _outputs(model, report)
+        known = selections.of(model)
+        told = [name for name in known if selections.choice_name(name) in {x.name for x in report.outputs}]
+        names = _outputs(model, report, told)
         takes = {x.name: x for x in report.inputs}
         shapes = choose_shapes(profiles.inputs_of(model), given, asked, takes)
         inputs = make_inputs(model, shapes, given, arguments.seed)
-        run_reference = Reference(model, arguments.model.parent, inputs)
-        with stage("run onnxruntime"):
-            expected = run_reference(names)
     with stage("run TensorRT"):
         found = engine.run(arguments.engine, inputs)
+    with usage_errors(arguments.model, runtime.CannotRun):
+        choices = {name: found[name][0] for name in map(selections.choice_name, told)}
+        reference_model = selections.told(model, told) if told else model
+        run_reference = Reference(reference_model, arguments.model.parent, inputs | choices)
+        with stage("run onnxruntime"):
+            expected = run_reference(names)
     errors = tuple(tolerance.error(name, expected[name], found[name]) for name in names)
     del expected, found
     random = f"random, seed {arguments.seed}"
@@ -90,8 +97,14 @@ def _main(argv: Sequence[str] | None) -> int:
         tolerance,
         tuple(sources),
         errors,
+        tuple(told),
     )
     print("\n".join(result.lines()))
+    if known and not told and not result.within:
+        print(
+            f"scores that nearly tie may be why: TopK or a threshold selects {len(known)} times, and an "
+            "engine of onnx_path.build --tell-selections tells what"
+        )
     if built is not None and not result.within:
         tensors = Tensors(built, names_of(model))
         with engine.MarkedEngines(
@@ -256,10 +269,15 @@ def _precision(arguments: argparse.Namespace, report: EngineReport, parsed: Path
     return "fp32", "nothing says otherwise"
 
 
-def _outputs(model: onnx.ModelProto, report: EngineReport) -> list[str]:
-    """What is compared: the model's outputs, and what else the engine gives of the model's tensors."""
-    own, there = [x.name for x in model.graph.output], [x.name for x in report.outputs]
-    if not set(own) <= set(there) or not set(there) <= {*own, *names_of(model)}:
+def _outputs(model: onnx.ModelProto, report: EngineReport, told: Sequence[str]) -> list[str]:
+    """What is compared: the model's outputs, and what else the engine gives of the model's tensors.
+
+    Of the selections that it tells, the scores.
+    """
+    own, choices = [x.name for x in model.graph.output], set(map(selections.choice_name, told))
+    there = [x.name for x in report.outputs if x.name not in choices]
+    known = {*own, *names_of(model), *map(selections.scores_name, told)}
+    if not set(own) <= set(there) or not set(there) <= known:
         raise BadInput(
             f"expected an engine with the outputs of the ONNX file ({', '.join(own)}), got one with "
             f"{', '.join(there)}"

@@ -458,7 +458,7 @@ def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
             check_detections(document, expected)
             benchmark = info["benchmark"]
             shape = [benchmark[name] for name in ("batch", "height", "width")]
-            assert shape == {1: [1, 64, 256], 3: [3, 96, 256], 14: [4, 256, 256]}[batch]
+            assert shape == {1: [1, 96, 256], 3: [3, 96, 256], 14: [4, 256, 256]}[batch]
             assert len(benchmark["runs"]) == 2 - len(flags)
 
 

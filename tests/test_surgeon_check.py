@@ -13,6 +13,7 @@ from onnx_path import operator, surgeon  # noqa: E402
 from onnx_path.surgery import check, runtime, selections  # noqa: E402
 from onnx_path.surgery.check import OutputsDiffer, compare, disturbed  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
+from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402
 
 MODEL = "deformable_detr"
 FACTOR = 3e4
@@ -112,40 +113,6 @@ def test_the_largest_difference_is_found_among_equal_infinities():
     assert found.endswith("most at [1, 2]: 4 before, 3 after")
 
 
-SCORES = np.float32([[1, 1 + 2**-22, 0.5, 3, 2, -1]])
-PAYLOAD = np.float32([[5, 1], [-3, 2], [7, 7], [0, 4], [9, -9], [2, 2]])
-
-
-def selecting(change: float, indices: str = "indices") -> onnx.ModelProto:
-    """Picks rows by the four best of six scores, the first of which is changed: as a rounding, or a fault."""
-    make = onnx.helper.make_node
-    constants = {
-        "change": np.float32([[change, 0, 0, 0, 0, 0]]),
-        "four": np.int64([4]),
-        "payload": PAYLOAD,
-        "rows": np.int64([-1]),
-    }
-    nodes = [
-        make("Add", ["x", "change"], ["scores"]),
-        make("TopK", ["scores", "four"], ["best", indices], name="select"),
-    ]
-    outputs = [onnx.ValueInfoProto(name="best")]
-    if indices:
-        nodes += [
-            make("Reshape", [indices, "rows"], ["flat"]),
-            make("Gather", ["payload", "flat"], ["picked"]),
-        ]
-        outputs.append(onnx.ValueInfoProto(name="picked"))
-    graph = onnx.helper.make_graph(
-        nodes,
-        "selecting",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 6])],
-        outputs,
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-
-
 def test_near_ties_may_be_selected_in_another_order() -> None:
     before, after = selecting(0), selecting(2**-21)
     picked = [runtime.run(model, {"x": SCORES})[1] for model in (before, after)]
@@ -174,28 +141,6 @@ def test_a_selection_whose_indices_nobody_reads() -> None:
     (told, again) = runtime.run(selections.told(before, ["best"]), tensors)
     assert told.tolist() == best[:, ::-1].tolist()
     np.testing.assert_array_equal(again, SCORES)
-
-
-def masking(change: float, op_type: str = "Less") -> onnx.ModelProto:
-    """Adds up the rows whose score is on one side of 0.5; the scores are changed: a rounding, or a fault."""
-    make = onnx.helper.make_node
-    constants = {"change": np.float32(change), "half": np.float32(0.5), "payload": PAYLOAD}
-    nodes = [
-        make("Add", ["x", "change"], ["scores"]),
-        make(op_type, ["scores", "half"], ["mask"], name="mask"),
-        make("Cast", ["mask"], ["weights"], to=onnx.TensorProto.FLOAT),
-        make("MatMul", ["weights", "payload"], ["sum"]),
-        make("Shape", ["x"], ["size"]),
-        make("Less", ["size", "size"], ["smaller"]),  # which sizes alone decide
-    ]
-    graph = onnx.helper.make_graph(
-        nodes,
-        "masking",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 6])],
-        [onnx.ValueInfoProto(name="sum"), onnx.ValueInfoProto(name="smaller")],
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.mark.parametrize("op_type", selections.THRESHOLDS)

@@ -40,6 +40,7 @@ class Comparison:
         tolerance: by which.
         inputs: of both.
         outputs: errors of all outputs.
+        selections: that the engine told and onnxruntime took over.
         parsed: what engines for layers were built of; None if there was no such search.
         layers: what it found, or None.
     """
@@ -51,6 +52,7 @@ class Comparison:
     tolerance: Tolerance
     inputs: tuple[Input, ...]
     outputs: tuple[TensorError, ...]
+    selections: tuple[str, ...] = ()
     parsed: Path | None = None
     layers: Found | None = None
 
@@ -74,6 +76,10 @@ class Comparison:
         rows = [("reference", f"{self.model}, onnxruntime on the CPU in float32")]
         rows += [("engine", f"{self.engine}, TensorRT {self.tensorrt_version}, {self.gpu}")]
         rows += [(f"input {x.name}", f"{format_shape(x.shape)} {x.dtype}, {x.source}") for x in self.inputs]
+        if self.selections:
+            rows.append(
+                ("selections", f"the engine's own, told to onnxruntime: {', '.join(self.selections)}")
+            )
         rows += [
             ("precision", f"{tolerance.precision} ({tolerance.why})"),
             (
@@ -143,6 +149,7 @@ class Comparison:
             "gpu": self.gpu,
             "tolerance": dataclasses.asdict(self.tolerance),
             "inputs": [dataclasses.asdict(x) for x in self.inputs],
+            "selections": list(self.selections),
             "outputs": [error.content() for error in self.outputs],
             "within": self.within,
             "layers": layers,

@@ -19,15 +19,16 @@ THRESHOLDS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _PREFIX = "selection/"
 
 
+def of(model: onnx.ModelProto) -> list[str]:
+    """The selections of a main graph, by their nodes' first outputs; none that sizes alone decide."""
+    static = {value.name for value in static_values(ir.from_proto(model).graph)}
+    return [node.output[0] for node in _nodes(model) if not static.issuperset(node.input)]
+
+
 def common(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
-    """The selections of both main graphs, by their nodes' first outputs; none that sizes alone decide."""
-    static = {value.name for value in static_values(ir.from_proto(before).graph)}
-    there = {(node.op_type, node.output[0]) for node in _nodes(after)}
-    return [
-        node.output[0]
-        for node in _nodes(before)
-        if (node.op_type, node.output[0]) in there and not static.issuperset(node.input)
-    ]
+    """The selections of both main graphs."""
+    there = {node.output[0] for node in _nodes(after)}
+    return [name for name in of(before) if name in there]
 
 
 def choice_name(selection: str) -> str:
@@ -42,17 +43,24 @@ def scores_name(selection: str) -> str:
 
 
 def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
-    """A copy with two more outputs for each selection: all scores first, then all choices."""
+    """A copy with two more outputs for each selection: all scores first, then all choices.
+
+    Scores are float32, choices int64 (TopK) or bool.
+    """
     copy = copied(model)
     nodes = {node.output[0]: node for node in _nodes(copy)}
     for node in nodes.values():
         if node.op_type == "TopK":
             node.output.extend([""] * (2 - len(node.output)))
             node.output[1] = node.output[1] or f"{_PREFIX}{node.output[0]}/own"
+    own = len(copy.graph.output)
     for name in selections:
         _add_scores(copy.graph, nodes[name])
     for name in selections:
-        _add_output(copy.graph, "Identity", [nodes[name].output[-1]], choice_name(name))
+        choice = _choice_info(nodes[name])
+        copy.graph.node.append(_cast(nodes[name].output[-1], choice))
+        copy.graph.output.append(choice)
+    _add_shapes(copy, own)
     return copy
 
 
@@ -68,10 +76,8 @@ def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
         else:
             nodes.append(node)
     replace_nodes(copy.graph, nodes)
-    types = onnx.TensorProto
     for name in selections:
-        dtype = types.INT64 if replaced[name].op_type == "TopK" else types.BOOL
-        copy.graph.input.append(onnx.helper.make_tensor_value_info(choice_name(name), dtype, None))
+        copy.graph.input.append(_choice_info(replaced[name]))
         _add_scores(copy.graph, replaced[name])
     return copy
 
@@ -94,12 +100,28 @@ def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [values, *(make("Identity", [choice], [other]) for other in others if other)]
 
 
+def _choice_info(node: onnx.NodeProto) -> onnx.ValueInfoProto:
+    dtype = onnx.TensorProto.INT64 if node.op_type == "TopK" else onnx.TensorProto.BOOL
+    return onnx.helper.make_tensor_value_info(choice_name(node.output[0]), dtype, None)
+
+
 def _add_scores(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
-    operation, inputs = ("Identity", node.input[:1]) if node.op_type == "TopK" else ("Sub", node.input)
-    _add_output(graph, operation, inputs, scores_name(node.output[0]))
+    name, given = scores_name(node.output[0]), node.input[0]
+    if node.op_type != "TopK":
+        given = f"{name}/own"
+        graph.node.append(onnx.helper.make_node("Sub", node.input, [given]))
+    scores = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+    graph.node.append(_cast(given, scores))
+    graph.output.append(scores)
 
 
-def _add_output(graph: onnx.GraphProto, operation: str, inputs: Sequence[str], name: str) -> None:
-    """Another name, for a tensor may be an output already."""
-    graph.node.append(onnx.helper.make_node(operation, inputs, [name]))
-    graph.output.append(onnx.ValueInfoProto(name=name))
+def _add_shapes(model: onnx.ModelProto, first: int) -> None:
+    """Writes the shapes of outputs from `first` on, which a valid file has, as far as ONNX can tell them."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    for output, known in zip(model.graph.output[first:], inferred.graph.output[first:], strict=True):
+        output.CopyFrom(known)
+
+
+def _cast(tensor: str, output: onnx.ValueInfoProto) -> onnx.NodeProto:
+    """A tensor under another name, for it may be an output already, and TensorRT gives an Identity none."""
+    return onnx.helper.make_node("Cast", [tensor], [output.name], to=output.type.tensor_type.elem_type)

@@ -1,0 +1,123 @@
+"""`python -m onnx_path.compare` with an engine that tells what it selects; such engines with a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+for package in ("onnxscript", "onnxruntime"):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+from onnx_path import build, compare, engine_report  # noqa: E402
+from onnx_path.comparison import engine  # noqa: E402
+from onnx_path.comparison.reference import Reference  # noqa: E402
+from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from onnx_path.surgery import selections  # noqa: E402
+from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402
+
+pytest_plugins = ("tests.onnx_builds", "tests.onnx_comparisons")
+
+CASES = pytest.mark.parametrize(
+    ("model", "rounding", "fault", "selection"),
+    [(selecting, 2**-21, 0.02, "best"), (masking, -(2**-22), -0.02, "mask")],
+    ids=["TopK", "threshold"],
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, gpu) -> Path:
+    """A machine with a GPU, whose engines are ONNX files; with scores of which some nearly tie."""
+
+    def run(path, inputs):
+        arrays = Reference(onnx.load(path), path.parent, inputs)()
+        return {name: (array, array.dtype.name) for name, array in arrays.items()}
+
+    def read_engine(path):
+        outputs = tuple(TensorReport(x.name, (-1,), "float32") for x in onnx.load(path).graph.output)
+        inputs = (TensorReport("x", (1, 6), "float32"),)
+        return EngineReport(1, 1, 1, (), inputs, outputs, "10.6.0", "a GPU", "fp32")
+
+    monkeypatch.setattr(engine, "run", run)
+    monkeypatch.setattr(engine_report, "read_engine", read_engine)
+    np.save(tmp_path / "x.npy", SCORES)
+    return tmp_path
+
+
+def status_of(folder: Path, model: onnx.ModelProto, other: onnx.ModelProto, *options: str) -> int:
+    onnx.save(model, folder / "model.onnx")
+    onnx.save(other, folder / "engine.onnx")
+    given = ["--input", f"x={folder / 'x.npy'}"]
+    return compare.main([str(folder / "model.onnx"), str(folder / "engine.onnx"), *given, *options])
+
+
+@CASES
+def test_near_ties_are_no_difference_where_the_engine_tells_them(
+    folder, capsys, model, rounding, fault, selection
+):
+    exact, off = model(2**-22 if model is masking else 0), model(rounding)
+    hint = "scores that nearly tie may be why: TopK or a threshold selects 1 times, and an engine of "
+    assert status_of(folder, exact, off) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith(hint)
+    report = folder / "report.json"
+    assert status_of(folder, exact, selections.telling(off, [selection]), "--json", str(report)) == 0
+    output = capsys.readouterr()
+    assert output.out.endswith("\nall outputs agree\n") and output.err == ""
+    assert f"  the engine's own, told to onnxruntime: {selection}\n" in output.out
+    content = json.loads(report.read_text())
+    assert content["selections"] == [selection]
+    names = [x.name for x in exact.graph.output]
+    assert [x["name"] for x in content["outputs"]] == [*names, selections.scores_name(selection)]
+
+
+@CASES
+def test_a_fault_in_what_is_selected_from_is_one(folder, capsys, model, rounding, fault, selection):
+    """Though the same is selected, by order: what was told."""
+    wrong = selections.telling(model(fault), [selection])
+    assert status_of(folder, model(0), wrong, "--tolerance", "1e-3") == 1
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith(selections.scores_name(selection))]
+    assert "DIFFERS" in row
+    assert "--tell-selections" not in lines[-1]
+
+
+@CASES
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_build_gives_the_selections(
+    tmp_path, machine, capsys, model, rounding, fault, selection, precision
+):
+    source = tmp_path / "model.onnx"
+    onnx.save(model(0), source)
+    argv = [str(source), "--out", str(tmp_path / "out"), "--precision", precision, "--tell-selections"]
+    assert build.main(argv) == 0, capsys.readouterr().err
+    ((_, _, built),) = machine
+    types = {x.name: x.type.tensor_type.elem_type for x in built.graph.output}
+    choice = onnx.TensorProto.INT64 if model is selecting else onnx.TensorProto.BOOL
+    assert types == {
+        **{x.name: onnx.TensorProto.FLOAT for x in model(0).graph.output},
+        selections.scores_name(selection): onnx.TensorProto.FLOAT,
+        selections.choice_name(selection): choice,
+    }
+    onnx.checker.check_model(built, full_check=True)
+
+
+# With a GPU.
+
+
+@pytest.mark.gpu
+@CASES
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_engine_tells_its_selections(
+    tensorrt, tmp_path, capsys, model, rounding, fault, selection, precision
+):
+    np.save(tmp_path / "x.npy", SCORES)
+    onnx.save(model(0), tmp_path / "model.onnx")
+    onnx.save(model(rounding), tmp_path / "off.onnx")
+    argv = [str(tmp_path / "off.onnx"), "--out", str(tmp_path), "--precision", precision]
+    assert build.main([*argv, "--tell-selections"]) == 0, capsys.readouterr().err
+    files = [str(tmp_path / "model.onnx"), str(tmp_path / "off.engine")]
+    assert compare.main([*files, "--input", f"x={tmp_path / 'x.npy'}"]) == 0, capsys.readouterr().out
+    assert f"told to onnxruntime: {selection}\n" in capsys.readouterr().out
