@@ -25,7 +25,7 @@ from tests.training_runs import ROOT, arguments
 pytest_plugins = ("tests.training_fixtures",)
 
 SECONDS = 10.0  # within which all is over
-WORKERS = 4
+WORKERS = 2
 MARK = "CODETR_TEST_RUN"  # an environment variable by which a run's processes are known
 LAUNCHERS = {
     "one process": [sys.executable],
