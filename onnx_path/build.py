@@ -33,7 +33,6 @@ from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_
 from onnx_path.builder import Settings, import_builder, parsed_file, serialize_engine
 from onnx_path.command_lines import polygraphy_line, trtexec_line
 from onnx_path.preparation import CONVERTED
-from onnx_path.surgery import selections
 
 if TYPE_CHECKING:
     import onnx
@@ -94,7 +93,7 @@ def _main(argv: Sequence[str] | None) -> int:
         settings = _check_machine(arguments.plugins, model, settings)
     dynamic, written = preparation.fix_sizes(model, settings.profiles)
     if arguments.tell_selections:
-        model, written = selections.telling(model, selections.of(model)), True
+        model, written = preparation.tell_selections(model), True
     settings = dataclasses.replace(settings, profiles=dynamic)
     conversion = None
     with staged_folder(engine.parent) as folder:

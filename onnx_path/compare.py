@@ -69,7 +69,8 @@ def _main(argv: Sequence[str] | None) -> int:
         report = engine_report.read_engine(arguments.engine)
         tolerance = _tolerance(arguments, report, parsed)
         known = selections.of(model)
-        told = [name for name in known if selections.choice_name(name) in {x.name for x in report.outputs}]
+        gives = {x.name for x in report.outputs}
+        told = [name for name in known if selections.choice_name(name) in gives]
         names = _outputs(model, report, told)
         takes = {x.name: x for x in report.inputs}
         shapes = choose_shapes(profiles.inputs_of(model), given, asked, takes)

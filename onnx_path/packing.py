@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
 from onnx_path.surgery.graph import attribute, constant, is_op
+from onnx_path.surgery.protos import replace_nodes
 
 OLDEST_OPSET = 15  # Shape has a start and an end since then
 OFFSETS, LOGITS = 4, 5  # inputs of the node
@@ -189,8 +190,7 @@ def unpack_projections(model: onnx.ModelProto) -> None:
             nodes += _unpacked(node, added)
         nodes.append(node)
     if added:
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        replace_nodes(model.graph, nodes)
         model.graph.initializer.extend(added)
 
 

@@ -11,7 +11,7 @@ from onnx_path import plugins
 from onnx_path.operator import remove_function_bodies
 from onnx_path.packing import pack_projections
 from onnx_path.profiles import Profile
-from onnx_path.surgery import files
+from onnx_path.surgery import files, selections
 
 CONVERTED = ("fp16", "bf16")
 """Precisions that are a conversion of the graph."""
@@ -96,6 +96,17 @@ def fix_sizes(model: onnx.ModelProto, profiles: Mapping[str, Profile]) -> tuple[
             if dim.dim_param in named:
                 dim.dim_value = named[dim.dim_param]
     return remaining, written
+
+
+def tell_selections(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that also gives what it selects, see `selections.telling`."""
+    telling = selections.telling(model, selections.of(model))
+    # Outputs of a valid file have a shape.
+    inferred = onnx.shape_inference.infer_shapes(telling)
+    added = slice(len(model.graph.output), None)
+    for output, known in zip(telling.graph.output[added], inferred.graph.output[added], strict=True):
+        output.CopyFrom(known)
+    return telling
 
 
 def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:

@@ -33,14 +33,7 @@ def selecting(change: float, indices: str = "indices") -> onnx.ModelProto:
             make_node("Gather", ["payload", "flat"], ["picked"]),
         ]
         outputs.append(make_tensor("picked", onnx.TensorProto.FLOAT, [4, 2]))
-    graph = onnx.helper.make_graph(
-        nodes,
-        "selecting",
-        [make_tensor("x", onnx.TensorProto.FLOAT, [1, 6])],
-        outputs,
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return _model(nodes, outputs, constants)
 
 
 def masking(change: float, op_type: str = "Less") -> onnx.ModelProto:
@@ -54,11 +47,17 @@ def masking(change: float, op_type: str = "Less") -> onnx.ModelProto:
         make_node("Shape", ["x"], ["size"]),
         make_node("Less", ["size", "size"], ["smaller"]),  # which sizes alone decide
     ]
+    return _model(nodes, [make_tensor("sum", onnx.TensorProto.FLOAT, [1, 2])], constants)
+
+
+def _model(
+    nodes: list[onnx.NodeProto], outputs: list[onnx.ValueInfoProto], constants: dict[str, np.ndarray]
+) -> onnx.ModelProto:
     graph = onnx.helper.make_graph(
         nodes,
-        "masking",
+        "selections",
         [make_tensor("x", onnx.TensorProto.FLOAT, [1, 6])],
-        [make_tensor("sum", onnx.TensorProto.FLOAT, [1, 2])],
+        outputs,
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,9 +23,19 @@ from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402
 
 pytest_plugins = ("tests.onnx_builds", "tests.onnx_comparisons")
 
+
+class Case(NamedTuple):
+    """A model of scores that are changed, by a rounding that is seen in what is selected, or by a fault."""
+
+    model: Callable[[float], onnx.ModelProto]
+    rounding: float
+    fault: float
+    selection: str
+
+
 CASES = pytest.mark.parametrize(
-    ("model", "rounding", "fault", "selection"),
-    [(selecting, 2**-21, 0.02, "best"), (masking, -(2**-22), -0.02, "mask")],
+    "case",
+    [Case(selecting, 2**-21, 0.02, "best"), Case(masking, -(2**-22), -0.02, "mask")],
     ids=["TopK", "threshold"],
 )
 
@@ -55,10 +67,8 @@ def status_of(folder: Path, model: onnx.ModelProto, other: onnx.ModelProto, *opt
 
 
 @CASES
-def test_near_ties_are_no_difference_where_the_engine_tells_them(
-    folder, capsys, model, rounding, fault, selection
-):
-    exact, off = model(2**-22 if model is masking else 0), model(rounding)
+def test_near_ties_are_no_difference_where_the_engine_tells_them(folder, capsys, case):
+    exact, off, selection = case.model(0), case.model(case.rounding), case.selection
     hint = "scores that nearly tie may be why: TopK or a threshold selects 1 times, and an engine of "
     assert status_of(folder, exact, off) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(hint)
@@ -74,32 +84,31 @@ def test_near_ties_are_no_difference_where_the_engine_tells_them(
 
 
 @CASES
-def test_a_fault_in_what_is_selected_from_is_one(folder, capsys, model, rounding, fault, selection):
+def test_a_fault_in_what_is_selected_from_is_one(folder, capsys, case):
     """Though the same is selected, by order: what was told."""
-    wrong = selections.telling(model(fault), [selection])
-    assert status_of(folder, model(0), wrong, "--tolerance", "1e-3") == 1
+    wrong = selections.telling(case.model(case.fault), [case.selection])
+    assert status_of(folder, case.model(0), wrong, "--tolerance", "1e-3") == 1
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if line.startswith(selections.scores_name(selection))]
+    (row,) = [line for line in lines if line.startswith(selections.scores_name(case.selection))]
     assert "DIFFERS" in row
     assert "--tell-selections" not in lines[-1]
 
 
 @CASES
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_build_gives_the_selections(
-    tmp_path, machine, capsys, model, rounding, fault, selection, precision
-):
+def test_a_build_gives_the_selections(tmp_path, machine, capsys, case, precision):
     source = tmp_path / "model.onnx"
-    onnx.save(model(0), source)
+    model = case.model(0)
+    onnx.save(model, source)
     argv = [str(source), "--out", str(tmp_path / "out"), "--precision", precision, "--tell-selections"]
     assert build.main(argv) == 0, capsys.readouterr().err
     ((_, _, built),) = machine
     types = {x.name: x.type.tensor_type.elem_type for x in built.graph.output}
-    choice = onnx.TensorProto.INT64 if model is selecting else onnx.TensorProto.BOOL
+    choice = onnx.TensorProto.INT64 if case.model is selecting else onnx.TensorProto.BOOL
     assert types == {
-        **{x.name: onnx.TensorProto.FLOAT for x in model(0).graph.output},
-        selections.scores_name(selection): onnx.TensorProto.FLOAT,
-        selections.choice_name(selection): choice,
+        **{x.name: onnx.TensorProto.FLOAT for x in model.graph.output},
+        selections.scores_name(case.selection): onnx.TensorProto.FLOAT,
+        selections.choice_name(case.selection): choice,
     }
     onnx.checker.check_model(built, full_check=True)
 
@@ -110,14 +119,12 @@ def test_a_build_gives_the_selections(
 @pytest.mark.gpu
 @CASES
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_engine_tells_its_selections(
-    tensorrt, tmp_path, capsys, model, rounding, fault, selection, precision
-):
+def test_an_engine_tells_its_selections(tensorrt, tmp_path, capsys, case, precision):
     np.save(tmp_path / "x.npy", SCORES)
-    onnx.save(model(0), tmp_path / "model.onnx")
-    onnx.save(model(rounding), tmp_path / "off.onnx")
+    onnx.save(case.model(0), tmp_path / "model.onnx")
+    onnx.save(case.model(case.rounding), tmp_path / "off.onnx")
     argv = [str(tmp_path / "off.onnx"), "--out", str(tmp_path), "--precision", precision]
     assert build.main([*argv, "--tell-selections"]) == 0, capsys.readouterr().err
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "off.engine")]
     assert compare.main([*files, "--input", f"x={tmp_path / 'x.npy'}"]) == 0, capsys.readouterr().out
-    assert f"told to onnxruntime: {selection}\n" in capsys.readouterr().out
+    assert f"told to onnxruntime: {case.selection}\n" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx_path import operator, preparation  # noqa: E402
 from onnx_path.comparison.reference import add_bodies  # noqa: E402
 from onnx_path.packing import pack_projections  # noqa: E402
+from onnx_path.surgery.protos import copied  # noqa: E402
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7
 SCOPE = "/encoder/layers.0/self_attn"
@@ -119,8 +120,7 @@ def make_model(
 
 def run(model: onnx.ModelProto, dtype: type = np.float32, batch: int = 2) -> list[np.ndarray]:
     """All outputs of onnxruntime by the bodies of standard operators."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     add_bodies(copy)
     onnx.checker.check_model(copy)
     generator = np.random.default_rng(1)
@@ -137,8 +137,7 @@ def run(model: onnx.ModelProto, dtype: type = np.float32, batch: int = 2) -> lis
 
 def packed(model: onnx.ModelProto, expected: int = 1) -> onnx.ModelProto:
     """A packed copy."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     assert pack_projections(copy, Path()) == expected
     onnx.checker.check_model(copy)
     return copy

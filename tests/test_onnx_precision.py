@@ -16,6 +16,7 @@ ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from onnx_path import operator  # noqa: E402
 from onnx_path.precision import ASKED, convert_precision  # noqa: E402
 from onnx_path.surgeon import operate  # noqa: E402
+from onnx_path.surgery.protos import copied  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx_zoo import ZOO  # noqa: E402
 
@@ -110,16 +111,14 @@ def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarra
 
 def converted(model: onnx.ModelProto, precision: str = "fp16", keep: tuple[str, ...] = ()) -> tuple:
     """A converted copy with its types, and the report, after all that holds for every conversion."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     report = convert_precision(copy, precision, keep)
     typed = Typed(copy)
     typed.check_schemas()
     typed.check_casts()
     for before, after in ((model.graph.input, copy.graph.input), (model.graph.output, copy.graph.output)):
         assert [(x.name, x.type) for x in before] == [(x.name, x.type) for x in after]
-    again = onnx.ModelProto()
-    again.CopyFrom(copy)
+    again = copied(copy)
     second = convert_precision(again, precision, keep)
     assert (second.converted, second.casts) == (0, 0), str(second)
     assert again == copy
@@ -137,8 +136,7 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
 def fix_picks(narrow: onnx.ModelProto, wide: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> None:
     """Replaces the indices that top-k picks by those of another model, so that queries are the same."""
     names = [node.output[1] for node in wide.graph.node if node.op_type == "TopK"]
-    probe = onnx.ModelProto()
-    probe.CopyFrom(wide)
+    probe = copied(wide)
     del probe.graph.output[:]
     probe.graph.output.extend(
         onnx.helper.make_tensor_value_info(x, onnx.TensorProto.INT64, None) for x in names
@@ -194,8 +192,7 @@ def test_zoo_in_float16(name: str, zoo_folder: Path) -> None:
     assert report.casts < report.converted / 4
 
     inputs = {key: tensor.numpy() for key, tensor in ZOO[name].build()[1].items()}
-    narrow = onnx.ModelProto()
-    narrow.CopyFrom(typed.model)
+    narrow = copied(typed.model)
     fix_picks(narrow, model, inputs)
     for output, expected, found in zip(model.graph.output, run(model, inputs), run(narrow, inputs)):
         if expected.dtype == np.float32:

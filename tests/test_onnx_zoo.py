@@ -16,6 +16,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
+from onnx_path.surgery.protos import replace_nodes  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx_zoo import OPSETS, ZOO, every  # noqa: E402
 
@@ -186,9 +187,7 @@ def test_double_grids_are_what_onnxruntime_lacks(folder, tmp_path):
             nodes.append(onnx.helper.make_node("Cast", [node.input[1]], [grid], to=onnx.TensorProto.FLOAT))
             node.input[1] = grid
         nodes.append(node)
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+    replace_nodes(model.graph, nodes)
     onnx.save(model, tmp_path / "cast.onnx")
     check("mask2former", tmp_path / "cast.onnx")
 

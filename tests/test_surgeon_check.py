@@ -12,6 +12,7 @@ for package in ("onnxscript", "onnxruntime"):
 from onnx_path import operator, surgeon  # noqa: E402
 from onnx_path.surgery import check, runtime, selections  # noqa: E402
 from onnx_path.surgery.check import OutputsDiffer, compare, disturbed  # noqa: E402
+from onnx_path.surgery.protos import copied  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402
 
@@ -39,8 +40,7 @@ def inputs() -> list[dict[str, np.ndarray]]:
 
 def magnifying(model: onnx.ModelProto, factor: float = FACTOR) -> onnx.ModelProto:
     """The model with sin(factor * x) in place of its first output x."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     name = copy.graph.output[0].name
     for node in copy.graph.node:
         node.output[:] = [f"{x}/small" if x == name else x for x in node.output]
@@ -53,8 +53,7 @@ def magnifying(model: onnx.ModelProto, factor: float = FACTOR) -> onnx.ModelProt
 
 def faulty(model: onnx.ModelProto, share: float) -> onnx.ModelProto:
     """The rewritten model with one attention's result wrong by a share of itself."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     index = next(i for i, node in enumerate(copy.graph.node) if node.domain == operator.DOMAIN)
     node = copy.graph.node[index]
     result, node.output[0] = node.output[0], "right"
@@ -113,14 +112,25 @@ def test_the_largest_difference_is_found_among_equal_infinities():
     assert found.endswith("most at [1, 2]: 4 before, 3 after")
 
 
-def test_near_ties_may_be_selected_in_another_order() -> None:
-    before, after = selecting(0), selecting(2**-21)
-    picked = [runtime.run(model, {"x": SCORES})[1] for model in (before, after)]
-    assert not np.array_equal(*picked)
+@pytest.mark.parametrize(
+    ("before", "after", "selection"),
+    [
+        pytest.param(selecting(0), selecting(2**-21), "best", id="TopK"),
+        *(
+            pytest.param(masking(2**-22, op_type), masking(-(2**-22), op_type), "mask", id=op_type)
+            for op_type in selections.THRESHOLDS
+        ),
+    ],
+)
+def test_near_ties_may_be_selected_otherwise(before, after, selection) -> None:
+    """Scores that nearly tie with each other, or with a threshold."""
+    assert selections.common(before, after) == [selection]
+    selected = [runtime.run(model, {"x": SCORES})[-1] for model in (before, after)]
+    assert not np.array_equal(*selected)
     compared = compare(before, after, [{"x": SCORES}, {"x": SCORES[:, ::-1]}], None)
     assert compared.error <= check.TOLERANCE
     (note,) = compared.notes
-    assert note.endswith("compared with the original's selections: best")
+    assert note.endswith(f"compared with the original's selections: {selection}")
 
 
 def test_other_scores_are_no_near_ties() -> None:
@@ -141,18 +151,6 @@ def test_a_selection_whose_indices_nobody_reads() -> None:
     (told, again) = runtime.run(selections.told(before, ["best"]), tensors)
     assert told.tolist() == best[:, ::-1].tolist()
     np.testing.assert_array_equal(again, SCORES)
-
-
-@pytest.mark.parametrize("op_type", selections.THRESHOLDS)
-def test_numbers_as_large_as_a_threshold_may_be_selected_otherwise(op_type) -> None:
-    before, after = masking(2**-22, op_type), masking(-(2**-22), op_type)
-    assert selections.common(before, after) == ["mask"]
-    sums = [runtime.run(model, {"x": SCORES})[0] for model in (before, after)]
-    assert not np.array_equal(*sums)
-    compared = compare(before, after, [{"x": SCORES}, {"x": SCORES[:, ::-1]}], None)
-    assert compared.error <= check.TOLERANCE
-    (note,) = compared.notes
-    assert note.endswith("compared with the original's selections: mask")
 
 
 def test_other_distances_from_a_threshold_are_a_fault() -> None:

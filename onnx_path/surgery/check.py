@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -158,11 +157,9 @@ def compare(
         runtime.CannotRun: onnxruntime cannot run one of the models.
     """
     names = [output.name for output in before.graph.output]
-    # One after the other: only one is in memory.
     expected, stand_in = _run(before, inputs, folder)
-    actual, _ = _run(after, inputs, folder)
     try:
-        found = _judge(names, expected, actual, after, inputs, folder, disturbance)
+        worst, notes = _judge(names, expected, after, inputs, folder, disturbance)
     except OutputsDiffer:
         selected = selections.common(before, after)
         if not selected:
@@ -174,22 +171,23 @@ def compare(
             tensors | dict(zip(map(selections.choice_name, selected), one[kept:], strict=True))
             for tensors, one in zip(inputs, results, strict=True)
         ]
-        after = selections.told(after, selected)
-        actual, _ = _run(after, told, folder)
         names += [f"{name}'s scores" for name in selected]
-        found = _judge(names, expected, actual, after, told, folder, disturbance)
-        note = (
+        after = selections.told(after, selected)
+        worst, notes = _judge(names, expected, after, told, folder, disturbance)
+        notes.append(
             "scores that are equal, or as large as a threshold, but for their last digits are selected "
             f"otherwise; outputs were compared with the original's selections: {', '.join(selected)}"
         )
-        found = dataclasses.replace(found, notes=(*found.notes, note))
-    return dataclasses.replace(found, stand_in=stand_in and math.isfinite(found.error))
+    return Comparison(worst, stand_in and math.isfinite(worst), tuple(notes))
 
 
 def _run(
     model: onnx.ModelProto, inputs: Sequence[dict[str, np.ndarray]], folder: Path | None
 ) -> tuple[list[list[np.ndarray]], bool]:
-    """All outputs for every set of inputs, and whether GridSample nodes ran in float32."""
+    """All outputs for every set of inputs, and whether GridSample nodes ran in float32.
+
+    The model is in memory only meanwhile.
+    """
     session = runtime.Session(model, folder)
     return [session.run(tensors) for tensors in inputs], session.stand_in
 
@@ -197,23 +195,26 @@ def _run(
 def _judge(
     names: Sequence[str],
     expected: Sequence[Sequence[np.ndarray]],
-    actual: Sequence[Sequence[np.ndarray]],
     after: onnx.ModelProto,
     inputs: Sequence[dict[str, np.ndarray]],
     folder: Path | None,
     disturbance: float,
-) -> Comparison:
-    """Whether outputs are the same, or as different as roundings make them.
+) -> tuple[float, list[str]]:
+    """Whether a model's outputs are the expected ones, or as different as roundings make them.
 
     Args:
         names: of the outputs.
-        expected, actual: of the two models, for every set of inputs.
-        after: the model that gave the second, which is run disturbed if need be.
+        expected: the outputs for every set of inputs.
+        after: the model, which is run, and once more disturbed if need be.
         inputs, folder, disturbance: as `compare`.
+
+    Returns:
+        The largest relative difference, and notes on roundings.
 
     Raises:
         OutputsDiffer: naming the first output that differs.
     """
+    actual, _ = _run(after, inputs, folder)
 
     @functools.cache
     def disturbed_outputs() -> list[list[np.ndarray]]:
@@ -235,7 +236,7 @@ def _judge(
                     f"magnifies {disturbance:.0e} of its attentions' results to {response:.1e}"
                 )
             worst = max(worst, error)
-    return Comparison(worst, False, tuple(notes.values()))
+    return worst, list(notes.values())
 
 
 def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) -> str:

@@ -7,7 +7,7 @@ digits. Two right attentions round otherwise, so such cells are selected otherwi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
@@ -22,12 +22,12 @@ _PREFIX = "selection/"
 def of(model: onnx.ModelProto) -> list[str]:
     """The selections of a main graph, by their nodes' first outputs; none that sizes alone decide."""
     static = {value.name for value in static_values(ir.from_proto(model).graph)}
-    return [node.output[0] for node in _nodes(model) if not static.issuperset(node.input)]
+    return [name for name, node in _nodes(model).items() if not static.issuperset(node.input)]
 
 
 def common(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
     """The selections of both main graphs."""
-    there = {node.output[0] for node in _nodes(after)}
+    there = _nodes(after)
     return [name for name in of(before) if name in there]
 
 
@@ -48,19 +48,15 @@ def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProt
     Scores are float32, choices int64 (TopK) or bool.
     """
     copy = copied(model)
-    nodes = {node.output[0]: node for node in _nodes(copy)}
-    for node in nodes.values():
-        if node.op_type == "TopK":
-            node.output.extend([""] * (2 - len(node.output)))
-            node.output[1] = node.output[1] or f"{_PREFIX}{node.output[0]}/own"
-    own = len(copy.graph.output)
+    nodes = _nodes(copy)
     for name in selections:
         _add_scores(copy.graph, nodes[name])
     for name in selections:
-        choice = _choice_info(nodes[name])
-        copy.graph.node.append(_cast(nodes[name].output[-1], choice))
-        copy.graph.output.append(choice)
-    _add_shapes(copy, own)
+        node = nodes[name]
+        if node.op_type == "TopK":
+            node.output.extend([""] * (2 - len(node.output)))
+            node.output[1] = node.output[1] or f"{_PREFIX}{name}/own"
+        _add_output(copy.graph, node.output[-1], _choice_info(node))
     return copy
 
 
@@ -68,24 +64,23 @@ def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
     """A copy that selects as inputs say, with one more output for each selection: the scores."""
     copy = copied(model)
     nodes = []
-    replaced = {}
     for node in model.graph.node:
-        if node.output[0] in selections:
-            replaced[node.output[0]] = node
-            nodes += _by_choice(node)
-        else:
-            nodes.append(node)
+        nodes += _by_choice(node) if node.output[0] in selections else [node]
     replace_nodes(copy.graph, nodes)
+    selecting = _nodes(model)
     for name in selections:
-        copy.graph.input.append(_choice_info(replaced[name]))
-        _add_scores(copy.graph, replaced[name])
+        copy.graph.input.append(_choice_info(selecting[name]))
+        _add_scores(copy.graph, selecting[name])
     return copy
 
 
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    for node in model.graph.node:
-        if node.op_type in ("TopK", *THRESHOLDS) and node.domain in STANDARD_DOMAINS:
-            yield node
+def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The nodes of a main graph that select, by their first outputs."""
+    return {
+        node.output[0]: node
+        for node in model.graph.node
+        if node.op_type in ("TopK", *THRESHOLDS) and node.domain in STANDARD_DOMAINS
+    }
 
 
 def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -110,18 +105,11 @@ def _add_scores(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
     if node.op_type != "TopK":
         given = f"{name}/own"
         graph.node.append(onnx.helper.make_node("Sub", node.input, [given]))
-    scores = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-    graph.node.append(_cast(given, scores))
-    graph.output.append(scores)
+    _add_output(graph, given, onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
 
 
-def _add_shapes(model: onnx.ModelProto, first: int) -> None:
-    """Writes the shapes of outputs from `first` on, which a valid file has, as far as ONNX can tell them."""
-    inferred = onnx.shape_inference.infer_shapes(model)
-    for output, known in zip(model.graph.output[first:], inferred.graph.output[first:], strict=True):
-        output.CopyFrom(known)
-
-
-def _cast(tensor: str, output: onnx.ValueInfoProto) -> onnx.NodeProto:
-    """A tensor under another name, for it may be an output already, and TensorRT gives an Identity none."""
-    return onnx.helper.make_node("Cast", [tensor], [output.name], to=output.type.tensor_type.elem_type)
+def _add_output(graph: onnx.GraphProto, tensor: str, output: onnx.ValueInfoProto) -> None:
+    """Under another name, for the tensor may be an output already; TensorRT gives an Identity none."""
+    dtype = output.type.tensor_type.elem_type
+    graph.node.append(onnx.helper.make_node("Cast", [tensor], [output.name], to=dtype))
+    graph.output.append(output)
