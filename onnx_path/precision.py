@@ -57,6 +57,9 @@ _MOVES = _words(
     "Identity Reshape Flatten Transpose Slice Gather GatherElements GatherND Concat Split Squeeze Unsqueeze "
     "Expand Tile Pad ScatterND ScatterElements DepthToSpace SpaceToDepth Trilu Compress Dropout"
 )
+# Of these, one that computes top-k scores stays float32: of tens of thousands of scores in 16 bits, hundreds
+# are equal where the selection ends, and their order decides then.
+_PRODUCTS = _words("MatMul Gemm Einsum")
 # 16 bits unless all that they read is float32, which a cast before them would round for nothing. What they
 # give is about as large as what they read, and TensorRT's Softmax is float32 inside.
 _FOLLOWS = _MOVES | _words(
@@ -104,7 +107,7 @@ def convert_precision(model: onnx.ModelProto, precision: str, keep: Sequence[str
 
     These stay float32: what leads from the last matrix product, convolution or normalisation to reference
     points, sampling locations (with the weights beside them, whose type must be theirs), sampling grids,
-    sines of positions, indices, top-k scores and outputs; operators whose results leave float16's range or
+    sines of positions, indices, top-k scores and outputs; matrix products that give top-k scores; operators whose results leave float16's range or
     lose too many digits; what reads float32 only; nodes with constants that a 16-bit type cannot hold;
     subgraphs; NVIDIA's attention nodes, whose locations must have the value's type; operators that are
     unknown, or that do not have the type in the model's opset by ONNX's own schemas. So Conv can be bfloat16
@@ -254,13 +257,16 @@ class _Plan:
         yield from ((value, OUTPUTS) for value in self.types.floats(self._graph.outputs))
 
     def _keep_path(self, root: ir.Value, reason: str) -> None:
-        """Keeps what computes a value, back to heavy nodes."""
+        """Keeps what computes a value, back to heavy nodes; scores' own products too."""
         pending, seen = [root], {root}
         while pending:
             value = pending.pop()
             node = value.producer()
             if self._computes_places(node):
                 pass
+            elif reason == SCORES and is_op(node, *_PRODUCTS):
+                self.reasons.setdefault(node, reason)  # features before it
+                continue
             elif not is_op(node, *_FOLLOWS, *_COMPARES, *_WIDE) or _ends_normalisation(node):
                 continue
             elif reason != COORDINATES and any(is_op(use.node, *_HEAVY) for use in value.uses()):
