@@ -107,11 +107,11 @@ def convert_precision(model: onnx.ModelProto, precision: str, keep: Sequence[str
 
     These stay float32: what leads from the last matrix product, convolution or normalisation to reference
     points, sampling locations (with the weights beside them, whose type must be theirs), sampling grids,
-    sines of positions, indices, top-k scores and outputs; matrix products that give top-k scores; operators whose results leave float16's range or
-    lose too many digits; what reads float32 only; nodes with constants that a 16-bit type cannot hold;
-    subgraphs; NVIDIA's attention nodes, whose locations must have the value's type; operators that are
-    unknown, or that do not have the type in the model's opset by ONNX's own schemas. So Conv can be bfloat16
-    from opset 22 on only.
+    sines of positions, indices, top-k scores and outputs; matrix products that give top-k scores; operators
+    whose results leave float16's range or lose too many digits; what reads float32 only; nodes with constants
+    that a 16-bit type cannot hold; subgraphs; NVIDIA's attention nodes, whose locations must have the value's
+    type; operators that are unknown, or that do not have the type in the model's opset by ONNX's own schemas.
+    So Conv can be bfloat16 from opset 22 on only.
 
     Very large numbers in additive masks become half of the type's largest: adding scores to them does not
     give an infinity. Weights are converted once; those outside of the model (`load_external_data=False`) get
