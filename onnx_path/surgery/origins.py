@@ -142,9 +142,11 @@ def _unclipped(at: Candidate, probe: Probe) -> ir.Value | None:
         low, high = (*node.inputs[1:], None)[:2]
         if outside(low, True) and outside(high, False):
             return node.inputs[0]
-    if is_op(node, "Where") and is_op(node.inputs[1].producer(), "Clip") and at.scale > 0:
-        _, clipped, other = node.inputs
-        return clipped if outside(other, True) and probe.shape(clipped) == at.shape else None
+    if is_op(node, "Where") and at.scale > 0:
+        _, first, second = node.inputs  # simplifiers swap them instead of negating the condition
+        for clipped, other in ((first, second), (second, first)):
+            if is_op(clipped.producer(), "Clip") and outside(other, True):
+                return clipped if probe.shape(clipped) == at.shape else None
     return None
 
 
