@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from codetr.command import (
     weights_source,
 )
 from codetr.export_checks import OUTPUT_NAMES, Check, make_checks, photo_batches
-from codetr.files import errors_about, new_folder
+from codetr.files import errors_about, new_folder, removed_after
 from codetr.network import add_graph_nms_arguments
 from codetr.sizes import SIZE_DIVISOR, InputSizes, batch_range, fixed, size_ranges
 
@@ -195,18 +194,15 @@ def staged_folder(out: Path) -> Iterator[Path]:
         temporary.mkdir()
     except OSError as error:
         raise UsageError(f"--out {out}: cannot write there ({error.strerror or error})") from error
-    try:
-        with errors_about(out, temporary):
-            yield temporary
-            files = sorted(temporary.iterdir())
-            with new_folder(out):
-                for file in files:
-                    if (out / file.name).is_dir():
-                        raise UsageError(f"--out {out}: {file.name} is a folder there, not a file")
-                for file in files:
-                    os.replace(file, out / file.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with removed_after(temporary), errors_about(out, temporary):
+        yield temporary
+        files = sorted(temporary.iterdir())
+        with new_folder(out):
+            for file in files:
+                if (out / file.name).is_dir():
+                    raise UsageError(f"--out {out}: {file.name} is a folder there, not a file")
+            for file in files:
+                os.replace(file, out / file.name)
 
 
 def pick_device(device: str) -> torch.device:

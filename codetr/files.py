@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+_REMOVER = "import shutil, sys; sys.stdin.read(1); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+"""Waits for a character, or until nobody is left to send one."""
 
 
 @contextlib.contextmanager
@@ -56,6 +62,23 @@ def new_folder(path: str | os.PathLike) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # it was not made, or something is in it
                 folder.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def removed_after(folder: Path) -> Iterator[None]:
+    """Removes a folder when the block ends, or the process: a library may abort it, and the system kill it.
+
+    Args:
+        folder: exists.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _REMOVER, os.path.abspath(folder)]
+    # In a session of its own it outlives what is sent to all of ours.
+    remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        remover.communicate(b"\n")
 
 
 @contextlib.contextmanager

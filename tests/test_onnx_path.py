@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -428,6 +429,25 @@ def test_failure_on_the_way_keeps_what_was_there(tmp_path):
     with pytest.raises(OSError) as error, staged_folder(out) as folder:
         raise OSError(errno.EIO, "Input/output error", str(folder / "model.onnx"))
     assert error.value.filename == str(out)
+
+
+@pytest.mark.parametrize("death", ["os.abort()", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_process_that_dies_leaves_nothing(tmp_path, death):
+    """As TensorRT ends it by abort, and the system for want of memory."""
+    code = f"""import os, signal, sys
+from pathlib import Path
+from codetr.exporting import staged_folder
+with staged_folder(Path(sys.argv[1]) / "out") as folder:
+    (folder / "model.onnx").write_text("half")
+    assert folder.parent == Path(sys.argv[1])
+    {death}
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], timeout=120, check=False)
+    assert done.returncode < 0
+    deadline = time.monotonic() + 20
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_go_all_or_none(tmp_path):
