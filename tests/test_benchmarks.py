@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -21,6 +22,7 @@ from benchmarks import (
     errors,
     msda,
     pictures,
+    repeats,
     report,
     roofline,
     sanitize,
@@ -118,6 +120,8 @@ def test_without_gpu(module: str) -> None:
             "--sizes: expected HEIGHTxWIDTH, such as 768x1152",
         ),
         (sizes.main, [*SIZES_OF, "e=x", "--batches", "0"], "--batches: expected a whole number above 0"),
+        (repeats.main, [], "the following arguments are required: --engine"),
+        (repeats.main, ["--engine", "e=pyproject.toml"], "--engine e: the metadata beside it pyproject.json"),
         (report.main, [], "the following arguments are required: results"),
         (report.main, ["--pictures", "", "x.json"], "--pictures: expected a path, got ''"),
     ],
@@ -128,6 +132,32 @@ def test_wrong_arguments_are_one_line(main, arguments: list[str], message: str, 
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
     assert printed.err.startswith("benchmarks.") and message in printed.err
+
+
+def test_repeats_counts_runs_with_other_bits() -> None:
+    def outputs(score: float, left: float = 10.0) -> dict[str, np.ndarray]:
+        boxes = np.array([[[left, 10, 50, 50], [100, 100, 200, 150]]], np.float32)
+        scores, labels = np.array([[0.9, score]], np.float32), np.array([[3, 5]])
+        return {"boxes": boxes, "scores": scores, "labels": labels}
+
+    # A first result that is none of the usual ones.
+    given = [outputs(0.5, 10.5), *[outputs(0.5)] * 5, outputs(0.502), outputs(0.5)]
+    calls = iter(given)
+    found = repeats.repeat(lambda: next(calls), len(given))
+    assert {key: found[key] for key in ("runs", "distinct", "different", "detections", "matches")} == {
+        "runs": 8,
+        "distinct": 3,
+        "different": 2,
+        "detections": 2,
+        "matches": 2,
+    }
+    assert found["max_score_difference"] == pytest.approx(0.002, rel=1e-3)
+    assert found["max_box_difference_px"] == 0.5
+    text = repeats.line({"variant": "fp16", **found})
+    assert text == "fp16: 2 of 8 runs give other bits, 3 results: scores by 0.002, boxes by 0.5 px"
+    same = repeats.repeat(lambda: outputs(0.5), 3)
+    assert (same["different"], same["matches"], same["max_score_difference"]) == (0, 2, 0)
+    assert repeats.line({"variant": "fp32", **same}) == "fp32: 0 of 3 runs give other bits"
 
 
 def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, monkeypatch, capsys) -> None:
