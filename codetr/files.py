@@ -72,13 +72,12 @@ def removed_after(folder: Path) -> Iterator[None]:
         folder: exists.
     """
     command = [sys.executable, "-I", "-S", "-c", _REMOVER, os.path.abspath(folder)]
-    # In a session of its own it outlives what is sent to all of ours.
-    remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    try:
+    with contextlib.ExitStack() as after:
+        after.callback(shutil.rmtree, folder, ignore_errors=True)
+        # In a session of its own it outlives what is sent to all of ours.
+        remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        after.callback(remover.communicate, b"\n")
         yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        remover.communicate(b"\n")
 
 
 @contextlib.contextmanager

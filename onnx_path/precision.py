@@ -53,13 +53,14 @@ _HEAVY = _words(
     "Conv ConvTranspose MatMul Gemm Einsum LayerNormalization InstanceNormalization GroupNormalization "
     "RMSNormalization BatchNormalization AveragePool Attention"
 )
+# One that gives top-k scores stays float32: of tens of thousands in 16 bits many are equal where the
+# selection ends, and then their order decides. TensorRT 10.6 also aborts on such a product in float16 whose
+# maximum goes through a Where to TopK.
+_PRODUCTS = _words("MatMul Gemm Einsum")
 _MOVES = _words(
     "Identity Reshape Flatten Transpose Slice Gather GatherElements GatherND Concat Split Squeeze Unsqueeze "
     "Expand Tile Pad ScatterND ScatterElements DepthToSpace SpaceToDepth Trilu Compress Dropout"
 )
-# Of these, one that computes top-k scores stays float32: of tens of thousands of scores in 16 bits, hundreds
-# are equal where the selection ends, and their order decides then.
-_PRODUCTS = _words("MatMul Gemm Einsum")
 # 16 bits unless all that they read is float32, which a cast before them would round for nothing. What they
 # give is about as large as what they read, and TensorRT's Softmax is float32 inside.
 _FOLLOWS = _MOVES | _words(
@@ -264,13 +265,13 @@ class _Plan:
             node = value.producer()
             if self._computes_places(node):
                 pass
-            elif reason == SCORES and is_op(node, *_PRODUCTS):
-                self.reasons.setdefault(node, reason)  # features before it
-                continue
-            elif not is_op(node, *_FOLLOWS, *_COMPARES, *_WIDE) or _ends_normalisation(node):
-                continue
             elif reason != COORDINATES and any(is_op(use.node, *_HEAVY) for use in value.uses()):
                 continue  # features, not boxes or scores
+            elif reason == SCORES and is_op(node, *_PRODUCTS):
+                self.reasons.setdefault(node, reason)
+                continue  # features before it
+            elif not is_op(node, *_FOLLOWS, *_COMPARES, *_WIDE) or _ends_normalisation(node):
+                continue
             self.reasons.setdefault(node, reason)
             sources = [x for x in self.types.floats(node.inputs) if x not in seen]
             seen.update(sources)

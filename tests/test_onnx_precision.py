@@ -372,6 +372,16 @@ def test_products_that_give_topk_scores_are_float32(precision: str) -> None:
         assert distinct > 0.8 * size > 2 * len(np.unique(scores.astype(np.float16)))
 
 
+def test_features_that_are_selected_by_size_are_not_float32() -> None:
+    """A product that is multiplied further gives features, though TopK looks at it."""
+    body = "h = MatMul(x, W) t, i = TopK<axis = 1>(h, k) y = MatMul(h, V) z = Relu(t)"
+    model = parse(body, "float[3, 4] x", "float[3, 4] y, float[3, 2] z")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "k"))
+    typed, _ = converted(model)
+    assert types_of(typed, "MatMul") == {HALF}
+    assert types_of(typed, "TopK") == {FLOAT, onnx.TensorProto.INT64}
+
+
 def test_features_that_are_outputs_do_not_keep_a_network() -> None:
     """Scores of the output are float32, the residual stream before them is not."""
     body = """h = MatMul(x, W) a = Relu(h) k = MatMul(a, V) r = Add(a, k) o = MatMul(r, W)
