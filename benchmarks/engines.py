@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import environment, timing
@@ -44,18 +44,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     options = parse(arguments)
+
+    def measured(label: str, path: Path) -> dict:
+        return measure_engine(label, path, options.iterations, options.plugins)
+
+    measure_all("benchmarks.engines", arguments, options, measured, line)
+    return 0
+
+
+def measure_all(
+    module: str,
+    arguments: list[str],
+    options: argparse.Namespace,
+    measured: Callable[[str, Path], dict],
+    line: Callable[[dict], str],
+    **facts: object,
+) -> None:
+    """Measures engines in turn, prints a line for each, and writes the result file.
+
+    Args:
+        module: the benchmark, as in `python -m module`; the result's kind is its last name.
+        arguments: its command line.
+        options: read from that: `engine`, of `add_engines`, and `out`, of `add_out`.
+        measured: an engine's row, by label and path.
+        line: a row in one line.
+        facts: what the result file says beside the rows.
+    """
     timing.require_gpu()
-    head = environment.describe("benchmarks.engines", arguments)
-    out = result_file(options.out, "engines", environment.slug(head["gpu"]["name"]))
+    kind = module.rpartition(".")[2]
+    head = environment.describe(module, arguments)
+    out = result_file(options.out, kind, environment.slug(head["gpu"]["name"]))
     started = time.monotonic()
     rows = []
     for label, path in options.engine:
-        rows.append(measure_engine(label, path, options.iterations, options.plugins))
+        rows.append(measured(label, path))
         print(line(rows[-1]), flush=True)
     seconds = round(time.monotonic() - started, 1)
-    environment.write_json(out, {**head, "kind": "engines", "seconds": seconds, "results": rows})
+    environment.write_json(out, {**head, "kind": kind, **facts, "seconds": seconds, "results": rows})
     print(out)
-    return 0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

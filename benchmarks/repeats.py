@@ -8,18 +8,16 @@ The detector's own kernels give the same bits in every run; some of TensorRT's o
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, add_out, check_engines, result_file
+from benchmarks.arguments import add_engines, add_out, check_engines
 from benchmarks.detector import compared
+from benchmarks.engines import measure_all
 from codetr.command import ArgumentParser, check_file, check_writable, positive, run_command, to_path
 from codetr.export_checks import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 from codetr.preprocess import Preprocessor, load_image
@@ -34,25 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    import torch
-
     options = parse(arguments)
-    timing.require_gpu()
-    out = result_file(options.out, "repeats", environment.slug(torch.cuda.get_device_name()))
-    started = time.monotonic()
-    results = []
-    for label, path in options.engine:
-        results.append(measure(label, path, options.photo, options.runs))
-        print(line(results[-1]), flush=True)
-    content = {
-        **environment.describe("benchmarks.repeats", arguments),
-        "kind": "repeats",
-        "photo": options.photo.name,
-        "seconds": round(time.monotonic() - started, 1),
-        "results": results,
-    }
-    environment.write_json(out, content)
-    print(out)
+
+    def measured(label: str, path: Path) -> dict:
+        return measure(label, path, options.photo, options.runs)
+
+    measure_all("benchmarks.repeats", arguments, options, measured, line, photo=options.photo.name)
     return 0
 
 
@@ -102,7 +87,7 @@ def repeat(call: Callable[[], Mapping[str, np.ndarray]], runs: int) -> dict:
     """Counts what a call gives.
 
     Args:
-        call: runs an engine; returns its outputs by name.
+        call: runs an engine; returns its outputs by name, in fresh arrays.
         runs: how many times.
 
     Returns:
@@ -114,13 +99,9 @@ def repeat(call: Callable[[], Mapping[str, np.ndarray]], runs: int) -> dict:
     detections = {}
     for _ in range(runs):
         outputs = call()
-        digest = hashlib.sha256()
-        for name in sorted(outputs):
-            digest.update(np.ascontiguousarray(outputs[name]).tobytes())
-        key = digest.digest()
+        key = b"".join(outputs[name].tobytes() for name in sorted(outputs))
         counts[key] += 1
-        if key not in detections:
-            detections[key] = tuple(np.array(outputs[name]) for name in OUTPUT_NAMES)
+        detections.setdefault(key, tuple(outputs[name] for name in OUTPUT_NAMES))
     usual, count = counts.most_common(1)[0]
     size = detections[usual][OUTPUT_NAMES.index("scores")].size
     others = [compared(detections[usual], x)["detections"] for key, x in detections.items() if key != usual]

@@ -283,7 +283,7 @@ class _Plan:
         Those of positions and frequencies, all constants or sizes; and the mean of a distribution over
         constant places, by which D-FINE computes its boxes.
         """
-        if not is_op(node, "MatMul", "Gemm", "Einsum") or node.inputs[-1] not in self._static:
+        if not is_op(node, *_PRODUCTS) or node.inputs[-1] not in self._static:
             return False
         if node.outputs[0] in self._static:
             return True

@@ -160,6 +160,24 @@ def test_repeats_counts_runs_with_other_bits() -> None:
     assert repeats.line({"variant": "fp32", **same}) == "fp32: 0 of 3 runs give other bits"
 
 
+def test_repeats_writes_a_row_for_every_engine(tmp_path, monkeypatch, capsys) -> None:
+    """With stand-ins for the GPU and the engines."""
+    for name in ("a.engine", "a.json"):
+        (tmp_path / name).touch()
+    row = {"different": 0, "runs": 7}
+    monkeypatch.setattr(timing, "require_gpu", lambda: None)
+    monkeypatch.setattr(environment, "describe", lambda module, arguments: {"gpu": {"name": "NVIDIA H0"}})
+    monkeypatch.setattr(repeats, "measure", lambda label, path, photo, runs: {"variant": label, **row})
+    monkeypatch.chdir(tmp_path)
+    assert repeats.main(["--engine", "x=a.engine", "--engine", "y=a.engine"]) == 0
+    path = Path("benchmarks/results/repeats_h0.json")
+    content = json.loads(path.read_text())
+    assert (content["kind"], content["photo"]) == ("repeats", "coffee.jpg")
+    assert content["results"] == [{"variant": label, **row} for label in "xy"]
+    lines = [f"{label}: 0 of 7 runs give other bits" for label in "xy"]
+    assert capsys.readouterr().out.splitlines() == [*lines, str(path)]
+
+
 def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, monkeypatch, capsys) -> None:
     """With a stand-in for the engine, which finds what PyTorch finds in its precision."""
     name = "codino_swin_tiny"

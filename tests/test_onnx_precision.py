@@ -27,12 +27,20 @@ HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
 BOXES = {"mask2former": "masks_queries_logits", "omdet_turbo": "decoder_coord_logits"}
 # Products that stay float32: means of distributions, arguments of sines, references of constant queries; and
 # top-k scores, of encoders, decoders and an empty cell. D-FINE takes the top of its boxes' distributions too.
-WIDE = {"deformable_detr": 1, "d_fine": 7, "rt_detr": 3, "rt_detr_v2": 3} | dict.fromkeys(
-    ("co_dino_swin", "co_dino_r50", "co_dino_ragged"), 3
-)
-WIDE |= dict.fromkeys(
-    ("deformable_detr_two_stage", "grounding_dino", "omdet_turbo", "rf_detr", "rf_detr_two_levels"), 1
-)
+WIDE = {
+    "deformable_detr": 1,
+    "deformable_detr_two_stage": 1,
+    "rt_detr": 3,
+    "rt_detr_v2": 3,
+    "d_fine": 7,
+    "grounding_dino": 1,
+    "omdet_turbo": 1,
+    "rf_detr": 1,
+    "rf_detr_two_levels": 1,
+    "co_dino_swin": 3,
+    "co_dino_r50": 3,
+    "co_dino_ragged": 3,
+}
 
 
 class Typed:
