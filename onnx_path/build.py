@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -91,6 +92,7 @@ def _main(argv: Sequence[str] | None) -> int:
     with usage_errors(source):
         model, settings = _check_model(arguments)
         settings = _check_machine(arguments.plugins, model, settings)
+    _note_surgery(model, source)
     dynamic, written = preparation.fix_sizes(model, settings.profiles)
     if arguments.tell_selections:
         model, written = preparation.tell_selections(model), True
@@ -272,6 +274,25 @@ def _check_machine(libraries: Sequence[Path], model: onnx.ModelProto, settings: 
     require_gpu()
     unique = {path.resolve(): path for path in loaded}
     return dataclasses.replace(settings, plugins=tuple(unique.values()))
+
+
+def _note_surgery(model: onnx.ModelProto, source: Path) -> None:
+    """Says, before a build of many minutes, that a file may hold attention in pieces.
+
+    One with nodes of ours, or for NVIDIA's plugin, has been through the surgeon; what sampling is left in it
+    is something else.
+    """
+    nodes = list(plugins.nodes_of(model))
+    samplers = sum(node.op_type == "GridSample" for node in nodes)
+    if samplers and not any(node.domain in plugins.OWN_DOMAINS for node in nodes):
+        command = shlex.join(
+            ["python", "-m", "onnx_path.surgeon", str(source), str(source.with_suffix(".msda.onnx"))]
+        )
+        print(
+            f"note: {source} has {samplers} GridSample nodes. Where they are deformable attention, TensorRT "
+            f"builds and runs them slowly, and this makes plugins of them: {command}",
+            file=sys.stderr,
+        )
 
 
 def _convert(model: onnx.ModelProto, arguments: argparse.Namespace) -> str:

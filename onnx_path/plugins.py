@@ -44,6 +44,17 @@ class CustomOperator:
         return f"{self.domain}.{self.op_type}".lstrip(".")
 
 
+def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of subgraphs and of functions that TensorRT gets included."""
+    pending = [list(model.graph.node)]
+    pending += [list(f.node) for f in model.functions if f.domain not in OWN_DOMAINS]
+    while pending:
+        for node in pending.pop(0):
+            yield node
+            for attribute in node.attribute:
+                pending += [list(graph.node) for graph in (attribute.g, *attribute.graphs) if graph.node]
+
+
 def standard_operators() -> frozenset[str]:
     """Names that TensorRT's parser does not look for among plugins: ONNX's of any version, and its own."""
     return _PARSERS_OWN | {x.name for x in onnx.defs.get_all_schemas_with_history() if x.domain == ""}
@@ -57,7 +68,7 @@ def custom_operators(model: onnx.ModelProto) -> list[CustomOperator]:
     standard = standard_operators()
     bodies = {(f.domain, f.name) for f in model.functions if f.domain not in OWN_DOMAINS}
     found: dict[tuple[str, ...], CustomOperator] = {}
-    for node in _nodes(model):
+    for node in nodes_of(model):
         known = node.op_type in standard or node.op_type.startswith(_PARSERS_PREFIX)
         if (node.domain, node.op_type) in bodies or (known and node.domain not in OWN_DOMAINS):
             continue
@@ -134,14 +145,3 @@ def register(libraries: Sequence[Path], model: onnx.ModelProto) -> list[Path]:
     ours = [trt_plugin.load()] if any(x.namespace == trt_plugin.NAMESPACE for x in needed) else []
     check_registered(needed)
     return [*libraries, *ours]
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of subgraphs and of functions that TensorRT gets included."""
-    pending = [list(model.graph.node)]
-    pending += [list(f.node) for f in model.functions if f.domain not in OWN_DOMAINS]
-    while pending:
-        for node in pending.pop(0):
-            yield node
-            for attribute in node.attribute:
-                pending += [list(graph.node) for graph in (attribute.g, *attribute.graphs) if graph.node]

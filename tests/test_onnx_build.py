@@ -14,7 +14,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
-from onnx import TensorProto  # noqa: E402
+from onnx import TensorProto, helper  # noqa: E402
 
 from onnx_path import build, engine_report, preparation, profiles  # noqa: E402
 from onnx_path.builder import Settings  # noqa: E402
@@ -282,6 +282,42 @@ def test_conversion_gets_what_was_asked_for(model, tmp_path, capsys, machine, mo
     assert build.main(argv) == 2
     assert capsys.readouterr().err == "error: --precision bf16: model.onnx: cannot be converted\n"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_that_may_hold_attention_in_pieces_is_for_the_surgeon(tmp_path, capsys, machine):
+    """Three samplings, two of them in subgraphs; with a node of ours the surgeon has seen the file."""
+    maps, grid, shape = ("maps", [1, 2, 8, 8]), ("grid", [1, 5, 5, 2]), [1, 2, 5, 5]
+    sampled = [helper.make_node("GridSample", ["maps", "grid"], [name]) for name in ("inner", "outer")]
+    branch = helper.make_graph(
+        sampled[:1], "branch", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, shape)]
+    )
+    choice = helper.make_node("If", ["condition"], ["chosen"], then_branch=branch, else_branch=branch)
+    path = tmp_path / "a model.onnx"
+    model = helper.make_model(
+        helper.make_graph(
+            [sampled[1], choice, helper.make_node("Add", ["outer", "chosen"], ["sum"])],
+            "samplings",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in (maps, grid)]
+            + [helper.make_tensor_value_info("condition", TensorProto.BOOL, [])],
+            [helper.make_tensor_value_info("sum", TensorProto.FLOAT, shape)],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    onnx.save(model, path)
+    assert build.main([str(path), "--out", str(tmp_path)]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"note: {path} has 3 GridSample nodes.")
+    words = shlex.split(note.rpartition(": ")[2])
+    assert words == ["python", "-m", "onnx_path.surgeon", str(path), str(tmp_path / "a model.msda.onnx")]
+    attention = onnx.load(attention_file(tmp_path / "attention.onnx"))
+    model.graph.node.extend(attention.graph.node)
+    model.graph.input.extend(attention.graph.input)
+    model.graph.output.extend(attention.graph.output)
+    model.opset_import.extend(x for x in attention.opset_import if x.domain)
+    onnx.save(model, path)
+    assert build.main([str(path), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_bodies_of_msda_nodes_are_not_for_tensorrt(tmp_path, machine):
