@@ -80,6 +80,8 @@ _WIDE = _words(
 )
 _PLACES = _words("GridSample RoiAlign NonMaxSuppression Range")  # float32 too: they take coordinates
 _ANY_TYPE = _words("Shape Size Cast")  # of their input
+# TensorRT 10.6 builds no engine with these in bfloat16, though its parser lists the type for them.
+_NOT_IN_BFLOAT16 = _words("InstanceNormalization Resize")
 _MASKS = _MOVES | _words("Add Sub Sum Where Softmax")  # a very large number means infinity there
 _CARRIES = _MASKS | _words("Mul Neg Max Min ConstantOfShape Cast")  # a very large number stays one
 
@@ -111,7 +113,8 @@ def convert_precision(model: onnx.ModelProto, precision: str, keep: Sequence[str
     sines of positions, indices, top-k scores and outputs; matrix products that give top-k scores; operators
     whose results leave float16's range or lose too many digits; what reads float32 only; nodes with constants
     that a 16-bit type cannot hold; subgraphs; NVIDIA's attention nodes, whose locations must have the value's
-    type; operators that are unknown, or that do not have the type in the model's opset by ONNX's own schemas.
+    type; operators that are unknown, or that do not have the type in the model's opset by ONNX's own schemas,
+    or in TensorRT.
     So Conv can be bfloat16 from opset 22 on only.
 
     Very large numbers in additive masks become half of the type's largest: adding scores to them does not
@@ -236,6 +239,8 @@ class _Plan:
             return UNKNOWN if floats or not is_op(node, node.op_type) else FOLLOWS
         if any(is_op(x.producer(), "DequantizeLinear") for x in floats):
             return QUANTIZED
+        if self._narrow == ir.DataType.BFLOAT16 and is_op(node, *_NOT_IN_BFLOAT16):
+            return f"{node.op_type}: TensorRT has no bfloat16"
         if not self.types.narrow_places(node, self._narrow)[0]:
             return f"{node.op_type} of opset {self._opset} has no {self._narrow.name.lower()}"
         return None
@@ -347,6 +352,8 @@ class _Plan:
             return False  # several casts instead of one
         if any(x.is_graph_output() for x in node.outputs):
             return False
+        if self._narrow == ir.DataType.BFLOAT16 and is_op(node, *_NOT_IN_BFLOAT16):
+            return f"{node.op_type}: TensorRT has no bfloat16"
         if not self.types.narrow_places(node, self._narrow)[0]:
             return False
         uses = [use for output in node.outputs for use in output.uses()]

@@ -461,6 +461,36 @@ def test_convolutions_in_bfloat16() -> None:
         assert bool(report.converted) == (kind == BFLOAT16)
 
 
+@pytest.mark.parametrize(
+    ("node", "kept"),
+    [
+        ("k = InstanceNormalization(h, scale, bias)", "InstanceNormalization"),
+        ('k = Resize<mode = "nearest">(h, , scales)', "Resize"),
+    ],
+)
+def test_what_tensorrt_has_not_in_bfloat16_stays(node: str, kept: str) -> None:
+    for precision, narrow in (("fp16", HALF), ("bf16", BFLOAT16)):
+        model = parse(
+            f"h = Conv(x, w) {node} p = Conv(k, w) y = Relu(p)",
+            "float[1, 2, 4, 4] x",
+            "float[1, 2, height, width] y",
+            22,
+        )
+        for name, array in (
+            ("w", np.ones((2, 2, 1, 1))),
+            ("scale", np.ones(2)),
+            ("bias", np.zeros(2)),
+            ("scales", np.array([1, 1, 2, 2])),
+        ):
+            if any(name in x.input for x in model.graph.node):
+                model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+        typed, report = converted(model, precision)
+        assert types_of(typed, "Conv") == {narrow}
+        assert types_of(typed, kept) == {HALF if precision == "fp16" else FLOAT}
+        reasons = {f"{kept}: TensorRT has no bfloat16": 1} if precision == "bf16" else {}
+        assert {key: count for key, count in report.kept.items() if "TensorRT" in key} == reasons
+
+
 def test_float32_changes_nothing() -> None:
     model = parse("h = MatMul(x, W) y = Relu(h)", "float[3, 4] x", "float[3, 4] y")
     before = model.SerializeToString(deterministic=True)
