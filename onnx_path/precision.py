@@ -113,9 +113,8 @@ def convert_precision(model: onnx.ModelProto, precision: str, keep: Sequence[str
     sines of positions, indices, top-k scores and outputs; matrix products that give top-k scores; operators
     whose results leave float16's range or lose too many digits; what reads float32 only; nodes with constants
     that a 16-bit type cannot hold; subgraphs; NVIDIA's attention nodes, whose locations must have the value's
-    type; operators that are unknown, or that do not have the type in the model's opset by ONNX's own schemas,
-    or in TensorRT.
-    So Conv can be bfloat16 from opset 22 on only.
+    type; operators that are unknown, or that do not have the type in TensorRT, or in the model's opset by
+    ONNX's own schemas. So Conv can be bfloat16 from opset 22 on only.
 
     Very large numbers in additive masks become half of the type's largest: adding scores to them does not
     give an infinity. Weights are converted once; those outside of the model (`load_external_data=False`) get
@@ -352,8 +351,6 @@ class _Plan:
             return False  # several casts instead of one
         if any(x.is_graph_output() for x in node.outputs):
             return False
-        if self._narrow == ir.DataType.BFLOAT16 and is_op(node, *_NOT_IN_BFLOAT16):
-            return f"{node.op_type}: TensorRT has no bfloat16"
         if not self.types.narrow_places(node, self._narrow)[0]:
             return False
         uses = [use for output in node.outputs for use in output.uses()]
