@@ -66,6 +66,15 @@ def test_folders() -> None:
         assert (ROOT / folder).is_dir(), folder
 
 
+def test_results() -> None:
+    """Files that figures and pictures come from, the second of a list by its name alone."""
+    named = set(re.findall(r"benchmarks/results/([\w*./]+)[`)]", README))
+    named |= set(re.findall(r"`(\w+_h\d+\w*\.\w+)`", README))
+    assert len(named) > 20
+    results = ROOT / "benchmarks" / "results"
+    assert not [name for name in named if not any(results.glob(name))]
+
+
 def test_make_targets() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"\bmake (\w+)", README)):
