@@ -192,7 +192,11 @@ def _print(report: Report, out: Path) -> None:
     for note in report.notes:
         print(f"note: {note}", file=sys.stderr)
     if not report.replacements:
-        found = "nothing replaced" if report.near_misses else "no multi-scale deformable attention found"
+        found = (
+            "nothing replaced"
+            if report.near_misses
+            else "no decomposed multi-scale deformable attention found"
+        )
         print(f"{found}: {out} is a copy of the file read", file=sys.stderr)
         return
     error = (

@@ -651,7 +651,7 @@ def test_a_model_without_attention_is_copied(tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "out.onnx"
     assert main([str(tmp_path / "in.onnx"), str(out)]) == 0
     assert out.read_bytes() == (tmp_path / "in.onnx").read_bytes()
-    assert "no multi-scale deformable attention found" in capsys.readouterr().err
+    assert "no decomposed multi-scale deformable attention found" in capsys.readouterr().err
 
 
 def _external(model: onnx.ModelProto, path: Path) -> None:
