@@ -26,18 +26,16 @@ import torch
 
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
-from benchmarks.arguments import add_engines, add_out, result_file
+from benchmarks.arguments import add_engines, add_out, check_out, result_file, run_benchmark
 from codetr.coco import CocoDataset, DatasetError, load_coco
 from codetr.command import (
     ArgumentParser,
     UsageError,
     check_file,
-    check_writable,
     complain,
     model_config,
     one_line,
     positive,
-    run_command,
     to_path,
     weights_source,
 )
@@ -104,8 +102,7 @@ class Prepared:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.accuracy")
+    return run_benchmark(_main, arguments, "benchmarks.accuracy")
 
 
 def _main(arguments: list[str]) -> int:
@@ -158,8 +155,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     weights_source(model_config(options.model), options.weights)
     for option, file in _files(options):
         check_file(option, file)
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     return options
 
 

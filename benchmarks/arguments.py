@@ -1,12 +1,24 @@
-"""The options --engine and --out, which several benchmarks have."""
+"""What the benchmarks' command lines share: how they run, and the options --engine and --out."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from codetr.command import check_file, check_writable, to_path
+from codetr.command import check_file, check_writable, run_command, to_path
+
+
+def run_benchmark(command: Callable[[list[str]], int], arguments: Sequence[str] | None, module: str) -> int:
+    """Runs a benchmark with its arguments (default: sys.argv[1:]) and returns its exit status.
+
+    Args:
+        command: gets the arguments as a list, which result files tell.
+        module: as in `python -m module`; stands before errors.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: command(given), module)
 
 
 def add_engines(parser: argparse.ArgumentParser, explanation: str, required: bool = False) -> None:
@@ -31,6 +43,12 @@ def check_engines(engines: Sequence[tuple[str, Path]]) -> None:
 def add_out(parser: argparse.ArgumentParser) -> None:
     """Adds --out FILE."""
     parser.add_argument("--out", type=to_path, help="result file; below benchmarks/results by default")
+
+
+def check_out(out: Path | None) -> None:
+    """Raises UsageError if --out was given and cannot be written."""
+    if out:
+        check_writable("--out", out)
 
 
 def result_file(out: Path | None, stem: str, machine: str) -> Path:

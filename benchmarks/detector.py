@@ -24,14 +24,12 @@ import numpy as np
 import torch
 
 from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, add_out, check_engines, result_file
+from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
 from codetr.command import (
     ArgumentParser,
     check_file,
-    check_writable,
     model_config,
     positive,
-    run_command,
     to_path,
     weights_source,
 )
@@ -56,8 +54,7 @@ Detections = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.detector")
+    return run_benchmark(_main, arguments, "benchmarks.detector")
 
 
 def _main(arguments: list[str]) -> int:
@@ -96,8 +93,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         weights_source(config, options.weights)
     check_file("--photo", options.photo)
     check_engines(options.engine)
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     return options
 
 

@@ -17,13 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, add_out, check_engines, result_file
+from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
 from codetr.command import (
     ArgumentParser,
     UsageError,
-    check_writable,
     positive,
-    run_command,
     to_path,
 )
 from trt_plugin import ArtifactMetadata
@@ -38,8 +36,7 @@ WARMUP = 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.engines")
+    return run_benchmark(_main, arguments, "benchmarks.engines")
 
 
 def _main(arguments: list[str]) -> int:
@@ -102,8 +99,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     labels = Counter(label for label, _ in options.engine)
     if repeated := [label for label, count in labels.items() if count > 1]:
         raise UsageError(f"--engine {repeated[0]}: is the name of two engines")
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     return options
 
 

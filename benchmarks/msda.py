@@ -23,9 +23,9 @@ from torch._functorch import config as functorch_config
 
 import msda
 from benchmarks import environment, errors, timing, trt_engines
-from benchmarks.arguments import result_file
+from benchmarks.arguments import check_out, result_file, run_benchmark
 from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionInputs, FusedInputs, Problem
-from codetr.command import ArgumentParser, check_writable, positive, run_command, to_path
+from codetr.command import ArgumentParser, positive, to_path
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -70,8 +70,7 @@ sample at once.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.msda")
+    return run_benchmark(_main, arguments, "benchmarks.msda")
 
 
 def _main(arguments: list[str]) -> int:
@@ -93,8 +92,7 @@ def _main(arguments: list[str]) -> int:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
     options = parser.parse_args(arguments)
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     timing.require_gpu()
     started = time.monotonic()
     head = environment.describe("benchmarks.msda", arguments)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.arguments import add_engines, add_out, check_engines
+from benchmarks.arguments import add_engines, add_out, check_engines, check_out, run_benchmark
 from benchmarks.detector import compared
 from benchmarks.engines import measure_all
-from codetr.command import ArgumentParser, check_file, check_writable, positive, run_command, to_path
+from codetr.command import ArgumentParser, check_file, positive, to_path
 from codetr.export_checks import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 from codetr.preprocess import Preprocessor, load_image
 
@@ -27,8 +27,7 @@ DIFFERENCES = ("max_score_difference", "max_box_difference_px")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.repeats")
+    return run_benchmark(_main, arguments, "benchmarks.repeats")
 
 
 def _main(arguments: list[str]) -> int:
@@ -57,8 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     check_engines(options.engine)
     for label, path in options.engine:
         check_file(f"--engine {label}: the metadata beside it", path.with_suffix(".json"))
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     return options
 
 

@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, add_out, check_engines, result_file
+from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
 from benchmarks.detector import Detections, compared, measure_engine
 from codetr.command import (
     ArgumentParser,
     check_file,
-    check_writable,
     model_config,
     positive,
-    run_command,
     to_path,
     weights_source,
 )
@@ -45,8 +43,7 @@ DEVICE = torch.device("cuda")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.sizes")
+    return run_benchmark(_main, arguments, "benchmarks.sizes")
 
 
 def _main(arguments: list[str]) -> int:
@@ -85,8 +82,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     weights_source(model_config(options.model), options.weights)
     check_file("--photo", options.photo)
     check_engines(options.engine)
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     return options
 
 

@@ -28,15 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import environment, timing
-from benchmarks.arguments import result_file
+from benchmarks.arguments import check_out, result_file, run_benchmark
 from codetr.command import (
     ArgumentParser,
     UsageError,
     check_file,
-    check_writable,
     one_line,
     positive,
-    run_command,
     to_path,
 )
 
@@ -69,16 +67,14 @@ class Subject:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.surgery")
+    return run_benchmark(_main, arguments, "benchmarks.surgery")
 
 
 def _main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     for path in options.files:
         check_file("FILE.onnx", path)
-    if options.out:
-        check_writable("--out", options.out)
+    check_out(options.out)
     timing.require_gpu()
     head = environment.describe("benchmarks.surgery", arguments)
     slug = environment.slug(head["gpu"]["name"])

@@ -26,12 +26,11 @@ import torch
 import msda.module
 import msda.reference
 from benchmarks import environment, timing
-from benchmarks.arguments import add_out, result_file
+from benchmarks.arguments import add_out, result_file, run_benchmark
 from codetr.command import (
     ArgumentParser,
     model_config,
     positive,
-    run_command,
 )
 
 PROBLEMS = ("co_dino_r50:768x1152:2", "co_dino_demo:480x640:16")
@@ -52,8 +51,7 @@ class Problem(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _main(given), "benchmarks.training")
+    return run_benchmark(_main, arguments, "benchmarks.training")
 
 
 def _main(arguments: list[str]) -> int:

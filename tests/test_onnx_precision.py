@@ -261,16 +261,18 @@ def test_zoo_in_bfloat16(name: str, zoo_folder: Path) -> None:
 # Single rules
 
 
-def parse(body: str, inputs: str, outputs: str, opset: int = 18) -> onnx.ModelProto:
-    """A model from onnx's text form; weights W [4, 4] and b [4]."""
+def parse(body: str, inputs: str, outputs: str, opset: int = 18, **constants: np.ndarray) -> onnx.ModelProto:
+    """A model from onnx's text form; of W, V [4, 4], b [4] and the constants it has those that it reads."""
     text = f'<ir_version: 8, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
     model = onnx.parser.parse_model(text)
     random = np.random.default_rng(0)
     used = {x for node in model.graph.node for x in node.input}
     for name, shape in (("W", (4, 4)), ("V", (4, 4)), ("b", (4,))):
         if name in used:
-            array = random.standard_normal(shape, dtype=np.float32)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+            constants[name] = random.standard_normal(shape, dtype=np.float32)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used
+    )
     for i, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}_{i}"
     return model
@@ -296,14 +298,14 @@ X = np.random.default_rng(1).standard_normal((3, 4), dtype=np.float32)
 )
 def test_masks_stay_finite(mask: str, precision: str, number: float) -> None:
     """A row whose scores are all masked must not become NaN, which -inf would make it."""
-    model = parse(f"h = MatMul(x, W) {mask} y = Softmax(s)", "float[3, 4] x, bool[3, 4] m", "float[3, 4] y")
-    for name, array in (
-        ("zero", np.zeros(1, np.float32)),
-        ("low", np.array([number], np.float32)),
-        ("axes", np.array([0])),
-    ):
-        if any(name in node.input for node in model.graph.node):
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = parse(
+        f"h = MatMul(x, W) {mask} y = Softmax(s)",
+        "float[3, 4] x, bool[3, 4] m",
+        "float[3, 4] y",
+        zero=np.zeros(1, np.float32),
+        low=np.array([number], np.float32),
+        axes=np.array([0]),
+    )
     typed, _ = converted(model, precision)
     narrow = HALF if precision == "fp16" else BFLOAT16
     assert types_of(typed, "MatMul") == {narrow}
@@ -321,10 +323,8 @@ def test_masks_stay_finite(mask: str, precision: str, number: float) -> None:
 
 @pytest.mark.parametrize(("number", "kept"), [(1e5, True), (1e4, False), (1e-6, True), (0.0, False)])
 def test_other_constants_out_of_range_keep_their_node(number: float, kept: bool) -> None:
-    model = parse(
-        "h = MatMul(x, W) s = Mul(h, c) k = MatMul(s, V) y = Sigmoid(k)", "float[3, 4] x", "float[3, 4] y"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), "c"))
+    body = "h = MatMul(x, W) s = Mul(h, c) k = MatMul(s, V) y = Sigmoid(k)"
+    model = parse(body, "float[3, 4] x", "float[3, 4] y", c=np.array(number, np.float32))
     typed, report = converted(model)
     assert types_of(typed, "Mul") == {FLOAT if kept else HALF}
     # A float32 product with 1e5 is beyond float16 too, so what reads it stays.
@@ -348,9 +348,8 @@ def test_normalisation_of_single_nodes_is_float32_whole() -> None:
     body = """h = MatMul(x, W) m = ReduceMean<keepdims = 1>(h, axes) d = Sub(h, m) q = Mul(d, d)
     v = ReduceMean<keepdims = 1>(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) w = Mul(n, b)
     t = Transpose<perm = [1, 0]>(w) k = MatMul(V, t) y = Relu(k)"""
-    model = parse(body, "float[3, 4] x", "float[4, 3] y")
-    for name, array in (("axes", np.array([1])), ("eps", np.array(1e-5, np.float32))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    constants = {"axes": np.array([1]), "eps": np.array(1e-5, np.float32)}
+    model = parse(body, "float[3, 4] x", "float[4, 3] y", **constants)
     typed, _ = converted(model)
     for op_type in ("ReduceMean", "Sub", "Mul", "Add", "Sqrt", "Div"):
         assert types_of(typed, op_type) == {FLOAT}, op_type
@@ -365,9 +364,8 @@ def test_products_that_give_topk_scores_are_float32(precision: str) -> None:
     body = """h = MatMul(x, W) a = Relu(h) l = MatMul(a, V) s = Add(l, b) m = ReduceMax<keepdims = 0>(s, axes)
     y, i = TopK(m, k) n = MatMul(a, W) z = Sigmoid(n)"""
     size = 20_000
-    model = parse(body, f"float[{size}, 4] x", f"float[{size}] y, float[{size}, 4] z")
-    for name, array in (("axes", np.array([1])), ("k", np.array([size]))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    outputs = f"float[{size}] y, float[{size}, 4] z"
+    model = parse(body, f"float[{size}, 4] x", outputs, axes=np.array([1]), k=np.array([size]))
     typed, report = converted(model, precision)
     kinds = {node.output[0]: typed.types[node.output[0]] for node in typed.nodes if node.op_type == "MatMul"}
     narrow = HALF if precision == "fp16" else BFLOAT16
@@ -383,8 +381,7 @@ def test_products_that_give_topk_scores_are_float32(precision: str) -> None:
 def test_features_that_are_selected_by_size_are_not_float32() -> None:
     """A product that is multiplied further gives features, though TopK looks at it."""
     body = "h = MatMul(x, W) t, i = TopK<axis = 1>(h, k) y = MatMul(h, V) z = Relu(t)"
-    model = parse(body, "float[3, 4] x", "float[3, 4] y, float[3, 2] z")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "k"))
+    model = parse(body, "float[3, 4] x", "float[3, 4] y, float[3, 2] z", k=np.array([2]))
     typed, _ = converted(model)
     assert types_of(typed, "MatMul") == {HALF}
     assert types_of(typed, "TopK") == {FLOAT, onnx.TensorProto.INT64}
@@ -453,9 +450,12 @@ def test_unknown_operators_stay() -> None:
 def test_convolutions_in_bfloat16() -> None:
     for opset, kind in ((21, FLOAT), (22, BFLOAT16)):
         model = parse(
-            "h = Conv(x, w) k = Relu(h) y = Conv(k, w)", "float[1, 2, 4, 4] x", "float[1, 2, 4, 4] y", opset
+            "h = Conv(x, w) k = Relu(h) y = Conv(k, w)",
+            "float[1, 2, 4, 4] x",
+            "float[1, 2, 4, 4] y",
+            opset,
+            w=np.ones((2, 2, 1, 1), np.float32),
         )
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 2, 1, 1), np.float32), "w"))
         typed, report = converted(model, "bf16")
         assert types_of(typed, "Relu") == {kind}
         assert bool(report.converted) == (kind == BFLOAT16)
@@ -475,15 +475,11 @@ def test_what_tensorrt_has_not_in_bfloat16_stays(node: str, kept: str) -> None:
             "float[1, 2, 4, 4] x",
             "float[1, 2, height, width] y",
             22,
+            w=np.ones((2, 2, 1, 1), np.float32),
+            scale=np.ones(2, np.float32),
+            bias=np.zeros(2, np.float32),
+            scales=np.array([1, 1, 2, 2], np.float32),
         )
-        for name, array in (
-            ("w", np.ones((2, 2, 1, 1))),
-            ("scale", np.ones(2)),
-            ("bias", np.zeros(2)),
-            ("scales", np.array([1, 1, 2, 2])),
-        ):
-            if any(name in x.input for x in model.graph.node):
-                model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
         typed, report = converted(model, precision)
         assert types_of(typed, "Conv") == {narrow}
         assert types_of(typed, kept) == {HALF if precision == "fp16" else FLOAT}
@@ -527,14 +523,15 @@ def test_arguments_of_sines_are_float32() -> None:
     """Position encodings multiply positions by frequencies in a matrix product."""
     body = """n = Shape(x) e = Gather(n, zero) p = Range(zero, e, one) f = Cast<to = 1>(p)
     q = Unsqueeze(f, last) a = MatMul(q, freq) c = Cos(a) h = MatMul(x, W) s = Mul(h, c) y = MatMul(s, V)"""
-    model = parse(body, "float[3, 4] x", "float[3, 4] y")
-    for name, array in (
-        ("zero", np.array(0)),
-        ("one", np.array(1)),
-        ("last", np.array([1])),
-        ("freq", np.array([[900, 300, 100, 30]], np.float32)),
-    ):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = parse(
+        body,
+        "float[3, 4] x",
+        "float[3, 4] y",
+        zero=np.array(0),
+        one=np.array(1),
+        last=np.array([1]),
+        freq=np.array([[900, 300, 100, 30]], np.float32),
+    )
     typed, _ = converted(model)
     assert types_of(typed, "Cos") == {FLOAT}
     assert Counter(typed.types[x.output[0]] for x in typed.nodes if x.op_type == "MatMul") == {
