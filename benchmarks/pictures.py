@@ -27,7 +27,7 @@ def draw(content: dict, folder: Path, stem: str) -> list[Path]:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError("pictures need matplotlib: pip install codetr-tensorrt[dev]") from None
+        raise ImportError("pictures need matplotlib: pip install 'codetr-tensorrt[dev]'") from None
     matplotlib.use("Agg")
     # The same numbers give the same SVG, byte for byte.
     matplotlib.rcParams["svg.hashsalt"] = "benchmarks"

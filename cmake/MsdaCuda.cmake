@@ -99,7 +99,7 @@ if(MSDA_CUDA)
     message(
       NOTICE
       "msda: no CUDA compiler found, so the operators are built for the CPU only; for the GPU install CUDA, "
-      "or pip install codetr-tensorrt[nvcc], and build again")
+      "or nvcc from PyPI as the README's section Installing says, and build again")
   else()
     message(FATAL_ERROR "msda: MSDA_CUDA=ON, but no CUDA compiler was found (CUDACXX, PATH, /usr/local/cuda, Python packages)")
   endif()

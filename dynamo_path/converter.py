@@ -47,7 +47,7 @@ def register() -> None:
             from torch_tensorrt.dynamo.conversion._ConverterRegistry import ConverterPriority
     except ImportError as error:
         raise ImportError(
-            f"Torch-TensorRT cannot be imported ({error}): pip install codetr-tensorrt[dynamo]"
+            f"Torch-TensorRT cannot be imported ({error}): pip install 'codetr-tensorrt[dynamo]'"
         ) from error
     for target in TARGETS:
         dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(

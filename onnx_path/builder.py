@@ -46,7 +46,7 @@ def import_builder() -> None:
     try:
         import polygraphy  # noqa: F401
     except ImportError as error:
-        raise ImportError("polygraphy is not installed: pip install codetr-tensorrt[tensorrt]") from error
+        raise ImportError("polygraphy is not installed: pip install 'codetr-tensorrt[tensorrt]'") from error
     from trt_plugin.errors import import_cudart, import_tensorrt
 
     import_tensorrt()

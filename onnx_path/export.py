@@ -134,7 +134,7 @@ def import_exporter() -> None:
         for name in ("onnx", "onnx_ir", "onnxscript"):
             importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{error.name} is not installed: pip install codetr-tensorrt[onnx]") from error
+        raise ImportError(f"{error.name} is not installed: pip install 'codetr-tensorrt[onnx]'") from error
 
 
 def export_onnx(

@@ -144,7 +144,7 @@ def no_onnx(dtype: torch.dtype = torch.float32) -> str | None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        return f"no {error.name}: pip install codetr-tensorrt[onnx]"
+        return f"no {error.name}: pip install 'codetr-tensorrt[onnx]'"
     return None
 
 

@@ -33,7 +33,7 @@ def nvcc() -> Path | None:
     return next(iter(sorted(packages.glob("*/bin/nvcc"))), None)
 
 
-@pytest.mark.skipif(nvcc() is None, reason="no nvcc: pip install codetr-tensorrt[nvcc]")
+@pytest.mark.skipif(nvcc() is None, reason="no nvcc: pip install 'codetr-tensorrt[nvcc]'")
 def test_bfloat16_compiles_for_the_oldest_architecture(tmp_path):
     """CI builds for one architecture; the first of the default ones has no bfloat16 arithmetic."""
     source = tmp_path / "one.cu"

@@ -263,7 +263,7 @@ def test_full_disk_while_the_program_is_saved(tmp_path):
 
 def test_missing_torch_tensorrt_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
-    with pytest.raises(ImportError, match=r"pip install codetr-tensorrt\[dynamo\]"):
+    with pytest.raises(ImportError, match=r"pip install 'codetr-tensorrt\[dynamo\]'"):
         import_requirements()
 
 
@@ -308,7 +308,8 @@ class Unsupported(torch.nn.Module):
 @pytest.mark.gpu
 def test_operator_without_converter_is_named(torch_tensorrt, tmp_path):
     import_requirements()
-    request = request_from(make_parser("test", "").parse_args(["--model", "x", "--out", str(tmp_path)]))
+    given = ["--model", "co_dino_r50", "--out", str(tmp_path)]
+    request = request_from(make_parser("test", "").parse_args(given))
     inputs = torch.eye(4, device="cuda")[None], torch.ones(1, 2, device="cuda")
     with pytest.raises(UnsupportedOperators, match=r"has no converter for aten\.linalg_inv"):
         build_engine(export_program(Unsupported(), inputs), inputs, request)

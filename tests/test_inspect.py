@@ -172,7 +172,7 @@ def test_missing_package_is_named(tmp_path, package):
     path = hide_package(tmp_path, package)
     done = without_gpu("-m", "trt_plugin.inspect", str(save(tmp_path, plan_header())), PYTHONPATH=path)
     (line,) = errors_of(done)
-    assert done.returncode == 1 and "pip install codetr-tensorrt[tensorrt]" in line
+    assert done.returncode == 1 and "pip install 'codetr-tensorrt[tensorrt]'" in line
 
 
 def test_machine_without_a_gpu_is_one_line(tmp_path):

@@ -33,7 +33,7 @@ def run_without(path: Path, *absent: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("absent", "message"),
     [
-        ("polygraphy", "polygraphy is not installed: pip install codetr-tensorrt[tensorrt]"),
+        ("polygraphy", "polygraphy is not installed: pip install 'codetr-tensorrt[tensorrt]'"),
         (
             "tensorrt",
             "TensorRT cannot be imported (import of tensorrt halted; None in sys.modules); install it ",

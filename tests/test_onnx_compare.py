@@ -141,7 +141,7 @@ def run_without(folder: Path, *absent: str) -> subprocess.CompletedProcess:
             "tensorrt",
             "TensorRT cannot be imported (import of tensorrt halted; None in sys.modules); install it ",
         ),
-        ("onnxruntime", "onnxruntime is not installed: pip install codetr-tensorrt[onnx]"),
+        ("onnxruntime", "onnxruntime is not installed: pip install 'codetr-tensorrt[onnx]'"),
     ],
 )
 def test_a_missing_package_is_named(model, tmp_path, absent, message):
@@ -166,7 +166,7 @@ def test_what_a_build_lacks_is_said_with_layers_only(tensorrt, no_gpu, tmp_path,
     )
     monkeypatch.setitem(sys.modules, "polygraphy", None)
     line = refuse(capsys, tmp_path, path, path, "--layers")
-    assert line == "polygraphy is not installed: pip install codetr-tensorrt[tensorrt]"
+    assert line == "polygraphy is not installed: pip install 'codetr-tensorrt[tensorrt]'"
 
 
 def test_equal_outputs_are_within(model, tmp_path, capsys, gpu, temporary):

@@ -19,7 +19,7 @@ import msda
 from codetr.command import UsageError
 from codetr.compare import compare_detections
 from codetr.exporting import staged_folder
-from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
+from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from trt_plugin.log import tensorrt_logger
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -352,12 +352,17 @@ def weights(tmp_path_factory) -> dict[str, Path]:
 
 def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    options = {"batch": 2, "precision": "fp16", "device": "cpu"}
-    assert main([*arguments(weights, out, **options), "--no-function-body"]) == 0
+    fields = json.loads((GOLDEN / "codino_resnet_tiny.json").read_text())
+    config = tmp_path / "tiny.json"
+    config.write_text(json.dumps(fields | {"resize_scale": [120, 90]}))
+    options = {"model": config, "batch": 2, "precision": "fp16", "device": "cpu"}
+    given = without(arguments(weights, out, **options), "--height", "--width")
+    assert main([*given, "--no-function-body"]) == 0
     assert {file.name for file in out.iterdir()} == {"model.onnx", "model.json"}
     metadata = json.loads((out / "model.json").read_text(encoding="utf-8"))
     assert metadata["precision"] == "fp16" and metadata["tensorrt_version"] == metadata["gpu"] == ""
-    assert [file.name for file in tmp_path.iterdir()] == ["new"]
+    assert metadata["resize"] == {"height": 96, "width": 128, "mode": "fit_pad", "scale": [120, 90]}
+    assert {file.name for file in tmp_path.iterdir()} == {"new", "tiny.json"}
     lines = capsys.readouterr().out.splitlines()
     wrote = f"wrote model.onnx and model.json in {out}"
     assert lines[-1] == f"{wrote}; stopped there: no GPU to build a TensorRT engine for"
@@ -366,7 +371,7 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     model = onnx.load(out / "model.onnx")
     assert not model.functions
     graph = model.graph
-    assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [2, 3, 128, 96]
+    assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [2, 3, 96, 128]
     types = {v.name: v.type.tensor_type.elem_type for v in [*graph.value_info, *graph.output]}
     half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     for node in graph.node:
@@ -470,7 +475,7 @@ def test_missing_package_is_named(tmp_path, weights):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert result.returncode == 1
-    assert result.stderr == "error: onnxscript is not installed: pip install codetr-tensorrt[onnx]\n"
+    assert result.stderr == "error: onnxscript is not installed: pip install 'codetr-tensorrt[onnx]'\n"
     assert result.stdout == ""  # before a model is loaded
     assert not list(tmp_path.iterdir())
 

@@ -244,7 +244,7 @@ def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):
     assert export.main(given) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: Torch-TensorRT cannot be imported")
-    assert "pip install codetr-tensorrt[dynamo]" in line
+    assert "pip install 'codetr-tensorrt[dynamo]'" in line
     assert not list(tmp_path.iterdir())
 
 

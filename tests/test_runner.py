@@ -257,7 +257,7 @@ def test_command_without_a_gpu_ends_in_one_line(tmp_path):
 def test_missing_package_is_named(tmp_path, package):
     path = hide_package(tmp_path, package)
     done = run_command(tmp_path, save(tmp_path, plan_header()), PYTHONPATH=path)
-    assert_one_line_error(done, "pip install codetr-tensorrt[tensorrt]", tmp_path)
+    assert_one_line_error(done, "pip install 'codetr-tensorrt[tensorrt]'", tmp_path)
 
 
 def test_warnings_of_tensorrt_are_not_shown(tmp_path):

@@ -26,7 +26,7 @@ def import_tensorrt() -> ModuleType:
             import tensorrt
     except ImportError as error:
         raise EngineError(
-            f"TensorRT cannot be imported ({error}); install it with: pip install codetr-tensorrt[tensorrt]"
+            f"TensorRT cannot be imported ({error}); install it with: pip install 'codetr-tensorrt[tensorrt]'"
         ) from error
     return tensorrt
 
@@ -45,6 +45,6 @@ def import_cudart() -> ModuleType:
         except ImportError:
             raise EngineError(
                 f"cuda-python cannot be imported ({error}); "
-                "install it with: pip install codetr-tensorrt[tensorrt]"
+                "install it with: pip install 'codetr-tensorrt[tensorrt]'"
             ) from error
     return runtime

@@ -59,6 +59,6 @@ def nvtx_ranges(wanted: bool) -> Range:
             import nvtx
     except ImportError as error:
         raise EngineError(
-            f"NVTX ranges need the package nvtx ({error}): pip install codetr-tensorrt[profile]"
+            f"NVTX ranges need the package nvtx ({error}): pip install 'codetr-tensorrt[profile]'"
         ) from error
     return lambda name: nvtx.annotate(name, domain="trt_plugin")

@@ -29,7 +29,7 @@ def require() -> None:
     try:
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise ImportError("onnxruntime is not installed: pip install codetr-tensorrt[onnx]") from error
+        raise ImportError("onnxruntime is not installed: pip install 'codetr-tensorrt[onnx]'") from error
 
 
 def add_bodies(model: onnx.ModelProto) -> None:

@@ -75,7 +75,7 @@ def missing() -> str | None:
     if compiler() is None:
         return f"no C++ compiler: {os.environ.get('CXX', 'g++')}"
     if include_folders() is None:
-        return "no CUDA headers: set CUDA_HOME, or pip install codetr-tensorrt[nvcc]"
+        return "no CUDA headers: set CUDA_HOME, or pip install 'codetr-tensorrt[nvcc]'"
     return None
 
 
