@@ -6,6 +6,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -30,16 +31,31 @@ def library_path() -> Path:
     """The shared object: $MSDA_TORCH_LIBRARY where set, else the one beside this file.
 
     Raises:
-        ImportError: naming the file that was looked for and the command that builds it.
+        ImportError: naming the file that was looked for, or the folder that hides it, and the way out.
     """
     override = os.environ.get("MSDA_TORCH_LIBRARY")
     path = Path(override) if override else Path(__file__).with_name(FILE_NAME)
     if not path.is_file():
+        if not override and (installed := _installed_library()):
+            raise ImportError(
+                f"msda: Python imported {path.parent}, which has no compiled operators, not the installed "
+                f"{installed.parent}; run Python in another folder than {path.parents[1]}, or install that "
+                f"with {BUILD_COMMAND}"
+            )
         source = "named by MSDA_TORCH_LIBRARY" if override else "of the msda package"
         raise ImportError(
             f"msda: the compiled operators {path} ({source}) do not exist; build them with {BUILD_COMMAND}"
         )
     return path
+
+
+def _installed_library() -> Path | None:
+    """The shared object of an installed distribution, which a folder msda in the working directory hides."""
+    for distribution in metadata.distributions(name="codetr-tensorrt"):
+        path = Path(distribution.locate_file(f"msda/{FILE_NAME}"))
+        if path.is_file():
+            return path
+    return None
 
 
 @cache

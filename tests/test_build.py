@@ -62,6 +62,32 @@ def test_missing_library_is_explained():
     assert "pip install" in last
 
 
+def test_folder_that_hides_the_installed_package_is_explained(tmp_path):
+    """`import msda` in a clone after `pip install .`: Python takes the clone's folder, without a library."""
+    shutil.copytree(
+        REPOSITORY / "msda", tmp_path / "clone/msda", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    site = tmp_path / "site"
+    (site / "msda").mkdir(parents=True)
+    (site / "msda/libmsda_torch.so").touch()
+    (site / "codetr_tensorrt-0.1.0.dist-info").mkdir()
+    (site / "codetr_tensorrt-0.1.0.dist-info/METADATA").write_text("Name: codetr-tensorrt\nVersion: 0.1.0\n")
+    # An editable installation's finder would find the package before the working directory does.
+    code = "import sys; sys.meta_path[:] = [x for x in sys.meta_path if 'Scikit' not in type(x).__name__]"
+    environment = {name: value for name, value in os.environ.items() if name != "MSDA_TORCH_LIBRARY"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(site), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", f"{code}; import msda"]
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path / "clone", env=environment, check=False
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert last == (
+        f"ImportError: msda: Python imported {tmp_path}/clone/msda, which has no compiled operators, not the "
+        f"installed {site}/msda; run Python in another folder than {tmp_path}/clone, or install that with pip "
+        "install --no-build-isolation -e . (or `make build`) in the source tree"
+    )
+
+
 def test_unloadable_library_is_explained(tmp_path):
     broken = tmp_path / "libmsda_torch.so"
     broken.write_bytes(b"not a shared object")
