@@ -3,8 +3,8 @@
 Exporters write the operator as dozens of GridSample, Slice, Transpose and Reshape nodes. The command finds
 these by what they compute, whatever they are called, and replaces them by a node of domain `msda` (see
 `onnx_path.operator`), or by NVIDIA's plugin. Every replacement is proven on random numbers in onnxruntime,
-and so is the whole model. Exit status: 0 done, also if there was nothing to replace; 1 failed; 2 wrong
-arguments or a file that will not do.
+and so is the whole model. Exit status: 0 done, also if there was nothing to replace; 1 failed, or not as many
+replaced as --expect says; 2 wrong arguments or a file that will not do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from codetr.command import (
     to_path,
 )
 from onnx_path.arguments import add_json, write_report
-from onnx_path.surgery import files, runtime
+from onnx_path.operator import OPERATORS
+from onnx_path.plugins import nodes_of
+from onnx_path.surgery import bodies, files, runtime
 from onnx_path.surgery.check import DISTURBANCE, OutputsDiffer, compare
 from onnx_path.surgery.operation import Operation
 from onnx_path.surgery.report import NearMiss, Replacement, Report
@@ -35,6 +37,10 @@ from onnx_path.surgery.report import NearMiss, Replacement, Report
 __all__ = ["NearMiss", "Replacement", "Report", "UnknownOperator", "main", "operate"]
 
 TARGETS = ("msda", "nvidia")
+
+
+class UnexpectedNumber(ValueError):
+    """Another number of attentions was replaced than the caller expected."""
 
 
 class UnknownOperator(ValueError):
@@ -84,8 +90,9 @@ def operate(
         operation.run()
         operation.near_misses[:0] = [miss for miss in misses if miss.node in left_over]
     nodes, misses = len(model.graph.node), tuple(operation.near_misses)
+    already = sum(node.op_type in (*OPERATORS, bodies.NVIDIA) for node in nodes_of(model))
     if not operation.replacements:
-        return model, Report((), misses, nodes, nodes, None)
+        return model, Report((), misses, nodes, nodes, None, already=already)
     if check and operation.unknown:
         raise UnknownOperator(
             f"onnxruntime does not know the operator {operation.unknown[0]}, so the outputs cannot be "
@@ -101,7 +108,8 @@ def operate(
     if not function_body:
         del result.functions[:]
     nodes_after = len(result.graph.node)
-    return result, Report(tuple(operation.replacements), misses, nodes, nodes_after, error, tuple(notes))
+    replacements = tuple(operation.replacements)
+    return result, Report(replacements, misses, nodes, nodes_after, error, tuple(notes), already)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,6 +139,8 @@ def _main(argv: Sequence[str] | None) -> int:
         raise UsageError(f"{source}: {one_line(error)}") from error
     except OutputsDiffer as error:
         raise OutputsDiffer(f"{out} is not written: {error}") from error
+    if arguments.expect not in (None, len(report.replacements)):
+        raise UnexpectedNumber(f"{out} is not written: {_difference(report, arguments.expect)}")
     if result is model:
         files.copy(source, out, model)
     else:
@@ -168,9 +178,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-fuse", action="store_true", help="leave softmax and locations outside of the nodes"
     )
+    parser.add_argument(
+        "--expect",
+        metavar="N",
+        type=_number,
+        help="fail and write nothing unless N multi-scale deformable attentions were replaced",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: %(default)s)")
     add_json(parser)
     return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
 
 
 def _check_paths(source: Path, out: Path, report: Path | None) -> None:
@@ -197,16 +219,27 @@ def _print(report: Report, out: Path) -> None:
             if report.near_misses
             else "no decomposed multi-scale deformable attention found"
         )
-        print(f"{found}: {out} is a copy of the file read", file=sys.stderr)
+        print(f"{found}{_already(report)}: {out} is a copy of the file read", file=sys.stderr)
         return
     error = (
         "not compared" if report.max_error is None else f"largest relative difference {report.max_error:.1e}"
     )
     print(
-        f"wrote {out}: {len(report.replacements)} replaced, {report.nodes_before} -> {report.nodes_after} "
-        f"nodes; outputs: {error}",
+        f"wrote {out}: {len(report.replacements)} replaced{_already(report)}, {report.nodes_before} -> "
+        f"{report.nodes_after} nodes; outputs: {error}",
         file=sys.stderr,
     )
+
+
+def _difference(report: Report, expected: int) -> str:
+    """Says how many were replaced in place of `expected`, and of the first that was not, why."""
+    text = f"{len(report.replacements)} replaced, expected {expected}{_already(report)}"
+    return f"{text}; kept {report.near_misses[0]}" if report.near_misses else text
+
+
+def _already(report: Report) -> str:
+    nodes = "1 MSDA node" if report.already == 1 else f"{report.already} MSDA nodes"
+    return f" (the file read has {nodes} already)" if report.already else ""
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def test_folder_that_hides_the_installed_package_is_explained(tmp_path):
     last = result.stderr.strip().splitlines()[-1]
     assert last == (
         f"ImportError: msda: Python imported {tmp_path}/clone/msda, which has no compiled operators, not the "
-        f"installed {site}/msda; run Python in another folder than {tmp_path}/clone, or install that with pip "
-        "install --no-build-isolation -e . (or `make build`) in the source tree"
+        f"installed {site}/msda; run Python in another folder than {tmp_path}/clone, or install that with "
+        "pip install --no-build-isolation -e . (or `make build`) in the source tree"
     )
 
 

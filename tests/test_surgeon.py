@@ -654,6 +654,54 @@ def test_a_model_without_attention_is_copied(tmp_path: Path, capsys: pytest.Capt
     assert "no decomposed multi-scale deformable attention found" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("target", ["msda", "nvidia"])
+def test_nodes_that_are_there_already_are_counted(
+    target: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, again = tmp_path / "out.onnx", tmp_path / "again.onnx"
+    assert main([str(file), str(out), "--target", target]) == 0
+    assert "already" not in capsys.readouterr().err
+    assert main([str(out), str(again), "--json", str(tmp_path / "report.json")]) == 0
+    assert capsys.readouterr().err == (
+        "no decomposed multi-scale deformable attention found (the file read has 1 MSDA node already): "
+        f"{again} is a copy of the file read\n"
+    )
+    assert json.loads((tmp_path / "report.json").read_text())["already"] == 1
+
+
+def test_expected_number_is_written(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    assert main([str(file), str(out), "--expect", "1"]) == 0
+    assert main([str(out), str(tmp_path / "again.onnx"), "--expect", "0"]) == 0
+
+
+def test_another_number_than_expected_fails(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, unwanted = tmp_path / "new" / "out.onnx", tmp_path / "new" / "other.onnx"
+    assert main([str(file), str(unwanted), "--expect", "6", "--json", str(tmp_path / "report.json")]) == 1
+    assert capsys.readouterr().err == f"error: {unwanted} is not written: 1 replaced, expected 6\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+    assert main([str(file), str(out)]) == 0
+    capsys.readouterr()
+    assert main([str(out), str(unwanted), "--expect", "1"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {unwanted} is not written: 0 replaced, expected 1 (the file read has 1 MSDA node already)\n"
+    )
+    assert [path.name for path in out.parent.iterdir()] == ["out.onnx"]
+
+
+def test_an_unexpected_number_says_what_stayed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def points(features: Tensor, places: Tensor) -> Tensor:
+        return F.grid_sample(features, places, align_corners=False).sigmoid()
+
+    tensors = (torch.randn(2, 4, 6, 8), torch.rand(2, 5, 1, 2))
+    export(Sampling(points), tensors, tmp_path / "in.onnx", names=["features", "places"])
+    assert main([str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx"), "--expect", "1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "0 replaced, expected 1; kept /GridSample" in line
+
+
 def _external(model: onnx.ModelProto, path: Path) -> None:
     copy = copied(model)
     onnx.save(copy, path, save_as_external_data=True, location="weights.bin", size_threshold=0)

@@ -65,6 +65,7 @@ class Report:
         nodes_before, nodes_after: of the main graph, bodies of functions not counted.
         max_error: largest relative difference of the model's outputs, None if not compared.
         notes: what else a user should know.
+        already: MSDA nodes, ours and NVIDIA's, that the model had before.
     """
 
     replacements: tuple[Replacement, ...]
@@ -73,3 +74,4 @@ class Report:
     nodes_after: int
     max_error: float | None
     notes: tuple[str, ...] = ()
+    already: int = 0
