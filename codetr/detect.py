@@ -85,9 +85,11 @@ class Detector:
         onnx: path of the exported ONNX file, with its metadata <stem>.json beside it. onnxruntime only.
         device: "auto" (the GPU if there is one), "cpu", "cuda" or "cuda:i".
         precision: "fp32" (TF32 off), "tf32", "fp16" or "bf16". Torch only; the files have their own.
-        max_size: limit of the resized picture's longer side, pixels. Torch only.
-        height: fixed input height, with `width`; pictures are fitted into it and padded. Torch only.
-        width: fixed input width.
+        max_size: limit of the resized picture's longer side, pixels. For Torch, and for files with dynamic
+            sizes. Default: pictures are resized as the model was published, in a file inside its range.
+        height: fixed input height, with `width`; pictures are fitted into it and padded. For Torch, and for
+            files with dynamic sizes: a multiple of 32 inside the file's range.
+        width: fixed input width, likewise.
 
     Raises:
         ValueError: an argument is unknown, missing, or contradicts the backend; the weights or the ONNX file
@@ -131,11 +133,11 @@ class Detector:
         file = given[name]
         if file is None:
             raise ValueError(f"{name}: expected the path of an {kind}, got None")
-        fixed = {"model": model, "weights": weights, "max_size": max_size, "height": height, "width": width}
-        for argument, value in fixed.items():
+        for argument, value in {"model": model, "weights": weights}.items():
             if value is not None:
                 raise ValueError(f"{argument}: is fixed in the {kind} {file}, leave it out")
-        self.backend = (TensorRTBackend if backend == "tensorrt" else OnnxRuntimeBackend)(file, device)
+        run_file = TensorRTBackend if backend == "tensorrt" else OnnxRuntimeBackend
+        self.backend = run_file(file, device, max_size, height, width)
 
     @property
     def class_names(self) -> tuple[str, ...]:

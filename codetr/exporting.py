@@ -29,6 +29,7 @@ from codetr.command import (
 from codetr.export_checks import OUTPUT_NAMES, Check, make_checks, photo_batches
 from codetr.files import errors_about, new_folder, removed_after
 from codetr.network import add_graph_nms_arguments
+from codetr.preprocess import fit_size, rescale_size
 from codetr.sizes import SIZE_DIVISOR, InputSizes, batch_range, fixed, size_ranges
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 NMS_OUTPUT_NAMES = (*OUTPUT_NAMES, "num_detections")
 """Those of a graph with non-maximum suppression inside, see `codetr.nms.HardNms`."""
-DEFAULT_SIZE = (768, 1152)
+_PICTURE = (3000, 4000)
+"""Height and width of the picture that tells how far a fixed size is from the configuration's."""
+_FAR_FROM_OWN_SIZE = 0.25
+"""By which share of the configuration's size a picture may be smaller or larger without a note."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,16 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
         "--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file"
     )
     parser.add_argument("--weights", metavar="NAME|FILE|URL", help="default: the model's published weights")
-    height, width = DEFAULT_SIZE
-    parser.add_argument("--height", type=positive, help=f"input height in pixels (default: {height})")
-    parser.add_argument("--width", type=positive, help=f"input width in pixels (default: {width})")
+    parser.add_argument(
+        "--height",
+        type=positive,
+        metavar="PX",
+        help="input height (default: the configuration's); a fixed landscape size shrinks portrait pictures, "
+        "--dynamic-size takes both",
+    )
+    parser.add_argument(
+        "--width", type=positive, metavar="PX", help="input width (default: the configuration's)"
+    )
     parser.add_argument(
         "--dynamic-size",
         type=size_ranges,
@@ -147,25 +158,68 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 def request_from(arguments: argparse.Namespace) -> Request:
     """Takes the shared options out of what `make_parser`'s parser returned.
 
+    Prints a line if the sizes are far from those that the configuration resizes pictures to.
+
     Raises:
         UsageError: a file that is to be read is none, the timing cache cannot be written, or options do not
             go together.
     """
     if arguments.nms_iou is not None and arguments.nms == "none":
         raise UsageError(f"--nms-iou {arguments.nms_iou:g}: goes with --nms, which is not given")
-    height, width = (given or size for given, size in zip((arguments.height, arguments.width), DEFAULT_SIZE))
-    ranges = fixed(height), fixed(width)
-    if arguments.dynamic_size is not None:
-        for option in ("height", "width"):
-            if getattr(arguments, option) is not None:
-                raise UsageError(f"--{option} and --dynamic-size: give one of them")
-        ranges = arguments.dynamic_size
+    config = model_config(arguments.model)
+    sizes = _sizes(arguments, config)
     if arguments.photo is not None:
         check_file("--photo", arguments.photo)
     if arguments.timing_cache is not None:
         check_writable("--timing-cache", arguments.timing_cache)
     given = {name: getattr(arguments, name) for name in Request.__dataclass_fields__ if name != "sizes"}
-    return Request(**given, sizes=InputSizes(arguments.batch, *ranges))
+    note = size_note(sizes, config)
+    if note:
+        print(f"note: {note}", flush=True)
+    return Request(**given, sizes=sizes)
+
+
+def own_size(config: Config) -> tuple[int, int]:
+    """Height and width of the smallest input that holds every landscape picture as the model resizes it."""
+    height, width = (-(-side // SIZE_DIVISOR) * SIZE_DIVISOR for side in sorted(config.resize_scale))
+    return height, width
+
+
+def _sizes(arguments: argparse.Namespace, config: Config) -> InputSizes:
+    """The input's sizes: those of the options, else the configuration's."""
+    given = {"height": arguments.height, "width": arguments.width}
+    if arguments.dynamic_size is None:
+        sides = (side or own for side, own in zip(given.values(), own_size(config), strict=True))
+        return InputSizes(arguments.batch, *map(fixed, sides))
+    for option, side in given.items():
+        if side is not None:
+            raise UsageError(f"--{option} and --dynamic-size: give one of them")
+    return InputSizes(arguments.batch, *arguments.dynamic_size)
+
+
+def size_note(sizes: InputSizes, config: Config) -> str | None:
+    """Says that an export's pictures are much smaller or larger than the model was trained for, else None.
+
+    Args:
+        sizes: of the export's input.
+        config: the model's; `resize_scale` is the size that it was trained for.
+    """
+    height, width = own_size(config)
+    if sizes.resizable:
+        if sizes.height.max >= min(config.resize_scale) and sizes.width.max >= max(config.resize_scale):
+            return None
+        return (
+            f"--dynamic-size ends at {sizes.height.max}x{sizes.width.max}, and {config.name} was trained for "
+            f"{height}x{width}: give that as the largest size, or {width} for portrait pictures too"
+        )
+    theirs = fit_size(*_PICTURE, sizes.height.opt, sizes.width.opt)
+    ours = rescale_size(*_PICTURE, config.resize_scale)
+    if abs(theirs[0] / ours[0] - 1.0) <= _FAR_FROM_OWN_SIZE:
+        return None
+    return (
+        f"{sizes.height}x{sizes.width} resizes a 4:3 picture to {theirs[0]}x{theirs[1]}, and {config.name} "
+        f"was trained for {ours[0]}x{ours[1]}: give --height {height} --width {width}, or --dynamic-size"
+    )
 
 
 @contextmanager
@@ -337,7 +391,12 @@ def write_metadata(
         class_names=list(config.label_names),
         mean=list(config.mean),
         std=list(config.std),
-        resize={"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad"},
+        resize={
+            "height": sizes.height.opt,
+            "width": sizes.width.opt,
+            "mode": "fit_pad",
+            "scale": sorted(config.resize_scale, reverse=True),
+        },
         max_per_img=config.max_per_img,
         nms=dataclasses.asdict(subject.nms or config.nms),
         nms_in_graph=subject.nms is not None,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from codetr.command import UsageError, check_file, model_config, one_line, positive, weights_source
 from codetr.detect import BACKENDS, FILES, NMS_METHODS, PRECISIONS, Detector
+from codetr.sizes import InputSizes
 from codetr.weights import DEMO
 
-_FIXED = ("model", "weights", "precision", "max_size", "height", "width")
+_FIXED = ("model", "weights", "precision")
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,9 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="pictures in one run of the network; default: 1",
     )
-    group = parser.add_argument_group("input size (torch backend; default: as the model was published)")
+    group = parser.add_argument_group(
+        "input size (default: as the model was published; fixed in a file exported without --dynamic-size)"
+    )
     add = group.add_argument
     add("--max-size", type=positive, metavar="PX", help="limit of the resized picture's longer side")
     add("--height", type=positive, metavar="PX", help="fixed input height; pictures are fitted in and padded")
@@ -111,6 +114,10 @@ def check_network(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name}: goes with --backend {backend}, got --backend {options.backend}")
         if getattr(options, name) is None and options.backend == backend:
             raise UsageError(f"--backend {backend}: needs --{name} FILE")
+    if (options.height is None) != (options.width is None):
+        raise UsageError("--height and --width: give both or neither")
+    if options.height is not None and options.max_size is not None:
+        raise UsageError("--max-size: does not go with --height and --width")
     if options.backend == "torch":
         _check_torch(options)
     else:
@@ -132,8 +139,12 @@ def _check_file(options: argparse.Namespace, name: str, kind: str) -> None:
 
     try:
         metadata = ArtifactMetadata.load(Path(file).with_suffix(".json"))
-    except EngineError as error:
+        sizes = InputSizes.of_artifact(metadata)
+    except (EngineError, ValueError) as error:
         raise UsageError(f"--{name}: {one_line(error)}") from error
+    refusal = sizes.refusal(kind, file, options.max_size, options.height, options.width)
+    if refusal is not None:
+        raise UsageError(f"--{refusal[0].replace('_', '-')}: {refusal[1]}")
     for option in ("nms", "nms_iou"):
         if metadata.nms_in_graph and getattr(options, option, None) is not None:
             inside = f"{metadata.nms['method']}, IoU {metadata.nms['iou_threshold']}"
@@ -148,10 +159,6 @@ def _check_torch(options: argparse.Namespace) -> None:
         if options.weights is not None:
             raise UsageError("--weights: goes with --model, whose weights they are")
         options.model = DEMO
-    if (options.height is None) != (options.width is None):
-        raise UsageError("--height and --width: give both or neither")
-    if options.height is not None and options.max_size is not None:
-        raise UsageError("--max-size: does not go with --height and --width")
     weights_source(model_config(options.model), options.weights)
 
 

@@ -26,17 +26,25 @@ class OnnxRuntimeBackend:
     Args:
         onnx: path of the file; its metadata <stem>.json lies beside it.
         device: "auto" (the GPU if this onnxruntime can use it), "cpu", "cuda" or "cuda:i".
+        max_size, height, width: as `codetr.Detector` has them; for a file with dynamic sizes only.
 
     Raises:
         FileNotFoundError: one of the two files is not there.
         ImportError: onnxruntime is not installed.
-        ValueError: the file is no ONNX file that onnxruntime can run, its MSDA nodes have no bodies, or the
-            metadata is another's.
+        ValueError: the file is no ONNX file that onnxruntime can run, its MSDA nodes have no bodies, the
+            metadata is another's, or it cannot follow one of the sizes.
         RuntimeError: the metadata cannot be read (`trt_plugin.EngineError`), or there is no such device for
             onnxruntime.
     """
 
-    def __init__(self, onnx: str | Path, device: str = "auto") -> None:
+    def __init__(
+        self,
+        onnx: str | Path,
+        device: str = "auto",
+        max_size: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> None:
         path = Path(onnx)
         metadata_path = path.with_suffix(".json")
         if not path.is_file():
@@ -52,6 +60,7 @@ class OnnxRuntimeBackend:
                 "onnxruntime is missing: pip install onnxruntime (or onnxruntime-gpu)"
             ) from error
         metadata = trt_plugin.ArtifactMetadata.load(metadata_path)
+        self.preprocessor = Preprocessor.of_artifact(metadata, "ONNX file", path, max_size, height, width)
         self._session = _open(onnxruntime, path, device)
         _check_tensors(metadata_path, metadata.inputs, path, self._session.get_inputs())
         _check_tensors(metadata_path, metadata.outputs, path, self._session.get_outputs())
@@ -60,7 +69,6 @@ class OnnxRuntimeBackend:
         sizes = InputSizes.of_artifact(metadata)
         self.batch = sizes.batch if sizes.batch.dynamic else sizes.batch.opt
         self.precision = metadata.precision
-        self.preprocessor = Preprocessor.of_artifact(metadata)
         self.device = "cuda" if "CUDAExecutionProvider" in self._session.get_providers() else "cpu"
         where = "GPU" if self.device == "cuda" else "CPU"
         self.description = (

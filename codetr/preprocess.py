@@ -7,7 +7,7 @@ then normalised in float32, then padded right and bottom with zeros.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,20 +60,29 @@ def check_image(path: str | Path) -> None:
         pass
 
 
-def rescale_size(height: int, width: int, scale: tuple[int, int]) -> tuple[int, int]:
-    """Size of an image resized with its ratio kept, as large as fits into `scale`.
+def rescale_size(
+    height: int, width: int, scale: tuple[float, float], limits: tuple[float, float] = (math.inf, math.inf)
+) -> tuple[int, int]:
+    """Size of an image resized with its ratio kept, as large as fits into `scale` and `limits`.
 
     Source: mmcv.image.rescale_size: factor = min(long / longer side, short / shorter side), rounded half up.
+    `limits` is ours, for inputs with a largest size.
 
     Args:
         height: rows of the image.
         width: columns of the image.
         scale: (limit of the longer side, limit of the shorter side), in any order, pixels.
+        limits: (limit of the height, limit of the width), pixels.
 
     Returns:
         (height, width), each at least 1.
     """
-    factor = min(max(scale) / max(height, width), min(scale) / min(height, width))
+    factor = min(
+        max(scale) / max(height, width),
+        min(scale) / min(height, width),
+        limits[0] / height,
+        limits[1] / width,
+    )
     return max(1, int(height * factor + 0.5)), max(1, int(width * factor + 0.5))
 
 
@@ -122,17 +131,20 @@ class Batch:
 class Preprocessor:
     """Turns RGB images into a `Batch`.
 
-    Either `scale` is given (each image keeps its ratio, the batch is padded to its largest image), or
-    `height` and `width` (for engines: the largest size that fits with the ratio kept, padded to height x
-    width; with `min_height` and `min_width` only as far as its largest image, and these, need).
+    Each image keeps its ratio and becomes as large as the limits allow. There are three kinds of input:
+
+    - any size: `scale` limits the image, and the batch is padded to its largest image.
+    - fixed: the image fits into `height` x `width`, and the batch is padded to this size.
+    - dynamic: `scale` (optional), `height` and `width` limit the image. The batch is padded as far as its
+      largest image, `min_height` and `min_width` need.
 
     Attributes:
         mean: per RGB channel, 0..255.
         std: per RGB channel.
         scale: (long side, short side) limits in pixels: Swin-L (2048, 1280), R50 (1333, 800).
-        height: fixed input height, or the largest.
+        height: fixed input height, or the largest of a dynamic input.
         width: fixed input width, or the largest.
-        min_height: the smallest, of a dynamic input; `height` is the largest then.
+        min_height: the smallest height of a dynamic input.
         min_width: the smallest; given with `min_height`.
         pad_divisor: the batch's height and width become multiples of this (not with a fixed size).
     """
@@ -147,14 +159,44 @@ class Preprocessor:
     pad_divisor: int = 1
 
     @classmethod
-    def of_artifact(cls, metadata: Any) -> Preprocessor:
-        """The preprocessing that an exported file was made for, of its `trt_plugin.ArtifactMetadata`."""
+    def of_artifact(
+        cls,
+        metadata: Any,
+        kind: str = "file",
+        file: str | Path = "",
+        max_size: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> Preprocessor:
+        """The preprocessing that an exported file was made for.
+
+        Args:
+            metadata: the file's `trt_plugin.ArtifactMetadata`.
+            kind: "engine" or "ONNX file", for messages.
+            file: path of the file, for messages.
+            max_size, height, width: as `codetr.Detector` has them; for a file with dynamic sizes only.
+
+        Raises:
+            ValueError: the file cannot follow one of the three sizes.
+        """
         sizes = InputSizes.of_artifact(metadata)
-        made = cls(tuple(metadata.mean), tuple(metadata.std), height=sizes.height.max, width=sizes.width.max)
+        refusal = sizes.refusal(kind, file, max_size, height, width)
+        if refusal is not None:
+            raise ValueError(": ".join(refusal))
+        colours = tuple(metadata.mean), tuple(metadata.std)
         if not sizes.resizable:
-            return made
-        smallest = {"min_height": sizes.height.min, "min_width": sizes.width.min}
-        return dataclasses.replace(made, **smallest, pad_divisor=SIZE_DIVISOR)
+            return cls(*colours, height=sizes.height.opt, width=sizes.width.opt)
+        if _fixes_size(max_size, height, width):
+            return cls(*colours, height=height, width=width)
+        return cls(
+            *colours,
+            scale=_limit_scale(metadata.resize.get("scale"), max_size),
+            height=sizes.height.max,
+            width=sizes.width.max,
+            min_height=sizes.height.min,
+            min_width=sizes.width.min,
+            pad_divisor=SIZE_DIVISOR,
+        )
 
     def __post_init__(self) -> None:
         if (self.height is None) != (self.width is None):
@@ -163,7 +205,7 @@ class Preprocessor:
             raise ValueError(
                 f"min_height and min_width: give both or neither, got {self.min_height} and {self.min_width}"
             )
-        if (self.scale is None) == (self.height is None):
+        if self.min_height is None and (self.scale is None) == (self.height is None):
             raise ValueError("give either scale=(long, short) or height and width")
         for name in ("height", "width", "min_height", "min_width", "pad_divisor"):
             number = getattr(self, name)
@@ -189,9 +231,9 @@ class Preprocessor:
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns the (h, w) to which an image of height x width is resized."""
-        if self.scale is not None:
-            return rescale_size(height, width, self.scale)
-        return fit_size(height, width, self.height, self.width)
+        unlimited = (math.inf, math.inf)
+        limits = unlimited if self.height is None else (self.height, self.width)
+        return rescale_size(height, width, self.scale or unlimited, limits)
 
     def one(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """Resizes and normalises one image.
@@ -242,16 +284,28 @@ def make_preprocessor(
     config: Any, max_size: int | None = None, height: int | None = None, width: int | None = None
 ) -> Preprocessor:
     """Builds the preprocessing of a `codetr.Config`, with the longer side limited or a fixed input size."""
-    if height is not None or width is not None:
-        if max_size is not None:
-            raise ValueError("max_size: does not go with a fixed height and width")
+    if _fixes_size(max_size, height, width):
         return Preprocessor(config.mean, config.std, height=height, width=width)
-    long_side, short_side = max(config.resize_scale), min(config.resize_scale)
+    scale = _limit_scale((max(config.resize_scale), min(config.resize_scale)), max_size)
+    return Preprocessor(config.mean, config.std, scale=scale)
+
+
+def _fixes_size(max_size: int | None, height: int | None, width: int | None) -> bool:
+    """Whether a caller asks for a fixed input size."""
+    if height is None and width is None:
+        return False
     if max_size is not None:
-        if max_size < 1:
-            raise ValueError(f"max_size: expected a positive number of pixels, got {max_size}")
-        long_side, short_side = min(long_side, max_size), min(short_side, max_size)
-    return Preprocessor(config.mean, config.std, scale=(long_side, short_side))
+        raise ValueError("max_size: does not go with a fixed height and width")
+    return True
+
+
+def _limit_scale(scale: Sequence[int] | None, max_size: int | None) -> tuple[int, int] | None:
+    """A (long side, short side) with both sides limited; None stands for no limit."""
+    if max_size is None:
+        return None if scale is None else tuple(scale)
+    if max_size < 1:
+        raise ValueError(f"max_size: expected a positive number of pixels, got {max_size}")
+    return tuple(min(side, max_size) for side in scale or (max_size, max_size))
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 SIZE_DIVISOR = 32
@@ -73,6 +74,34 @@ class InputSizes:
     def resizable(self) -> bool:
         """Whether height or width is decided at run time."""
         return self.height.dynamic or self.width.dynamic
+
+    def refusal(
+        self, kind: str, file: str | Path, max_size: int | None, height: int | None, width: int | None
+    ) -> tuple[str, str] | None:
+        """Finds the first size that a caller gave and the exported file cannot follow.
+
+        Args:
+            kind: "engine" or "ONNX file".
+            file: path of the file.
+            max_size, height, width: as `codetr.Detector` has them.
+
+        Returns:
+            (name of the argument, what is wrong with it), or None.
+        """
+        for name, size in (("max_size", max_size), ("height", height), ("width", width)):
+            if size is None:
+                continue
+            if not self.resizable:
+                return name, f"is fixed in the {kind} {file}, leave it out"
+            if name == "max_size":
+                continue
+            least, _, most = getattr(self, name)
+            if size % SIZE_DIVISOR or not least <= size <= most:
+                return name, (
+                    f"expected a multiple of {SIZE_DIVISOR} from {least} to {most}, the range of {file}, "
+                    f"got {size}"
+                )
+        return None
 
     def shapes(self) -> dict[str, list[int]]:
         """Shape of each input, -1 for a size decided at run time."""

@@ -16,9 +16,17 @@ class TensorRTBackend:
     Args:
         engine: path of the engine; <stem>.json lies beside it.
         device: "auto", "cuda" or "cuda:i".
+        max_size, height, width: as `codetr.Detector` has them; for a file with dynamic sizes only.
     """
 
-    def __init__(self, engine: str | Path, device: str = "auto") -> None:
+    def __init__(
+        self,
+        engine: str | Path,
+        device: str = "auto",
+        max_size: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> None:
         engine = Path(engine)
         metadata_path = engine.with_suffix(".json")
         if not engine.is_file():
@@ -31,15 +39,15 @@ class TensorRTBackend:
         import trt_plugin
 
         metadata = trt_plugin.ArtifactMetadata.load(metadata_path)
+        self.preprocessor = Preprocessor.of_artifact(metadata, "engine", engine, max_size, height, width)
         self._runner = trt_plugin.EngineRunner(engine, device=int(index or 0))
         try:
             runner = self._runner
             metadata.check_engine(metadata_path, runner.inputs, runner.outputs, runner.profiles)
-            sizes = InputSizes.of_artifact(metadata)
-            self.preprocessor = Preprocessor.of_artifact(metadata)
         except Exception:
             self._runner.close()
             raise
+        sizes = InputSizes.of_artifact(metadata)
         self.batch = sizes.batch if sizes.batch.dynamic else sizes.batch.opt
         self.class_names = tuple(metadata.class_names)
         self.nms = None if metadata.nms_in_graph else dict(metadata.nms)

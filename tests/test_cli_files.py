@@ -11,6 +11,7 @@ import pytest
 
 from codetr.cli import main
 from tests.cli_runs import ROOT, error_line, load
+from tests.test_sizes import dynamic_metadata
 from trt_plugin import ArtifactMetadata
 
 pytest_plugins = ("tests.cli_fixtures",)
@@ -179,7 +180,7 @@ def test_metadata_of_another_engine(engine, photos, tmp_path):
         (["--model", "co_dino_r50"], "--model: is fixed in the {file}, leave it out"),
         (["--weights", "w.pth"], "--weights: is fixed in the {file}, leave it out"),
         (["--precision", "fp16"], "--precision: is fixed in the {file}, leave it out"),
-        (["--max-size", "600"], "--max-size: is fixed in the {file}, leave it out"),
+        (["--height", "600"], "--height and --width: give both or neither"),
         (["--backend", "torch"], "{option}: goes with --backend {backend}, got --backend torch"),
         (["--engine", "other", "--onnx", "other"], "--engine and --onnx: give one of them"),
     ],
@@ -190,6 +191,32 @@ def test_contradictions(photos, tmp_path, capsys, option, arguments, message):
     assert main(command(photos, tmp_path, option, path, *arguments)) == 2
     assert message.format(file=f"{kind} {path}", option=option, backend=backend) in error_line(capsys)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("option", "kind"), [("--engine", "engine"), ("--onnx", "ONNX file")])
+def test_sizes(photos, tmp_path, capsys, option, kind):
+    """What the file cannot follow is said before it is loaded."""
+
+    def fails(metadata: ArtifactMetadata, *arguments: object) -> str:
+        metadata.save(path.with_suffix(".json"))
+        assert main(command(photos, tmp_path, option, path, *arguments)) == 2
+        assert not (tmp_path / "out").exists()
+        return error_line(capsys).removeprefix("codetr: error: ")
+
+    path = tmp_path / "model.file"
+    path.write_bytes(b"content")
+    both = ["--height", 608, "--width", 608]
+    assert (
+        fails(make_metadata(), "--max-size", 600)
+        == f"--max-size: is fixed in the {kind} {path}, leave it out"
+    )
+    assert fails(make_metadata(), *both) == f"--height: is fixed in the {kind} {path}, leave it out"
+    assert fails(dynamic_metadata(), "--max-size", 600, *both).startswith(
+        "--max-size: does not go with --height"
+    )
+    assert fails(dynamic_metadata(), "--height", 608, "--width", 2000) == (
+        f"--width: expected a multiple of 32 from 512 to 1344, the range of {path}, got 2000"
+    )
 
 
 def test_an_engine_runs_on_a_gpu(engine, photos, tmp_path, capsys):

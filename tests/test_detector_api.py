@@ -9,6 +9,8 @@ from codetr.detect import Detector
 from codetr.preprocess import load_image, make_preprocessor
 from codetr.torch_backend import allow_tf32
 from tests.cli_runs import GOLDEN, FakeBackend
+from tests.test_runner import METADATA
+from tests.test_sizes import dynamic_metadata
 
 pytest_plugins = ("tests.cli_fixtures",)
 
@@ -50,7 +52,7 @@ def test_fixed_batch_is_filled(photos):
         ),
         ({"engine": "e"}, "engine: goes with backend='tensorrt', got backend='torch'"),
         ({"backend": "onnxruntime"}, "onnx: expected the path of an ONNX file, got None"),
-        ({"backend": "onnxruntime", "onnx": "o", "height": 64}, "height: is fixed in the ONNX file o"),
+        ({"backend": "onnxruntime", "onnx": "o", "weights": "w"}, "weights: is fixed in the ONNX file o"),
         (
             {"model": "m", "precision": "int8"},
             "precision: expected one of fp32, tf32, fp16, bf16, got 'int8'",
@@ -70,6 +72,22 @@ def test_detector_needs_the_file(tmp_path, backend, name):
     path.write_bytes(b"content")
     with pytest.raises(FileNotFoundError, match=r"model\.json: no such file; .* metadata lies beside it"):
         Detector(backend=backend, **{name: path})
+
+
+@pytest.mark.parametrize(("backend", "name"), [("tensorrt", "engine"), ("onnxruntime", "onnx")])
+def test_sizes_of_a_file(tmp_path, backend, name):
+    """What the file cannot follow is said before it is loaded."""
+    path = tmp_path / "model.file"
+    path.write_bytes(b"content")
+    METADATA.save(tmp_path / "model.json")
+    kind = {"engine": "engine", "onnx": "ONNX file"}[name]
+    for size in ("max_size", "height", "width"):
+        with pytest.raises(ValueError, match=f"{size}: is fixed in the {kind} {path}, leave it out"):
+            Detector(backend=backend, **{name: path, size: 64})
+    dynamic_metadata().save(tmp_path / "model.json")
+    message = f"height: expected a multiple of 32 from 512 to 1344, the range of {path}, got 2000"
+    with pytest.raises(ValueError, match=message):
+        Detector(backend=backend, **{name: path}, height=2000, width=512)
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -13,7 +13,16 @@ import torch
 
 import codetr
 from codetr.compare import FP32_LEAST_SHARE, compare_detections
-from codetr.exporting import Request, dynamic_shapes, example_inputs, make_parser, request_from
+from codetr.evaluation.live import LiveModel
+from codetr.exporting import (
+    Request,
+    Subject,
+    dynamic_shapes,
+    example_inputs,
+    make_parser,
+    request_from,
+    write_metadata,
+)
 from dynamo_path.export import export_program
 from dynamo_path.reshapes import reshape_target, simplify_reshapes
 from tests.golden_models import GOLDEN, arguments, save_weights, without
@@ -26,7 +35,7 @@ SYMBOLIC = (operator.add, operator.mul, operator.sub, operator.floordiv, torch.o
 
 @pytest.fixture(scope="module")
 def request_() -> Request:
-    given = ["--model", "mini", "--out", "x", "--dynamic-size", "96-160x192-384", "--batch", "1-8"]
+    given = ["--model", "co_dino_demo", "--out", "x", "--dynamic-size", "96-160x192-384", "--batch", "1-8"]
     return request_from(make_parser("test", "").parse_args(given))
 
 
@@ -37,6 +46,7 @@ def model(tmp_path_factory) -> codetr.CoDino:
     fields["backbone"] |= {"depths": [2, 1], "num_heads": [2, 2]}
     fields["neck"] |= {"in_channels": [24, 48], "num_outs": 3}
     fields |= {"name": "mini", "encoder_layers": 1, "decoder_layers": 1, "num_levels": 3}
+    fields["resize_scale"] = [288, 192]
     file = tmp_path_factory.mktemp("config") / "mini.json"
     file.write_text(json.dumps(fields))
     config = codetr.load_config(file)
@@ -149,43 +159,63 @@ def test_shape_arithmetic_of_the_onnx_file_is_little(onnx_file):
     assert sum(node.op_type in ("Shape", "Range", "Expand") for node in nodes) <= 20
 
 
-def test_detector_of_the_onnx_file(model, onnx_file, request_):
-    """Pictures of any shape give what the model gives for the same input."""
+@pytest.fixture(scope="module")
+def onnx_artifact(model, onnx_file, request_) -> Path:
+    """The ONNX file with its metadata beside it."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    from codetr.exporting import Subject, write_metadata
-    from codetr.onnx_backend import OnnxRuntimeBackend
-
     pytest.importorskip("tensorrt", reason="TensorRT is not installed")
     write_metadata(Subject(model, None, [], "none"), request_, onnx_file.parent, engine=False)
-    backend = OnnxRuntimeBackend(onnx_file, "cpu")
-    assert (backend.batch.min, backend.batch.max) == (1, 8)
+    return onnx_file
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pictures", "shapes"),
+    [
+        ({}, [(60, 90), (90, 60), (70, 70), (20, 60)], [(192, 288), (288, 192), (192, 192), (96, 288)]),
+        ({"max_size": 224}, [(60, 70), (70, 60), (400, 400)], [(192, 224), (224, 192), (192, 192)]),
+        ({"height": 128, "width": 256}, [(60, 70), (400, 200)], [(128, 149), (128, 64)]),
+    ],
+    ids=["published", "max-size", "fixed"],
+)
+def test_detector_of_the_onnx_file(model, onnx_artifact, sizes, pictures, shapes):
+    """Alone and together, pictures have PyTorch's input size and detections.
+
+    PyTorch pads to no multiple of 32, so the sizes are such that both pad alike.
+    """
     random = np.random.default_rng(0)
-    pictures = [random.integers(0, 255, (*hw, 3), dtype=np.uint8) for hw in [(60, 210), (50, 200)]]
-    batch = backend.preprocessor.batch(pictures)
-    assert batch.images.shape == (2, 3, 128, 384)
-    with codetr.Detector(backend="onnxruntime", onnx=onnx_file, device="cpu") as detector:
-        found = detector.detect_batch(pictures, threshold=0.0, nms="none")
-    with torch.no_grad():
-        boxes, scores, _ = model(torch.from_numpy(batch.images), torch.from_numpy(batch.image_shapes))
-    for index, picture in enumerate(found):
-        np.testing.assert_allclose(picture.scores, scores[index], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(
-            picture.boxes_xyxy_px, batch.restore_boxes(index, boxes[index].numpy()), atol=1e-2
-        )
+    pictures = [random.integers(0, 255, (*hw, 3), dtype=np.uint8) for hw in pictures]
+    in_pytorch = codetr.Detector(backend=LiveModel(model, model.config, "cpu", **sizes))
+    with codetr.Detector(backend="onnxruntime", onnx=onnx_artifact, device="cpu", **sizes) as detector:
+        assert (detector.backend.batch.min, detector.backend.batch.max) == (1, 8)
+        for batch in (1, len(pictures)):
+            inputs = [one.backend.preprocessor.batch(pictures[:batch]) for one in (in_pytorch, detector)]
+            assert inputs[0].image_shapes.tolist() == [list(shape) for shape in shapes[:batch]]
+            np.testing.assert_array_equal(inputs[0].images, inputs[1].images)
+            expected, found = (
+                [
+                    (one.boxes_xyxy_px[None], one.scores[None], one.labels[None])
+                    for one in runs.detect(pictures, threshold=0.0, nms="none", batch=batch)
+                ]
+                for runs in (in_pytorch, detector)
+            )
+            for pair in zip(expected, found, strict=True):
+                comparison = compare_detections(*pair)
+                assert comparison.equal_share >= FP32_LEAST_SHARE, comparison
 
 
 @pytest.mark.parametrize(
     ("options", "shapes"),
     [
-        (["--batch", "1-8"], ((2, 3, 768, 1152), [(0,), (0,)])),
+        (["--batch", "1-8"], ((2, 3, 800, 1344), [(0,), (0,)])),
         (["--dynamic-size", "512-768-1344"], ((1, 3, 768, 512), [(2, 3), ()])),
         (["--dynamic-size", "512x640-512x640-512x1280"], ((1, 3, 512, 640), [(3,), ()])),
-        (["--batch", "4"], ((4, 3, 768, 1152), None)),
+        (["--batch", "4"], ((4, 3, 800, 1344), None)),
     ],
     ids=str,
 )
 def test_what_a_trace_is_told(options, shapes):
-    request = request_from(make_parser("test", "").parse_args(["--model", "x", "--out", "y", *options]))
+    given = ["--model", "co_dino_r50", "--out", "y", *options]
+    request = request_from(make_parser("test", "").parse_args(given))
     example, axes = shapes
     images, image_shapes = example_inputs(request)
     assert images.shape == example and image_shapes.tolist() == [list(example[2:])] * example[0]

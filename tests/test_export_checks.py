@@ -30,7 +30,7 @@ def batch() -> Batch:
 
 
 def request_of(precision: str) -> Request:
-    given = ["--model", "m", "--out", "x", "--precision", precision]
+    given = ["--model", "co_dino_r50", "--out", "x", "--precision", precision]
     return request_from(make_parser("test", "").parse_args(given))
 
 

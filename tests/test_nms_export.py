@@ -197,7 +197,7 @@ def test_comparison_of_an_engine(tmp_path, monkeypatch, capsys):
     boxes = np.float32([[(2 * i, 0, 2 * i + 10, 10) for i in range(6)]])  # neighbours: IoU 2 / 3
     detections = boxes, np.linspace(1, 0.5, 6, dtype=np.float32)[None], np.zeros((1, 6), np.int64)
     expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=0.5)
-    given = ["--model", "x", "--nms", "--nms-iou", "0.5", "--out", str(tmp_path)]
+    given = ["--model", "co_dino_r50", "--nms", "--nms-iou", "0.5", "--out", str(tmp_path)]
     request = request_from(make_parser("test", "").parse_args(given))
     batch = SimpleNamespace(images=np.zeros((1, 3, 8, 8), np.float32), image_shapes=None)
     checks = [Check(batch, {"fp32": expected})]

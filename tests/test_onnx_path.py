@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -478,6 +479,29 @@ def test_missing_package_is_named(tmp_path, weights):
     assert result.stderr == "error: onnxscript is not installed: pip install 'codetr-tensorrt[onnx]'\n"
     assert result.stdout == ""  # before a model is loaded
     assert not list(tmp_path.iterdir())
+
+
+class NormalizedConstant(torch.nn.Module):
+    """A constant that onnxscript's optimizer says that it does not fold."""
+
+    def forward(self, images: torch.Tensor, image_shapes: torch.Tensor) -> torch.Tensor:
+        return images + image_shapes + torch.nn.functional.layer_norm(torch.ones(4), [4])
+
+
+def test_constants_that_are_not_folded_are_no_message(tmp_path, caplog):
+    with caplog.at_level("DEBUG"):
+        counts = export_onnx(
+            NormalizedConstant(),
+            (torch.ones(4), torch.ones(4)),
+            tmp_path / "model.onnx",
+            output_names=["sums"],
+        )
+    assert counts["LayerNormalization"] == 1
+    assert "Skipping constant folding" not in caplog.text
+    logger = logging.getLogger("onnxscript.optimizer._constant_folding")
+    with caplog.at_level("DEBUG"):
+        logger.warning("Skipping constant folding of the next caller")
+    assert "of the next caller" in caplog.text and not logger.filters
 
 
 def detections(*rows: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -23,7 +23,8 @@ DYNAMIC = InputSizes(Range(1, 1, 8), *size_ranges("512-768x1152-1344"))
 
 
 def request_of(*options: str):
-    return request_from(make_parser("test", "").parse_args(["--model", "x", "--out", "y", *options]))
+    given = ["--model", "co_dino_r50", "--out", "y", *options]
+    return request_from(make_parser("test", "").parse_args(given))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +65,43 @@ def test_wrong_size_ranges(text, message):
 
 
 def test_options():
-    assert request_of().sizes == InputSizes(fixed(1), fixed(768), fixed(1152))
-    assert request_of("--height", "512").sizes.width == fixed(1152)
+    assert request_of().sizes == InputSizes(fixed(1), fixed(800), fixed(1344))
+    assert request_of("--height", "512").sizes == InputSizes(fixed(1), fixed(512), fixed(1344))
     assert request_of("--dynamic-size", "512-768x1152-1344", "--batch", "1-8").sizes == DYNAMIC
     with pytest.raises(UsageError, match="--width and --dynamic-size: give one of them"):
         request_of("--dynamic-size", "512-768-1344", "--width", "512")
     with pytest.raises(UsageError, match="--dynamic-size: expected MIN-OPT-MAX, such as"):
         request_of("--dynamic-size", "512")
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ((), None),
+        (("--model", "co_dino_demo"), None),
+        (("--height", "768", "--width", "1152"), None),
+        (("--dynamic-size", "512-768x1152-1344"), None),
+        (("--dynamic-size", "512-768x1152-800x1344"), None),
+        (
+            ("--height", "768", "--width", "1152", "--model", "co_dino_swin_l"),
+            "768x1152 resizes a 4:3 picture to 768x1024, and co_dino_swin_l was trained for 1280x1707: "
+            "give --height 1280 --width 2048, or --dynamic-size",
+        ),
+        (
+            ("--height", "768", "--width", "1152", "--model", "co_dino_demo"),
+            "768x1152 resizes a 4:3 picture to 768x1024, and co_dino_demo was trained for 480x640: "
+            "give --height 480 --width 640, or --dynamic-size",
+        ),
+        (
+            ("--dynamic-size", "512-768x1152-1312"),
+            "--dynamic-size ends at 1312x1312, and co_dino_r50 was trained for 800x1344: give that as the "
+            "largest size, or 1344 for portrait pictures too",
+        ),
+    ],
+)
+def test_a_size_far_from_the_models_own_is_said(capsys, options, note):
+    request_of(*options)
+    assert capsys.readouterr().out == ("" if note is None else f"note: {note}\n")
 
 
 def test_profiles_of_dynamic_inputs_only():
@@ -87,7 +118,7 @@ def test_profiles_of_dynamic_inputs_only():
 
 @pytest.mark.parametrize("sizes", [DYNAMIC, InputSizes(fixed(2), fixed(64), fixed(96))], ids=str)
 def test_sizes_survive_metadata(sizes):
-    resize = {"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad"}
+    resize = {"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad", "scale": [1333, 800]}
     metadata = SimpleNamespace(resize=resize, batch=sizes.batch.opt, profiles=sizes.profiles())
     assert InputSizes.of_artifact(metadata) == sizes
 
@@ -105,10 +136,10 @@ def test_metadata_of_a_fixed_engine_has_no_profiles(profiles, message):
         dataclasses.replace(METADATA, profiles=profiles)
 
 
-def dynamic_metadata(**changed):
+def dynamic_metadata(scale=None, /, **changed):
     shapes = DYNAMIC.shapes()
     inputs = [{"name": name, "shape": shapes[name], "dtype": "float32"} for name in shapes]
-    resize = {"height": 768, "width": 1152, "mode": "fit_pad"}
+    resize = {"height": 768, "width": 1152, "mode": "fit_pad"} | ({"scale": scale} if scale else {})
     profiles = DYNAMIC.profiles()
     profiles["images"] |= changed
     return dataclasses.replace(METADATA, inputs=inputs, resize=resize, batch=1, profiles=profiles)
@@ -135,8 +166,14 @@ def test_sizes_that_pictures_cannot_be_padded_to(changed):
         InputSizes.of_artifact(dynamic_metadata(**changed))
 
 
+@pytest.mark.parametrize("scale", [[800, 1333], [1333], [1333, 0], [1333.0, 800], "1333x800", None], ids=str)
+def test_wrong_scale(scale):
+    with pytest.raises(ValueError, match=r'resize\["scale"\]: expected \[long, short\], two positive'):
+        dataclasses.replace(METADATA, resize={**METADATA.resize, "scale": scale})
+
+
 def test_dynamic_metadata_is_saved_and_read(tmp_path):
-    metadata = dynamic_metadata()
+    metadata = dynamic_metadata([1333, 800])
     metadata.save(tmp_path / "model.json")
     assert type(metadata).load(tmp_path / "model.json") == metadata
 
@@ -164,6 +201,66 @@ def test_metadata_of_another_profile_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("options", "photos", "shapes", "padded"),
+    [
+        ({}, [(480, 640)], [(800, 1067)], (800, 1088)),
+        ({}, [(640, 480), (480, 640)], [(1067, 800), (800, 1067)], (1088, 1088)),
+        ({}, [(300, 3000)], [(133, 1333)], (512, 1344)),
+        ({"max_size": 700}, [(480, 640)], [(525, 700)], (544, 704)),
+        ({"max_size": 100}, [(480, 640)], [(75, 100)], (512, 512)),
+        ({"height": 576, "width": 608}, [(480, 640), (640, 480)], [(456, 608), (576, 432)], (576, 608)),
+    ],
+)
+def test_pictures_are_resized_by_the_models_rule(options, photos, shapes, padded):
+    preprocessor = Preprocessor.of_artifact(dynamic_metadata([1333, 800]), **options)
+    batch = preprocessor.batch([np.zeros((*hw, 3), np.uint8) for hw in photos])
+    assert [tuple(shape) for shape in batch.image_shapes] == shapes
+    assert batch.images.shape[2:] == padded
+
+
+def test_the_range_limits_the_models_rule():
+    preprocessor = Preprocessor.of_artifact(dynamic_metadata([2048, 1280]))
+    assert preprocessor.target_size(480, 640) == (1008, 1344)
+    assert preprocessor.target_size(640, 480) == (1344, 1008)
+    unknown = Preprocessor.of_artifact(dynamic_metadata(), max_size=1000)
+    assert unknown.target_size(480, 640) == (750, 1000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"height": 2016, "width": 512},
+            "height: expected a multiple of 32 from 512 to 1344, the range of e, got 2016",
+        ),
+        (
+            {"height": 512, "width": 480},
+            "width: expected a multiple of 32 from 512 to 1344, the range of e, got 480",
+        ),
+        (
+            {"height": 520, "width": 512},
+            "height: expected a multiple of 32 from 512 to 1344, the range of e, got 520",
+        ),
+        ({"height": 512}, "height and width: give both or neither, got 512 and None"),
+        (
+            {"height": 512, "width": 512, "max_size": 512},
+            "max_size: does not go with a fixed height and width",
+        ),
+        ({"max_size": 0}, "max_size: expected a positive number of pixels, got 0"),
+    ],
+)
+def test_sizes_outside_of_the_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessor.of_artifact(dynamic_metadata(), "engine", "e", **options)
+
+
+@pytest.mark.parametrize("argument", ["max_size", "height", "width"])
+def test_sizes_of_a_fixed_file_cannot_be_chosen(argument):
+    with pytest.raises(ValueError, match=f"{argument}: is fixed in the engine e, leave it out"):
+        Preprocessor.of_artifact(METADATA, "engine", "e", **{argument: 64})
+
+
+@pytest.mark.parametrize(
     ("photos", "expected"),
     [
         ([(480, 640)], (1024, 1344)),  # as large as fits, then up to a multiple of 32
@@ -171,7 +268,8 @@ def test_metadata_of_another_profile_is_refused():
         ([(300, 3000)], (512, 1344)),
     ],
 )
-def test_pictures_of_a_dynamic_input(photos, expected):
+def test_pictures_of_a_dynamic_input_without_a_scale(photos, expected):
+    """An older file does not say the model's rule."""
     preprocessor = Preprocessor.of_artifact(dynamic_metadata())
     batch = preprocessor.batch([np.full((*hw, 3), 255, np.uint8) for hw in photos])
     assert batch.images.shape == (len(photos), 3, *expected)

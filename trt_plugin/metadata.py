@@ -25,8 +25,10 @@ class ArtifactMetadata:
         inputs, outputs: {"name", "shape", "dtype"} of each tensor; -1 for a size decided at run time.
         class_names: name of each label, from 0.
         mean, std: of R, G, B in 0..255; an image is normalised as (image - mean) / std.
-        resize: {"height", "width", "mode"}: how an image is brought to the input's size. Mode "fit_pad": the
-            largest size of the same aspect ratio that fits, then zeros right and below, after normalising.
+        resize: {"height", "width", "mode", "scale"}: how an image is brought to the input's size. Mode
+            "fit_pad": the largest size of the same aspect ratio that fits, then zeros right and below, after
+            normalising. If height or width is dynamic, "scale", [long, short] in pixels, also limits the
+            image's longer and shorter side; older files lack it.
         max_per_img: K, the number of boxes of each image before non-maximum suppression.
         nms: parameters of non-maximum suppression, as `codetr.postprocess.apply_nms` has them: of that in the
             graph, or of the default post-processing if there is none in it.
@@ -106,6 +108,9 @@ class ArtifactMetadata:
             '{"height": H, "width": W, "mode": "fit_pad"}',
             resize,
         )
+        scale = resize.get("scale", [1, 1])
+        fine = _is_list(scale, int) and len(scale) == 2 and scale[0] >= scale[1] > 0
+        _require(fine, 'resize["scale"]', "[long, short], two positive integers", scale)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the file, whole or not at all."""
