@@ -7,10 +7,12 @@ Exit status: 0 done, 1 failed, 2 wrong arguments.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,7 +189,7 @@ def write_onnx(
 
     from onnx_path import node_names, operator, shapes
 
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), _quiet_folding():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         program = torch.onnx.export(
             exported,
@@ -198,9 +200,9 @@ def write_onnx(
             dynamo=True,
             verbose=False,
         )
-    # The exporter folds small constants only; Swin's masks and position biases have millions of numbers.
-    limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
-    optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
+        # The exporter folds small constants only; Swin's masks and position biases have millions of numbers.
+        limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
+        optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
     if exported.range_constraints:  # sizes that are symbols
         shapes.simplify(program.model)
         _name_sizes(program.model.graph)
@@ -214,6 +216,21 @@ def write_onnx(
     program.save(path)
     onnx.checker.check_model(path)
     return Counter(node.op_type for node in program.model.graph)
+
+
+@contextmanager
+def _quiet_folding() -> Iterator[None]:
+    """Keeps away onnxscript's lines about constants that it leaves as they are, while the block runs."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Skipping constant folding")
+
+    logger = logging.getLogger("onnxscript.optimizer._constant_folding")
+    logger.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_wanted)
 
 
 def _name_sizes(graph) -> None:
