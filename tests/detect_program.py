@@ -51,6 +51,8 @@ class Network:
         height, width: of its input; a range if they are dynamic.
         outputs: for each picture that it sees, in order.
         batch: how many pictures it takes.
+        scale: limits of a picture's longer and shorter side, in the metadata; None for none.
+        chosen: max_size, height and width that the detector is given.
         inputs: of each picture that Python's detector gave it, after `detect`.
     """
 
@@ -65,6 +67,8 @@ class Network:
     std: Sequence[float] = (58.395, 57.12, 57.375)
 
     batch: int | Range = 1
+    scale: Sequence[int] | None = None
+    chosen: Mapping[str, int] = dataclasses.field(default_factory=dict)
     inputs: list[Input] = dataclasses.field(default_factory=list)
 
     # As codetr.detect.Backend.
@@ -72,7 +76,7 @@ class Network:
 
     @property
     def preprocessor(self) -> Preprocessor:
-        return Preprocessor.of_artifact(SimpleNamespace(**self.metadata()))
+        return Preprocessor.of_artifact(SimpleNamespace(**self.metadata()), **self.chosen)
 
     @property
     def sizes(self) -> InputSizes:
@@ -105,7 +109,12 @@ class Network:
             "class_names": list(self.class_names),
             "mean": list(self.mean),
             "std": list(self.std),
-            "resize": {"height": self.sizes.height.opt, "width": self.sizes.width.opt, "mode": "fit_pad"},
+            "resize": {
+                "height": self.sizes.height.opt,
+                "width": self.sizes.width.opt,
+                "mode": "fit_pad",
+                **({} if self.scale is None else {"scale": list(self.scale)}),
+            },
             "profiles": self.sizes.profiles(),
             "max_per_img": max(1, rows),
             "nms": dict(self.nms or {"method": "hard", "iou_threshold": 0.8}),
@@ -125,7 +134,8 @@ class Network:
         (folder / "net.json").write_text(json.dumps(self.metadata()), encoding="utf-8")
         for name, output in zip(("boxes", "scores", "labels"), self.outputs, strict=True):
             np.save(folder / f"{name}.npy", output)
-        return ["--engine", folder / "net.engine", "--replay", folder]
+        chosen = [f"--{name.replace('_', '-')}={size}" for name, size in self.chosen.items()]
+        return ["--engine", folder / "net.engine", "--replay", folder, *chosen]
 
     def detect(
         self, images: Sequence[np.ndarray], batch: int | None = None, **options: Any

@@ -78,6 +78,26 @@ ranges = st.lists(st.integers(1, 4), min_size=3, max_size=3).map(
 batches = st.integers(1, 3) | st.lists(st.integers(1, 4), min_size=3, max_size=3).map(
     lambda counts: Range(*sorted(counts))
 )
+scales = st.none() | st.tuples(st.integers(1, 300), st.integers(1, 300)).map(
+    lambda sides: tuple(sorted(sides, reverse=True))
+)
+
+
+@st.composite
+def input_shapes(draw) -> tuple:
+    """Batch, height, width, scale, and the sizes that the detector is given."""
+    sides = {"height": draw(ranges), "width": draw(ranges)}
+    chosen = {}
+    if any(side.dynamic for side in sides.values()):
+        fixed = {name: st.integers(side.min // 32, side.max // 32) for name, side in sides.items()}
+        chosen = draw(
+            st.just({})
+            | st.fixed_dictionaries({"max_size": st.integers(1, 300)})
+            | st.fixed_dictionaries({name: count.map(lambda n: 32 * n) for name, count in fixed.items()})
+        )
+    return draw(batches), *sides.values(), draw(scales), chosen
+
+
 odd_sizes = (
     sizes
     | st.tuples(st.integers(1, 3), st.integers(100, 3000))  # very wide
@@ -103,21 +123,26 @@ def check_dump(folder: Path, network: Network) -> None:
 
 
 @given(
-    st.tuples(batches, ranges, ranges),
+    input_shapes(),
     st.lists(odd_sizes, min_size=1, max_size=7),
     st.none() | st.integers(1, 6),
     st.integers(0, 2**32 - 1),
 )
-@example((Range(2, 2, 3), Range(32, 32, 96), Range(64, 64, 64)), [(40, 40)] * 5, 5, 0)
-@example((2, Range(32, 64, 96), Range(32, 64, 128)), [(1, 3000), (3000, 1), (1, 1)], None, 0)
-@example((Range(1, 1, 4), 96, 100), [(30, 40)] * 3, None, 0)
+@example((Range(2, 2, 3), Range(32, 32, 96), Range(64, 64, 64), None, {}), [(40, 40)] * 5, 5, 0)
+@example((2, Range(32, 64, 96), Range(32, 64, 128), None, {}), [(1, 3000), (3000, 1), (1, 1)], None, 0)
+@example((Range(1, 1, 4), 96, 100, (50, 40), {}), [(30, 40)] * 3, None, 0)
+@example((1, Range(32, 64, 128), Range(32, 64, 128), (80, 50), {}), [(30, 40), (40, 30)], 2, 0)
+@example((1, Range(32, 64, 128), Range(32, 64, 128), (80, 50), {"max_size": 60}), [(30, 40)], 1, 0)
+@example((1, Range(32, 64, 128), Range(32, 64, 128), None, {"max_size": 60}), [(30, 40)], 1, 0)
+@example((1, Range(32, 64, 128), Range(64, 64, 64), (80, 50), {"height": 96, "width": 64}), [(30, 40)], 1, 0)
 def test_dynamic_sizes_equal_python(shape, pictures, together, seed):
     """Input bit for bit and the whole document, whatever is padded to one size and run together."""
     rng = np.random.default_rng(seed)
     images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in pictures]
     outputs = [crowd(12, rng) for _ in images]
-    batch, height, width = shape
-    network = Network(height, width, tuple(map(np.stack, zip(*outputs, strict=True))), batch=batch)
+    batch, height, width, scale, chosen = shape
+    outputs = tuple(map(np.stack, zip(*outputs, strict=True)))
+    network = Network(height, width, outputs, batch=batch, scale=scale, chosen=chosen)
     options = [] if together is None else ["--batch", together]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -132,7 +157,17 @@ def test_dynamic_sizes_equal_python(shape, pictures, together, seed):
         check_dump(folder / "dump", network)
 
 
-def test_photos_of_a_large_range_equal_python(tmp_path):
+@pytest.mark.parametrize(
+    ("scale", "chosen"),
+    [
+        (None, {}),
+        ((1333, 800), {}),
+        ((1333, 800), {"max_size": 1000}),
+        ((1333, 800), {"height": 544, "width": 1344}),
+    ],
+    ids=str,
+)
+def test_photos_of_a_large_range_equal_python(tmp_path, scale, chosen):
     """README's range: photos, a strip, a pole, one pixel, and one larger than the largest input."""
     rng = np.random.default_rng(0)
     files = [ROOT / "assets/coffee.jpg"]
@@ -141,13 +176,13 @@ def test_photos_of_a_large_range_equal_python(tmp_path):
         Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(files[-1])
     files += sorted(ROOT.glob("tests/scenes/val/*.jpg"))[:1]
     height, width = Range(512, 768, 1344), Range(512, 1152, 1344)
-    network = Network(height, width, no_outputs(len(files)), batch=Range(1, 1, 8))
+    network = Network(height, width, no_outputs(len(files)), batch=Range(1, 1, 8), scale=scale, chosen=chosen)
     images = [load_image(file) for file in files]
     for options, batch in ([], None), (["--batch", "3"], 3):
         done = run(*network.save(tmp_path / "net"), "--dump", tmp_path / "dump", *options, *files)
         assert done.returncode == 0, done.stderr
         network.detect(images, batch)
-        assert len({one.image.shape for one in network.inputs}) > 1
+        assert (len({one.image.shape for one in network.inputs}) > 1) == ("height" not in chosen)
         check_dump(tmp_path / "dump", network)
 
 
@@ -460,6 +495,13 @@ def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
             shape = [benchmark[name] for name in ("batch", "height", "width")]
             assert shape == {1: [1, 96, 256], 3: [3, 96, 256], 14: [4, 256, 256]}[batch]
             assert len(benchmark["runs"]) == 2 - len(flags)
+    for sizes in ({"max_size": 160}, {"height": 128, "width": 224}):
+        with Detector(backend="tensorrt", engine=engine, **sizes) as detector:
+            expected = detector.detect(files, threshold=0.0)
+        chosen = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items()]
+        done = run("--engine", engine, *plugin, *files, "--threshold", 0, "--json", out, *chosen)
+        assert done.returncode == 0, done.stderr
+        check_detections(read_document(out)[0], expected)
 
 
 @pytest.mark.gpu

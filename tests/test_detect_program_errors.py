@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +51,17 @@ def refused(done: subprocess.CompletedProcess, status: int = 2) -> str:
         (["--nms", "fast"], "--nms: expected soft, hard or none, got 'fast'"),
         (["--batch", "0"], "--batch: expected a whole number above 0, got '0'"),
         (["--top", "0"], "--top: expected a whole number above 0, got '0'"),
+        (["--height", "-32", "--width", "32"], "--height: expected a whole number above 0, got '-32'"),
+        (["--height", "32"], "--height and --width: give both or neither"),
+        (
+            ["--height", "32", "--width", "32", "--max-size", "32"],
+            "--max-size: does not go with --height and --width",
+        ),
+        (["--max-size", "32"], "--max-size: is fixed in the file that --engine gives, leave it out"),
+        (
+            ["--height", "32", "--width", "32"],
+            "--height: is fixed in the file that --engine gives, leave it out",
+        ),
         (["--benchmark", "-1"], "--benchmark: expected a whole number above 0, got '-1'"),
         (["--device", "gpu"], "--device: expected auto, cuda, cuda:<number> or a GPU's number, got 'gpu'"),
         (["--device", "cpu"], "--device: expected auto, cuda, cuda:<number> or a GPU's number, got 'cpu'"),
@@ -151,6 +163,14 @@ def test_what_cannot_be_written_is_named(network, photo, tmp_path):
         ({"std": [1, 2, 0]}, "std: expected three positive numbers (R, G, B), got [1,2,0]"),
         ({"class_names": "cup"}, 'class_names: expected a list of strings, got "cup"'),
         ({"resize": {"height": 8, "width": 8, "mode": "crop"}}, "resize: expected {"),
+        (
+            {"resize": {"height": 8, "width": 8, "mode": "fit_pad", "scale": [8, 9]}},
+            "scale: expected [long, short], two positive integers, got [8,9]",
+        ),
+        (
+            {"resize": {"height": 8, "width": 8, "mode": "fit_pad", "scale": None}},
+            "scale: expected [long, short], two positive integers, got null",
+        ),
         ({"inputs": []}, 'inputs: expected a list of {"name", "shape", "dtype"}, got []'),
         ({"nms": {"method": "fast"}}, 'method: expected soft, hard or none, got "fast"'),
         ({"nms_in_graph": 1}, "nms_in_graph: expected true or false, got 1"),
@@ -204,6 +224,22 @@ def test_wrong_profiles(photo, tmp_path, changed, message):
     if changed:
         with pytest.raises((EngineError, ValueError)):
             Preprocessor.of_artifact(ArtifactMetadata.load(file))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"height": 2016, "width": 64}, "height: expected a multiple of 32 from 32 to 96, the range of "),
+        ({"height": 64, "width": 80}, "width: expected a multiple of 32 from 64 to 96, the range of "),
+    ],
+)
+def test_sizes_outside_of_the_range(photo, tmp_path, sizes, message):
+    """In Python's words, but for the option's dashes."""
+    network = Network(Range(32, 64, 96), Range(64, 64, 96), no_outputs(1), chosen=sizes)
+    options = network.save(tmp_path / "net")
+    with pytest.raises(ValueError, match=message) as caught:
+        Preprocessor.of_artifact(SimpleNamespace(**network.metadata()), "engine", options[1], **sizes)
+    assert refused(run(*options, photo)) == f"--{caught.value}"
 
 
 def test_profiles_of_fixed_sizes(network, photo):

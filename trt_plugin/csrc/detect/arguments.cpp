@@ -105,6 +105,9 @@ Grammar make_grammar(Program const& program, Options& options) {
   add["--nms"] = [&](Argument const& a) { options.nms = a.method(); };
   add["--nms-iou"] = [&](Argument const& a) { options.nms_iou = a.fraction(); };
   add["--batch"] = [&](Argument const& a) { options.batch = a.count(); };
+  add["--max-size"] = [&](Argument const& a) { options.max_size = a.count(); };
+  add["--height"] = [&](Argument const& a) { options.height = a.count(); };
+  add["--width"] = [&](Argument const& a) { options.width = a.count(); };
   add["--plugins"] = [&](Argument const& a) { options.plugins.push_back(a.file()); };
   add["--device"] = [&](Argument const& a) { options.device = a.device(program.runs_on_cpu); };
   add["--benchmark"] = [&](Argument const& a) { options.benchmark = a.count(); };
@@ -121,6 +124,12 @@ void check(Program const& program, Options const& options) {
     throw UsageError(concat(program.model_option, ": needed, ", program.model_help));
   }
   if (options.pictures.empty()) throw UsageError("IMAGE: expected at least one picture, got none");
+  if (options.height.has_value() != options.width.has_value()) {
+    throw UsageError("--height and --width: give both or neither");
+  }
+  if (options.height && options.max_size) {
+    throw UsageError("--max-size: does not go with --height and --width");
+  }
   // A replay asks for the metadata alone.
   if (!options.replay) static_cast<void>(Argument{program.model_option, options.model}.file());
   if (!fs::exists(options.metadata())) {
@@ -189,6 +198,11 @@ std::string usage(Program const& program) {
   text += line("--batch N",
                "pictures that are padded to one size and run together; default: as many as");
   text += line("", "the network takes, 1 if its batch or sizes are dynamic");
+  text += line("--max-size PX",
+               "limit of the resized picture's longer side; default: as the model was");
+  text += line("", "published. Fixed in a file exported without --dynamic-size, as are:");
+  text += line("--height PX", "fixed input height; pictures are fitted in and padded");
+  text += line("--width PX", "fixed input width");
   text += line("--plugins FILE", "library with TensorRT plugins, may be repeated; default:");
   text += line("", "$MSDA_TRT_PLUGIN, or libmsda_trt_plugin.so beside this program");
   if (program.library_option != nullptr) {

@@ -32,8 +32,9 @@ struct Options {
   std::optional<size_t> top;
   std::optional<std::string> nms;
   std::optional<double> nms_iou;
-  std::optional<int> batch;  // pictures that are read, padded and run together
-  int device = 0;            // number of the GPU, or kCpu
+  std::optional<int> batch;                    // pictures that are read, padded and run together
+  std::optional<int> max_size, height, width;  // of the input, if its sizes are dynamic; pixels
+  int device = 0;                              // number of the GPU, or kCpu
   bool cuda_graph = true;
   int benchmark = 0;  // timed runs
   bool help = false, version = false;

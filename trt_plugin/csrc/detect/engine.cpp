@@ -168,8 +168,8 @@ class Engine final : public Network {
     stream_ = make_stream();
     scratch_ = Buffer(at_least_some(static_cast<size_t>(engine_->getDeviceMemorySizeV2())), false);
     // The largest first: no later shape needs more memory.
-    auto const& [batch, height, width] = metadata.sizes;
-    session({batch.max, height.max, width.max});
+    InputSizes const& sizes = metadata.sizes;
+    session({sizes.batch.max, sizes.height.max, sizes.width.max});
     wants_graph_ = options.cuda_graph;
   }
 

@@ -176,6 +176,20 @@ std::map<std::string, Profile> read_profiles(Json const& object,
   return result;
 }
 
+// The limits of a resized picture's longer and shorter side, which older files lack.
+std::optional<std::pair<int, int>> read_scale(Json const& resize) {
+  if (!resize.contains("scale")) return std::nullopt;
+  const Field field(resize, "scale");
+  Json const& scale = field.value();
+  const auto is_size = [](Json const& side) {
+    return side.is_number_integer() && side >= 1 && side <= INT32_MAX;
+  };
+  field.require(scale.is_array() && scale.size() == 2 && is_size(scale[0]) && is_size(scale[1]) &&
+                    scale[0] >= scale[1],
+                "[long, short], two positive integers");
+  return std::pair{scale[0].get<int>(), scale[1].get<int>()};
+}
+
 // Of the profile of `images`, else the only ones.
 InputSizes read_sizes(Json const& object, std::map<std::string, Profile> const& profiles) {
   const Field resize(object, "resize");
@@ -186,7 +200,7 @@ InputSizes read_sizes(Json const& object, std::map<std::string, Profile> const& 
     return Range{field.size(), field.size(), field.size()};
   };
   const InputSizes usual{fixed(Field(object, "batch")), fixed(Field(resize.value(), "height")),
-                         fixed(Field(resize.value(), "width"))};
+                         fixed(Field(resize.value(), "width")), read_scale(resize.value())};
   const auto found = profiles.find("images");
   if (found == profiles.end()) return usual;
   auto const& [min, opt, max] = found->second;
@@ -195,7 +209,7 @@ InputSizes read_sizes(Json const& object, std::map<std::string, Profile> const& 
   const auto range = [&, &min = min, &opt = opt, &max = max](size_t i) {
     return Range{static_cast<int>(min[i]), static_cast<int>(opt[i]), static_cast<int>(max[i])};
   };
-  const InputSizes sizes{range(0), range(2), range(3)};
+  const InputSizes sizes{range(0), range(2), range(3), usual.scale};
   const auto whole = [](Range const& side) {
     return side.min % kSizeDivisor == 0 && side.max % kSizeDivisor == 0;
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <optional>
 
 #include "console.h"
 #include "draw.h"
@@ -38,16 +39,16 @@ std::string one_line(std::string const& message) {
   return line;
 }
 
+std::string is_fixed(char const* option, Program const& program) {
+  return concat(option, ": is fixed in the file that ", program.model_option,
+                " gives, leave it out");
+}
+
 Nms choose_nms(Program const& program, Options const& options, Metadata const& metadata) {
   Nms nms = metadata.nms;
   if (metadata.nms_in_graph) {
-    for (auto const& [given, option] : {std::pair{options.nms.has_value(), "--nms"},
-                                        {options.nms_iou.has_value(), "--nms-iou"}}) {
-      if (given) {
-        throw UsageError(concat(option, ": is fixed in the file that ", program.model_option,
-                                " gives, leave it out"));
-      }
-    }
+    if (options.nms) throw UsageError(is_fixed("--nms", program));
+    if (options.nms_iou) throw UsageError(is_fixed("--nms-iou", program));
     nms.method = NmsMethod::kNone;
     nms.max_per_img.reset();
   }
@@ -60,6 +61,30 @@ Nms choose_nms(Program const& program, Options const& options, Metadata const& m
   return nms;
 }
 
+// The sizes of the input, in which those that the options choose are fixed or limited.
+InputSizes choose_sizes(Program const& program, Options const& options, InputSizes sizes) {
+  const bool resizable = sizes.resizable();
+  if (options.max_size) {
+    if (!resizable) throw UsageError(is_fixed("--max-size", program));
+    const int most = *options.max_size;
+    const auto [longer, shorter] = sizes.scale.value_or(std::pair{most, most});
+    sizes.scale = {std::min(longer, most), std::min(shorter, most)};
+  }
+  const auto fix = [&](char const* option, std::optional<int> given, Range& range) {
+    if (!given) return;
+    if (!resizable) throw UsageError(is_fixed(option, program));
+    if (*given % kSizeDivisor != 0 || *given < range.min || *given > range.max) {
+      throw UsageError(concat(option, ": expected a multiple of ", kSizeDivisor, " from ",
+                              range.min, " to ", range.max, ", the range of ",
+                              options.model.string(), ", got ", *given));
+    }
+    range = {*given, *given, *given};
+  };
+  fix("--height", options.height, sizes.height);
+  fix("--width", options.width, sizes.width);
+  return sizes;
+}
+
 // Detects in one set of pictures after the other and keeps what was found.
 class Run {
  public:
@@ -68,6 +93,7 @@ class Run {
         options_(options),
         metadata_(Metadata::load(options.metadata())),
         nms_(choose_nms(program, options, metadata_)),
+        sizes_(choose_sizes(program, options, metadata_.sizes)),
         pictures_(find_pictures(options.pictures)) {
     if (options.out) check_outputs(*options.out);
     for (Picture const& picture : pictures_) {
@@ -190,13 +216,12 @@ class Run {
 
   // The input of one run with some of the pictures, padded to what all of them need.
   Batch make_batch(std::vector<Image> const& images, size_t first, size_t last) const {
-    InputSizes const& sizes = metadata_.sizes;
     std::vector<std::pair<int, int>> resized;
     for (Image const& image : images) {
-      resized.push_back(sizes.target_size(image.height, image.width));
+      resized.push_back(sizes_.target_size(image.height, image.width));
     }
-    const auto [height, width] = sizes.padded_size(resized);
-    Batch batch(std::max(sizes.batch.min, static_cast<int>(last - first)), height, width);
+    const auto [height, width] = sizes_.padded_size(resized);
+    Batch batch(std::max(sizes_.batch.min, static_cast<int>(last - first)), height, width);
     for (size_t i = first; i < last; ++i) {
       batch.add(images[i], resized[i], metadata_.normalisation);
     }
@@ -249,6 +274,7 @@ class Run {
   Options const& options_;
   Metadata metadata_;
   Nms nms_;
+  InputSizes sizes_;  // `metadata_` has those of the file
   std::vector<Picture> pictures_, readable_;
   std::vector<Found> found_;
   std::vector<Times> times_;

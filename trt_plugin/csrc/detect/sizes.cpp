@@ -4,17 +4,15 @@
 
 namespace codetr {
 
-std::pair<int, int> fit_size(int height, int width, int max_height, int max_width) {
-  const double factor =
-      std::min(static_cast<double>(max_height) / height, static_cast<double>(max_width) / width);
-  const auto fitted = [&](int side, int limit) {
-    return std::min(limit, std::max(1, static_cast<int>(side * factor + 0.5)));
-  };
-  return {fitted(height, max_height), fitted(width, max_width)};
-}
-
 std::pair<int, int> InputSizes::target_size(int picture_height, int picture_width) const {
-  return fit_size(picture_height, picture_width, height.max, width.max);
+  const auto ratio = [](int limit, int side) { return static_cast<double>(limit) / side; };
+  double factor = std::min(ratio(height.max, picture_height), ratio(width.max, picture_width));
+  if (scale && resizable()) {
+    const auto [shorter, longer] = std::minmax(picture_height, picture_width);
+    factor = std::min({factor, ratio(scale->first, longer), ratio(scale->second, shorter)});
+  }
+  const auto resized = [&](int side) { return std::max(1, static_cast<int>(side * factor + 0.5)); };
+  return {resized(picture_height), resized(picture_width)};
 }
 
 std::pair<int, int> InputSizes::padded_size(std::vector<std::pair<int, int>> const& resized) const {

@@ -1,6 +1,7 @@
 // Sizes of the network's input: fixed, or ranges; as codetr.sizes.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct Range {
 // Of images [N, 3, H, W] and image_shapes [N, 2]: N, and H and W in pixels.
 struct InputSizes {
   Range batch, height, width;
+  // Limits of a picture's longer and shorter side, if height or width is dynamic.
+  std::optional<std::pair<int, int>> scale;
 
   // Whether any of them is decided at run time.
   bool dynamic() const { return batch.dynamic() || resizable(); }
@@ -27,16 +30,13 @@ struct InputSizes {
   // Whether height or width is decided at run time.
   bool resizable() const { return height.dynamic() || width.dynamic(); }
 
-  // The (h, w) to which a picture is resized: as large as fits into the largest input.
+  // The (h, w) to which a picture is resized: its ratio kept, rounded half up, as large as the
+  // largest input and the scale allow.
   std::pair<int, int> target_size(int picture_height, int picture_width) const;
 
   // Height and width of an input that holds pictures of these sizes: the fixed ones, or no larger
   // than the largest picture, a multiple of kSizeDivisor and the smallest input need.
   std::pair<int, int> padded_size(std::vector<std::pair<int, int>> const& resized) const;
 };
-
-// The largest (height, width) with the picture's ratio, rounded half up, inside max_height x
-// max_width.
-std::pair<int, int> fit_size(int height, int width, int max_height, int max_width);
 
 }  // namespace codetr
