@@ -29,9 +29,14 @@ from codetr.command import (
 )
 from codetr.exporting import stage, staged_folder
 from codetr.files import atomic_write
+from onnx_path import requirements
+
+if __name__ == "__main__":
+    requirements.stop_without_graph_packages(*requirements.BUILD, engines=True)
+
 from onnx_path import engine_report, plugins, preparation, profiles
 from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
-from onnx_path.builder import Settings, import_builder, parsed_file, serialize_engine
+from onnx_path.builder import Settings, parsed_file, serialize_engine
 from onnx_path.command_lines import polygraphy_line, trtexec_line
 from onnx_path.preparation import CONVERTED
 
@@ -52,12 +57,11 @@ def import_requirements() -> None:
     """Imports what a build and running its engine need, and registers the plugins.
 
     Raises:
-        ImportError: naming what to install.
-        trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing or cannot be loaded.
+        trt_plugin.EngineError: packages or the plugin library are missing, or cannot be loaded.
     """
-    import_builder()
     import trt_plugin
 
+    requirements.require([*requirements.packages(*requirements.BUILD), *requirements.plugin_library()])
     trt_plugin.load()
 
 
@@ -74,7 +78,7 @@ def build_engine(
         settings: of the build; by default one without profile and TF32.
 
     Raises:
-        ImportError: a package is missing.
+        trt_plugin.EngineError: as `import_requirements`.
         RuntimeError: TensorRT cannot parse the file or build the engine; with its own words.
     """
     import_requirements()
@@ -266,12 +270,16 @@ def _check_machine(libraries: Sequence[Path], model: onnx.ModelProto, settings: 
 
     Returns:
         The settings, with the libraries that the file needs.
-    """
-    import_builder()
-    from trt_plugin.device import require_gpu
 
-    loaded = plugins.register(libraries, model)
-    require_gpu()
+    Raises:
+        plugins.PluginMissing: a library cannot be loaded, or an operator has no plugin.
+        trt_plugin.EngineError: packages, our plugin library or a GPU are missing; names all that is.
+    """
+    missing = requirements.packages(*requirements.BUILD)
+    if plugins.needs_ours(model):
+        missing += requirements.plugin_library()
+    loaded = [] if missing else plugins.register(libraries, model)
+    requirements.require([*missing, *requirements.gpu()])
     unique = {path.resolve(): path for path in loaded}
     return dataclasses.replace(settings, plugins=tuple(unique.values()))
 

@@ -36,23 +36,6 @@ class Settings:
     refittable: bool = False
 
 
-def import_builder() -> None:
-    """Imports what a build needs.
-
-    Raises:
-        ImportError: polygraphy is missing.
-        trt_plugin.EngineError: TensorRT or cuda-python is missing or cannot be loaded.
-    """
-    try:
-        import polygraphy  # noqa: F401
-    except ImportError as error:
-        raise ImportError("polygraphy is not installed: pip install 'codetr-tensorrt[tensorrt]'") from error
-    from trt_plugin.errors import import_cudart, import_tensorrt
-
-    import_tensorrt()
-    import_cudart()
-
-
 def serialize_engine(path: Path, settings: Settings, name: str) -> bytes:
     """Builds an engine of what lies at `path` as it is; its plugins are registered.
 

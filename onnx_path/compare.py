@@ -23,8 +23,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import onnx
-
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -34,10 +32,17 @@ from codetr.command import (
     to_path,
 )
 from codetr.exporting import stage
+from onnx_path import requirements
+
+if __name__ == "__main__":
+    requirements.stop_without_graph_packages("onnxruntime", "tensorrt", "cuda", engines=True)
+
+import onnx
+
 from onnx_path import engine_report, preparation, profiles
 from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
 from onnx_path.build import PRECISIONS
-from onnx_path.comparison import engine, reference
+from onnx_path.comparison import engine
 from onnx_path.comparison.errors import TOLERANCES, TensorError, Tolerance
 from onnx_path.comparison.inputs import BadInput, choose_shapes, make_inputs, read_inputs
 from onnx_path.comparison.reference import Reference
@@ -64,7 +69,6 @@ def _main(argv: Sequence[str] | None) -> int:
         given = read_inputs(model, arguments.input, arguments.inputs)
         asked = profiles.parse_shapes("--shapes", arguments.shapes)
         profiles.check_shapes("--shapes", profiles.inputs_of(model), asked)
-        reference.require()
         engine.check_machine(arguments.plugins, built)
         report = engine_report.read_engine(arguments.engine)
         tolerance = _tolerance(arguments, report, parsed)

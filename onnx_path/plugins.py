@@ -128,6 +128,11 @@ def check_registered(operators: Iterable[CustomOperator]) -> None:
             )
 
 
+def needs_ours(model: onnx.ModelProto) -> bool:
+    """Whether a model has nodes of our plugins."""
+    return any(operator.namespace == DOMAIN for operator in custom_operators(model))
+
+
 def register(libraries: Sequence[Path], model: onnx.ModelProto) -> list[Path]:
     """Registers all plugins that a model needs, those of libraries and ours.
 
@@ -141,7 +146,6 @@ def register(libraries: Sequence[Path], model: onnx.ModelProto) -> list[Path]:
     import trt_plugin
 
     load_libraries(libraries)
-    needed = custom_operators(model)
-    ours = [trt_plugin.load()] if any(x.namespace == trt_plugin.NAMESPACE for x in needed) else []
-    check_registered(needed)
+    ours = [trt_plugin.load()] if needs_ours(model) else []
+    check_registered(custom_operators(model))
     return [*libraries, *ours]

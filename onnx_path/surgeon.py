@@ -15,8 +15,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx
-
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -26,6 +24,13 @@ from codetr.command import (
     run_command,
     to_path,
 )
+from onnx_path import requirements
+
+if __name__ == "__main__":
+    requirements.stop_without_graph_packages("onnxruntime")
+
+import onnx
+
 from onnx_path.arguments import add_json, write_report
 from onnx_path.operator import OPERATORS
 from onnx_path.plugins import nodes_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import helper  # noqa: E402
 
-from onnx_path import build, plugins, preparation  # noqa: E402
+from onnx_path import build, plugins, preparation, requirements  # noqa: E402
 from onnx_path.builder import Settings  # noqa: E402
 from tests.onnx_builds import NO_GPU, REPOSITORY, SHAPES, attention_file, convolution, refuse  # noqa: E402
 from trt_plugin.errors import EngineError  # noqa: E402
@@ -22,35 +23,100 @@ from trt_plugin.errors import EngineError  # noqa: E402
 pytest_plugins = ("tests.onnx_builds",)
 
 
-def run_without(path: Path, *absent: str) -> subprocess.CompletedProcess:
-    """The command in a process of its own where some modules cannot be imported."""
+def run_without(
+    path: Path, *absent: str, command: str = "build", shapes: tuple[str, ...] = SHAPES, **environment: str
+) -> subprocess.CompletedProcess:
+    """A command in a process of its own where some modules cannot be imported and CUDA finds no GPU."""
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in absent)
-    argv = [str(path), "--out", str(path.parent / "out"), *SHAPES]
-    code = f"import sys; {blocked}; from onnx_path.build import main; sys.exit(main({argv!r}))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    argv = [command, str(path), "--out", str(path.parent / "out"), *shapes]
+    code = (
+        f"import runpy, sys; {blocked}; sys.argv = {argv!r}; "
+        f"runpy.run_module('onnx_path.{command}', run_name='__main__')"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, env=environment
+    )
+
+
+def line_without(path: Path, *absent: str, **options) -> str:
+    """The only line of a command that refuses with status 2 and writes nothing, see `run_without`."""
+    before = sorted(path.parent.iterdir())
+    result = run_without(path, *absent, **options)
+    assert (result.returncode, result.stdout) == (2, ""), result
+    (line,) = result.stderr.splitlines()
+    assert sorted(path.parent.iterdir()) == before
+    return line.removeprefix("error: ")
+
+
+INSTALL = "; install the packages with: pip install 'codetr-tensorrt"
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path):
+    path, library = attention_file(tmp_path / "attention.onnx"), tmp_path / "nowhere.so"
+    absent = ("polygraphy", "tensorrt", "cuda")
+    line = line_without(path, *absent, shapes=(), MSDA_TRT_PLUGIN=str(library))
+    assert line == (
+        f"this machine lacks polygraphy, TensorRT, cuda-python, the TensorRT plugin library {library}, named "
+        f"by $MSDA_TRT_PLUGIN and an NVIDIA GPU{INSTALL}[tensorrt]'"
+    )
+
+
+def test_a_file_without_our_nodes_needs_no_plugin_library(model, tmp_path):
+    absent = ("polygraphy", "tensorrt", "cuda")
+    line = line_without(model, *absent, MSDA_TRT_PLUGIN=str(tmp_path / "nowhere.so"))
+    assert (
+        line == f"this machine lacks polygraphy, TensorRT, cuda-python and an NVIDIA GPU{INSTALL}[tensorrt]'"
+    )
 
 
 @pytest.mark.parametrize(
-    ("absent", "message"),
+    ("command", "message"),
+    [
+        ("build", "onnx, onnx-ir, onnxscript, polygraphy, TensorRT, cuda-python"),
+        ("compare", "onnx, onnx-ir, onnxscript, onnxruntime, TensorRT, cuda-python"),
+        ("surgeon", "onnx, onnx-ir, onnxscript and onnxruntime; install"),
+    ],
+)
+def test_commands_without_onnx_are_one_line(model, command, message):
+    absent = ("onnx", "onnxruntime", "polygraphy", "tensorrt", "cuda")
+    line = line_without(model, *absent, command=command)
+    assert line.startswith(f"this machine lacks {message}")
+    extras = "onnx" if command == "surgeon" else "onnx,tensorrt"
+    assert line.endswith(f"{INSTALL}[{extras}]'")
+
+
+def test_a_package_that_cannot_be_loaded_is_named_with_the_reason(model, tmp_path):
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "tensorrt.py").write_text("raise ImportError('libnvinfer.so.10: cannot open')")
+    found = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    line = line_without(model, "polygraphy", PYTHONPATH=found)
+    assert "lacks polygraphy, TensorRT (cannot be loaded: libnvinfer.so.10: cannot open)" in line
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
     [
         ("polygraphy", "polygraphy is not installed: pip install 'codetr-tensorrt[tensorrt]'"),
         (
             "tensorrt",
-            "TensorRT cannot be imported (import of tensorrt halted; None in sys.modules); install it ",
+            "TensorRT cannot be imported (import of tensorrt halted; None in sys.modules); install it with: "
+            "pip install 'codetr-tensorrt[tensorrt]'",
         ),
     ],
 )
-def test_a_missing_package_is_named_after_the_file_was_checked(model, absent, message):
-    if absent != "polygraphy":
-        pytest.importorskip("polygraphy", reason="polygraphy is not installed")
-    result = run_without(model, absent)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error: {message}") and result.stderr.count("\n") == 1
-    assert [file.name for file in model.parent.iterdir()] == ["model.onnx"]
+def test_one_missing_package_is_told_in_its_own_words(module, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EngineError) as raised:
+        requirements.require(requirements.packages(module))
+    assert str(raised.value) == message
+
+
+def test_packages_are_looked_for_after_the_file_was_checked(model):
     model.write_bytes(b"damaged")
-    result = run_without(model, "polygraphy", "tensorrt", "cuda")
-    assert result.returncode == 2
-    assert result.stderr == f"error: {model}: not an ONNX file, or a part of one is missing\n"
+    line = line_without(model, "polygraphy", "tensorrt", "cuda")
+    assert line == f"{model}: not an ONNX file, or a part of one is missing"
 
 
 def test_tensorrt_is_not_imported_before_the_file_is_checked(model, tmp_path):
@@ -146,9 +212,11 @@ def test_our_plugin_is_loaded_where_the_file_needs_it(tensorrt, tmp_path, monkey
 
 
 def test_a_missing_plugin_library_is_named(tensorrt, no_gpu, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MSDA_TRT_PLUGIN", str(tmp_path / "nowhere.so"))
+    library = tmp_path / "nowhere.so"
+    monkeypatch.setenv("MSDA_TRT_PLUGIN", str(library))
     path = attention_file(tmp_path / "attention.onnx")
     line = refuse(capsys, tmp_path, path, "--out", tmp_path)
-    assert line.startswith(
-        f"the TensorRT plugin library {tmp_path / 'nowhere.so'}, named by $MSDA_TRT_PLUGIN"
+    assert line == (
+        f"this machine lacks the TensorRT plugin library {library}, named by $MSDA_TRT_PLUGIN and an "
+        "NVIDIA GPU (no CUDA-capable device is detected)"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from codetr.command import complain, one_line
-from onnx_path import builder, plugins, preparation, profiles
+from onnx_path import builder, plugins, preparation, profiles, requirements
 from onnx_path.builder import Settings
 from onnx_path.comparison.tensors import Tensors
 
@@ -26,21 +26,18 @@ def check_machine(libraries: Sequence[Path], built: onnx.ModelProto | None) -> N
         built: a model that engines will be built of, or None.
 
     Raises:
-        ImportError: polygraphy is missing, which only builds need.
         plugins.PluginMissing: a library cannot be loaded, or an operator of the model has no plugin.
-        trt_plugin.EngineError: TensorRT, cuda-python, our plugin library or a GPU is missing.
+        trt_plugin.EngineError: packages, our plugin library or a GPU are missing; names all that is.
     """
-    from trt_plugin.device import require_gpu
-    from trt_plugin.errors import import_cudart, import_tensorrt
-
-    import_tensorrt()
-    import_cudart()
-    if built is None:
-        plugins.load_libraries(libraries)
-    else:
-        builder.import_builder()
+    missing = requirements.packages("onnxruntime", "tensorrt", "cuda")
+    if built is not None:
+        missing += requirements.packages("polygraphy")
+        missing += requirements.plugin_library() if plugins.needs_ours(built) else []
+    if not missing and built is not None:
         plugins.register(libraries, built)
-    require_gpu()
+    elif not missing:
+        plugins.load_libraries(libraries)
+    requirements.require([*missing, *requirements.gpu()])
 
 
 def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Results:

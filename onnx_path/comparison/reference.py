@@ -20,18 +20,6 @@ from onnx_path.surgery.graph import STANDARD_DOMAINS
 Arrays = dict[str, np.ndarray]
 
 
-def require() -> None:
-    """Checks that onnxruntime is there.
-
-    Raises:
-        ImportError: it is not.
-    """
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise ImportError("onnxruntime is not installed: pip install 'codetr-tensorrt[onnx]'") from error
-
-
 def add_bodies(model: onnx.ModelProto) -> None:
     """Gives MSDA nodes, ours and NVIDIA's, the bodies of standard operators that onnxruntime needs, in place.
 
