@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import sys
 import time
@@ -27,7 +28,7 @@ import torch
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
 from benchmarks.arguments import add_engines, add_out, check_out, result_file, run_benchmark
-from codetr.coco import CocoDataset, DatasetError, load_coco
+from codetr.coco import DatasetError, LeftOut, load_coco
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -111,12 +112,19 @@ def _main(arguments: list[str]) -> int:
     config = model_config(options.model)
     try:
         dataset = load_coco(options.data, options.split)
+        left_out = LeftOut(
+            dataclasses.replace(dataset, pictures=dataset.pictures[: options.limit]),
+            program="benchmarks.accuracy",
+        )
+        left_out.check()
     except DatasetError as error:
         raise UsageError(one_line(error)) from error
     height, width = input_size(options)
     gpu = environment.slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else "cpu"
     out = result_file(options.out, f"accuracy_{config.name}_{height}x{width}", gpu)
-    content = run(options, config, dataset, Preprocessor(config.mean, config.std, height=height, width=width))
+    content = run(
+        options, config, left_out, Preprocessor(config.mean, config.std, height=height, width=width)
+    )
     content = {**environment.describe("benchmarks.accuracy", arguments), **content}
     environment.write_json(out, content)
     print(report.accuracy_table(content))
@@ -214,12 +222,12 @@ def shared_nms(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(
-    options: argparse.Namespace, config: Config, dataset: CocoDataset, preprocessor: Preprocessor
+    options: argparse.Namespace, config: Config, left_out: LeftOut, preprocessor: Preprocessor
 ) -> dict[str, Any]:
     """Runs everything; returns the result file's content, without the machine."""
+    dataset = left_out.usable()
     started = time.monotonic()
     shared = shared_nms(options)
-    pictures = dataset.pictures[: options.limit]
     prepared = Prepared(preprocessor)
     with contextlib.ExitStack() as stack:
         variants = list(make_variants(options, config, preprocessor, stack))
@@ -229,8 +237,8 @@ def run(
         try:
             suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
             categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
-            with progress(len(pictures), shown=True) as advance:
-                for chunk, images in read_ahead(pictures, options.batch):
+            with progress(len(dataset), shown=True) as advance:
+                for chunk, images in read_ahead(dataset.pictures, options.batch, left_out):
                     prepared.prepare(images)
                     found = [
                         variant.detector.detect_batch(images, threshold=0.0, **given)
@@ -245,7 +253,8 @@ def run(
             raise UsageError(one_line(error)) from error
         prepared.prepare([images[0]])
         times = [variant.timer(prepared.current, options.iterations) for variant in variants]
-    metrics = [coco_metrics(dataset, variant.rows, pictures) for variant in variants]
+    dataset = left_out.usable()
+    metrics = [coco_metrics(dataset, variant.rows) for variant in variants]
     if not metrics[0].objects:
         raise UsageError(f"{dataset.annotation_file}: no objects in the pictures, nothing to find")
     results = []
@@ -270,7 +279,8 @@ def run(
         "model": config.name,
         "weights": Path(options.weights).name if options.weights else config.name,
         "data": dataset.annotation_file.name,
-        "pictures": len(pictures),
+        "pictures": len(dataset),
+        "pictures_left_out": len(left_out.errors),
         "objects": metrics[0].objects,
         "classes": len(dataset.class_names),
         "height": preprocessor.height,

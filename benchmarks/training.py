@@ -186,7 +186,7 @@ def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
         [OBJECTS] * problem.batch,
     )
     if device == "cuda":
-        batch = HostBatch(*(tensor.pin_memory() for tensor in batch[:-1]), batch.counts)
+        batch = batch.map(torch.Tensor.pin_memory)
     return step, batch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import ExifTags, Image
 
-from codetr.coco import DatasetError, load_coco, read_picture
+from codetr import coco
+from codetr.coco import DatasetError, LeftOut, check_pictures, load_coco, read_picture, split_file
 from tests.coco_folders import document, write_dataset
 
 
@@ -148,16 +151,134 @@ def test_places_that_are_not_there(folder, tmp_path):
 
 
 def test_missing_pictures(tmp_path):
+    """Those that are there tell the folder; all of them missing is an error."""
     write_dataset(tmp_path)
     file = tmp_path / "annotations/instances_val2017.json"
-    (tmp_path / "val2017/b.jpg").unlink()
-    expected = f"{tmp_path / 'val2017/b.jpg'}: no such picture; 1 of the 3 that {file} lists are missing"
-    assert refusal(tmp_path) == expected
-    (tmp_path / "val2017/b.jpg").mkdir()
-    assert refusal(tmp_path) == expected
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val2017/a.jpg").unlink()
+    assert [picture.path for picture in load_coco(tmp_path, "val").pictures] == [
+        tmp_path / f"val2017/{name}.jpg" for name in "abc"
+    ]
     shutil.rmtree(tmp_path / "val2017")
     (tmp_path / "val2017").mkdir()
-    assert refusal(tmp_path) == expected.replace("b.jpg", "a.jpg").replace("1 of", "3 of")
+    path = tmp_path / "val2017/a.jpg"
+    assert refusal(tmp_path) == f"{path}: no such picture; all of the 3 that {file} lists are missing"
+
+
+def turned(path: Path, size: tuple[int, int]) -> None:
+    """A picture that EXIF turns by a quarter; in a PNG file the block stands behind the pixels."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", size).save(path, exif=exif)
+
+
+def test_check_finds_what_headers_tell(tmp_path, capsys):
+    """All of them, in the words of `read_picture`; pixels are not looked at."""
+    names = [f"{index}.{'png' if index in (3, 6) else 'jpg'}" for index in range(12)]
+    contents = document()
+    contents["annotations"] = [{"id": 1, "image_id": 20, "category_id": 1, "bbox": [1, 1, 5, 5]}]
+    contents["images"] = [
+        {"id": 20 - index, "file_name": name, "width": 40, "height": 30} for index, name in enumerate(names)
+    ]
+    contents["images"][9]["file_name"] = "9\0.jpg"
+    write_dataset(tmp_path, contents, names=names, sizes=[(40, 30)] * 12)
+    pictures = tmp_path / "val2017"
+    (pictures / names[1]).unlink()
+    Image.new("RGB", (41, 30)).save(pictures / names[2])
+    turned(pictures / names[3], (30, 40))  # right when it is turned
+    turned(pictures / names[4], (30, 40))
+    turned(pictures / names[5], (40, 30))  # wrong when it is turned
+    (pictures / names[7]).write_text("no picture")
+    (pictures / names[8]).unlink()
+    (pictures / names[8]).mkdir()
+    (pictures / names[11]).write_bytes((pictures / names[11]).read_bytes()[:-60])
+    dataset = load_coco(tmp_path, "val")
+    errors = check_pictures(dataset.pictures)
+    for index, picture in enumerate(dataset.pictures[:11]):
+        words = ""
+        try:
+            read_picture(picture)
+        except DatasetError as error:
+            words = str(error)
+        assert str(errors.get(index, "")) == words, index
+    assert sorted(errors) == [1, 2, 5, 7, 8, 9]
+    no_text = dataclasses.replace(dataset.pictures[0], path=pictures / "\ud800.jpg")
+    assert "not an image" in str(check_pictures([no_text])[0])
+
+    left_out = LeftOut(dataset)
+    left_out.check()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 7 and all(line.startswith("codetr: warning: ") for line in lines)
+    assert lines[6].endswith(f"6 of 12 pictures of {dataset.annotation_file} cannot be used and are left out")
+    assert [picture.id for picture in left_out.usable().pictures] == [20, 17, 16, 14, 10, 9]
+    last = dataset.pictures[11]
+    for _ in range(2):
+        with pytest.raises(DatasetError) as caught:
+            read_picture(last)
+        left_out.add(last, caught.value)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and f"{last.path}: the image is truncated" in lines[0]
+    assert len(left_out.usable()) == 5
+
+
+def test_a_long_check_tells_how_far_it_is(folder, monkeypatch, capsys):
+    monkeypatch.setattr(coco, "_TELL_S", 0.0)
+    assert check_pictures(load_coco(folder, "val").pictures) == {}
+    assert capsys.readouterr().err.splitlines()[1] == "codetr: checking: 2 of 3 pictures"
+
+
+# Roboflow's export
+
+
+def roboflow(folder: Path, split: str, used: tuple[int, ...] = (1, 2)) -> Path:
+    """A split as Roboflow writes it, with objects of some categories."""
+    contents = document()
+    contents["categories"] = [
+        {"id": 0, "name": "fruit", "supercategory": "none"},
+        {"id": 1, "name": "apple", "supercategory": "fruit"},
+        {"id": 2, "name": "pear", "supercategory": "fruit"},
+    ]
+    contents["annotations"] = [
+        {"id": index, "image_id": 7, "category_id": category, "bbox": [1, 1, 9, 9], "area": 81, "iscrowd": 0}
+        for index, category in enumerate(used)
+    ]
+    return write_dataset(folder, contents, f"{split}/_annotations.coco.json", split)
+
+
+def test_roboflow(tmp_path):
+    """The split val is its valid; category 0 is no class, unless something is annotated with it."""
+    for split in ("train", "valid", "test"):
+        roboflow(tmp_path, split)
+    for split, found in (("train", "train"), ("val", "valid"), ("valid", "valid"), ("test", "test")):
+        dataset = load_coco(tmp_path, split)
+        assert dataset.annotation_file == tmp_path / found / "_annotations.coco.json"
+        assert dataset.pictures[0].path == tmp_path / found / "a.jpg"
+        assert (dataset.class_names, dataset.category_ids) == (("apple", "pear"), (1, 2))
+        assert dataset.supercategories == ("fruit",)
+        assert dataset.pictures[0].labels.tolist() == [0, 1]
+    assert load_coco(tmp_path, "val", keep=("fruit",)).class_names == ("fruit", "apple", "pear")
+    roboflow(tmp_path, "train", used=(0, 1))
+    dataset = load_coco(tmp_path, "train")
+    assert dataset.class_names == ("fruit", "apple", "pear") and dataset.supercategories == ()
+    assert load_coco(roboflow(tmp_path, "train", used=(1,)), "train").class_names == ("apple", "pear")
+
+
+def test_own_val_before_valid(tmp_path):
+    roboflow(tmp_path, "valid")
+    write_dataset(tmp_path, annotations="annotations/instances_val2017.json")
+    assert load_coco(tmp_path, "val").annotation_file.name == "instances_val2017.json"
+    assert split_file(tmp_path, "test") is None
+
+
+def test_categories_that_stay(tmp_path):
+    """Without annotations, but no other's supercategory, as COCO's person."""
+    contents = document()
+    del contents["annotations"][1:]
+    assert load_coco(write_dataset(tmp_path, contents), "val").class_names == ("person", "car", "dog")
+    contents["categories"][0]["supercategory"] = ["person"]
+    assert load_coco(write_dataset(tmp_path, contents), "val").class_names == ("person", "car", "dog")
+    contents["categories"][0]["supercategory"] = "person"
+    assert load_coco(write_dataset(tmp_path, contents), "val").class_names == ("car", "dog")
 
 
 def test_pictures_that_are_others(tmp_path):
@@ -236,8 +357,6 @@ WRONG = {
     ),
     "file name number": (put("images", 1, "file_name", 5), "image 3: file_name: expected a text, got 5"),
     "file name empty": (put("images", 1, "file_name", ""), 'image 3: file_name: expected a text, got ""'),
-    "file name with zero": (put("images", 1, "file_name", "b\0.jpg"), "no such picture"),
-    "file name without code": (put("images", 1, "file_name", "\ud800.jpg"), "no such picture"),
     "width missing": (
         put("images", 1, "width", GONE),
         "image 3 (b.jpg): width: expected a number of pixels, got nothing",

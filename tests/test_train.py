@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,10 @@ import torch
 from PIL import Image
 
 import codetr
+from codetr.arguments import make_parser
 from codetr.cli import main
 from codetr.coco import load_coco
-from codetr.training import command, validation
+from codetr.training import command, plan, validation
 from codetr.training.augment import Augmentation
 from codetr.training.data import (
     BatchOrder,
@@ -31,7 +34,7 @@ from codetr.training.log import read_table
 from codetr.training.schedule import Schedule
 from codetr.training.state import find_states
 from codetr.training.step import Step
-from tests.training_runs import ROOT, arguments, assert_same_run, logged, scales_of, write_boxes
+from tests.training_runs import MODEL, ROOT, arguments, assert_same_run, logged, scales_of, write_boxes
 
 pytest_plugins = ("tests.training_fixtures",)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,6 +154,182 @@ def test_validation(folder, tmp_path, monkeypatch):
         assert all(0.0 <= value <= 1.0 for value in values) if there else min(values) > 1.0
 
 
+def test_a_short_run_logs_its_last_step(folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(arguments(folder, out, steps=4, log_every=None)) == 0
+    assert [row["step"] for row in logged(out)] == ["4"]
+    assert np.isfinite(float(logged(out)[0]["loss"]))
+    assert "step 4 (100.0%" in capsys.readouterr().err
+
+
+# Pictures that cannot be used.
+
+
+def spoil(data: Path, split: str, broken: Sequence[int] = (2, 5, 7), truncated: int | None = 11) -> None:
+    """Makes pictures bad: missing, of another size, empty, and without their last rows."""
+    changes = (
+        lambda path: path.unlink(),
+        lambda path: Image.new("RGB", (10, 10)).save(path),
+        lambda path: path.write_bytes(b""),
+    )
+    for index, change in zip(broken, changes):
+        change(data / split / f"{index:03d}.png")
+    if truncated is not None:
+        path = data / split / f"{truncated:03d}.png"
+        path.write_bytes(path.read_bytes()[:300])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_pictures_do_not_end_a_run(folder, tmp_path, capsys, workers):
+    """Named once, counted, in training and validation; a run that is stopped and mended resumes alike."""
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    data = tmp_path / "data"
+    write_boxes(data, "train", 20, 0)
+    write_boxes(data, "val", 8, 1)
+    spoil(data, "train")
+    spoil(data, "val", (1, 3), 4)
+    options = {"model": folder / "model.json", "evaluate_every": 6, "workers": workers, "steps": 24}
+    out = tmp_path / "run"
+    assert main(arguments(data, out, **options)) == 0
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if "warning" in line]
+    files = [data / "annotations" / f"instances_{split}.json" for split in ("train", "val")]
+    expected = [
+        f"{data}/train/002.png: no such file",
+        f"{data}/train/005.png: the annotation file says 96x64, the picture has 10x10",
+        f"{data}/train/007.png: the file is empty",
+        f"3 of 20 pictures of {files[0]} cannot be used and are left out",
+        f"{data}/val/001.png: no such file",
+        f"{data}/val/003.png: the annotation file says 64x96, the picture has 10x10",
+        f"2 of 8 pictures of {files[1]} cannot be used and are left out",
+    ]
+    assert lines[:7] == [f"codetr: warning: {line}" for line in expected]
+    for line, name in zip(sorted(lines[7:]), ("train/011.png", "val/004.png"), strict=True):
+        assert line.startswith(f"codetr: warning: {data}/{name}: the image is truncated")
+        assert line.endswith("; left out")
+    assert f"; 3 of 8 pictures of {files[1]} left out" in printed.err
+    assert printed.out.splitlines()[-1].endswith(f"24 steps; 4 of 20 pictures of {files[0]} left out")
+    assert json.loads((out / "training.json").read_text())["pictures_left_out"] == 4
+    assert {row["left_out"] for row in read_table(out / "validation.csv")} == {"3"}
+
+    again = tmp_path / "again"  # the pictures of both sessions are the same; what is known of them is not
+    assert main(arguments(data, again, **options, time_limit=1e-9)) == 0
+    whole = data / "train/011.png"
+    whole.write_bytes(b"")
+    assert main(arguments(data, again, **options, resume="")) == 0
+    assert_same_run(again, out)
+
+
+def test_strict_ends_a_run_at_a_bad_picture(folder, tmp_path, capsys):
+    """Before it begins, with all of them; later, with the state of the last step."""
+    data, out = tmp_path / "data", tmp_path / "run"
+    write_boxes(data, "train", 20, 0)
+    write_boxes(data, "val", 4, 1)
+    spoil(data, "train")
+    spoil(data, "val", (1,), None)
+    options = {"model": folder / "model.json", "evaluate_every": 100, "strict": "", "save_every": 100}
+    assert main(arguments(data, out, **options)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    for line, name in zip(lines, ("train/002", "train/005", "train/007", "val/001")):
+        assert line.startswith(f"codetr: error: {data}/{name}.png: ")
+    file = data / "annotations/instances_train.json"
+    assert lines[4:] == [f"codetr: error: --strict: 3 of 20 pictures of {file} cannot be used"]
+    assert not out.exists()
+
+    shutil.copytree(folder, data, dirs_exist_ok=True)
+    order = BatchOrder(load_coco(data, "train").pictures, 2, scales_of(folder), seed=0)
+    bad = data / "train" / f"{order.requests(5)[0].index:03d}.png"
+    seen = [request.index for step in range(5) for request in order.requests(step)]
+    assert order.requests(5)[0].index not in seen
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:300])
+    assert main(arguments(data, out, **options)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"codetr: error: {bad}: the image is truncated")
+    assert error.endswith("; the state after 5 steps is saved, --resume goes on from there")
+    assert [path.name for path in find_states(out)] == ["state-00000005.pt"]
+    bad.write_bytes(whole)
+    assert main(arguments(data, out, **options, resume="")) == 0
+    assert main(arguments(data, tmp_path / "whole", **options)) == 0
+    assert_same_run(out, tmp_path / "whole")
+
+
+def test_roboflow_export(tmp_path, capsys):
+    """Its valid is validated on; its category 0 is no class of the model, whatever valid lacks."""
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    for split, count in (("train", 6), ("valid", 4)):
+        write_boxes(tmp_path, split, count, 0)
+        file = tmp_path / "annotations" / f"instances_{split}.json"
+        document = json.loads(file.read_text())
+        parent = {"id": 0, "name": "boxes", "supercategory": "none"}
+        document["categories"] = [
+            parent,
+            *({**row, "supercategory": "boxes"} for row in document["categories"]),
+        ]
+        if split == "valid":
+            document["annotations"] = [row for row in document["annotations"] if row["category_id"] == 5]
+        (tmp_path / split / "_annotations.coco.json").write_text(json.dumps(document))
+        file.unlink()
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    out = tmp_path / "run"
+    assert main(arguments(tmp_path, out, steps=2, evaluate_every=None)) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if "note" in line]
+    words = "is no class, it has no annotations and is the supercategory of others"
+    file = tmp_path / "train/_annotations.coco.json"
+    assert notes == [f"codetr: note: {file}: category 'boxes' {words}"]
+    assert codetr.load_config(out / "model.json").class_names == ("green", "red")
+    assert len(read_table(out / "validation.csv")) == 2
+    model = ["--model", out / "model.json", "--weights", out / "model.safetensors", "--device", "cpu"]
+    assert main(["evaluate", "--data", str(tmp_path), *map(str, model)]) == 0
+    assert f"4 pictures of {tmp_path / 'valid'}" in capsys.readouterr().out
+
+    # Where only valid has objects of that category, it is a class of both.
+    file = tmp_path / "valid/_annotations.coco.json"
+    document = json.loads(file.read_text())
+    document["annotations"][0]["category_id"] = 0
+    file.write_text(json.dumps(document))
+    assert main(arguments(tmp_path, tmp_path / "all", steps=2, evaluate_every=None)) == 0
+    assert codetr.load_config(tmp_path / "all/model.json").class_names == ("boxes", "green", "red")
+
+
+# Threads.
+
+
+def test_threads_and_workers_share_the_cores(folder, tmp_path, monkeypatch):
+    """On the CPU, without what other programs and the user's own choice take."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(plan.os, "sched_getaffinity", lambda _: range(8), raising=False)
+
+    def planned(**options) -> tuple[int | None, int]:
+        command = arguments(folder, tmp_path / "run", **{"workers": None, **options})
+        made = plan.make_plan(make_parser(None, None, None).parse_args(command))
+        return made.threads, made.settings.workers
+
+    assert planned() == (6, 2)
+    assert planned(workers=5) == (3, 5) and planned(workers=9) == (1, 9)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert planned() == (2, 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert planned() == (None, 0)
+
+
+def test_waiting_threads_sleep(folder, tmp_path):
+    """OpenMP is told before Torch is loaded, unless the user has told it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nfrom codetr.cli import main\nassert 'torch' not in sys.modules\n"
+        "status = main(sys.argv[1:])\nprint(os.environ['OMP_WAIT_POLICY'])\nsys.exit(status)\n"
+    )
+    for given, expected in ((None, "passive"), ("active", "active")):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment.pop("OMP_WAIT_POLICY", None)
+        environment |= {"OMP_WAIT_POLICY": given} if given else {}
+        command = [sys.executable, str(script), *arguments(folder, tmp_path / str(given), steps=1)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == expected
+
+
 @pytest.mark.slow
 def test_it_learns(folder, tmp_path):
     """Rectangles of two colours are learned in some hundred steps."""
@@ -223,6 +402,21 @@ def test_two_processes_are_one_with_twice_the_batch(folder, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
 
 
+def test_bad_pictures_of_several_processes(folder, tmp_path):
+    """The first names what all find, the others what they alone find; all are counted, the run goes on."""
+    data = tmp_path / "data"
+    write_boxes(data, "train", 20, 0)
+    order = BatchOrder(load_coco(data, "train").pictures, 4, scales_of(folder), seed=0)
+    index = order.requests(2)[3].index  # of the second process, third step
+    spoil(data, "train", [0 if index else 1], index)
+    options = {"model": folder / "model.json", "steps": 4, "log_every": 1}
+    done = torchrun(tmp_path, 2, arguments(data, tmp_path / "run", **options))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(": no such file") == done.stderr.count("1 of 20 pictures") == 1
+    assert done.stderr.count(f"{index:03d}.png: the image is truncated") == 1
+    assert f"after 4 steps; 2 of 20 pictures of {data / 'annotations/instances_train.json'}" in done.stdout
+
+
 def test_an_error_in_one_process_ends_all(folder, tmp_path):
     """A picture that only one process reads is damaged: it says so, and nobody waits for ever."""
     data = tmp_path / "data"
@@ -231,7 +425,8 @@ def test_an_error_in_one_process_ends_all(folder, tmp_path):
     bad = data / "train" / f"{order.requests(2)[3].index:03d}.png"  # of the second process, third step
     bad.write_bytes(bad.read_bytes()[:300])
     started = time.monotonic()
-    done = torchrun(tmp_path, 2, arguments(data, tmp_path / "run", model=folder / "model.json"))
+    options = {"model": folder / "model.json", "strict": ""}
+    done = torchrun(tmp_path, 2, arguments(data, tmp_path / "run", **options))
     assert done.returncode != 0
     assert f"codetr: error: process 1: {bad}: the image is truncated" in done.stderr
     assert time.monotonic() - started < 90

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
+import torch
 
+import codetr
 from codetr.cli import main
+from codetr.training.state import find_states
 from codetr.training.step import TOLERATED_SKIPS, Step
-from tests.training_runs import MODEL, ROOT, arguments, write_boxes
+from tests.training_runs import MODEL, ROOT, arguments, assert_same_run, write_boxes
 
 pytest_plugins = ("tests.training_fixtures",)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,15 +56,12 @@ def broken(folder: Path, what: str) -> str:
     elif what == "an unknown class":
         document["annotations"][3]["category_id"] = 77
         file.write_text(json.dumps(document))
-    elif what == "a missing picture":
-        file = folder / "train" / "004.png"
-        file.unlink()
-    elif what == "a damaged picture":
-        file = folder / "train" / "001.png"
-        file.write_bytes(b"no picture")
-    elif what == "another size":
-        file = folder / "train" / "002.png"
-        Image.new("RGB", (10, 10)).save(file)
+    elif what == "no pictures":
+        shutil.rmtree(folder / "train")
+        file = folder / "train" / "000.png"
+    elif what == "no good picture to validate":
+        for file in sorted((folder / "val").iterdir(), reverse=True):
+            file.write_bytes(b"no picture")
     elif what == "other classes to validate":
         file = folder / "annotations" / "instances_val.json"
         document = json.loads(file.read_text())
@@ -70,21 +70,20 @@ def broken(folder: Path, what: str) -> str:
     return str(file)
 
 
-IN_THE_FILE = ("not JSON", "an unknown class", "a missing picture", "other classes to validate")
-IN_PICTURES = ("a damaged picture", "another size")  # found when they are read, by a worker if there is one
-
-
-@pytest.mark.parametrize(
-    ("what", "workers"),
-    [*((what, 0) for what in IN_THE_FILE), *((what, workers) for what in IN_PICTURES for workers in (0, 1))],
+BROKEN = (
+    *("not JSON", "an unknown class", "no pictures", "other classes to validate"),
+    "no good picture to validate",
 )
-def test_broken_data(folder, tmp_path, capsys, what, workers):
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_data(folder, tmp_path, capsys, what):
     """One line that names the file, status 2, and no folder left behind."""
     data = tmp_path / "data"
     write_boxes(data, "train", 6, 0)
     write_boxes(data, "val", 2, 1)
     file = broken(data, what)
-    options = {"model": folder / "model.json", "evaluate_every": 100, "workers": workers}
+    options = {"model": folder / "model.json", "evaluate_every": 100}
     error = fails(capsys, arguments(data, tmp_path / "a" / "run", **options))
     assert file in error
     assert not (tmp_path / "a").exists()
@@ -164,7 +163,43 @@ def test_diverged_training_ends(folder, tmp_path, monkeypatch, capsys):
     assert main(arguments(folder, out, steps=40, save_every=5, log_every=20)) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("codetr: error: step 20: the gradients of the last 15 steps are not finite")
+    assert error.endswith("; the state after 20 steps is saved, --resume goes on from there")
     assert TOLERATED_SKIPS < 15
+
+
+def test_a_failing_step_leaves_the_state_before_it(folder, uninterrupted, tmp_path, monkeypatch, capsys):
+    """An error in the middle of a step, in the statistics of batch norms as well: --resume comes to the same."""
+    backward = Step._losses
+
+    def failing(self, batch, targets, step):
+        losses = backward(self, batch, targets, step)
+        if step == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return losses
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "_losses", failing)
+        assert main(arguments(folder, out)) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "codetr: error: CUDA out of memory. Tried to allocate 2.00 GiB.; the state after 6 steps is saved, "
+        "--resume goes on from there"
+    )
+    assert [path.name for path in find_states(out)] == ["state-00000004.pt", "state-00000006.pt"]
+    assert codetr.load_config(out / "model.json").class_names == ("green", "red")
+    assert main(arguments(folder, out, resume="")) == 0
+    assert_same_run(out, uninterrupted)
+
+
+def test_an_error_whose_state_cannot_be_saved_is_told_all_the_same(folder, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device", "state.pt")
+
+    monkeypatch.setattr("codetr.training.trainer.save_state", full)
+    assert main(arguments(folder, tmp_path / "run", save_every=4)) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "codetr: error: state.pt: No space left on device"
+    assert not (tmp_path / "run").exists() or find_states(tmp_path / "run") == []
 
 
 def test_help_needs_no_torch():

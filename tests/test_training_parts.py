@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import codetr
 from codetr.checkpoint import UPSTREAM_LABEL_EMBEDDING
-from codetr.coco import load_coco
+from codetr.coco import DatasetError, load_coco
 from codetr.command import UsageError
 from codetr.preprocess import Preprocessor
 from codetr.training import loader as training_loader
@@ -35,7 +37,7 @@ from codetr.training.schedule import Schedule
 from codetr.training.start import save_config, save_weights
 from codetr.training.state import StateError, find_states, load_state, save_state
 from tests.coco_folders import write_dataset
-from tests.training_runs import tiny_network
+from tests.training_runs import tiny_network, write_boxes
 
 pytest_plugins = ("tests.training_fixtures",)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,7 +175,50 @@ def test_workers_hand_over_the_same_by_pipe(dataset, monkeypatch):
     for others in (shared, batches(2)):
         for batch, wanted in zip(others, expected, strict=True):
             assert batch.counts == wanted.counts
-            assert all(torch.equal(a, b) for a, b in zip(batch[:-1], wanted[:-1]))
+            assert all(torch.equal(a, b) for a, b in zip(batch[:4], wanted[:4]))
+
+
+def seen(data, order, steps: int, bad=()) -> list[tuple]:
+    """(request, sample) of all samples of some steps."""
+    samples = TrainingSet(data, STILL, bad)
+    requests = [request for step in range(steps) for request in order.requests(step)]
+    return [(request, samples[request]) for request in requests]
+
+
+def test_a_bad_picture_is_replaced(tmp_path):
+    """By one of its kind, always the same, whether it was known to be bad or not; others stay as they are."""
+    write_boxes(tmp_path, "train", 20, 0)
+    data = load_coco(tmp_path, "train")
+    order = BatchOrder(data.pictures, 4, [(96, 64)], seed=3)
+    whole = seen(data, order, 12)
+    bad = (4, 7, 15)  # wide, wide, upright
+    for index in bad:
+        data.pictures[index].path.write_bytes(data.pictures[index].path.read_bytes()[:200])
+    found, again, known = (seen(data, order, 12, known) for known in ((), (4,), bad))
+    shapes = set()
+    for (request, before), *samples in zip(whole, found, again, known, strict=True):
+        pixels = [sample.pixels for _, sample in samples]
+        assert all(np.array_equal(pixels[0], others) for others in pixels[1:])
+        assert before.pixels.shape == pixels[0].shape
+        assert np.array_equal(before.pixels, pixels[0]) == (request.index not in bad)
+        assert before.unreadable == samples[2][1].unreadable == ()
+        named = [index for index, _ in samples[0][1].unreadable]
+        assert (request.index in named) == (request.index in bad) and set(named) <= set(bad)
+        shapes |= {before.pixels.shape[:2]} if named else set()
+    assert shapes == {(64, 96), (96, 64)}
+    batch = collate([samples for _, samples in found[:8]])
+    assert batch.to("cpu").unreadable == batch.unreadable and len(batch.counts) == 8
+
+
+def test_a_disk_that_is_gone_is_an_error(tmp_path):
+    """No picture can stand in for the one that is requested, and not all of them are tried."""
+    write_boxes(tmp_path, "train", 40, 0)
+    data = load_coco(tmp_path, "train")
+    order = BatchOrder(data.pictures, 4, [(96, 64)], seed=3)
+    shutil.rmtree(tmp_path / "train")
+    error = collate([TrainingSet(data, STILL)[request] for request in order.requests(0)])
+    assert isinstance(error, DatasetError)
+    assert re.search(r"\d\.png: no such file; 20 others in its place cannot be read either$", str(error))
 
 
 # Schedule, average, log, state.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from codetr.coco import CocoDataset, DatasetError, load_coco
+from codetr.coco import DatasetError, LeftOut, load_coco
 from codetr.command import UsageError, check_writable, one_line
 from codetr.console import progress
 from codetr.evaluation.metrics import Metrics, Rows, coco_metrics, require_pycocotools
@@ -37,7 +38,13 @@ def run_evaluate(options: argparse.Namespace) -> int:
         dataset = load_coco(
             options.data, options.split, annotations=options.annotations, images=options.images
         )
-        count = len(dataset.pictures[: options.limit])
+        left_out = LeftOut(
+            dataclasses.replace(dataset, pictures=dataset.pictures[: options.limit]), strict=options.strict
+        )
+        left_out.tell_supercategories()
+        left_out.check()
+        dataset = left_out.usable()
+        count = len(dataset)
         with make_detector(options) as detector:
             network = detector.backend.description
             print(f"{count} pictures of {dataset.annotation_file}; {network}", flush=True)
@@ -46,24 +53,28 @@ def run_evaluate(options: argparse.Namespace) -> int:
                     detector,
                     dataset,
                     batch=options.batch,
-                    limit=options.limit,
                     top=options.top,
                     nms=options.nms,
                     nms_iou=options.nms_iou,
                     advance=advance,
+                    left_out=left_out,
                 )
     except DatasetError as error:
         raise UsageError(one_line(error)) from error
+    if not run.pictures:
+        raise UsageError(f"{dataset.annotation_file}: none of the pictures could be read")
     metrics = coco_metrics(dataset, run.rows, run.pictures)
     _print(metrics, run, options.per_class)
+    if left_out.errors:
+        print(f"{left_out.words} left out")
     if options.out is not None:
-        write_results(options.out, report(options, dataset, network, metrics, run), run.rows)
+        write_results(options.out, report(options, left_out, network, metrics, run), run.rows)
         print(f"wrote metrics.json and detections.json in {options.out}")
     return 0
 
 
 def report(
-    options: argparse.Namespace, dataset: CocoDataset, network: str, metrics: Metrics, run: Run
+    options: argparse.Namespace, left_out: LeftOut, network: str, metrics: Metrics, run: Run
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     numbers = metrics.as_dict()
@@ -72,7 +83,8 @@ def report(
     return {
         "metrics": numbers,
         "network": network,
-        "annotation_file": str(dataset.annotation_file),
+        "annotation_file": str(left_out.dataset.annotation_file),
+        "pictures_left_out": len(left_out.errors),
         "pictures_per_s": round(run.pictures_per_s, 3),
         "times_ms": {stage: round(time, 3) for stage, time in run.times_ms.items()},
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in given.items()},

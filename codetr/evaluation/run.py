@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
+from codetr.coco import CocoDataset, DatasetError, LeftOut, Picture, read_picture
 from codetr.evaluation.metrics import MAX_DETECTIONS, Metrics, coco_metrics, require_pycocotools
 from codetr.results import Detections
 
@@ -34,7 +34,7 @@ class Run:
     """What a detector found in a data set.
 
     Attributes:
-        pictures: those that were looked at, in order.
+        pictures: those that were looked at, in order; not those that were left out.
         rows: the detections in COCO's result form: image_id, category_id, bbox, score.
         seconds: without the first batch, whose time is that of warming up, if there are more.
         timed_pictures: that were done in this time.
@@ -98,17 +98,23 @@ def detect_all(
     nms: str | None = None,
     nms_iou: float | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    left_out: LeftOut | None = None,
 ) -> Run:
-    """The first half of `evaluate`: detects. Arguments and errors as there."""
+    """The first half of `evaluate`: detects. Arguments and errors as there.
+
+    Args:
+        left_out: is told of pictures that cannot be read, which are left out; without it they are errors.
+    """
     if batch < 1:
         raise ValueError(f"batch: expected at least 1, got {batch}")
     category_of = categories_of_labels(detector.class_names, dataset)
     pictures = dataset.pictures[:limit]
+    looked_at: list[Picture] = []
     rows: list[dict[str, Any]] = []
     times: list[dict[str, float]] = []
     seconds, timed = 0.0, 0
     started = time.perf_counter()
-    for chunk, images in read_ahead(pictures, batch):
+    for chunk, images in read_ahead(pictures, batch, left_out):
         try:
             results = detector.detect_batch(images, threshold=0.0, nms=nms, nms_iou=nms_iou)
         except ValueError as error:  # pictures that the network cannot take, a 5000x3 strip for one
@@ -116,6 +122,7 @@ def detect_all(
             raise ValueError(f"{names}: {error}") from error
         for picture, found in zip(chunk, results, strict=True):
             rows += result_rows(picture, found, category_of, top)
+        looked_at += chunk
         times.append(dict(results[0].times_ms))
         now = time.perf_counter()
         if len(times) == 2:
@@ -125,37 +132,47 @@ def detect_all(
     steady = times[1:] or times
     stages = steady[0] if steady else {}
     medians = {stage: statistics.median(run[stage] for run in steady) for stage in stages}
-    return Run(tuple(pictures), rows, seconds, timed, medians)
+    return Run(tuple(looked_at), rows, seconds, timed, medians)
 
 
 def read_ahead(
-    pictures: Sequence[Picture], batch: int
+    pictures: Sequence[Picture], batch: int, left_out: LeftOut | None = None
 ) -> Iterator[tuple[Sequence[Picture], list[np.ndarray]]]:
     """Reads pictures in threads, two batches ahead of whoever takes them.
 
     Args:
         pictures: in the order in which they come.
         batch: how many come at a time.
+        left_out: is told of pictures that cannot be read, which do not come.
 
     Yields:
         (pictures, their pixels as uint8 [H, W, 3]) of each batch; the last may be smaller.
 
     Raises:
-        DatasetError: a picture cannot be read.
+        DatasetError: a picture cannot be read, and there is no `left_out`, or it is strict.
     """
     workers = min(_READERS, os.cpu_count() or 1)
-    chunks = [pictures[start : start + batch] for start in range(0, len(pictures), batch)]
     coming = iter(pictures)
     with ThreadPoolExecutor(workers, "read") as pool:
         waiting = deque(
             pool.submit(read_picture, picture) for _, picture in zip(range(2 * batch + workers), coming)
         )
         try:
-            for chunk in chunks:
-                images = []
-                for _ in chunk:
-                    images.append(waiting.popleft().result())
-                    waiting.extend(pool.submit(read_picture, picture) for _, picture in zip(range(1), coming))
+            chunk, images = [], []
+            for picture in pictures:
+                reading = waiting.popleft()
+                try:
+                    images.append(reading.result())
+                    chunk.append(picture)
+                except DatasetError as error:
+                    if left_out is None:
+                        raise
+                    left_out.add(picture, error)
+                waiting.extend(pool.submit(read_picture, after) for _, after in zip(range(1), coming))
+                if len(chunk) == batch:
+                    yield chunk, images
+                    chunk, images = [], []
+            if chunk:
                 yield chunk, images
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

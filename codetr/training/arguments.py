@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
+from codetr.coco import LAYOUTS
 from codetr.command import positive, to_path
 
 
@@ -18,23 +21,27 @@ def add_train(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
         help="train a model on your own COCO-format data",
         description="Trains a model on data in COCO's format: from published weights, from your own, or from "
         "scratch. One GPU, or several with torchrun.",
-        epilog="""examples:
+        epilog=f"""examples:
   codetr train --data fruit/ --model co_dino_r50 --epochs 12 --out runs/fruit
   torchrun --nproc-per-node 4 -m codetr train --data fruit/ --model my.json --init none \\
       --minutes 60 --batch 16 --out runs/scratch
   codetr detect apple.jpg --model runs/fruit/model.json --weights runs/fruit/model.safetensors --out found
 
-DIR holds annotations/instances_train.json and the pictures in train/ (val likewise, if there is one; a year
-may follow, train2017), or annotations.json and images/.
+{LAYOUTS}
+The split val is found likewise and validated on, if there is one. A category without annotations that is only
+the supercategory of others, as category 0 of Roboflow's, is no class.
+
+Pictures that are missing, damaged, or of another size than the annotation file says are named, counted and
+left out; training sees another picture in the place of each.
 
 RUN gets model.safetensors and model.json (for codetr detect), training.json, log.csv, validation.csv,
 curves.png, and state-*.pt, from which --resume goes on.
 
 exit status: 0 done, or stopped by --time-limit; 1 a failure; 2 wrong arguments or data; 130 and 143 stopped
-by Ctrl-C or SIGTERM, with the state saved""",
+by Ctrl-C or SIGTERM. The state is saved in each case, from the first step on""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    train.set_defaults(run=run)
+    train.set_defaults(run=functools.partial(_run_without_spinning, run))
     _add_data(train)
     _add_model(train)
     _add_length(train)
@@ -43,9 +50,19 @@ by Ctrl-C or SIGTERM, with the state saved""",
     _add_running(train)
 
 
+def _run_without_spinning(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Runs the command with OpenMP threads that sleep while they wait.
+
+    Spinning threads take the cores from the worker processes, and from other programs. OpenMP reads the
+    variable when Torch is loaded, so this comes before.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    return run(options)
+
+
 def _add_data(train: argparse.ArgumentParser) -> None:
     add = train.add_argument_group("data and results").add_argument
-    add("--data", type=to_path, required=True, metavar="DIR", help="folder in COCO's layout, see below")
+    add("--data", type=to_path, required=True, metavar="DIR", help="folder of the data set, see below")
     add("--train-split", default="train", metavar="NAME", help="split to train on; default: train")
     add(
         "--val-split",
@@ -53,6 +70,7 @@ def _add_data(train: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="split to validate on; default: val if there is one; 'none' does without",
     )
+    add("--strict", action="store_true", help="end with status 2 where a picture cannot be used")
     add("--out", type=to_path, required=True, metavar="RUN", help="folder for the results; made if missing")
     add("--resume", action="store_true", help="go on from the newest state in RUN, with the same options")
 
@@ -217,7 +235,8 @@ def _add_running(train: argparse.ArgumentParser) -> None:
         "--workers",
         type=_whole,
         metavar="N",
-        help="processes that read pictures, for each GPU; default: the machine's cores, shared out, up to 16",
+        help="processes that read pictures, for each GPU; default: the cores that this process may use, "
+        "shared out, up to 16; on the CPU a quarter of them, as Torch's threads have the others",
     )
     add("--seed", type=_whole, default=0, metavar="N", help="of everything drawn at random; default: 0")
     add(

@@ -33,14 +33,12 @@ def run_train(options: argparse.Namespace) -> int:
     rank, _, world = launched()
     try:
         plan = make_plan(options)
-    except (DatasetError, StateError) as error:
-        raise UsageError(one_line(error)) from error
-    except UsageError:
+    except (UsageError, DatasetError) as error:
         if rank:
             # All processes find the same, and one says it. torchrun ends it before it has, if another
             # leaves first; so the others wait for their end, and speak where they alone have found something.
             time.sleep(SECONDS_TO_SPEAK)
-        raise
+        raise UsageError(one_line(error)) from error
     try:
         status = _train(plan, options)
     except (DatasetError, StateError) as error:
@@ -74,6 +72,8 @@ def _leave(status: int, rank: int, error: Exception | None = None) -> NoReturn:
 def _train(plan: Plan, options: argparse.Namespace) -> int:
     """Runs the trainer in this process; returns the exit status."""
     with new_folder(options.out) as folder, join_processes(plan.device) as processes:
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
         state = load_state(plan.state, plan.fingerprint) if plan.state else None
         network, words = _make_network(plan, options, processes)
 
@@ -92,24 +92,32 @@ def _train(plan: Plan, options: argparse.Namespace) -> int:
             plan.fingerprint,
             save,
             state,
+            plan.left_out,
+            plan.validation_left_out,
         )
         first_step = trainer.step
         if trainer.progress >= 1.0:
             _tell(processes, f"the run in {options.out} is at its end, after {first_step} steps")
             return 0
         _announce(plan, processes, f"going on from step {first_step}" if state else words)
-        finished = trainer.run()
+        try:
+            finished = trainer.run()
+        except Exception as error:
+            if processes.first and trainer.saved_step:
+                kind = UsageError if isinstance(error, DatasetError) else RuntimeError
+                saved = f"the state after {trainer.saved_step} steps is saved, --resume goes on from there"
+                raise kind(f"{one_line(error, 200)}; {saved}") from error
+            raise
         if processes.first:
             _report(plan, options, trainer, folder, this_session, first_step, words)
         processes.barrier()
+    left_out = f"; {plan.left_out.words} left out" if plan.left_out.errors else ""
     if finished:
-        _tell(
-            processes, f"wrote {options.out / 'model.safetensors'} and model.json, after {trainer.step} steps"
-        )
+        files = f"{options.out / 'model.safetensors'} and model.json"
+        _tell(processes, f"wrote {files}, after {trainer.step} steps{left_out}")
         return 0
-    _tell(
-        processes, f"stopped by {trainer.stop_reason} after {trainer.step} steps; --resume goes on from there"
-    )
+    stopped = f"stopped by {trainer.stop_reason} after {trainer.step} steps"
+    _tell(processes, f"{stopped}; --resume goes on from there{left_out}")
     return 128 + trainer.signal if trainer.signal else 0
 
 
@@ -177,6 +185,7 @@ def _report(
         "model": plan.config.name,
         "classes": list(plan.config.class_names),
         "pictures": len(plan.data),
+        "pictures_left_out": len(plan.left_out.errors),
         "validation_pictures": len(plan.validation_data) if plan.validation_data else 0,
         "initial_weights": words,
         "steps": trainer.step,

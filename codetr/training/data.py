@@ -6,8 +6,9 @@ a stop therefore sees what it would have seen, whatever the number of workers or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from codetr.training.augment import Augmentation, augment
 PAD_DIVISOR = 32
 """Height and width of a batch are multiples of this many pixels: few shapes, so memory is found again."""
 
-_ORDER, _SCALE, _SAMPLE = range(3)  # what a random generator is for
+_ORDER, _SCALE, _SAMPLE, _REPLACEMENT = range(4)  # what a random generator is for
+_ATTEMPTS = 20  # pictures that stand in for a bad one; when all are bad, the disk may be gone
 
 
 class Request(NamedTuple):
@@ -38,6 +40,19 @@ class Request(NamedTuple):
     scale: tuple[int, int]
 
 
+class Unreadable(NamedTuple):
+    """A picture that could not be read.
+
+    Attributes:
+        index: of the picture.
+        error: of `codetr.coco.read_picture`; a value, as a worker process would wrap what it raises into its
+            traceback.
+    """
+
+    index: int
+    error: DatasetError
+
+
 class Sample(NamedTuple):
     """A picture as the network is to see it, before normalisation.
 
@@ -45,11 +60,13 @@ class Sample(NamedTuple):
         pixels: uint8 [h, w, 3], RGB.
         boxes_cxcywh: float32 [n, 4], in units of the picture.
         labels: int64 [n].
+        unreadable: pictures in whose place this one stands, found while it was made.
     """
 
     pixels: np.ndarray
     boxes_cxcywh: np.ndarray
     labels: np.ndarray
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 class HostBatch(NamedTuple):
@@ -61,6 +78,7 @@ class HostBatch(NamedTuple):
         boxes_cxcywh: float32 [sum of n, 4], those of the first sample first.
         labels: int64 [sum of n].
         counts: n of each sample.
+        unreadable: pictures that should have been among the samples.
     """
 
     pixels: Tensor
@@ -68,11 +86,15 @@ class HostBatch(NamedTuple):
     boxes_cxcywh: Tensor
     labels: Tensor
     counts: list[int]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def map(self, function: Callable[[Any], Any]) -> HostBatch:
+        """The batch with a function of each tensor in the tensor's place."""
+        return HostBatch(*map(function, self[:4]), *self[4:])
 
     def to(self, device: torch.device) -> HostBatch:
         """The tensors on a device; the copies run beside the host when they start from pinned memory."""
-        tensors = (tensor.to(device, non_blocking=True) for tensor in self[:-1])
-        return HostBatch(*tensors, self.counts)
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 class BatchOrder:
@@ -145,20 +167,48 @@ class StepSampler(Sampler):
 class TrainingSet(Dataset):
     """Reads and augments pictures.
 
-    A picture that cannot be read is an error in a worker process; it travels to the main process as a value,
-    as the loader would wrap it into its traceback.
+    In the place of a picture that cannot be read stands another of the same kind, wide or high. Which one is
+    a function of the request and of the pictures that can be read, so that a resumed run sees the same.
+
+    Args:
+        data: the pictures.
+        augmentation: what is done to them.
+        bad: indices of pictures that are known to be bad; they are not tried.
     """
 
-    def __init__(self, data: CocoDataset, augmentation: Augmentation) -> None:
+    def __init__(self, data: CocoDataset, augmentation: Augmentation, bad: Collection[int] = ()) -> None:
         self.pictures = data.pictures
         self.augmentation = augmentation
+        self.bad = frozenset(bad)
+        self.wide = np.array([picture.width >= picture.height for picture in data.pictures])
 
     def __getitem__(self, request: Request) -> Sample | DatasetError:
-        picture = self.pictures[request.index]
-        try:
-            pixels = read_picture(picture)
-        except DatasetError as error:
-            return error
+        """The sample; an error where neither the picture nor those in its place can be read."""
+        unreadable = []
+        for index in self._candidates(request):
+            try:
+                pixels = read_picture(self.pictures[index])
+            except DatasetError as error:
+                unreadable.append(Unreadable(index, error))
+                continue
+            return self._sample(self.pictures[index], pixels, request)._replace(unreadable=tuple(unreadable))
+        others = len(unreadable) - 1
+        return DatasetError(f"{unreadable[0].error}; {others} others in its place cannot be read either")
+
+    def _candidates(self, request: Request) -> Iterator[int]:
+        """The picture that is requested, then others of its kind, then those of the other kind."""
+        if request.index not in self.bad:
+            yield request.index
+        draws = np.random.default_rng((*request.draw, _REPLACEMENT))
+        alike = self.wide == self.wide[request.index]
+        # Known or not, a bad picture has its place in the order: what comes before and after stays the same.
+        order = itertools.chain(
+            *(draws.permutation(np.flatnonzero(kind)).tolist() for kind in (alike, ~alike))
+        )
+        others = (index for index in order if index not in self.bad and index != request.index)
+        yield from itertools.islice(others, _ATTEMPTS)
+
+    def _sample(self, picture: Picture, pixels: np.ndarray, request: Request) -> Sample:
         # A crowd is many objects in one box: nothing that a single query could find.
         boxes, labels = picture.boxes_xyxy_px[~picture.crowd], picture.labels[~picture.crowd]
         draws = np.random.default_rng(request.draw)
@@ -176,12 +226,12 @@ class PlainSet(Dataset):
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def __getitem__(self, index: int) -> Sample | DatasetError:
+    def __getitem__(self, index: int) -> Sample | Unreadable:
         picture = self.pictures[index]
         try:
             pixels = read_picture(picture)
         except DatasetError as error:
-            return error
+            return Unreadable(index, error)
         long, short = max(self.scale), min(self.scale)
         limits = (short, long) if picture.width >= picture.height else (long, short)
         pixels = resize(pixels, fit_size(*pixels.shape[:2], *limits))
@@ -196,11 +246,16 @@ def to_cxcywh(boxes_xyxy_px: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.concatenate(((low + high) * 0.5, high - low), axis=1).astype(np.float32)
 
 
-def collate(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetError:
-    """Pads samples into a batch; the first error among them instead, if there is one."""
+def collate(samples: Sequence[Sample | Unreadable | DatasetError]) -> HostBatch | DatasetError:
+    """Pads samples into a batch, which may be empty; the first error among them instead, if there is one."""
     for sample in samples:
         if isinstance(sample, DatasetError):
             return sample
+    unreadable = tuple(sample for sample in samples if isinstance(sample, Unreadable))
+    samples = [sample for sample in samples if isinstance(sample, Sample)]
+    unreadable += tuple(itertools.chain.from_iterable(sample.unreadable for sample in samples))
+    if not samples:
+        return HostBatch(*(torch.zeros(0) for _ in range(4)), [], unreadable)
     sizes = [sample.pixels.shape[:2] for sample in samples]
     height, width = (-(-max(side) // PAD_DIVISOR) * PAD_DIVISOR for side in zip(*sizes))
     pixels = torch.zeros((len(samples), height, width, 3), dtype=torch.uint8)
@@ -213,4 +268,5 @@ def collate(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetErro
         torch.from_numpy(np.concatenate([sample.boxes_cxcywh for sample in samples])),
         torch.from_numpy(np.concatenate([sample.labels for sample in samples])),
         [len(sample.labels) for sample in samples],
+        unreadable,
     )

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from codetr.coco import DatasetError
-from codetr.training.data import HostBatch, Sample, collate
+from codetr.training.data import HostBatch, Sample, Unreadable, collate
 
 GRACE_S = 3.0
 """Seconds that a worker has to end by itself."""
@@ -42,7 +42,7 @@ class Loader(Iterator[HostBatch]):
     """Batches of a data set. Use it in a `with` block, whose end is that of the worker processes.
 
     Args:
-        dataset: whose items are `Sample`s, or errors.
+        dataset: whose items `collate` takes.
         workers: processes; 0 reads in this one.
         pinned: memory for fast copies to a GPU.
         batch_bytes: of the pixels of the largest batch. Workers hand batches over in shared memory where it
@@ -51,7 +51,7 @@ class Loader(Iterator[HostBatch]):
         options: of Torch's loader: batch_sampler, or batch_size and sampler.
 
     Raises:
-        DatasetError: from `next`: a picture cannot be read.
+        DatasetError: from `next`: an item is one.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Loader(Iterator[HostBatch]):
         if isinstance(batch, DatasetError):
             raise batch
         if self._piped:
-            tensors = (torch.from_numpy(array) for array in batch[:-1])
-            batch = HostBatch(*(t.pin_memory() if self._pinned else t for t in tensors), batch.counts)
+            batch = batch.map(torch.from_numpy)
+            batch = batch.map(torch.Tensor.pin_memory) if self._pinned else batch
         return batch
 
     def __enter__(self) -> Loader:
@@ -121,12 +121,10 @@ def _close_all() -> None:
             loader.close()
 
 
-def _collate_arrays(samples: Sequence[Sample | DatasetError]) -> HostBatch | DatasetError:
+def _collate_arrays(samples: Sequence[Sample | Unreadable | DatasetError]) -> HostBatch | DatasetError:
     """As `collate`, with arrays, which go through a pipe, for tensors, which go through shared memory."""
     batch = collate(samples)
-    if isinstance(batch, DatasetError):
-        return batch
-    return HostBatch(*(tensor.numpy() for tensor in batch[:-1]), batch.counts)
+    return batch if isinstance(batch, DatasetError) else batch.map(torch.Tensor.numpy)
 
 
 def _free_shared_memory() -> float:

@@ -20,7 +20,10 @@ TRAINING_COLUMNS = (
     *("step", "epoch", "seconds", "learning_rate", "loss", *TERMS),
     *("gradient_norm", "skipped_steps", "images_per_second", "waiting_for_data", "gpu_memory_gib"),
 )
-VALIDATION_COLUMNS = ("step", "epoch", "seconds", "loss", "AP", "AP50", "AP75", "APs", "APm", "APl")
+VALIDATION_COLUMNS = (
+    *("step", "epoch", "seconds", "loss", "AP", "AP50", "AP75", "APs", "APm", "APl"),
+    "left_out",  # pictures, since the run or --resume began
+)
 
 
 def sum_layers(losses: Mapping[str, float]) -> dict[str, float]:

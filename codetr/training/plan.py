@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from codetr.coco import CocoDataset, DatasetError, load_coco
+from codetr.coco import CocoDataset, DatasetError, LeftOut, load_coco, split_file
 from codetr.command import UsageError, check_writable, model_config
 from codetr.config import Config
 from codetr.preprocess import fit_size
@@ -42,8 +43,11 @@ class Plan:
         source: of the initial weights.
         thawed: whether batch norms learn.
         device: "cpu" or "cuda".
+        threads: of Torch's own on the CPU; None leaves them as they are.
         fingerprint: what the result depends on, by the option's name.
         state: from which to go on.
+        left_out: the pictures of `data` that cannot be used; they keep their places in it.
+        validation_left_out: likewise.
     """
 
     config: Config
@@ -54,8 +58,11 @@ class Plan:
     validation_data: CocoDataset | None
     settings: Settings
     device: str
+    threads: int | None
     fingerprint: dict[str, Any]
     state: Path | None
+    left_out: LeftOut
+    validation_left_out: LeftOut | None
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
@@ -65,18 +72,23 @@ def make_plan(options: argparse.Namespace) -> Plan:
         UsageError: naming the option.
         DatasetError: naming the file.
     """
-    _, local_rank, world = launched()
+    rank, local_rank, world = launched()
     device = _device(options.device, local_rank)
     published = model_config(options.model)
     source = initial_source(published, options.init)
     state = _newest_state(options.out, options.resume)
-    data = load_coco(options.data, options.train_split)
-    validation_data = _load_validation(options, data)
+    data, validation_data = _load(options)
     config = config_for(published, data, options.size)
     settings = _settings(options, config, data, source == FROM_SCRATCH, device, world)
     _check_cells(config, data, settings)
     thawed = (options.batch_norm or ("train" if source == FROM_SCRATCH else "frozen")) == "train"
     fingerprint = _fingerprint(config, source, thawed, options.denoising, data, settings, world)
+    left_outs = [
+        LeftOut(dataset, strict=options.strict, shown=rank == 0)
+        for dataset in (data, validation_data)
+        if dataset is not None
+    ]
+    _check_pictures(left_outs)
     return Plan(
         config=config,
         known_names=published.label_names,
@@ -86,9 +98,25 @@ def make_plan(options: argparse.Namespace) -> Plan:
         validation_data=validation_data,
         settings=settings,
         device=device,
+        threads=_threads(device, settings.workers),
         fingerprint=fingerprint,
         state=state,
+        left_out=left_outs[0],
+        validation_left_out=left_outs[1] if validation_data is not None else None,
     )
+
+
+def _check_pictures(left_outs: Sequence[LeftOut]) -> None:
+    """Names all pictures that cannot be used, then raises what `LeftOut.check` does."""
+    left_outs[0].tell_supercategories()
+    errors = []
+    for left_out in left_outs:
+        try:
+            left_out.check()
+        except DatasetError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _device(device: str, local_rank: int) -> str:
@@ -117,27 +145,36 @@ def _newest_state(folder: Path, resume: bool) -> Path | None:
     return states[-1] if resume else None
 
 
-def _load_validation(options: argparse.Namespace, data: CocoDataset) -> CocoDataset | None:
-    folder, split = options.data, options.val_split
-    if split == "none" or options.evaluate_every == 0:
-        return None
-    if split is None:
-        split = "val"
-        there = any((folder / "annotations").glob("instances_val*.json"))
-        if not there and not (folder / "val" / "_annotations.coco.json").is_file():
-            if options.evaluate_every:
-                raise UsageError(f"--evaluate-every: {folder} has no annotations of a split val")
-            return None
-    validation_data = load_coco(folder, split)
-    if validation_data.annotation_file == data.annotation_file:
-        raise UsageError(f"--val-split {split}: {data.annotation_file} is what is trained on")
-    if validation_data.class_names != data.class_names:
+def _load(options: argparse.Namespace) -> tuple[CocoDataset, CocoDataset | None]:
+    """The data to train on and to validate on, with the same classes."""
+    data = load_coco(options.data, options.train_split)
+    validation_data = _load_validation(options, data)
+    if validation_data is not None and set(validation_data.class_names) & set(data.supercategories):
+        # Only there are such objects annotated.
+        data = load_coco(options.data, options.train_split, keep=validation_data.class_names)
+    if validation_data is not None and validation_data.class_names != data.class_names:
         different = set(validation_data.class_names) ^ set(data.class_names)
         example = f", {sorted(different)[0]!r} for one" if different else ": their order differs"
         raise DatasetError(
             f"{validation_data.annotation_file}: the categories are not those of {data.annotation_file}"
             f"{example}"
         )
+    return data, validation_data
+
+
+def _load_validation(options: argparse.Namespace, data: CocoDataset) -> CocoDataset | None:
+    folder, split = options.data, options.val_split
+    if split == "none" or options.evaluate_every == 0:
+        return None
+    if split is None:
+        split = "val"
+        if split_file(folder, split) is None:
+            if options.evaluate_every:
+                raise UsageError(f"--evaluate-every: {folder} has no annotations of a split val")
+            return None
+    validation_data = load_coco(folder, split, keep=data.class_names)
+    if validation_data.annotation_file == data.annotation_file:
+        raise UsageError(f"--val-split {split}: {data.annotation_file} is what is trained on")
     return validation_data
 
 
@@ -156,7 +193,8 @@ def _settings(
     factor = options.backbone_lr_factor
     workers = options.workers
     if workers is None:
-        workers = min(16, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        # On the CPU a step takes far longer than reading its pictures.
+        workers = min(16, _cores() if device == "cuda" else _cores() // 4)
     return Settings(
         batch=options.batch,
         schedule=Schedule(steps, options.minutes, warmup, options.final_lr_factor),
@@ -175,6 +213,20 @@ def _settings(
         evaluate_every=options.evaluate_every,
         time_limit=options.time_limit,
     )
+
+
+def _cores() -> int:
+    """This process's share of the cores that it may use; at least 1."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _threads(device: str, workers: int) -> int | None:
+    """Threads that share the cores with the workers; None where the user has chosen, or a GPU computes."""
+    if device == "cuda" or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, _cores() - workers)
 
 
 def make_scales(size: tuple[int, int], least: float) -> tuple[tuple[int, int], ...]:

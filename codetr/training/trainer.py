@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from codetr.coco import CocoDataset
+from codetr.coco import CocoDataset, LeftOut
 from codetr.training.augment import Augmentation
 from codetr.training.criterion import Criterion
 from codetr.training.data import BatchOrder, StepSampler, TrainingSet
@@ -97,6 +97,8 @@ class Trainer:
         options: what the run's result depends on, see `codetr.training.state`.
         save_weights: writes the weights of a network with averaged weights.
         state: of `codetr.training.state.load_state`, to go on from.
+        left_out: the pictures of `data` that are known to be bad, and is told of others; default: none.
+        validation_left_out: likewise, of `validation_data`.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class Trainer:
         options: dict[str, Any],
         save_weights: Callable[[TrainingNetwork], None],
         state: dict[str, Any] | None = None,
+        left_out: LeftOut | None = None,
+        validation_left_out: LeftOut | None = None,
     ) -> None:
         self.settings, self.processes, self.folder, self.options = settings, processes, folder, options
         self.save_weights = save_weights
@@ -131,6 +135,7 @@ class Trainer:
             rank=processes.rank,
         )
         self.data = data
+        self.left_out = LeftOut(data) if left_out is None else left_out
         self.order = BatchOrder(
             data.pictures, settings.batch * processes.world, settings.scales, settings.seed
         )
@@ -144,6 +149,7 @@ class Trainer:
                 batch=settings.batch,
                 workers=settings.workers,
                 bf16=settings.bf16,
+                left_out=validation_left_out,
             )
         self.step = 0
         self.seconds = 0.0  # of training time, as the processes last agreed
@@ -154,6 +160,7 @@ class Trainer:
         self.stop_reason = ""
         if state is not None:
             self._load(state)
+        self.saved_step = self.step
         self._last_images, self._last_time, self._waited = 0, 0.0, 0.0
         if processes.first:
             self.training_log = Table(folder / "log.csv", TRAINING_COLUMNS, self.step)
@@ -170,30 +177,50 @@ class Trainer:
         return self.step * self.settings.batch * self.processes.world
 
     def run(self) -> bool:
-        """Trains until the run's end, its time limit or a signal; the state is saved in each case.
+        """Trains until the run's end, its time limit, a signal or an error; the state is saved in each case.
+
+        After an error, the state is that after the last whole step, which `saved_step` tells.
 
         Returns:
             Whether the run has come to its end.
 
         Raises:
-            DatasetError: a picture cannot be read.
+            DatasetError: a picture cannot be read, and nothing can stand in for it.
             TrainingError: what comes out is not finite.
         """
         with self._signals(), Progress(self.processes.first) as self.console:
             self._started = self._last_time = time.monotonic()
-            with self._loader() as batches:
-                while not self._stops():
-                    waiting = time.monotonic()
-                    batch = next(batches)
-                    self._waited += time.monotonic() - waiting
-                    factor = self.settings.schedule.factor(self.step, self.progress)
-                    self.step_once(batch, self.step, factor)
-                    self.step += 1
-                    self._after_step(factor)
-            finished = self.progress >= 1.0
-            if self.validation is not None and finished:
-                self._evaluate()
-            self._save()
+            try:
+                finished = self._run()
+            except Exception:
+                if self.step > self.saved_step:
+                    # What has broken the run (a full disk, a lost GPU) may prevent this as well.
+                    with contextlib.suppress(Exception):
+                        self._save()
+                raise
+        return finished
+
+    def _run(self) -> bool:
+        factor = self.settings.schedule.factor(self.step, self.progress)
+        with self._loader() as batches:
+            while not self._stops():
+                waiting = time.monotonic()
+                batch = next(batches)
+                self._waited += time.monotonic() - waiting
+                for index, error in batch.unreadable:
+                    self.left_out.add(self.data.pictures[index], error)
+                factor = self.settings.schedule.factor(self.step, self.progress)
+                self.step_once(batch, self.step, factor)
+                self.step += 1
+                self._after_step(factor)
+        finished = self.progress >= 1.0
+        if finished and self.step % self.settings.log_every:
+            self._log(factor)
+        if self.validation is not None and finished:
+            self._evaluate()
+        self._save()
+        for errors in self.processes.gather(self.left_out.errors):
+            self.left_out.errors |= errors
         return finished
 
     # What happens between steps.
@@ -241,7 +268,7 @@ class Trainer:
             )
         now = time.monotonic()
         seconds, images = now - self._last_time, self.images - self._last_images
-        waiting = self._waited / seconds
+        waiting = self._waited / max(1e-9, seconds)
         self._last_time, self._last_images, self._waited = now, self.images, 0.0
         if not self.processes.first:
             return
@@ -252,7 +279,7 @@ class Trainer:
             "learning_rate": self.settings.learning_rate * factor,
             **sum_layers(means),
             "skipped_steps": skipped,
-            "images_per_second": images / seconds,
+            "images_per_second": images / max(1e-9, seconds),
             "waiting_for_data": waiting,
             "gpu_memory_gib": memory,
         }
@@ -269,8 +296,10 @@ class Trainer:
         numbers = self.validation()
         self.evaluated = self.progress
         if self.processes.first:
-            self.validation_log.add({**self._place(), **numbers})
+            left_out = self.validation.left_out
+            self.validation_log.add({**self._place(), **numbers, "left_out": len(left_out.errors)})
             text = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+            text += f"; {left_out.words} left out" if left_out.errors else ""
             self.console.report(f"step {self.step}: validation {text}")
         self._last_time, self._last_images, self._waited = time.monotonic(), self.images, 0.0
 
@@ -298,6 +327,7 @@ class Trainer:
                 "meter": self.step_once.meter.state_dict(),
             }
             save_state(self.folder, self.step, self.options, content)
+            self.saved_step = self.step
             self.save_weights(self.average.model)
             with contextlib.suppress(ImportError):
                 draw_curves(self.folder / "curves.png", self.training_log, self.validation_log)
@@ -320,9 +350,11 @@ class Trainer:
         return DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
 
     def _loader(self) -> Loader:
+        errors = self.left_out.errors
+        bad = [index for index, picture in enumerate(self.data.pictures) if picture.id in errors]
         sampler = StepSampler(self.order, self.step, self.processes.rank, self.processes.world)
         return Loader(
-            TrainingSet(self.data, self.settings.augmentation),
+            TrainingSet(self.data, self.settings.augmentation, bad),
             self.settings.workers,
             self.processes.device.type == "cuda",
             3 * self.settings.batch * max(self.settings.scales[-1]) ** 2,

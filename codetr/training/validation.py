@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+from typing import Any
 
 import torch
 
-from codetr.coco import CocoDataset
+from codetr.coco import CocoDataset, LeftOut
 from codetr.training.criterion import Criterion, total
 from codetr.training.data import PlainSet
 from codetr.training.loader import Loader
@@ -27,6 +28,7 @@ class Validation:
         batch: pictures at a time.
         workers: processes that read, for the loss.
         bf16: whether to run the network under autocast to bfloat16.
+        left_out: the pictures of `data` that are known to be bad, and is told of others; default: none.
     """
 
     def __init__(
@@ -39,16 +41,18 @@ class Validation:
         batch: int,
         workers: int,
         bf16: bool,
+        left_out: LeftOut | None = None,
     ) -> None:
         self.data, self.network, self.criterion, self.processes = data, network, criterion, processes
         self.batch, self.workers, self.bf16 = batch, workers, bf16
+        self.left_out = LeftOut(data) if left_out is None else left_out
 
     def __call__(self) -> dict[str, float]:
         """Returns numbers by the names of `codetr.training.log.VALIDATION_COLUMNS`; on the first process
         only, elsewhere nothing.
 
         Raises:
-            DatasetError: a picture cannot be read.
+            DatasetError: a picture cannot be read, and `left_out` is strict.
         """
         # What was found decides on every process alike: they have the same installation.
         return self._precision() if importlib.util.find_spec("pycocotools") else self._loss()
@@ -59,16 +63,21 @@ class Validation:
         from codetr.evaluation import LiveModel, coco_metrics, detect_all
 
         device, model = self.processes.device, self.network.model
-        share = self.data.pictures[self.processes.rank :: self.processes.world]
+        share = tuple(self.data.pictures[index] for index in self._share())
         with (
             Detector(backend=LiveModel(model, model.config, device)) as detector,
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
         ):
-            run = detect_all(detector, dataclasses.replace(self.data, pictures=share), batch=self.batch)
-        gathered = self.processes.gather(run.rows)
+            run = detect_all(
+                detector,
+                dataclasses.replace(self.data, pictures=share),
+                batch=self.batch,
+                left_out=self.left_out,
+            )
+        gathered = self._gather(run.rows)
         if not self.processes.first:
             return {}
-        metrics = coco_metrics(self.data, [row for rows in gathered for row in rows])
+        metrics = coco_metrics(self.left_out.usable(), [row for rows in gathered for row in rows])
         numbers = {
             "AP": metrics.ap,
             "AP50": metrics.ap50,
@@ -90,9 +99,13 @@ class Validation:
             device.type == "cuda",
             3 * self.batch * max(config.resize_scale) ** 2,
             batch_size=self.batch,
-            sampler=range(self.processes.rank, len(self.data), self.processes.world),
+            sampler=self._share(),
         ) as loader:
             for host_batch in loader:
+                for index, error in host_batch.unreadable:
+                    self.left_out.add(self.data.pictures[index], error)
+                if not host_batch.counts:
+                    continue
                 batch = host_batch.to(device)
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
                     images = normalise(batch.pixels, batch.image_shapes, self.network.mean, self.network.std)
@@ -100,7 +113,19 @@ class Validation:
                 # Each process has its own number of batches, so counts are not averaged over processes here.
                 losses += total(self.criterion(outputs, targets_of(batch), average=lambda counts: counts))
                 batches += 1
-        gathered = self.processes.gather((losses.item(), batches))
+        gathered = self._gather((losses.item(), batches))
         if not self.processes.first:
             return {}
         return {"loss": sum(loss for loss, _ in gathered) / max(1, sum(count for _, count in gathered))}
+
+    def _share(self) -> list[int]:
+        """Indices of this process's pictures, without those that are known to be bad."""
+        indices = range(self.processes.rank, len(self.data), self.processes.world)
+        return [index for index in indices if self.data.pictures[index].id not in self.left_out.errors]
+
+    def _gather(self, result: Any) -> list[Any]:
+        """The results of all processes, and their bad pictures into `left_out`; see `Processes.gather`."""
+        gathered = self.processes.gather((result, self.left_out.errors))
+        for _, errors in gathered:
+            self.left_out.errors |= errors
+        return [result for result, _ in gathered]
