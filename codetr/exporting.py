@@ -158,24 +158,18 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 def request_from(arguments: argparse.Namespace) -> Request:
     """Takes the shared options out of what `make_parser`'s parser returned.
 
-    Prints a line if the sizes are far from those that the configuration resizes pictures to.
-
     Raises:
         UsageError: a file that is to be read is none, the timing cache cannot be written, or options do not
             go together.
     """
     if arguments.nms_iou is not None and arguments.nms == "none":
         raise UsageError(f"--nms-iou {arguments.nms_iou:g}: goes with --nms, which is not given")
-    config = model_config(arguments.model)
-    sizes = _sizes(arguments, config)
+    sizes = _sizes(arguments)
     if arguments.photo is not None:
         check_file("--photo", arguments.photo)
     if arguments.timing_cache is not None:
         check_writable("--timing-cache", arguments.timing_cache)
     given = {name: getattr(arguments, name) for name in Request.__dataclass_fields__ if name != "sizes"}
-    note = size_note(sizes, config)
-    if note:
-        print(f"note: {note}", flush=True)
     return Request(**given, sizes=sizes)
 
 
@@ -185,11 +179,12 @@ def own_size(config: Config) -> tuple[int, int]:
     return height, width
 
 
-def _sizes(arguments: argparse.Namespace, config: Config) -> InputSizes:
+def _sizes(arguments: argparse.Namespace) -> InputSizes:
     """The input's sizes: those of the options, else the configuration's."""
     given = {"height": arguments.height, "width": arguments.width}
     if arguments.dynamic_size is None:
-        sides = (side or own for side, own in zip(given.values(), own_size(config), strict=True))
+        own = own_size(model_config(arguments.model))
+        sides = (side or default for side, default in zip(given.values(), own, strict=True))
         return InputSizes(arguments.batch, *map(fixed, sides))
     for option, side in given.items():
         if side is not None:
@@ -210,7 +205,7 @@ def size_note(sizes: InputSizes, config: Config) -> str | None:
             return None
         return (
             f"--dynamic-size ends at {sizes.height.max}x{sizes.width.max}, and {config.name} was trained for "
-            f"{height}x{width}: give that as the largest size, or {width} for portrait pictures too"
+            f"{height}x{width}: export with that as the largest size, or {width} for portrait pictures too"
         )
     theirs = fit_size(*_PICTURE, sizes.height.opt, sizes.width.opt)
     ours = rescale_size(*_PICTURE, config.resize_scale)
@@ -218,7 +213,8 @@ def size_note(sizes: InputSizes, config: Config) -> str | None:
         return None
     return (
         f"{sizes.height}x{sizes.width} resizes a 4:3 picture to {theirs[0]}x{theirs[1]}, and {config.name} "
-        f"was trained for {ours[0]}x{ours[1]}: give --height {height} --width {width}, or --dynamic-size"
+        f"was trained for {ours[0]}x{ours[1]}: export with --height {height} --width {width} or "
+        "--dynamic-size"
     )
 
 
@@ -271,12 +267,17 @@ def pick_device(device: str) -> torch.device:
 def prepare(request: Request) -> Subject:
     """Loads model and photo, lets PyTorch detect if there is a GPU, and sets the model's precision.
 
+    Prints a line if pictures become much smaller or larger than the model was trained for.
+
     Raises:
         ValueError, OSError: model, weights, photo or size do not fit.
     """
     device = pick_device(request.device)
     config = model_config(request.model)
     weights = weights_source(config, request.weights)
+    note = size_note(request.sizes, config)
+    if note is not None:
+        print(f"note: {note}", flush=True)
     batches = photo_batches(request, config.mean, config.std)
     with stage(f"load {config.name}, weights {weights}"):
         model = load_model(config, weights, request, [batch.images.shape for batch in batches])

@@ -217,6 +217,9 @@ def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
     assert main(arguments(weights, out, batch=2, device="cpu")) == 0
     assert [file.name for file in out.iterdir()] == ["model.pt2"]
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "note: 128x96 resizes a 4:3 picture to 72x96, and codino_resnet_tiny was trained"
+    )
     assert lines[-1] == f"wrote {out / 'model.pt2'}; stopped there: no GPU to build a TensorRT engine for"
     assert any(line.startswith("export model.pt2: ") and line.endswith(" s") for line in lines)
 

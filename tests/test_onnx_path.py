@@ -365,6 +365,7 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     assert metadata["resize"] == {"height": 96, "width": 128, "mode": "fit_pad", "scale": [120, 90]}
     assert {file.name for file in tmp_path.iterdir()} == {"new", "tiny.json"}
     lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("note: ") for line in lines)
     wrote = f"wrote model.onnx and model.json in {out}"
     assert lines[-1] == f"{wrote}; stopped there: no GPU to build a TensorRT engine for"
     assert any(line.startswith("export model.onnx: ") and line.endswith(" s") for line in lines)

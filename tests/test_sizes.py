@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from codetr.command import UsageError
+from codetr.config import load_config
 from codetr.detect import Detector
-from codetr.exporting import make_parser, request_from
+from codetr.exporting import make_parser, request_from, size_note
 from codetr.preprocess import Batch, Preprocessor
 from codetr.sizes import InputSizes, Range, batch_range, fixed, size_ranges
 from tests.test_runner import METADATA
@@ -85,23 +86,23 @@ def test_options():
         (
             ("--height", "768", "--width", "1152", "--model", "co_dino_swin_l"),
             "768x1152 resizes a 4:3 picture to 768x1024, and co_dino_swin_l was trained for 1280x1707: "
-            "give --height 1280 --width 2048, or --dynamic-size",
+            "export with --height 1280 --width 2048 or --dynamic-size",
         ),
         (
             ("--height", "768", "--width", "1152", "--model", "co_dino_demo"),
             "768x1152 resizes a 4:3 picture to 768x1024, and co_dino_demo was trained for 480x640: "
-            "give --height 480 --width 640, or --dynamic-size",
+            "export with --height 480 --width 640 or --dynamic-size",
         ),
         (
             ("--dynamic-size", "512-768x1152-1312"),
-            "--dynamic-size ends at 1312x1312, and co_dino_r50 was trained for 800x1344: give that as the "
-            "largest size, or 1344 for portrait pictures too",
+            "--dynamic-size ends at 1312x1312, and co_dino_r50 was trained for 800x1344: export with that "
+            "as the largest size, or 1344 for portrait pictures too",
         ),
     ],
 )
-def test_a_size_far_from_the_models_own_is_said(capsys, options, note):
-    request_of(*options)
-    assert capsys.readouterr().out == ("" if note is None else f"note: {note}\n")
+def test_a_size_far_from_the_models_own_is_said(options, note):
+    request = request_of(*options)
+    assert size_note(request.sizes, load_config(request.model)) == note
 
 
 def test_profiles_of_dynamic_inputs_only():
