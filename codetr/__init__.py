@@ -7,6 +7,7 @@ with an engine works where Torch is not installed.
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from codetr.detect import Detections, Detector
     from codetr.model import CoDino
     from codetr.postprocess import apply_nms
+
+try:
+    __version__ = version("codetr-tensorrt")
+except PackageNotFoundError:
+    __version__ = "unknown"
 
 _MODULES = {
     "CoDino": "codetr.model",
@@ -34,6 +40,7 @@ __all__ = [
     "Detections",
     "Detector",
     "LoadReport",
+    "__version__",
     "apply_nms",
     "load_checkpoint",
     "load_config",

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from codetr import __version__
 from codetr.command import ArgumentParser, positive, to_path
 from codetr.evaluation.arguments import add_evaluate
 from codetr.network import add_network_arguments, add_nms_arguments, fraction
@@ -23,21 +24,12 @@ def make_parser(run_detect: Command, run_train: Command, run_evaluate: Command) 
         prog="codetr",
         description="Object detection with Co-DETR, in PyTorch, as an ONNX file or as a TensorRT engine.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"codetr {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_detect(commands, run_detect)
     add_train(commands, run_train)
     add_evaluate(commands, run_evaluate)
     return parser
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"codetr {version('codetr-tensorrt')}"
-    except PackageNotFoundError:
-        return "codetr, not installed as a package"
 
 
 def _add_detect(commands: Any, run: Command) -> None:

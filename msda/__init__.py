@@ -4,14 +4,22 @@
 itself, `MultiScaleDeformableAttention` is the module around it, and `reference` the same in plain PyTorch.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from msda import reference
 from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
 from msda.ops import attention, fused_attention
 
+try:
+    __version__ = version("codetr-tensorrt")
+except PackageNotFoundError:  # a source tree whose library $MSDA_TORCH_LIBRARY names
+    __version__ = "unknown"
+
 __all__ = [
     "BuildInfo",
     "MultiScaleDeformableAttention",
+    "__version__",
     "attention",
     "build_info",
     "fused_attention",

@@ -106,9 +106,11 @@ def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_i
 
 
 def _readable(tensor: Tensor) -> bool:
-    # Subclasses are fake tensors and tracing proxies, which have no numbers.
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+        return False
+    # Subclasses are fake tensors and tracing proxies, which have no numbers. A tensor of torch.vmap has many.
     plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return plain and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _check_levels(shapes: list[list[int]], starts: list[int], num_cells: int) -> None:

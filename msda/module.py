@@ -6,6 +6,7 @@ Deformable DETR, arXiv:2010.04159, section 4.1 and appendix A.4 (initialisation)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class MultiScaleDeformableAttention(nn.Module):
         embed_dims: channels C of queries, values and results; a multiple of `num_heads`.
         num_heads: M.
         num_levels: L.
-        num_points: P, points of each level and head.
+        num_points: P, points of each level and head; or P_l for each level, such as [4, 4, 6].
 
     Parameters have the names of Deformable DETR's checkpoints: `sampling_offsets`, `attention_weights`,
     `value_proj`, `output_proj`, each a `nn.Linear`.
@@ -29,20 +30,32 @@ class MultiScaleDeformableAttention(nn.Module):
         ValueError: naming the argument that does not fit.
     """
 
-    def __init__(self, embed_dims: int = 256, num_heads: int = 8, num_levels: int = 4, num_points: int = 4):
+    def __init__(
+        self,
+        embed_dims: int = 256,
+        num_heads: int = 8,
+        num_levels: int = 4,
+        num_points: int | Sequence[int] = 4,
+    ):
         super().__init__()
-        sizes = {"num_heads": num_heads, "num_levels": num_levels, "num_points": num_points}
-        for name, size in sizes.items():
+        for name, size in {"num_heads": num_heads, "num_levels": num_levels}.items():
             if size < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {size}")
+        points = [num_points] * num_levels if isinstance(num_points, int) else list(num_points)
+        if len(points) != num_levels or min(points) < 1:
+            raise ValueError(
+                f"num_points: expected a number of 1 or more, or one for each of num_levels = {num_levels}, "
+                f"got {num_points}"
+            )
         if embed_dims < 1 or embed_dims % num_heads:
             raise ValueError(f"embed_dims: expected a multiple of num_heads = {num_heads}, got {embed_dims}")
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.num_levels = num_levels
         self.num_points = num_points
-        self.sampling_offsets = nn.Linear(embed_dims, num_heads * num_levels * num_points * 2)
-        self.attention_weights = nn.Linear(embed_dims, num_heads * num_levels * num_points)
+        self.points_per_level = points
+        self.sampling_offsets = nn.Linear(embed_dims, num_heads * sum(points) * 2)
+        self.attention_weights = nn.Linear(embed_dims, num_heads * sum(points))
         self.value_proj = nn.Linear(embed_dims, embed_dims)
         self.output_proj = nn.Linear(embed_dims, embed_dims)
         self.reset_parameters()
@@ -53,9 +66,9 @@ class MultiScaleDeformableAttention(nn.Module):
         angles = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
         directions = torch.stack([angles.cos(), angles.sin()], -1)  # [M, 2]
         directions = directions / directions.abs().amax(-1, keepdim=True)
-        distances = torch.arange(1, self.num_points + 1)
-        star = directions[:, None, None] * distances[:, None]  # [M, 1, P, 2]
-        self.sampling_offsets.bias.copy_(star.expand(-1, self.num_levels, -1, -1).flatten())
+        distances = torch.cat([torch.arange(1, size + 1) for size in self.points_per_level])
+        star = directions[:, None] * distances[:, None]  # [M, K, 2], K points of all levels
+        self.sampling_offsets.bias.copy_(star.flatten())
         nn.init.zeros_(self.sampling_offsets.weight)
         nn.init.zeros_(self.attention_weights.weight)
         nn.init.zeros_(self.attention_weights.bias)
@@ -98,13 +111,15 @@ class MultiScaleDeformableAttention(nn.Module):
                     f"got {list(key_padding_mask.shape)} of {key_padding_mask.dtype}"
                 )
             value = value.masked_fill(key_padding_mask.unsqueeze(-1), 0)
-        heads, levels, points = self.num_heads, self.num_levels, self.num_points
+        heads, equal = self.num_heads, isinstance(self.num_points, int)
+        points = (self.num_levels, self.num_points) if equal else (sum(self.points_per_level),)
         attended = fused_attention(
             value.unflatten(-1, (heads, -1)),
             spatial_shapes,
             level_start_index,
             reference_points,
-            self.sampling_offsets(query).unflatten(-1, (heads, levels, points, 2)),
-            self.attention_weights(query).unflatten(-1, (heads, levels * points)),
+            self.sampling_offsets(query).unflatten(-1, (heads, *points, 2)),
+            self.attention_weights(query).unflatten(-1, (heads, -1)),
+            None if equal else self.points_per_level,
         )
         return self.output_proj(attended)

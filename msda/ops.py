@@ -1,6 +1,7 @@
-"""The operators: public functions, and what C++ can't register of them (fake, autograd, autocast).
+"""The operators: public functions, and what C++ can't register of them (fake, autocast).
 
-Schemas and the implementations for CPU and CUDA are registered by `csrc/binding.cpp`.
+`csrc/binding.cpp` registers schemas and the implementations for CPU and CUDA, `msda.autograd` the
+derivatives.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from msda import checks, library
+from msda import autograd, checks, library
 
 _BUILD = library.load()
 
@@ -43,9 +44,13 @@ def attention(
     Returns:
         [N, Q, M * D] in value's type. Coordinates and the sums over samples are float32 inside (float64 for
         float64); on CUDA the four corners of a sample of a 16-bit value are blended in that type, with
-        weights relative to the largest of the query and head. Differentiable in value, sampling_locations
-        and attention_weights. Autocast casts the value alone (not float64); locations and weights stay as
-        exact as they come.
+        weights relative to the largest of the query and head. Autocast casts the value alone (not float64);
+        locations and weights stay as exact as they come.
+
+        Differentiable in value, sampling_locations and attention_weights, any number of times and in both
+        modes, with `torch.func` and under `torch.vmap`. Kernels compute the result and the gradient.
+        PyTorch operations compute forward-mode derivatives and derivatives of the gradient: exact, slower,
+        and with several arrays of [N, M, Q, K, D] in memory, K points of all levels.
 
         On CUDA the gradient of value is added up by atomics, so that two runs differ by rounding; the other
         gradients are always the same. With `torch.use_deterministic_algorithms(True)` that sum is made in
@@ -54,7 +59,10 @@ def attention(
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was. On the GPU the numbers
-            in spatial_shapes and level_start_index are not read; a level outside of value counts zero.
+            in spatial_shapes and level_start_index are not read; a level outside of value counts zero. These
+            two cannot differ among the samples of `torch.vmap`.
+        RuntimeError: the environment variable MSDA_FORWARD or MSDA_BACKWARD names no kernel, or one that
+            cannot take these tensors.
 
     Source: Deformable DETR, arXiv:2010.04159, eq. 3.
 
@@ -106,7 +114,7 @@ def fused_attention(
 
     Returns:
         [N, Q, M * D] in value's type. Differentiable in value, reference_points, sampling_offsets and
-        attention_logits.
+        attention_logits, as :func:`attention`.
 
     Raises:
         ValueError, TypeError: as :func:`attention`.
@@ -200,43 +208,7 @@ def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-# Autograd.
-
-
-def _save_inputs(ctx, inputs, output):
-    *tensors, ctx.points_per_level = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate_attention(ctx, grad_output):
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    grad_value, grad_locations, grad_weights = torch.ops.msda.attention_backward(
-        grad_output, *ctx.saved_tensors, ctx.points_per_level, deterministic
-    )
-    return grad_value, None, None, grad_locations, grad_weights, None
-
-
-def _differentiate_fused_attention(ctx, grad_output):
-    wants_reference = ctx.needs_input_grad[3]
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    grad_value, grad_reference, grad_offsets, grad_logits = torch.ops.msda.fused_attention_backward(
-        grad_output, *ctx.saved_tensors, ctx.points_per_level, wants_reference, deterministic
-    )
-    return (
-        grad_value,
-        None,
-        None,
-        grad_reference if wants_reference else None,
-        grad_offsets,
-        grad_logits,
-        None,
-    )
-
-
-torch.library.register_autograd("msda::attention", _differentiate_attention, setup_context=_save_inputs)
-torch.library.register_autograd(
-    "msda::fused_attention", _differentiate_fused_attention, setup_context=_save_inputs
-)
+autograd.register()
 
 
 # Autocast: the values in the autocast type, coordinates and weights as they are, for they only lose by it.

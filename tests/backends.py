@@ -16,6 +16,7 @@ import torch
 
 import msda
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
+from msda import derivatives
 from tests import strategies
 from tests.comparison import run_msda
 
@@ -68,6 +69,12 @@ class Backend:
             for variable, kernel in self.forced:
                 patch.setenv(variable, kernel)
             yield
+
+
+def run_formulas(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+    """The formulas that forward mode and second derivatives come from."""
+    fused = isinstance(inputs, FusedInputs)
+    return (derivatives.fused_attention if fused else derivatives.attention)(*inputs)
 
 
 def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
@@ -208,6 +215,17 @@ ALL = (
         missing=lambda dtype: None,
         run=run_msda,
         gradients=True,
+    ),
+    *(
+        Backend(
+            f"formulas-{device}",
+            device,
+            (torch.float64, torch.float32, torch.float16, torch.bfloat16),
+            missing=missing,
+            run=run_formulas,
+            gradients=True,
+        )
+        for device, missing in (("cpu", lambda dtype: None), ("cuda", no_gpu))
     ),
     Backend(
         "torch-cuda",

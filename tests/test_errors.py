@@ -297,7 +297,14 @@ MODULE = (
     ({"embed_dims": 0}, "embed_dims: expected a multiple of num_heads = 8, got 0"),
     ({"num_heads": 0}, "num_heads: expected 1 or more, got 0"),
     ({"num_levels": 0}, "num_levels: expected 1 or more, got 0"),
-    ({"num_points": -1}, "num_points: expected 1 or more, got -1"),
+    (
+        {"num_points": -1},
+        "num_points: expected a number of 1 or more, or one for each of num_levels = 4, got -1",
+    ),
+    (
+        {"num_levels": 3, "num_points": [4, 4]},
+        "num_points: expected a number of 1 or more, or one for each of num_levels = 3, got [4, 4]",
+    ),
 )
 
 

@@ -10,6 +10,7 @@ test_msda.py on a GPU does.
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from benchmarks.errors import TOLERANCE
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
 from tests import strategies
 from tests.comparison import assert_result, gradient_floors, gradients, make, reference
-from tests.emulated import TYPES, Emulator, NotSupported
+from tests.emulated import TYPES, Emulator, EmulatorError, NotSupported
 
 pytest_plugins = ("tests.cuda_emulator.fixtures",)
 
@@ -386,3 +387,17 @@ def test_msda_gradient_deterministic(
         found = run_backward(emulator, inputs, grad_output, kernel, order, deterministic=True)
         for name in found:
             assert torch.equal(found[name], expected[name]), f"{name}, order {order}"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_unknown_kernel(emulator: Emulator, direction: str) -> None:
+    """A misspelt kernel is an error that lists the names; an empty name leaves the choice to the library."""
+    problem = Problem("typo", 1, ((4, 5), (2, 2)), 6, 2, 16)
+    inputs = make(problem, "attention", torch.float32, "cpu", seed=1)
+    arguments = (inputs,) if direction == "forward" else (inputs, torch.ones(1, 6, 32))
+    run = getattr(emulator, direction)
+    names = FORWARD_KERNELS if direction == "forward" else BACKWARD_KERNELS
+    expected = f"MSDA_{direction.upper()}: expected one of {', '.join(names[1:])}, or no value, got 'genral'"
+    with pytest.raises(EmulatorError, match=f"^{re.escape(expected)}$"):
+        run(*arguments, "genral")
+    run(*arguments, "")

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import copy
 import doctest
+import time
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
 from torch import nn
 
+import codetr
 import msda
 from benchmarks import errors
-from benchmarks.problems import AttentionInputs, FusedInputs, Problem
+from benchmarks.problems import BY_NAME, AttentionInputs, FusedInputs, Problem
 from tests import backends, strategies
 from tests.comparison import assert_result, run_msda
 
 PROBLEM = Problem("op", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=8, num_points=3)
 RAGGED = Problem("op_ragged", 1, ((6, 8), (3, 4)), 10, 4, 8, points_per_level=(2, 3), reference_dim=4)
 OPERATORS = ("attention", "fused_attention")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    """Both devices; "cuda" is skipped with a reason where it cannot run."""
-    if request.param == "cuda" and (reason := backends.no_gpu()):
-        pytest.skip(reason)
-    return request.param
 
 
 def make(
@@ -335,6 +330,44 @@ def test_module_initial_offsets() -> None:
     torch.testing.assert_close(offsets[0, 0], torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]))
     torch.testing.assert_close(offsets[3, 1], torch.tensor([[-1.0, 1.0], [-2.0, 2.0], [-3.0, 3.0]]))
     assert not module.sampling_offsets.weight.any()
+
+
+def test_module_with_points_of_each_level() -> None:
+    """Levels with different numbers of points; with equal ones, the result is that of the plain number."""
+    plain, arguments = module_and_inputs(torch.float32)
+    listed = msda.MultiScaleDeformableAttention(32, 4, 2, num_points=[3, 3])
+    torch.testing.assert_close(listed.sampling_offsets.bias, type(plain)(32, 4, 2, 3).sampling_offsets.bias)
+    listed.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(listed(*arguments), plain(*arguments))
+    ragged = msda.MultiScaleDeformableAttention(32, 4, 2, num_points=[1, 4])
+    offsets = ragged.sampling_offsets.bias.detach().view(4, 5, 2)
+    torch.testing.assert_close(offsets[0, :, 0], torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0]))
+    expected = msda.reference.fused_attention(
+        ragged.value_proj(arguments[1]).unflatten(-1, (4, -1)),
+        *arguments[3:],
+        arguments[2],
+        ragged.sampling_offsets(arguments[0]).unflatten(-1, (4, 5, 2)),
+        ragged.attention_weights(arguments[0]).unflatten(-1, (4, 5)),
+        [1, 4],
+    )
+    torch.testing.assert_close(ragged(*arguments), ragged.output_proj(expected))
+
+
+def test_float16_on_the_cpu_is_as_fast_as_float32() -> None:
+    """The CPU converts float16 in software, so the operator converts every cell once, not every sample."""
+    problem = BY_NAME["codino_decoder_608x608"]
+    inputs = {dtype: problem.attention_inputs(dtype, "cpu") for dtype in (torch.float32, torch.float16)}
+    seconds = {dtype: [] for dtype in inputs}
+    for _ in range(5):
+        for dtype, arguments in inputs.items():
+            started = time.perf_counter()
+            msda.attention(*arguments)
+            seconds[dtype].append(time.perf_counter() - started)
+    assert min(seconds[torch.float16]) < 1.8 * min(seconds[torch.float32])
+
+
+def test_versions() -> None:
+    assert msda.__version__ == codetr.__version__ == version("codetr-tensorrt")
 
 
 def test_module_padding_is_not_read() -> None:

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "msda/choose.h"
 #include "msda/choose_backward.h"
@@ -20,25 +21,44 @@ cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
 
 namespace {
 
-// The kernel that an environment variable names, for tests and benchmarks of every kernel in turn;
-// the chosen one where it is unset. Read at every call.
+constexpr char kForwardVariable[] = "MSDA_FORWARD";
+constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
+
+// Sets `kernel` to the one that an environment variable names, for tests and benchmarks of every
+// kernel in turn. Returns false if the variable names none. Reads the variable at every call.
 template <typename Kernel, size_t kCount>
-Kernel wanted(const char* variable, const Kernel (&kernels)[kCount], Kernel chosen) {
+bool force(const char* variable, const Kernel (&kernels)[kCount], Kernel& kernel) {
   const char* const said = std::getenv(variable);
-  if (said == nullptr) return chosen;
-  for (const Kernel kernel : kernels) {
-    if (std::strcmp(said, name(kernel)) == 0) return kernel;
+  if (said == nullptr || *said == '\0') return true;
+  for (const Kernel known : kernels) {
+    if (std::strcmp(said, name(known)) != 0) continue;
+    kernel = known;
+    return true;
   }
-  return chosen;
+  return false;
+}
+
+template <typename Kernel, size_t kCount>
+std::string check_variable(const char* variable, const Kernel (&kernels)[kCount]) {
+  Kernel kernel;
+  if (force(variable, kernels, kernel)) return "";
+  std::string text = std::string(variable) + ": expected one of ";
+  for (const Kernel known : kernels) text += std::string(name(known)) + ", ";
+  return text + "or no value, got '" + std::getenv(variable) + "'";
 }
 
 }  // namespace
 
+std::string check_environment() {
+  const std::string wrong = check_variable(kForwardVariable, kForwardKernels);
+  return wrong.empty() ? check_variable(kBackwardVariable, kBackwardKernels) : wrong;
+}
+
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
                     cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
-  const ForwardKernel kernel =
-      wanted("MSDA_FORWARD", kForwardKernels, choose_forward(problem, arguments));
+  ForwardKernel kernel = choose_forward(problem, arguments);
+  if (!force(kForwardVariable, kForwardKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   switch (problem.value_type) {
     case DataType::kFloat32:
@@ -63,8 +83,8 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
   if (arguments.work == nullptr && backward_work(problem, arguments).bytes > 0) {
     return cudaErrorInvalidValue;
   }
-  const BackwardKernel kernel =
-      wanted("MSDA_BACKWARD", kBackwardKernels, choose_backward(problem, arguments));
+  BackwardKernel kernel = choose_backward(problem, arguments);
+  if (!force(kBackwardVariable, kBackwardKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   switch (problem.value_type) {
     case DataType::kFloat32:

@@ -72,7 +72,10 @@ cudaStream_t current_stream(const Tensor& tensor) {
 }
 
 void check_launch(const char* operation, cudaError_t status, const msda::Problem& problem) {
-  STD_TORCH_CHECK(status == cudaSuccess, "msda::", operation, ": ", cudaGetErrorString(status),
+  if (status == cudaSuccess) return;
+  const std::string complaint = msda::check_environment();
+  STD_TORCH_CHECK(complaint.empty(), complaint);
+  STD_TORCH_CHECK(false, "msda::", operation, ": ", cudaGetErrorString(status),
                   " for N=", problem.batch_size, " S=", problem.num_cells, " M=", problem.num_heads,
                   " D=", problem.head_dim, " Q=", problem.num_queries, " K=", problem.total_points,
                   " ", msda::name(problem.value_type));
@@ -103,9 +106,26 @@ Tensor run_forward(const msda::Problem& problem, msda::ForwardArguments argument
   return output;
 }
 
+// The CPU converts float16 in software. It converts a whole tensor several times faster than the
+// kernel converts what it reads, and the kernel computes in float32 anyway.
+bool widens(const Tensor& value) {
+  return !value.is_cuda() && value.scalar_type() == ScalarType::Half;
+}
+
+Tensor widen(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Half ? torch::stable::to(tensor, ScalarType::Float)
+                                                  : tensor;
+}
+
 Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
                  Tensor sampling_locations, Tensor attention_weights,
                  PointsPerLevel points_per_level) {
+  if (widens(value)) {
+    return torch::stable::to(
+        attention(widen(value), spatial_shapes, level_start_index, widen(sampling_locations),
+                  widen(attention_weights), points_per_level),
+        ScalarType::Half);
+  }
   msda::Problem problem =
       make_problem(value, spatial_shapes, level_start_index, std::nullopt, "sampling_locations",
                    sampling_locations, "attention_weights", attention_weights, points_per_level);
@@ -123,6 +143,12 @@ Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
 Tensor fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
                        Tensor reference_points, Tensor sampling_offsets, Tensor attention_logits,
                        PointsPerLevel points_per_level) {
+  if (widens(value)) {
+    return torch::stable::to(
+        fused_attention(widen(value), spatial_shapes, level_start_index, reference_points,
+                        widen(sampling_offsets), widen(attention_logits), points_per_level),
+        ScalarType::Half);
+  }
   msda::Problem problem =
       make_problem(value, spatial_shapes, level_start_index, reference_points, "sampling_offsets",
                    sampling_offsets, "attention_logits", attention_logits, points_per_level);

@@ -152,6 +152,7 @@ int call(const EmulatedProblem& sizes, uint64_t order, const Run& run) {
   const cudaError_t status = run(problem, copies);
   if (status != cudaSuccess) {
     last_message = emulator::message();
+    if (last_message.empty()) last_message = msda::check_environment();
     return status;
   }
   last_message = copies.finish();

@@ -174,6 +174,8 @@ int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* input_descriptions,
     arguments.output = outputs[0];
     const cudaError_t status = forward(problem, arguments, stream);
     if (status != cudaSuccess) {
+      const std::string complaint = check_environment();
+      if (!complaint.empty()) throw std::runtime_error(complaint);
       throw std::runtime_error(std::string("the kernel could not be launched: ") +
                                cudaGetErrorString(status) + " (" + describe(problem) + ")");
     }

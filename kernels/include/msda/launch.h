@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string>
+
 #include "msda/backward_work.h"
 #include "msda/params.h"
 
@@ -18,5 +20,10 @@ cudaError_t forward(const Problem& problem, const ForwardArguments& arguments, c
 // dense().
 cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
                      cudaStream_t stream);
+
+// MSDA_FORWARD and MSDA_BACKWARD force a kernel by its name. Where one of them names no kernel,
+// both launchers return cudaErrorInvalidValue, and this returns a message that lists the names;
+// else an empty text.
+std::string check_environment();
 
 }  // namespace msda

@@ -1,0 +1,142 @@
+"""What autograd and `torch.func` know of the operators: gradients, forward mode, second derivatives, vmap.
+
+Gradients come from the backward kernels. Forward-mode derivatives, and derivatives of gradients, come from
+`msda.derivatives`. This module may import `torch` and `msda.derivatives` only; the operators are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+from msda import derivatives
+
+_library = torch.library.Library("msda", "FRAGMENT")
+
+
+def _differentiate(ctx: Any, grad_output: Tensor) -> tuple:
+    """The gradients of `attention`, by its backward operator."""
+    points_per_level = ctx.others[0]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_value, *grads = torch.ops.msda.attention_backward(
+        grad_output, *ctx.saved_tensors, points_per_level, deterministic
+    )
+    return grad_value, None, None, *grads
+
+
+def _differentiate_fused(ctx: Any, grad_output: Tensor) -> tuple:
+    """The gradients of `fused_attention`, by its backward operator."""
+    points_per_level, wants_reference = ctx.others[0], ctx.needs_input_grad[3]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_value, grad_reference, *grads = torch.ops.msda.fused_attention_backward(
+        grad_output, *ctx.saved_tensors, points_per_level, wants_reference, deterministic
+    )
+    return grad_value, None, None, grad_reference if wants_reference else None, *grads
+
+
+def _differentiate_by(formula: Callable) -> Callable:
+    """The gradients of a backward operator, by the formula of its result."""
+
+    def differentiate(ctx: Any, *grad_outputs: Tensor) -> tuple:
+        grad_output, value, spatial_shapes, level_start_index, *floats = ctx.saved_tensors
+
+        def backward(grad_output: Tensor, value: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
+            return formula(grad_output, value, spatial_shapes, level_start_index, *floats, *ctx.others)
+
+        _, vjp = torch.func.vjp(backward, grad_output, value, *floats)
+        grad_grad_output, grad_value, *grads = vjp(grad_outputs)
+        return grad_grad_output, grad_value, None, None, *grads
+
+    return differentiate
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    """Whether forward mode differentiates by a tensor."""
+    # PyTorch has one level, 0. `forward_ad` does not know of it where torch.compile traces torch.func.jvp.
+    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
+        return False
+    return torch._VF._unpack_dual(tensor, level=0)[1] is not None
+
+
+def _register_autograd(name: str, differentiate: Callable) -> None:
+    """Registers the operator's kernel for the dispatch key Autograd.
+
+    `torch.library.register_autograd` knows neither forward mode, whose derivative it makes zero without a
+    word, nor `torch.func.grad`.
+    """
+    operator = getattr(torch.ops.msda, name).default
+    formula = getattr(derivatives, name)
+    count = sum(isinstance(argument.type, torch.TensorType) for argument in operator._schema.arguments)
+
+    def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    # torch.func calls this once for each of its levels, so a function of a single level is the right one.
+    class Node(torch.autograd.function._SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            *arguments, keyset = arguments
+            ctx.save_for_backward(*arguments[:count])
+            ctx.others = arguments[count:]
+            # The call to the levels below is differentiated there, and a forward runs with all of it off.
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                return run(keyset, *arguments)
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple:
+            return *differentiate(ctx, *grad_outputs), *[None] * (len(ctx.others) + 1)
+
+    def implement(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        tensors = arguments[:count]
+        arguments = *arguments, *(a.default_value for a in operator._schema.arguments[len(arguments) :])
+        if any(map(_has_tangent, tensors)):
+            return formula(*arguments)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            with enable_single_level_autograd_function():
+                return Node.apply(*arguments, keyset)
+        return run(keyset, *arguments)
+
+    _library.impl(name, implement, "Autograd", with_keyset=True)
+
+
+def _register_vmap(name: str) -> None:
+    """Registers the operator's rule for vmap: the samples join the batch, whose images are independent."""
+    operator = getattr(torch.ops.msda, name).default
+    schema = [argument.name for argument in operator._schema.arguments]
+
+    def rule(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Any, Any]:
+        joined = []
+        for argument, dim, argument_name in zip(arguments, in_dims, schema):
+            if argument_name in ("spatial_shapes", "level_start_index"):
+                if dim is not None:
+                    raise ValueError(
+                        f"{argument_name}: expected the same for all samples of torch.vmap, got a sample "
+                        f"dimension {dim}; call the operator once for each"
+                    )
+            elif isinstance(argument, Tensor):
+                samples = argument.unsqueeze(0) if dim is None else argument.movedim(dim, 0)
+                argument = samples.expand(info.batch_size, *samples.shape[1:]).flatten(0, 1)
+            joined.append(argument)
+        results = operator(*joined)
+        split = lambda result: result.unflatten(0, (info.batch_size, -1))  # noqa: E731
+        if isinstance(results, Tensor):
+            return split(results), 0
+        return tuple(map(split, results)), (0,) * len(results)
+
+    torch.library.register_vmap(f"msda::{name}", rule)
+
+
+def register() -> None:
+    """Registers all of it, once."""
+    _register_autograd("attention", _differentiate)
+    _register_autograd("fused_attention", _differentiate_fused)
+    for name in ("attention_backward", "fused_attention_backward"):
+        _register_autograd(name, _differentiate_by(getattr(derivatives, name)))
+    for name in ("attention", "fused_attention", "attention_backward", "fused_attention_backward"):
+        _register_vmap(name)

@@ -1,0 +1,217 @@
+"""Derivatives of the operators beyond the gradient: `torch.func`, second order, vmap, and what is refused.
+
+test_msda.py checks them against finite differences; here they are used as research code uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import msda
+from benchmarks.errors import relative_error
+from benchmarks.problems import AttentionInputs, FusedInputs, Problem
+from msda import derivatives
+from tests import backends, strategies
+from tests.comparison import run_msda
+
+PROBLEM = Problem("derivatives", 2, ((4, 5), (2, 3)), 6, num_heads=2, head_dim=4, num_points=3)
+RAGGED = Problem("ragged", 2, ((4, 5), (2, 3)), 6, 2, 4, 3, (4, 1), reference_dim=4)
+
+operators = pytest.mark.parametrize("operator", ["attention", "fused"])
+
+
+def make(
+    operator: str, device: str, dtype: torch.dtype = torch.float64, problem: Problem = PROBLEM
+) -> AttentionInputs | FusedInputs:
+    return strategies.Case(problem, operator == "fused", seed=3, smooth=True).inputs(dtype, device)
+
+
+def function_of(
+    inputs: AttentionInputs | FusedInputs, name: str, run: Callable = run_msda
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
+    """The sum of the squared results as a function of one input, and that input."""
+    return lambda tensor: run(inputs._replace(**{name: tensor})).square().sum(), getattr(inputs, name)
+
+
+def floats_of(inputs: AttentionInputs | FusedInputs) -> list[str]:
+    return [
+        name for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor) and x.is_floating_point()
+    ]
+
+
+@operators
+def test_jvp_of_value_is_the_result(operator: str, device: str) -> None:
+    """The operator is linear in value."""
+    inputs = make(operator, device)
+    result, tangent = torch.func.jvp(
+        lambda value: run_msda(inputs._replace(value=value)), (inputs.value,), (inputs.value,)
+    )
+    assert result.abs().max() > 0.1
+    torch.testing.assert_close(result, run_msda(inputs))
+    torch.testing.assert_close(tangent, result)
+
+
+@operators
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_dual_numbers(operator: str, dtype: torch.dtype, device: str) -> None:
+    """`torch.autograd.forward_ad`, in the types of training, with `torch.no_grad` around."""
+    inputs = make(operator, device, dtype)
+    with torch.no_grad(), forward_ad.dual_level():
+        value = forward_ad.make_dual(inputs.value, inputs.value)
+        result, tangent = forward_ad.unpack_dual(run_msda(inputs._replace(value=value)))
+    assert tangent.dtype == dtype
+    torch.testing.assert_close(tangent, result)
+
+
+@operators
+def test_second_derivatives_agree(operator: str, device: str) -> None:
+    """Every way of PyTorch to a Hessian gives the same one, for every input, and it is not zero."""
+    inputs = make(operator, device)
+    for name in floats_of(inputs):
+        function, at = function_of(inputs, name)
+        expected = torch.func.hessian(function_of(inputs, name, backends.run_formulas)[0])(at)
+        assert expected.abs().max() > 1e-3, name
+        for way in (
+            torch.func.hessian(function)(at),
+            torch.func.jacrev(torch.func.jacrev(function))(at),
+            torch.autograd.functional.hessian(function, at),
+        ):
+            torch.testing.assert_close(way, expected, msg=name)
+        direction = torch.randn_like(at)
+        product = (expected.flatten(0, at.dim() - 1).flatten(1) @ direction.flatten()).reshape(at.shape)
+        _, found = torch.autograd.functional.hvp(function, at, direction)
+        torch.testing.assert_close(found, product, msg=name)
+        _, found = torch.func.jvp(torch.func.grad(function), (at,), (direction,))
+        torch.testing.assert_close(found, product, msg=name)
+
+
+@operators
+def test_third_derivative(operator: str, device: str) -> None:
+    inputs = make(operator, device)
+    name = inputs._fields[-2]  # weights or logits
+
+    def third(run: Callable) -> torch.Tensor:
+        function = function_of(inputs, name, lambda x: run(x).pow(2))[0]
+        second = torch.func.grad(lambda x: torch.func.grad(function)(x).square().sum())
+        return torch.func.grad(lambda x: second(x).square().sum())(getattr(inputs, name))
+
+    expected = third(backends.run_formulas)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(third(run_msda), expected)
+
+
+@operators
+def test_gradient_penalty(operator: str, device: str) -> None:
+    """A loss of the gradient's norm trains: it has the gradient that finite differences give."""
+    inputs = make(operator, device)
+    weight = torch.ones((), dtype=torch.float64, device=device, requires_grad=True)
+
+    def penalty(weight: torch.Tensor) -> torch.Tensor:
+        value = (inputs.value * weight).requires_grad_()
+        (gradient,) = torch.autograd.grad(
+            run_msda(inputs._replace(value=value)).square().sum(), value, create_graph=True
+        )
+        return gradient.square().sum()
+
+    (found,) = torch.autograd.grad(penalty(weight), weight)
+    step = 1e-5
+    expected = (penalty(weight.detach() + step) - penalty(weight.detach() - step)) / (2 * step)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
+
+
+@operators
+@pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
+def test_backward_formula(operator: str, problem: Problem, device: str) -> None:
+    """The formula of the gradient gives what the kernels give."""
+    inputs = make(operator, device, problem=problem)
+    grad_output = torch.randn_like(run_msda(inputs))
+    name = "fused_attention_backward" if operator == "fused" else "attention_backward"
+    expected = getattr(torch.ops.msda, name)(grad_output, *inputs)
+    found = getattr(derivatives, name)(grad_output, *inputs)
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < 1e-12
+
+
+@operators
+@pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
+def test_vmap(operator: str, problem: Problem, device: str) -> None:
+    """vmap of the operator and of its gradient is the loop over the samples, wherever the dimension is."""
+    inputs = make(operator, device, problem=problem)
+    for name in floats_of(inputs):
+        function, at = function_of(inputs, name)
+        samples = torch.stack([at, at * 0.5, at * 0.9], 1)
+
+        def run(tensor: torch.Tensor, name: str = name) -> torch.Tensor:
+            return run_msda(inputs._replace(**{name: tensor}))
+
+        expected = torch.stack([run(sample) for sample in samples.unbind(1)])
+        torch.testing.assert_close(torch.vmap(run, in_dims=1)(samples), expected)
+        expected = torch.stack([torch.func.grad(function)(sample) for sample in samples.unbind(1)])
+        torch.testing.assert_close(torch.vmap(torch.func.grad(function), in_dims=1)(samples), expected)
+
+
+@operators
+@pytest.mark.parametrize("name", ["spatial_shapes", "level_start_index"])
+def test_vmap_refuses_levels(operator: str, name: str, device: str) -> None:
+    inputs = make(operator, device)
+    samples = getattr(inputs, name).expand(2, *getattr(inputs, name).shape)
+    with pytest.raises(ValueError, match=f"{name}: expected the same for all samples of torch.vmap, got"):
+        torch.vmap(lambda tensor: run_msda(inputs._replace(**{name: tensor})))(samples)
+
+
+@operators
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_msda_opcheck(operator: str, name: str, device: str) -> None:
+    """All four operators: schema, fake, the dispatch of autograd, and tracing with their gradients."""
+    inputs = make(operator, device)
+    for field in floats_of(inputs):
+        getattr(inputs, field).requires_grad_()
+    arguments = tuple(inputs)
+    if name == "attention_backward":
+        arguments = torch.randn_like(run_msda(inputs)).requires_grad_(), *arguments
+    operator = getattr(torch.ops.msda, f"fused_{name}" if operator == "fused" else name)
+    # AOTAutograd does not trace second derivatives; PyTorch says so itself.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    if name == "attention":
+        tests = (*tests, "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator.default, arguments, test_utils=tests)
+
+
+@operators
+def test_compiled_jvp(operator: str, device: str) -> None:
+    inputs = make(operator, device)
+
+    def tangent(value: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda value: run_msda(inputs._replace(value=value)), (value,), (value,))[1]
+
+    torch.testing.assert_close(torch.compile(tangent, backend="aot_eager")(inputs.value), run_msda(inputs))
+
+
+@operators
+def test_meta(operator: str, device: str) -> None:
+    """Shapes of results, gradients and second derivatives, without numbers."""
+    inputs = make(operator, device)
+    inputs = inputs._replace(
+        **{name: x.to("meta") for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor)}
+    )
+    for name in floats_of(inputs):
+        function, at = function_of(inputs, name)
+        at.requires_grad_()
+        (gradient,) = torch.autograd.grad(function(at), at, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), at)
+        assert second.device.type == "meta" and second.shape == gradient.shape == at.shape
+        assert torch.func.jvp(function, (at.detach(),), (at.detach(),))[1].shape == ()
+
+
+def test_module_on_meta(device: str) -> None:
+    """A module without memory, as large models are made, takes its state dict afterwards."""
+    with torch.device("meta"):
+        module = msda.MultiScaleDeformableAttention(32, 4, 2, 3)
+    assert module.sampling_offsets.weight.is_meta
+    expected = msda.MultiScaleDeformableAttention(32, 4, 2, 3).to(device).state_dict()
+    module.load_state_dict(expected, assign=True)
+    assert torch.equal(module.value_proj.weight, expected["value_proj.weight"])
