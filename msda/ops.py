@@ -154,7 +154,7 @@ def _check_built_for(value: Tensor) -> None:
     if value.is_cuda and not _BUILD.has_cuda:
         raise RuntimeError(
             f"value: is on {value.device}, but msda was built without CUDA; install a CUDA compiler "
-            f"(pip install codetr-tensorrt[nvcc]) and build again with {library.BUILD_COMMAND}"
+            f"(pip install 'codetr-tensorrt[nvcc]') and build again with {library.BUILD_COMMAND}"
         )
 
 
