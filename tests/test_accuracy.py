@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,21 @@ def test_benchmark(tiny, onnx, tmp_path, capsys):
     assert "| PyTorch fp32 | 0." in printed.out and "| PyTorch fp32 | 0." in report.markdown(content)
     pytest.importorskip("matplotlib")
     assert all(picture.stat().st_size > 1000 for picture in report.draw(content, tmp_path, "accuracy"))
+
+
+def test_benchmark_leaves_bad_pictures_out(tiny, tmp_path, capsys):
+    """One that is missing and one without its last rows: named, counted, and neither are their objects."""
+    data = shutil.copytree(tiny.data, tmp_path / "data")
+    (data / "val/1.png").unlink()
+    (data / "val/3.png").write_bytes((data / "val/3.png").read_bytes()[:3000])
+    out = tmp_path / "accuracy.json"
+    given = ["--data", data, *tiny.network()[:4], "--torch", "fp32", "--height", HEIGHT, "--width", WIDTH]
+    assert accuracy.main(list(map(str, [*given, "--batch", 3, "--iterations", 1, "--out", out]))) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(lines) == 3 and all(line.startswith("benchmarks.accuracy: warning: ") for line in lines)
+    content = report.read(out)
+    assert (content["pictures"], content["pictures_left_out"]) == (2, 2)
+    assert content["results"][0]["metrics"]["pictures"] == 2
 
 
 def test_benchmark_times_torch_as_a_graph(tiny, monkeypatch):
