@@ -160,7 +160,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--iterations", type=positive, default=100, help="samples of each time")
     add_out(parser)
     options = parser.parse_args(arguments)
-    weights_source(model_config(options.model), options.weights)
+    weights_source(options.model, options.weights)
     for option, file in _files(options):
         check_file(option, file)
     check_out(options.out)

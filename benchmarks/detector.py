@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     config = model_config(options.model)
     if options.weights is not None:
-        weights_source(config, options.weights)
+        weights_source(options.model, options.weights)
     check_file("--photo", options.photo)
     check_engines(options.engine)
     check_out(options.out)

@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--iterations", type=positive, default=50, help="samples of each measurement")
     add_out(parser)
     options = parser.parse_args(arguments)
-    weights_source(model_config(options.model), options.weights)
+    weights_source(options.model, options.weights)
     check_file("--photo", options.photo)
     check_engines(options.engine)
     check_out(options.out)

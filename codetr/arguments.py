@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from codetr import __version__
@@ -38,7 +39,8 @@ def _add_detect(commands: Any, run: Command) -> None:
         help="detect objects in pictures",
         description="Detects objects in pictures: writes each with its boxes drawn, and detections.json.",
         epilog="""examples:
-  codetr detect scene.jpg --out found
+  codetr detect scene.jpg
+  codetr detect apple.jpg --model runs/fruit --conf 0.5 --classes apple pear
   codetr detect street.jpg --model co_dino_swin_l --precision fp16 --out found
   codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found
   codetr detect photo.jpg --onnx model.onnx --device cpu --out found
@@ -59,14 +61,20 @@ exit status: 0 all done; 1 a failure, or some of many pictures were left out (ea
     add(
         "--out",
         type=to_path,
-        required=True,
+        default=Path("out"),
         metavar="DIR",
-        help="folder for the pictures and detections.json; made if missing",
+        help="folder for the pictures and detections.json; made if missing; default: out",
     )
 
     add_network_arguments(detect)
     group = detect.add_argument_group("detections")
     add = group.add_argument
-    add("--threshold", type=fraction, default=0.3, metavar="S", help="least score; default: 0.3")
+    add("--threshold", "--conf", type=fraction, default=0.3, metavar="S", help="least score; default: 0.3")
+    add(
+        "--classes",
+        nargs="+",
+        metavar="CLASS",
+        help="only these classes, by name or by number from 0",
+    )
     add("--top", type=positive, metavar="K", help="at most K detections a picture, the best")
     add_nms_arguments(group)

@@ -52,7 +52,7 @@ def _run_detect(arguments: argparse.Namespace) -> int:
     if arguments.model != model:
         print(f"model: {DEMO}, which knows twenty kinds of drawn objects; for COCO's 80 classes give --model")
     pictures = find_pictures(arguments.images)
-    options = {name: getattr(arguments, name) for name in ("threshold", "nms", "nms_iou", "top")}
+    options = {name: getattr(arguments, name) for name in ("threshold", "nms", "nms_iou", "top", "classes")}
     return _detect(pictures, arguments.out, partial(make_detector, arguments), arguments.batch, options)
 
 
@@ -91,6 +91,10 @@ def _detect(
         run = _Run([], [])
         readable = list(_readable(pictures, run))
         with make_detector() as detector:
+            try:
+                detector.check_options(**options)
+            except ValueError as error:
+                raise UsageError(f"--{one_line(error)}") from error
             with progress(len(readable), shown=len(readable) >= _MANY) as advance:
                 for start in range(0, len(readable), batch):
                     _detect_chunk(

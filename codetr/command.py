@@ -135,21 +135,23 @@ def model_config(model: str) -> Config:
         raise UsageError(f"--model: {one_line(error)}") from error
 
 
-def weights_source(config: Config, weights: str | None) -> str:
-    """What --weights stands for: itself if it is a known name, a URL or a file; by default the model's name.
+def weights_source(model: str, weights: str | None) -> str:
+    """Resolves --weights: a known name, a URL or a file; by default `codetr.weights.default_weights`.
 
     Raises:
-        UsageError: none of these, or none given and none published for the model.
+        UsageError: none of these, none given and the model has none, or there is no such model.
     """
-    from codetr.weights import KNOWN_WEIGHTS, is_url
+    from codetr.weights import KNOWN_WEIGHTS, default_weights, is_url
 
-    known = ", ".join(KNOWN_WEIGHTS)
+    config, known = model_config(model), ", ".join(KNOWN_WEIGHTS)
     if weights is None:
-        if config.name not in KNOWN_WEIGHTS:
+        weights = default_weights(model, config)
+        if weights is None:
             raise UsageError(
-                f"--weights: needed, none are published for model {config.name} (only for {known})"
+                f"--weights: needed, none lie beside {model} and none are published for model {config.name} "
+                f"(only for {known})"
             )
-        return config.name
+        return weights
     if weights not in KNOWN_WEIGHTS and not is_url(weights):
         check_file("--weights", weights, f"; expected a file, a URL, or one of {known}")
     return weights

@@ -18,6 +18,8 @@ from pathlib import Path
 from codetr.classes import class_names_for
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
+RUN_CONFIG = "model.json"
+"""The configuration's name in the folder of a training run; the weights beside it end in .safetensors."""
 
 
 @dataclass(frozen=True)
@@ -200,24 +202,36 @@ class Config:
         return self.class_names or class_names_for(self.num_classes)
 
 
+def config_file(source: str | os.PathLike) -> Path:
+    """Finds the file of a configuration; arguments and errors as `load_config`."""
+    path = Path(source)
+    known = {file.stem: file for file in sorted(CONFIG_FOLDER.glob("*.json"))}
+    if str(source) in known:
+        return known[str(source)]
+    if path.is_dir():
+        path = path / RUN_CONFIG
+        if not path.is_file():
+            raise ValueError(f"model {str(source)!r}: the folder holds no {RUN_CONFIG}, as a run's does")
+    if not path.is_file():
+        raise ValueError(
+            f"model {str(source)!r}: expected one of {', '.join(known)}, the path of a JSON file, or the "
+            "folder of a run"
+        )
+    return path
+
+
 def load_config(source: str | os.PathLike) -> Config:
     """Loads a configuration.
 
     Args:
-        source: the name of a configuration that ships with the package, or the path of a JSON file.
+        source: the name of a configuration that ships with the package, the path of a JSON file, or the
+            folder of a training run.
 
     Raises:
         ValueError: unknown name, no such file, not JSON, or a field that is unknown, missing or of a wrong
             type.
     """
-    path = Path(source)
-    known = {file.stem: file for file in sorted(CONFIG_FOLDER.glob("*.json"))}
-    if str(source) in known:
-        path = known[str(source)]
-    elif not path.is_file():
-        raise ValueError(
-            f"model {str(source)!r}: expected one of {', '.join(known)}, or the path of a JSON file"
-        )
+    path = config_file(source)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

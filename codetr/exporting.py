@@ -274,7 +274,7 @@ def prepare(request: Request) -> Subject:
     """
     device = pick_device(request.device)
     config = model_config(request.model)
-    weights = weights_source(config, request.weights)
+    weights = weights_source(request.model, request.weights)
     note = size_note(request.sizes, config)
     if note is not None:
         print(f"note: {note}", flush=True)

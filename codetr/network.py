@@ -9,7 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-from codetr.command import UsageError, check_file, model_config, one_line, positive, weights_source
+from codetr.command import UsageError, check_file, one_line, positive, to_path, weights_source
 from codetr.detect import BACKENDS, FILES, NMS_METHODS, PRECISIONS, Detector
 from codetr.sizes import InputSizes
 from codetr.weights import DEMO
@@ -25,12 +25,18 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="NAME",
-        help=f"co_dino_swin_l, co_dino_r50, or a configuration JSON; default: {DEMO}, which comes along",
+        help=f"co_dino_swin_l, co_dino_r50, folder of a run, or configuration JSON; default: {DEMO}",
     )
     add(
         "--weights",
         metavar="W",
-        help="checkpoint: file, URL or known name; default: the model's published weights",
+        help="checkpoint: file, URL or known name; default: beside the configuration, or as published",
+    )
+    add(
+        "--labels",
+        type=to_path,
+        metavar="FILE",
+        help="class names, one a line, in place of the model's",
     )
     add(
         "--backend",
@@ -64,6 +70,12 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-size", type=positive, metavar="PX", help="limit of the resized picture's longer side")
     add("--height", type=positive, metavar="PX", help="fixed input height; pictures are fitted in and padded")
     add("--width", type=positive, metavar="PX", help="fixed input width")
+    add(
+        "--imgsz",
+        type=image_size,
+        metavar="PX|HEIGHTxWIDTH",
+        help="the resized picture's longer side, larger than published too; or --height and --width in one",
+    )
 
 
 def add_nms_arguments(group: argparse._ArgumentGroup) -> None:
@@ -114,6 +126,10 @@ def check_network(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name}: goes with --backend {backend}, got --backend {options.backend}")
         if getattr(options, name) is None and options.backend == backend:
             raise UsageError(f"--backend {backend}: needs --{name} FILE")
+    if options.imgsz is not None:
+        for name in ("max_size", "height", "width"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--imgsz: does not go with --{name.replace('_', '-')}")
     if (options.height is None) != (options.width is None):
         raise UsageError("--height and --width: give both or neither")
     if options.height is not None and options.max_size is not None:
@@ -142,9 +158,13 @@ def _check_file(options: argparse.Namespace, name: str, kind: str) -> None:
         sizes = InputSizes.of_artifact(metadata)
     except (EngineError, ValueError) as error:
         raise UsageError(f"--{name}: {one_line(error)}") from error
-    refusal = sizes.refusal(kind, file, options.max_size, options.height, options.width)
+    chosen = options.max_size, options.height, options.width
+    if options.imgsz is not None:
+        chosen = (None, *options.imgsz) if isinstance(options.imgsz, tuple) else (options.imgsz, None, None)
+    refusal = sizes.refusal(kind, file, *chosen)
     if refusal is not None:
-        raise UsageError(f"--{refusal[0].replace('_', '-')}: {refusal[1]}")
+        name = refusal[0] if options.imgsz is None else "imgsz"
+        raise UsageError(f"--{name.replace('_', '-')}: {refusal[1]}")
     for option in ("nms", "nms_iou"):
         if metadata.nms_in_graph and getattr(options, option, None) is not None:
             inside = f"{metadata.nms['method']}, IoU {metadata.nms['iou_threshold']}"
@@ -159,18 +179,18 @@ def _check_torch(options: argparse.Namespace) -> None:
         if options.weights is not None:
             raise UsageError("--weights: goes with --model, whose weights they are")
         options.model = DEMO
-    weights_source(model_config(options.model), options.weights)
+    weights_source(options.model, options.weights)
 
 
 def make_detector(options: argparse.Namespace) -> Detector:
     """Loads the network of checked options.
 
     Raises:
-        UsageError: the ONNX file is not what it should be.
+        UsageError: the ONNX file or the class names are not what they should be.
         ValueError, RuntimeError, ImportError: as `codetr.Detector`.
     """
     try:
-        return Detector(
+        detector = Detector(
             options.model,
             options.weights,
             backend=options.backend,
@@ -181,11 +201,19 @@ def make_detector(options: argparse.Namespace) -> Detector:
             max_size=options.max_size,
             height=options.height,
             width=options.width,
+            imgsz=options.imgsz,
         )
     except ValueError as error:
         if options.backend != "onnxruntime":
             raise
         raise UsageError(f"--onnx: {one_line(error)}") from error
+    if options.labels is not None:
+        try:
+            detector.rename_classes(options.labels)
+        except ValueError as error:
+            detector.close()
+            raise UsageError(f"--{one_line(error)}") from error
+    return detector
 
 
 # Types of arguments.
@@ -196,6 +224,14 @@ def device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text):
         raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda or cuda:<number>, got {text!r}")
     return text
+
+
+def image_size(text: str) -> int | tuple[int, int]:
+    """A number of pixels, or HEIGHTxWIDTH."""
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:[x,]([1-9]\d{0,4}))?", text, re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected pixels (640) or HEIGHTxWIDTH (480x640), got {text!r}")
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
 def graph_nms_method(text: str) -> str:

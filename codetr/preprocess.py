@@ -54,6 +54,52 @@ def load_image(path: str | Path) -> np.ndarray:
             raise ImageError(f"{path}: the image is truncated or damaged ({_one_line(error)})") from error
 
 
+def split_images(images: Any) -> list[Any]:
+    """Returns the single pictures of what `codetr.Detector.detect` takes."""
+    from PIL import Image
+
+    if isinstance(images, (str, Path, Image.Image)):
+        return [images]
+    if hasattr(images, "ndim") and images.ndim == 3:
+        return [images]
+    return list(images)
+
+
+def to_rgb(image: Any) -> np.ndarray:
+    """Turns one picture into an array.
+
+    Args:
+        image: a path, a PIL image, an RGB uint8 array [H, W, 3], or an RGB tensor [3, H, W], uint8 or
+            floating from 0 to 1.
+
+    Returns:
+        uint8 [H, W, 3], RGB.
+
+    Raises:
+        ValueError: naming the type and shape of a picture of another kind.
+        FileNotFoundError, ImageError: as `load_image`.
+    """
+    from PIL import Image, ImageOps
+
+    if isinstance(image, (str, Path)):
+        return load_image(image)
+    if isinstance(image, Image.Image):
+        return np.array(_to_rgb(ImageOps.exif_transpose(image)), dtype=np.uint8)
+    if hasattr(image, "detach"):
+        pixels = image.detach().cpu()
+        if pixels.ndim == 3 and pixels.shape[0] == 3:
+            if pixels.is_floating_point() and pixels.min() >= 0 and pixels.max() <= 1:
+                pixels = (pixels * 255).round().byte()
+            array = pixels.numpy()
+            if array.dtype == np.uint8:
+                return np.ascontiguousarray(array.transpose(1, 2, 0))
+        raise ValueError(
+            f"image: expected a tensor [3, H, W], RGB, uint8 or floating from 0 to 1, got {image.dtype} "
+            f"{list(image.shape)}"
+        )
+    return _check_rgb(image)
+
+
 def check_image(path: str | Path) -> None:
     """Reads only the header of a picture. Raises as `load_image` for a file that is missing or no image."""
     with _open(path):

@@ -41,14 +41,14 @@ class TorchBackend:
         self.precision = precision
         config = codetr.load_config(model) if isinstance(model, (str, Path)) else model
         if weights is None:
-            from codetr.weights import KNOWN_WEIGHTS
+            from codetr.weights import KNOWN_WEIGHTS, default_weights
 
-            if config.name not in KNOWN_WEIGHTS:
+            weights = default_weights(model, config)
+            if weights is None:
                 known = ", ".join(KNOWN_WEIGHTS)
                 raise ValueError(
                     f"weights: none are known for model {config.name!r} (known: {known}), give a checkpoint"
                 )
-            weights = config.name
         self.model = codetr.CoDino(config).eval()
         codetr.load_checkpoint(self.model, weights)
         if precision in ("fp16", "bf16"):

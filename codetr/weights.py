@@ -16,6 +16,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from codetr.config import Config, config_file
 from codetr.files import atomic_write
 
 _CHUNK_BYTES = 1 << 20
@@ -55,6 +56,24 @@ KNOWN_WEIGHTS = {
         Weights("co_dino_r50", f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth", "7481f903"),
     )
 }
+
+
+def default_weights(model: object, config: Config) -> str | None:
+    """Names the weights of a model where a caller gives none.
+
+    Args:
+        model: what `codetr.load_config` takes, or a configuration.
+        config: the model's.
+
+    Returns:
+        The safetensors file beside the model's configuration, as in the folder of a run; else the name of the
+        published weights; None if there are neither.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        beside = config_file(model).with_suffix(".safetensors")
+        if beside.is_file():
+            return str(beside)
+    return config.name if config.name in KNOWN_WEIGHTS else None
 
 
 def is_url(source: object) -> bool:

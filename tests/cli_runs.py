@@ -31,6 +31,7 @@ class FakeBackend:
 
     def __call__(self, images, image_shapes):
         self.shapes.append(images.shape)
+        self.images = images
         unit = np.array([[0, 0, 0.5, 1], [0, 0, 0.5, 0.95], [0.25, 0.25, 0.75, 0.75]])
         boxes = unit * np.tile(image_shapes[:, None, ::-1], (1, 1, 2))
         scores = np.tile(np.float32([0.9, 0.6, 0.4]), (len(images), 1))

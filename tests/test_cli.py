@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from PIL import Image
 from codetr.cli import main
 from codetr.console import progress
 from codetr.preprocess import load_image
-from tests.cli_runs import ROOT, load, run
+from tests.cli_runs import CUP, ROOT, SPOON, error_line, load, run
 
 pytest_plugins = ("tests.cli_fixtures",)
 
@@ -73,6 +74,42 @@ def test_threshold_top_and_nms(fake, photos, tmp_path):
     assert scores("--threshold", 1) == []
     soft = scores("--nms", "soft", "--threshold", 0.01)
     assert len(soft) == 3 and soft[-1] < 0.4
+
+
+def test_classes_labels_and_conf(fake, photos, tmp_path, capsys):
+    """The options of other detectors."""
+
+    def names(*arguments: object) -> list[str]:
+        assert run(photos / "a.jpg", "--out", tmp_path / "out", *arguments) == 0
+        return [row["category_name"] for row in load(tmp_path / "out")["annotations"]]
+
+    assert names("--conf", 0.5) == ["cup"]
+    assert names("--classes", "spoon") == names("--classes", SPOON) == ["spoon"]
+    assert names("--classes", "spoon", CUP) == ["cup", "spoon"]
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"thing {label}" for label in range(80)) + "\n")
+    assert names("--labels", labels, "--classes", f"thing {SPOON}") == [f"thing {SPOON}"]
+    capsys.readouterr()
+    assert run(photos / "a.jpg", "--out", tmp_path / "none", "--classes", "spon") == 2
+    message = "codetr: error: --classes: expected a number below 80 or one of person, bicycle, "
+    assert error_line(capsys).startswith(message)
+    labels.write_text("cup\nspoon\n")
+    assert run(photos / "a.jpg", "--out", tmp_path / "none", "--labels", labels) == 2
+    assert "--labels: expected 80 names, one for each class, got 2" in error_line(capsys)
+    assert not (tmp_path / "none").exists()
+
+
+def test_folder_of_a_run(tmp_path, monkeypatch, capsys):
+    """--model takes a run's folder with its weights; --out is `out`; --imgsz is the longer side."""
+    (tmp_path / "runs").mkdir()
+    shutil.copy(ROOT / "codetr/configs/co_dino_demo.json", tmp_path / "runs/model.json")
+    shutil.copy(ROOT / "codetr/demo/co_dino_demo.safetensors", tmp_path / "runs/model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    command = ["detect", str(ROOT / "assets/scene.jpg"), "--model", "runs", "--device", "cpu"]
+    assert main(command) == 0
+    assert len(load(tmp_path / "out")["annotations"]) == 13
+    assert main([*command, "--imgsz", "320"]) == 0
+    assert 0 < len(load(tmp_path / "out")["annotations"]) != 13
 
 
 def test_rotated_photo_is_detected_upright(fake, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ pytest_plugins = ("tests.cli_fixtures",)
             ["a.jpg", "--weights", "absent.pth"],
             "--weights absent.pth: no such file; expected a file, a URL, or one of co_",
         ),
-        (["a.jpg", "--threshold", "1.5"], "--threshold: expected a number from 0 to 1, got '1.5'"),
+        (["a.jpg", "--threshold", "1.5"], "--threshold/--conf: expected a number from 0 to 1, got '1.5'"),
         (["a.jpg", "--batch", "0"], "--batch: expected a whole number above 0, got '0'"),
         (["a.jpg", "--nms", "maybe"], "--nms: invalid choice"),
         (["a.jpg", "--height", "64"], "--height and --width: give both or neither"),
@@ -57,6 +58,8 @@ pytest_plugins = ("tests.cli_fixtures",)
             "--weights ftp://host/w.pth: no such file; expected a file",
         ),
         (["a.jpg", "--weights", "/dev/null"], "--weights /dev/null: not a file"),
+        (["a.jpg", "--imgsz", "0"], "--imgsz: expected pixels (640) or HEIGHTxWIDTH (480x640), got '0'"),
+        (["a.jpg", "--imgsz", "64", "--width", "64"], "--imgsz: does not go with --width"),
         (["a.jpg", "--device", "gpu"], "--device: expected auto, cpu, cuda or cuda:<number>, got 'gpu'"),
         (["a.jpg", "--model", "deep.json"], "--model: deep.json: not a JSON file"),
         ([], "IMAGE"),
@@ -77,16 +80,21 @@ def test_usage_errors(fake, photos, monkeypatch, capsys, arguments, message):
     assert not (photos.parent / "out").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["detect", "a.jpg"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["detect"]])
 def test_command_is_needed(capsys, arguments):
     assert main(arguments) == 2
     assert "--help)" in error_line(capsys)
 
 
 def test_weights_are_needed_for_an_own_model(photos, tmp_path, capsys):
-    model = GOLDEN / "codino_swin_tiny.json"
+    model = shutil.copy(GOLDEN / "codino_swin_tiny.json", tmp_path / "own.json")
     assert main(["detect", str(photos), "--model", str(model), "--out", str(tmp_path / "out")]) == 2
-    assert "--weights: needed" in error_line(capsys)
+    assert f"--weights: needed, none lie beside {model} and none are published for" in error_line(capsys)
+
+
+def test_folder_that_is_no_run(photos, tmp_path, capsys):
+    assert main(["detect", str(photos), "--model", str(photos), "--out", str(tmp_path / "out")]) == 2
+    assert f"--model: model '{photos}': the folder holds no model.json" in error_line(capsys)
 
 
 def test_weights_need_their_model(tmp_path, capsys):

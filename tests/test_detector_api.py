@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from codetr.detect import Detector
 from codetr.preprocess import load_image, make_preprocessor
@@ -27,6 +28,72 @@ def test_detector_takes_paths_and_arrays(photos):
         assert (found.height, found.width) == (90, 60) and found.names() == ["cup", "spoon"]
         np.testing.assert_allclose(found.boxes_xyxy_px[0], [0, 0, 30, 90], atol=0.01)
         assert set(found.times_ms) == {"preprocess", "inference", "postprocess"}
+
+
+def test_detector_takes_pil_images_and_tensors(photos):
+    """All kinds of pictures give the network the same pixels, EXIF rotation applied."""
+    torch = pytest.importorskip("torch")
+    backend = FakeBackend()
+    detector = Detector(backend=backend)
+    image = load_image(photos / "b.png")
+    tensor = torch.from_numpy(image).permute(2, 0, 1)
+    batch = backend.preprocessor.batch([image])
+    with Image.open(photos / "b.png") as opened:
+        kinds = [
+            opened,
+            opened.convert("RGBA"),
+            tensor,
+            tensor / 255,
+            tensor[None].double() / 255,
+            image[None],
+        ]
+        for kind in kinds:
+            (found,) = detector.detect(kind)
+            np.testing.assert_array_equal(backend.images, batch.images)
+            assert (found.height, found.width) == (90, 60)
+        assert len(detector.detect(kinds[:4], batch=3)) == 4
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    rotated = Image.new("RGB", (80, 40))
+    rotated.getexif().update(exif)
+    assert detector.detect(rotated)[0].height == 80
+    for wrong, got in (
+        (tensor * 1.0, r"torch.float32 \[3, 90, 60\]"),
+        (tensor.permute(2, 1, 0), r"torch.uint8 \[60, 90, 3\]"),
+    ):
+        with pytest.raises(ValueError, match=f"image: expected a tensor .*, got {got}"):
+            detector.detect(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 2}, "threshold: expected a number from 0 to 1, got 2"),
+        ({"threshold": float("nan")}, "threshold: expected a number from 0 to 1, got nan"),
+        ({"nms_iou": -0.1}, "nms_iou: expected a number from 0 to 1, got -0.1"),
+        ({"top": 0}, "top: expected at least 1, got 0"),
+        ({"classes": ["cupp"]}, "classes: expected a number below 80 or one of person, .*, got 'cupp'"),
+    ],
+)
+def test_wrong_options(photos, options, message):
+    backend = FakeBackend()
+    with pytest.raises(ValueError, match=message):
+        Detector(backend=backend).detect(photos / "b.png", **options)
+    assert not backend.shapes
+
+
+def test_imgsz():
+    """One number is the longer side, larger than published too; two are the input's height and width."""
+    model = "co_dino_demo"
+    with Detector(model, device="cpu", imgsz=2000) as detector:
+        assert detector.backend.preprocessor.target_size(300, 400) == (1500, 2000)
+    with Detector(model, device="cpu", imgsz=(64, 96)) as detector:
+        assert detector.backend.preprocessor.batch([np.zeros((30, 40, 3), np.uint8)]).images.shape[2:] == (
+            64,
+            96,
+        )
+    with pytest.raises(ValueError, match="imgsz: does not go with max_size, height and width"):
+        Detector(model, imgsz=64, max_size=64)
 
 
 def test_fixed_batch_is_filled(photos):

@@ -75,7 +75,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     rank, local_rank, world = launched()
     device = _device(options.device, local_rank)
     published = model_config(options.model)
-    source = initial_source(published, options.init)
+    source = initial_source(options.model, published, options.init)
     state = _newest_state(options.out, options.resume)
     data, validation_data = _load(options)
     config = config_for(published, data, options.size)

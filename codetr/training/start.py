@@ -26,7 +26,7 @@ from codetr.model import CoDino
 from codetr.training.denoising import Denoising
 from codetr.training.initialise import initialise
 from codetr.training.network import TrainingNetwork
-from codetr.weights import KNOWN_WEIGHTS, is_url
+from codetr.weights import KNOWN_WEIGHTS, default_weights, is_url
 
 FROM_SCRATCH = "none"
 
@@ -50,20 +50,21 @@ def config_for(config: Config, data: CocoDataset, size: tuple[int, int] | None) 
     )
 
 
-def initial_source(config: Config, init: str | None) -> str:
-    """What --init stands for: itself, or the model's published weights.
+def initial_source(model: str, config: Config, init: str | None) -> str:
+    """Resolves --init: a known name, a URL or a file; by default `codetr.weights.default_weights`.
 
     Raises:
-        UsageError: neither a known name, a URL nor a file; or none given and none published.
+        UsageError: none of these; or none given and the model has none.
     """
     known = ", ".join(KNOWN_WEIGHTS)
     if init is None:
-        if config.name not in KNOWN_WEIGHTS:
+        init = default_weights(model, config)
+        if init is None:
             raise UsageError(
                 f"--init: needed, no weights are published for model {config.name} (only for {known}); "
                 f"'{FROM_SCRATCH}' trains from scratch"
             )
-        return config.name
+        return init
     if init != FROM_SCRATCH and init not in KNOWN_WEIGHTS and not is_url(init):
         check_file("--init", init, f"; expected a file, a URL, one of {known}, or '{FROM_SCRATCH}'")
     return init
