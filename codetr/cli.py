@@ -22,7 +22,7 @@ from codetr.arguments import make_parser
 from codetr.command import UsageError, complain, one_line, run_command
 from codetr.console import print_results, print_times, progress
 from codetr.inputs import OutputFolder, Picture, find_pictures
-from codetr.network import check_network, make_detector
+from codetr.network import check_network, make_detector, tell_shrunk_images
 from codetr.weights import DEMO
 
 PROGRAM = "codetr"
@@ -109,6 +109,7 @@ def _detect(
             )
         print_results(run.found)
         print_times(run.times_ms)
+        tell_shrunk_images(detector, PROGRAM)
         print(f"wrote {folder.summary()}")
     if run.failures:
         left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"

@@ -140,6 +140,8 @@ class Detector:
             self.backend.preprocessor = replace(self.backend.preprocessor, scale=(imgsz, imgsz))
         self.class_names: tuple[str, ...] = self.backend.class_names
         """Name of each label."""
+        self.shrunk_images = 0
+        """Images so far that a fixed input size made much smaller because of their orientation."""
         if labels is not None:
             try:
                 self.rename_classes(labels)
@@ -223,6 +225,8 @@ class Detector:
         """Runs the network once over RGB uint8 [H, W, 3] images. Arguments and result as `detect`."""
         suppression = self._suppression(nms, nms_iou)
         wanted = None if classes is None else _labels_of(classes, self.class_names)
+        shrinks = self.backend.preprocessor.shrinks_by_turn
+        self.shrunk_images += sum(shrinks(*image.shape[:2]) for image in images)
         started = time.perf_counter()
         batch = self.backend.preprocessor.batch(images)
         prepared = time.perf_counter()

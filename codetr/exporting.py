@@ -381,6 +381,10 @@ def write_metadata(
     from trt_plugin.errors import import_tensorrt
 
     config, sizes = subject.model.config, request.sizes
+    resize = {"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad"}
+    # Pictures fill a fixed size that a caller chose. The model's own size is rounded up, and they do not.
+    if sizes.resizable or (sizes.height.opt, sizes.width.opt) == own_size(config):
+        resize["scale"] = sorted(config.resize_scale, reverse=True)
     shapes = sizes.shapes()
     boxes = (shapes["images"][0], config.max_per_img)
     outputs = {"boxes": ((*boxes, 4), "float32"), "scores": (boxes, "float32"), "labels": (boxes, "int64")}
@@ -392,12 +396,7 @@ def write_metadata(
         class_names=list(config.label_names),
         mean=list(config.mean),
         std=list(config.std),
-        resize={
-            "height": sizes.height.opt,
-            "width": sizes.width.opt,
-            "mode": "fit_pad",
-            "scale": sorted(config.resize_scale, reverse=True),
-        },
+        resize=resize,
         max_per_img=config.max_per_img,
         nms=dataclasses.asdict(subject.nms or config.nms),
         nms_in_graph=subject.nms is not None,

@@ -9,7 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-from codetr.command import UsageError, check_file, one_line, positive, to_path, weights_source
+from codetr.command import UsageError, check_file, complain, one_line, positive, to_path, weights_source
 from codetr.detect import BACKENDS, FILES, NMS_METHODS, PRECISIONS, Detector
 from codetr.sizes import InputSizes
 from codetr.weights import DEMO
@@ -214,6 +214,18 @@ def make_detector(options: argparse.Namespace) -> Detector:
             detector.close()
             raise UsageError(f"--{one_line(error)}") from error
     return detector
+
+
+def tell_shrunk_images(detector: Detector, program: str) -> None:
+    """Says on stderr how many images a fixed input size made much smaller because of their orientation."""
+    count, size = detector.shrunk_images, detector.backend.preprocessor
+    if count:
+        complain(
+            "note",
+            f"{count} images shrank to fit the fixed input of {size.height}x{size.width}, which suits the "
+            "other orientation; --dynamic-size of an export suits both",
+            program,
+        )
 
 
 # Types of arguments.

@@ -230,8 +230,6 @@ class Preprocessor:
         if refusal is not None:
             raise ValueError(": ".join(refusal))
         colours = tuple(metadata.mean), tuple(metadata.std)
-        if not sizes.resizable:
-            return cls(*colours, height=sizes.height.opt, width=sizes.width.opt)
         if _fixes_size(max_size, height, width):
             return cls(*colours, height=height, width=width)
         return cls(
@@ -241,7 +239,7 @@ class Preprocessor:
             width=sizes.width.max,
             min_height=sizes.height.min,
             min_width=sizes.width.min,
-            pad_divisor=SIZE_DIVISOR,
+            pad_divisor=SIZE_DIVISOR if sizes.resizable else 1,
         )
 
     def __post_init__(self) -> None:
@@ -280,6 +278,13 @@ class Preprocessor:
         unlimited = (math.inf, math.inf)
         limits = unlimited if self.height is None else (self.height, self.width)
         return rescale_size(height, width, self.scale or unlimited, limits)
+
+    def shrinks_by_turn(self, height: int, width: int) -> bool:
+        """Whether an image of height x width becomes much smaller than it does turned by 90 degrees.
+
+        So do portrait images in a landscape input, whose height they have to fit.
+        """
+        return max(self.target_size(height, width)) < 0.8 * max(self.target_size(width, height))
 
     def one(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """Resizes and normalises one image.

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from codetr.detect import Detector
+from codetr.network import tell_shrunk_images
 from codetr.preprocess import load_image, make_preprocessor
 from codetr.torch_backend import allow_tf32
 from tests.cli_runs import GOLDEN, FakeBackend
@@ -94,6 +95,17 @@ def test_imgsz():
         )
     with pytest.raises(ValueError, match="imgsz: does not go with max_size, height and width"):
         Detector(model, imgsz=64, max_size=64)
+
+
+def test_images_that_shrink_are_told(photos, capsys):
+    """A landscape input shrinks portrait images; the commands say how many."""
+    detector = Detector(backend=FakeBackend(fixed=True))
+    detector.detect([photos / "a.jpg"])
+    tell_shrunk_images(detector, "codetr")
+    assert capsys.readouterr().err == ""
+    detector.detect([photos / "a.jpg", photos / "b.png"])
+    tell_shrunk_images(detector, "codetr")
+    assert capsys.readouterr().err.startswith("codetr: note: 1 images shrank to fit the fixed input of 64x96")
 
 
 def test_fixed_batch_is_filled(photos):

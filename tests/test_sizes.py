@@ -219,6 +219,25 @@ def test_pictures_are_resized_by_the_models_rule(options, photos, shapes, padded
     assert batch.images.shape[2:] == padded
 
 
+def test_pictures_of_a_fixed_input():
+    """They fill a size that a caller chose. In the model's own size, rounded up, they follow its rule."""
+    resize = {"height": 256, "width": 320, "mode": "fit_pad"}
+    filled = dataclasses.replace(METADATA, resize=resize)
+    own = dataclasses.replace(filled, resize={**resize, "scale": [320, 240]})
+    image = np.zeros((480, 480, 3), np.uint8)
+    for metadata, side in ((filled, 256), (own, 240)):
+        batch = Preprocessor.of_artifact(metadata).batch([image])
+        assert batch.images.shape[2:] == (256, 320) and batch.image_shapes.tolist() == [[side, side]]
+
+
+def test_portrait_pictures_in_a_landscape_input():
+    landscape = Preprocessor(height=480, width=640)
+    assert landscape.shrinks_by_turn(640, 480)
+    assert not landscape.shrinks_by_turn(480, 640) and not landscape.shrinks_by_turn(500, 480)
+    for both in (Preprocessor(scale=(1333, 800)), Preprocessor.of_artifact(dynamic_metadata([1333, 800]))):
+        assert not both.shrinks_by_turn(640, 480)
+
+
 def test_the_range_limits_the_models_rule():
     preprocessor = Preprocessor.of_artifact(dynamic_metadata([2048, 1280]))
     assert preprocessor.target_size(480, 640) == (1008, 1344)

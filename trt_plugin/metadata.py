@@ -27,8 +27,8 @@ class ArtifactMetadata:
         mean, std: of R, G, B in 0..255; an image is normalised as (image - mean) / std.
         resize: {"height", "width", "mode", "scale"}: how an image is brought to the input's size. Mode
             "fit_pad": the largest size of the same aspect ratio that fits, then zeros right and below, after
-            normalising. If height or width is dynamic, "scale", [long, short] in pixels, also limits the
-            image's longer and shorter side; older files lack it.
+            normalising. "scale", [long, short] in pixels, also limits the image's longer and shorter side;
+            files that a picture is to fill, and older ones, lack it.
         max_per_img: K, the number of boxes of each image before non-maximum suppression.
         nms: parameters of non-maximum suppression, as `codetr.postprocess.apply_nms` has them: of that in the
             graph, or of the default post-processing if there is none in it.

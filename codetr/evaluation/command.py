@@ -17,7 +17,7 @@ from codetr.console import progress
 from codetr.evaluation.metrics import Metrics, Rows, coco_metrics, require_pycocotools
 from codetr.evaluation.run import Run, detect_all
 from codetr.files import atomic_write
-from codetr.network import check_network, make_detector
+from codetr.network import check_network, make_detector, tell_shrunk_images
 
 _PACKAGES = ("codetr-tensorrt", "torch", "tensorrt", "onnxruntime", "onnxruntime-gpu", "pycocotools", "numpy")
 _MANY = 3  # pictures from which a progress bar helps
@@ -65,6 +65,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         raise UsageError(f"{dataset.annotation_file}: none of the pictures could be read")
     metrics = coco_metrics(dataset, run.rows, run.pictures)
     _print(metrics, run, options.per_class)
+    tell_shrunk_images(detector, "codetr")
     if left_out.errors:
         print(f"{left_out.words} left out")
     if options.out is not None:

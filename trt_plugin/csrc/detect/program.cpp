@@ -79,6 +79,7 @@ InputSizes choose_sizes(Program const& program, Options const& options, InputSiz
                               options.model.string(), ", got ", *given));
     }
     range = {*given, *given, *given};
+    sizes.scale.reset();
   };
   fix("--height", options.height, sizes.height);
   fix("--width", options.width, sizes.width);

@@ -7,7 +7,7 @@ namespace codetr {
 std::pair<int, int> InputSizes::target_size(int picture_height, int picture_width) const {
   const auto ratio = [](int limit, int side) { return static_cast<double>(limit) / side; };
   double factor = std::min(ratio(height.max, picture_height), ratio(width.max, picture_width));
-  if (scale && resizable()) {
+  if (scale) {
     const auto [shorter, longer] = std::minmax(picture_height, picture_width);
     factor = std::min({factor, ratio(scale->first, longer), ratio(scale->second, shorter)});
   }

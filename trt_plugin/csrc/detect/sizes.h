@@ -21,7 +21,7 @@ struct Range {
 // Of images [N, 3, H, W] and image_shapes [N, 2]: N, and H and W in pixels.
 struct InputSizes {
   Range batch, height, width;
-  // Limits of a picture's longer and shorter side, if height or width is dynamic.
+  // Limits of a picture's longer and shorter side; without them a picture fills the largest input.
   std::optional<std::pair<int, int>> scale;
 
   // Whether any of them is decided at run time.
