@@ -165,3 +165,13 @@ def test_unknown_kernel(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "genral")
     with pytest.raises(RuntimeError, match=f"{variable}: expected one of general, .*, got 'genral'"):
         run_msda(inputs) if variable == "MSDA_FORWARD" else output.sum().backward()
+
+
+def test_unknown_kernel_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := backends.no_tensorrt():
+        pytest.skip(reason)
+    inputs = make(Problem("typo", 1, ((4, 5), (2, 2)), 6, 2, 16), "attention", torch.float32, "cuda")
+    backends.run_tensorrt(inputs)
+    monkeypatch.setenv("MSDA_FORWARD", "genral")
+    with pytest.raises(RuntimeError, match="MSDA_FORWARD: expected one of general, .*, got 'genral'"):
+        backends.run_tensorrt(inputs)
