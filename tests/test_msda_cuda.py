@@ -173,5 +173,5 @@ def test_unknown_kernel_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = make(Problem("typo", 1, ((4, 5), (2, 2)), 6, 2, 16), "attention", torch.float32, "cuda")
     backends.run_tensorrt(inputs)
     monkeypatch.setenv("MSDA_FORWARD", "genral")
-    with pytest.raises(RuntimeError, match="MSDA_FORWARD: expected one of general, .*, got 'genral'"):
+    with pytest.raises(RuntimeError, match=r"MSDA_FORWARD: expected one of general, .*, got 'genral'"):
         backends.run_tensorrt(inputs)
