@@ -88,7 +88,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
     add_out(parser)
     options = parser.parse_args(arguments)
-    config = model_config(options.model)
+    model_config(options.model)
     if options.weights is not None:
         weights_source(options.model, options.weights)
     check_file("--photo", options.photo)
