@@ -125,16 +125,17 @@ def load_coco(
     if images is not None and not Path(images).is_dir():
         raise DatasetError(f"{images}: {'not a folder' if Path(images).exists() else 'no such folder'}")
     document = _read_json(file)
-    names = _categories(file, _entries(file, document, "categories"))
+    categories = _entries(file, document, "categories")
+    left_out = _supercategories(categories, _entries(file, document, "annotations"), keep)
+    category_ids, class_names = _categories(file, categories, left_out)
     entries = _images(file, _entries(file, document, "images"))
-    left_out = _supercategories(file, document, keep)
-    category_ids = tuple(identifier for identifier, name in names.items() if name not in left_out)
-    class_names = tuple(names[identifier] for identifier in category_ids)
     rows, empty = _objects(file, _entries(file, document, "annotations"), entries, category_ids)
     places = [Path(images)] if images is not None else _image_folders(folder, file, split)
     paths = _image_paths(file, places, entries)
     pictures = [_picture(key, paths[key], entry, rows[key]) for key, entry in entries.items()]
-    return CocoDataset(file, category_ids, class_names, tuple(pictures), tuple(empty), left_out)
+    return CocoDataset(
+        file, category_ids, class_names, tuple(pictures), tuple(empty), tuple(left_out.values())
+    )
 
 
 def read_picture(picture: Picture) -> np.ndarray:
@@ -386,31 +387,42 @@ def _entries(file: Path, document: Mapping[str, Any], key: str) -> list[dict[str
     return entries
 
 
-def _categories(file: Path, entries: list[dict[str, Any]]) -> dict[int, str]:
-    """The name of each category, in the order of the ids."""
+def _categories(
+    file: Path, entries: list[dict[str, Any]], left_out: Mapping[int, str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The ids of the categories that are not left out, ascending, and their names."""
     names: dict[int, str] = {}
     for identifier, where, entry in _identified(file, "categories", entries):
         name = entry.get("name")
         if not isinstance(name, str) or not name:
             raise DatasetError(f"{where}: name: expected a text, got {_got(entry, 'name')}")
+        if identifier in left_out:
+            continue
         if name in names.values():
             raise DatasetError(f"{where}: name: {name!r} is another category's as well")
         names[identifier] = name
-    return dict(sorted(names.items()))
+    ids = tuple(sorted(names))
+    return ids, tuple(names[identifier] for identifier in ids)
 
 
-def _supercategories(file: Path, document: Mapping[str, Any], keep: Collection[str]) -> tuple[str, ...]:
-    """Names of categories without annotations that are another's supercategory, but for those to keep."""
-    used = [entry.get("category_id") for entry in _entries(file, document, "annotations")]
-    used = {identifier for identifier in used if type(identifier) is int}
-    entries = document["categories"]
-    parents = {
-        entry["supercategory"]
-        for entry in entries
-        if isinstance(entry.get("supercategory"), str) and entry["supercategory"] != entry["name"]
-    }
-    names = [entry["name"] for entry in entries if entry["id"] not in used]
-    return tuple(name for name in names if name in parents and name not in keep)
+def _supercategories(
+    categories: list[dict[str, Any]], annotations: list[dict[str, Any]], keep: Collection[str]
+) -> dict[int, str]:
+    """Categories without annotations that are another's supercategory, name by id, but for those to keep.
+
+    Roboflow names category 0 after the project, and so it may have the name of a class.
+    """
+    used = {entry.get("category_id") for entry in annotations if type(entry.get("category_id")) is int}
+    found = {}
+    for entry in categories:
+        if type(entry.get("id")) is not int or entry["id"] in used:
+            continue
+        name, others = entry.get("name"), [other for other in categories if other is not entry]
+        is_parent = any(other.get("supercategory") == name for other in others)
+        stays = name in keep and all(other.get("name") != name for other in others)
+        if isinstance(name, str) and is_parent and not stays:
+            found[entry["id"]] = name
+    return found
 
 
 def _images(file: Path, entries: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:

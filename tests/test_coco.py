@@ -263,6 +263,21 @@ def test_roboflow(tmp_path):
     assert load_coco(roboflow(tmp_path, "train", used=(1,)), "train").class_names == ("apple", "pear")
 
 
+def test_project_with_the_name_of_a_class(tmp_path):
+    """Roboflow names category 0 after the project."""
+    contents = document()
+    contents["categories"] = [
+        {"id": 0, "name": "dog", "supercategory": "none"},
+        {"id": 1, "name": "cat", "supercategory": "dog"},
+        {"id": 2, "name": "dog", "supercategory": "dog"},
+    ]
+    for annotation in contents["annotations"]:
+        annotation["category_id"] = 2
+    folder = write_dataset(tmp_path, contents)
+    for keep in ((), ("dog", "cat")):
+        assert load_coco(folder, "val", keep=keep).class_names == ("cat", "dog")
+
+
 def test_own_val_before_valid(tmp_path):
     roboflow(tmp_path, "valid")
     write_dataset(tmp_path, annotations="annotations/instances_val2017.json")
