@@ -12,7 +12,6 @@ from codetr.training.criterion import Criterion, total
 from codetr.training.data import HostBatch
 from codetr.training.ema import MovingAverage
 from codetr.training.network import targets_of
-from codetr.training.targets import Targets
 
 TOLERATED_SKIPS = 10
 """A step whose gradients are not finite is left out. More than so many in a row are an error."""
@@ -115,15 +114,12 @@ class Step:
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.bf16, self.clip, self.seed, self.rank = bf16, clip, seed, rank
-        norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-        self.statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
-        self.statistics_before = [tensor.clone() for tensor in self.statistics]
         self.device = self.parameters[0].device
         self.generator = torch.Generator(self.device)
         self.meter = Meter(self.device)
 
     def __call__(self, batch: HostBatch, step: int, factor: float) -> None:
-        """Takes a step. One that fails before the optimiser's part leaves the network as it was.
+        """Takes a step.
 
         Args:
             batch: from the host.
@@ -138,16 +134,16 @@ class Step:
             group["lr"] = rate * factor
         batch = batch.to(self.device)
         targets = targets_of(batch)
-        if self.statistics:
-            torch._foreach_copy_(self.statistics_before, self.statistics)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            outputs, layout = self.network(batch.pixels, targets, self.generator)
         try:
-            losses = self._losses(batch, targets, step)
-            loss = total(losses)
-            loss.backward()
-        except Exception:
-            if self.statistics:
-                torch._foreach_copy_(self.statistics, self.statistics_before)
-            raise
+            losses = self.criterion(outputs, targets, layout)
+        except RuntimeError as error:
+            if "not finite" not in str(error):
+                raise
+            raise TrainingError(f"step {step + 1}: {error}") from error
+        loss = total(losses)
+        loss.backward()
         norm = self._clip()
         finite = norm.isfinite()
         self.optimizer.found_inf = (~finite).float()
@@ -155,17 +151,6 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(step)
         self.meter.add({"loss": loss, "gradient_norm": norm, **losses}, finite)
-
-    def _losses(self, batch: HostBatch, targets: Targets, step: int) -> dict[str, Tensor]:
-        """Runs the network and the criterion. Arguments and errors as `__call__`."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            outputs, layout = self.network(batch.pixels, targets, self.generator)
-        try:
-            return self.criterion(outputs, targets, layout)
-        except RuntimeError as error:
-            if "not finite" not in str(error):
-                raise
-            raise TrainingError(f"step {step + 1}: {error}") from error
 
     def _clip(self) -> Tensor:
         """Clips the gradients; returns their norm before."""
