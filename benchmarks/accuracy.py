@@ -100,6 +100,10 @@ class Prepared:
         """As `Preprocessor.batch`, of the images that were prepared."""
         return self.current
 
+    def shrinks_by_turn(self, height: int, width: int) -> bool:
+        """As `Preprocessor.shrinks_by_turn`."""
+        return self.preprocessor.shrinks_by_turn(height, width)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from codetr.command import UsageError, check_file, complain, one_line, positive, to_path, weights_source
 from codetr.detect import BACKENDS, FILES, NMS_METHODS, PRECISIONS, Detector
 from codetr.sizes import InputSizes
+from codetr.torch_backend import TorchBackend
 from codetr.weights import DEMO
 
 _FIXED = ("model", "weights", "precision")
@@ -217,9 +218,9 @@ def make_detector(options: argparse.Namespace) -> Detector:
 
 
 def tell_shrunk_images(detector: Detector, program: str) -> None:
-    """Says on stderr how many images a fixed input size made much smaller because of their orientation."""
+    """Says on stderr how many images a file's fixed size made much smaller because of their orientation."""
     count, size = detector.shrunk_images, detector.backend.preprocessor
-    if count:
+    if count and not isinstance(detector.backend, TorchBackend):
         complain(
             "note",
             f"{count} images shrank to fit the fixed input of {size.height}x{size.width}, which suits the "

@@ -23,7 +23,7 @@ class _Corner(NamedTuple):
     Attributes:
         index: [N, M, Q * K], the cell in S; 0 where the cell lies outside its level.
         inside: [N, M, Q, K, 1], whether the cell lies inside.
-        share_x, share_y: [N, M, Q, K], the bilinear weight's factors.
+        share_x, share_y: [N, M, Q, K], the bilinear weight's factors, in the type of the sums.
         slope_x, slope_y: [K], the factors' derivatives with respect to the location.
     """
 
@@ -54,8 +54,14 @@ def _corners(
     level_start_index: Tensor,
     locations: Tensor,
     sizes: Sequence[int],
+    wide: torch.dtype,
 ) -> Iterator[_Corner]:
-    """Yields the corners of locations [N, M, Q, K, 2]; `sizes` lists the points of each level."""
+    """Yields the corners of locations [N, M, Q, K, 2] of float64, as float32 loses digits of a pixel.
+
+    Args:
+        sizes: the points of each level.
+        wide: the type of the sums.
+    """
     starts, heights, widths = (
         reference.repeat_levels(numbers.long(), sizes, 0)
         for numbers in (level_start_index, spatial_shapes[:, 0], spatial_shapes[:, 1])
@@ -65,8 +71,9 @@ def _corners(
     locations = torch.where(finite, locations.clamp(-1, 2), -1)
     x, y = locations[..., 0] * widths - 0.5, locations[..., 1] * heights - 0.5
     left, top = x.detach().floor(), y.detach().floor()
-    columns = (left.long(), 1 - (x - left), -widths), (left.long() + 1, x - left, widths)
-    rows = (top.long(), 1 - (y - top), -heights), (top.long() + 1, y - top, heights)
+    right, below = (x - left).to(wide), (y - top).to(wide)  # shares of the right and the lower cells
+    columns = (left.long(), 1 - right, -widths), (left.long() + 1, right, widths)
+    rows = (top.long(), 1 - below, -heights), (top.long() + 1, below, heights)
     for column, share_x, slope_x in columns:
         for row, share_y, slope_y in rows:
             index = starts + row * widths + column
@@ -93,11 +100,11 @@ def attention(
     sizes = _points(sampling_locations, spatial_shapes, points_per_level)
     wide = torch.promote_types(value.dtype, torch.float32)
     rows = (*sampling_locations.shape[:3], sum(sizes))
-    locations = sampling_locations.to(wide).reshape(*rows, 2).transpose(1, 2)
+    locations = sampling_locations.double().reshape(*rows, 2).transpose(1, 2)
     weights = attention_weights.to(wide).reshape(rows).transpose(1, 2)
     cells = value.to(wide).transpose(1, 2)  # [N, M, S, D]
     output = 0
-    for corner in _corners(value.shape[1], spatial_shapes, level_start_index, locations, sizes):
+    for corner in _corners(value.shape[1], spatial_shapes, level_start_index, locations, sizes, wide):
         share = corner.share_x * corner.share_y * weights
         output = output + (share.unsqueeze(-1) * corner.gather(cells)).sum(3)
     return output.transpose(1, 2).flatten(2).to(value.dtype)
@@ -118,7 +125,7 @@ def attention_backward(
     num_cells, heads, head_dim = value.shape[1:]
     wide = torch.promote_types(value.dtype, torch.float32)
     rows = (*sampling_locations.shape[:3], sum(sizes))
-    locations = sampling_locations.to(wide).reshape(*rows, 2).transpose(1, 2)
+    locations = sampling_locations.double().reshape(*rows, 2).transpose(1, 2)
     weights = attention_weights.to(wide).reshape(rows).transpose(1, 2)
     cells = value.to(wide).transpose(1, 2)
     grad = (
@@ -126,7 +133,7 @@ def attention_backward(
     )  # [N, M, Q, 1, D]
 
     grad_cells = grad_x = grad_y = grad_weights = 0
-    for corner in _corners(num_cells, spatial_shapes, level_start_index, locations, sizes):
+    for corner in _corners(num_cells, spatial_shapes, level_start_index, locations, sizes, wide):
         dot = (grad * corner.gather(cells)).sum(-1)  # [N, M, Q, K]
         share = corner.share_x * corner.share_y
         grad_weights = grad_weights + share * dot
@@ -153,8 +160,8 @@ def fused_attention(
     """Computes :func:`msda.fused_attention`, without reading spatial_shapes and level_start_index."""
     sizes = _points(sampling_offsets, spatial_shapes, points_per_level)
     wide = torch.promote_types(value.dtype, torch.float32)
-    offsets = sampling_offsets.to(wide).flatten(3, -2)
-    locations = reference.sampling_locations(reference_points.to(wide), offsets, spatial_shapes, sizes)
+    offsets = sampling_offsets.double().flatten(3, -2)
+    locations = reference.sampling_locations(reference_points.double(), offsets, spatial_shapes, sizes)
     weights = attention_logits.to(wide).softmax(-1)
     return attention(value, spatial_shapes, level_start_index, locations, weights, sizes)
 
@@ -177,8 +184,8 @@ def fused_attention_backward(
     """
     sizes = _points(sampling_offsets, spatial_shapes, points_per_level)
     wide = torch.promote_types(value.dtype, torch.float32)
-    points = reference_points.to(wide)
-    offsets = sampling_offsets.to(wide).flatten(3, -2)  # [N, Q, M, K, 2]
+    points = reference_points.double()
+    offsets = sampling_offsets.double().flatten(3, -2)  # [N, Q, M, K, 2]
     locations = reference.sampling_locations(points, offsets, spatial_shapes, sizes)
     weights = attention_logits.to(wide).softmax(-1)
     grad_value, grad_locations, grad_weights = attention_backward(

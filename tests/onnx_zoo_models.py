@@ -303,8 +303,9 @@ class _Decomposed(nn.Module):
             return self.model(*tensors)
 
     def _attention(
-        self, value, spatial_shapes, level_start_index, reference_points, offsets, logits
+        self, value, spatial_shapes, level_start_index, reference_points, offsets, logits, points_per_level
     ) -> Tensor:
+        assert points_per_level is None
         arguments = value, spatial_shapes, level_start_index, reference_points
         if self.points_per_level is None:
             return msda.reference.fused_attention(*arguments, offsets, logits)

@@ -445,7 +445,7 @@ class TestConfig:
     def test_no_such_model(self, tmp_path):
         with pytest.raises(
             ValueError,
-            match="model 'co_dino_vit': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l, or",
+            match="model 'co_dino_vit': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l, ",
         ):
             codetr.load_config("co_dino_vit")
         path = tmp_path / "broken.json"

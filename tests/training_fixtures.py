@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,9 +33,18 @@ def dataset(folder):
 @pytest.fixture
 def one_thread():
     """Sums of several threads may differ in their last bit; here bits are compared."""
+    with _one_thread():
+        yield
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """OMP_NUM_THREADS keeps `codetr train` from sharing the cores out."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
     torch.set_num_threads(threads)
 
 
@@ -41,6 +52,6 @@ def one_thread():
 def uninterrupted(folder, tmp_path_factory) -> Path:
     """A run of 12 steps."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    torch.set_num_threads(1)
-    assert main(arguments(folder, out)) == 0
+    with _one_thread():
+        assert main(arguments(folder, out)) == 0
     return out
