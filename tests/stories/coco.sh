@@ -27,7 +27,7 @@ for split, part in (("train", images[4:]), ("val", images)):
 PYTHON
 
 train() {
-    codetr train --data data --model co_dino_demo --size 320x240 --steps 12 --lr 1e-5 --flip 0 \
+    codetr train --data data --model co_dino_demo --size 320x240 --steps 8 --lr 1e-5 --flip 0 \
         --evaluate-every 0 --save-every 2 --out runs/a "$@"
 }
 train &
