@@ -28,7 +28,7 @@ import torch
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
 from benchmarks.arguments import add_engines, add_out, check_out, result_file, run_benchmark
-from codetr.coco import DatasetError, LeftOut, load_coco
+from codetr.coco import DatasetError, load_coco
 from codetr.command import (
     ArgumentParser,
     UsageError,
@@ -46,6 +46,7 @@ from codetr.detect import PRECISIONS, Detector, TensorRTBackend, TorchBackend
 from codetr.evaluation.metrics import coco_metrics, require_pycocotools
 from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
 from codetr.export_checks import INPUT_NAMES
+from codetr.left_out import LeftOut
 from codetr.network import fraction
 from codetr.onnx_backend import OnnxRuntimeBackend
 from codetr.preprocess import Batch, Preprocessor

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from codetr import coco
-from codetr.coco import DatasetError, LeftOut, check_pictures, load_coco, read_picture, split_file
+from codetr.coco import DatasetError, load_coco, read_picture, split_file
+from codetr.left_out import LeftOut, check_pictures
 from tests.coco_folders import document, write_dataset
 
 
@@ -222,7 +222,7 @@ def test_check_finds_what_headers_tell(tmp_path, capsys):
 
 
 def test_a_long_check_tells_how_far_it_is(folder, monkeypatch, capsys):
-    monkeypatch.setattr(coco, "_TELL_S", 0.0)
+    monkeypatch.setattr("codetr.left_out._TELL_S", 0.0)
     assert check_pictures(load_coco(folder, "val").pictures) == {}
     assert capsys.readouterr().err.splitlines()[1] == "codetr: checking: 2 of 3 pictures"
 

@@ -11,12 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from codetr.coco import DatasetError, LeftOut, load_coco
+from codetr.coco import DatasetError, load_coco
 from codetr.command import UsageError, check_writable, one_line
 from codetr.console import progress
 from codetr.evaluation.metrics import Metrics, Rows, coco_metrics, require_pycocotools
 from codetr.evaluation.run import Run, detect_all
 from codetr.files import atomic_write
+from codetr.left_out import LeftOut
 from codetr.network import check_network, make_detector, tell_shrunk_images
 
 _PACKAGES = ("codetr-tensorrt", "torch", "tensorrt", "onnxruntime", "onnxruntime-gpu", "pycocotools", "numpy")

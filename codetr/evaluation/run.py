@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from codetr.coco import CocoDataset, DatasetError, LeftOut, Picture, read_picture
+from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
 from codetr.evaluation.metrics import MAX_DETECTIONS, Metrics, coco_metrics, require_pycocotools
+from codetr.left_out import LeftOut
 from codetr.results import Detections
 
 _READERS = 8  # threads; decoding a picture leaves Python to the others

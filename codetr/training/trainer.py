@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from codetr.coco import CocoDataset, LeftOut
+from codetr.coco import CocoDataset
+from codetr.left_out import LeftOut
 from codetr.training.augment import Augmentation
 from codetr.training.criterion import Criterion
 from codetr.training.data import BatchOrder, StepSampler, TrainingSet

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from codetr.coco import CocoDataset, LeftOut
+from codetr.coco import CocoDataset
+from codetr.left_out import LeftOut
 from codetr.training.criterion import Criterion, total
 from codetr.training.data import PlainSet
 from codetr.training.loader import Loader
