@@ -3,7 +3,7 @@
     dataset = load_coco("coco", "val")     # coco/annotations/instances_val2017.json, coco/val2017/*.jpg
 
 What a training or an evaluation would stumble over an hour later is found before: `load_coco` raises one line
-that names the file and the annotation, and `codetr.left_out` names the pictures that cannot be used. No Torch.
+that names the file and the annotation; `codetr.left_out` names pictures that cannot be used. No Torch.
 """
 
 from __future__ import annotations
