@@ -124,10 +124,9 @@ def _register_vmap(name: str) -> None:
                 argument = samples.expand(info.batch_size, *samples.shape[1:]).flatten(0, 1)
             joined.append(argument)
         results = operator(*joined)
-        split = lambda result: result.unflatten(0, (info.batch_size, -1))  # noqa: E731
         if isinstance(results, Tensor):
-            return split(results), 0
-        return tuple(map(split, results)), (0,) * len(results)
+            return results.unflatten(0, (info.batch_size, -1)), 0
+        return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0,) * len(results)
 
     torch.library.register_vmap(f"msda::{name}", rule)
 

@@ -83,6 +83,26 @@ def _corners(
             yield _Corner(index, inside.unsqueeze(-1), share_x, share_y, slope_x, slope_y)
 
 
+def _prepare(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    points_per_level: Sequence[int] | None,
+) -> tuple[Tensor, Tensor, Iterator[_Corner]]:
+    """Returns value as cells [N, M, S, D], the weights [N, M, Q, K], and the corners of the locations."""
+    sizes = _points(sampling_locations, spatial_shapes, points_per_level)
+    wide = torch.promote_types(value.dtype, torch.float32)
+    rows = (*sampling_locations.shape[:3], sum(sizes))
+    locations = sampling_locations.double().reshape(*rows, 2).transpose(1, 2)
+    return (
+        value.to(wide).transpose(1, 2),
+        attention_weights.to(wide).reshape(rows).transpose(1, 2),
+        _corners(value.shape[1], spatial_shapes, level_start_index, locations, sizes, wide),
+    )
+
+
 def _points(tensor: Tensor, spatial_shapes: Tensor, points_per_level: Sequence[int] | None) -> Sequence[int]:
     """The points of each level; `tensor` is [N, Q, M, L, P, 2] without points_per_level."""
     return points_per_level or [tensor.shape[4]] * spatial_shapes.shape[0]
@@ -97,14 +117,11 @@ def attention(
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
     """Computes :func:`msda.attention`, without reading spatial_shapes and level_start_index on the host."""
-    sizes = _points(sampling_locations, spatial_shapes, points_per_level)
-    wide = torch.promote_types(value.dtype, torch.float32)
-    rows = (*sampling_locations.shape[:3], sum(sizes))
-    locations = sampling_locations.double().reshape(*rows, 2).transpose(1, 2)
-    weights = attention_weights.to(wide).reshape(rows).transpose(1, 2)
-    cells = value.to(wide).transpose(1, 2)  # [N, M, S, D]
+    cells, weights, corners = _prepare(
+        value, spatial_shapes, level_start_index, sampling_locations, attention_weights, points_per_level
+    )
     output = 0
-    for corner in _corners(value.shape[1], spatial_shapes, level_start_index, locations, sizes, wide):
+    for corner in corners:
         share = corner.share_x * corner.share_y * weights
         output = output + (share.unsqueeze(-1) * corner.gather(cells)).sum(3)
     return output.transpose(1, 2).flatten(2).to(value.dtype)
@@ -121,19 +138,15 @@ def attention_backward(
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the gradients of value, sampling_locations and attention_weights."""
-    sizes = _points(sampling_locations, spatial_shapes, points_per_level)
+    cells, weights, corners = _prepare(
+        value, spatial_shapes, level_start_index, sampling_locations, attention_weights, points_per_level
+    )
     num_cells, heads, head_dim = value.shape[1:]
-    wide = torch.promote_types(value.dtype, torch.float32)
-    rows = (*sampling_locations.shape[:3], sum(sizes))
-    locations = sampling_locations.double().reshape(*rows, 2).transpose(1, 2)
-    weights = attention_weights.to(wide).reshape(rows).transpose(1, 2)
-    cells = value.to(wide).transpose(1, 2)
-    grad = (
-        grad_output.to(wide).unflatten(-1, (heads, head_dim)).transpose(1, 2).unsqueeze(3)
-    )  # [N, M, Q, 1, D]
+    grad = grad_output.to(cells.dtype).unflatten(-1, (heads, head_dim))
+    grad = grad.transpose(1, 2).unsqueeze(3)  # [N, M, Q, 1, D]
 
     grad_cells = grad_x = grad_y = grad_weights = 0
-    for corner in _corners(num_cells, spatial_shapes, level_start_index, locations, sizes, wide):
+    for corner in corners:
         dot = (grad * corner.gather(cells)).sum(-1)  # [N, M, Q, K]
         share = corner.share_x * corner.share_y
         grad_weights = grad_weights + share * dot
@@ -198,10 +211,8 @@ def fused_attention_backward(
     else:
         parts = [grad_locations]
         if points.shape[-1] == 4:
-            # An offset counts in P-ths of half a box.
-            share = reference.repeat_levels(
-                locations.new_tensor([0.5 / max(size, 1) for size in sizes])[:, None], sizes, 0
-            )
+            # The scale is linear in the box: that of a box of ones is its derivative.
+            share = reference.offset_scale(torch.ones_like(points), spatial_shapes, sizes)
             parts.append(grad_locations * offsets * share)
         of_points = torch.cat(parts, -1).sum(2)  # [N, Q, K, 2 or 4]
         grad_points = torch.stack([level.sum(2) for level in of_points.split(list(sizes), 2)], 2)
