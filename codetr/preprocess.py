@@ -21,6 +21,7 @@ from codetr.sizes import SIZE_DIVISOR, InputSizes
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # RGB, 0..255
 IMAGENET_STD = (58.395, 57.12, 57.375)
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+_UNLIMITED = (math.inf, math.inf)
 
 
 class ImageError(ValueError):
@@ -107,7 +108,7 @@ def check_image(path: str | Path) -> None:
 
 
 def rescale_size(
-    height: int, width: int, scale: tuple[float, float], limits: tuple[float, float] = (math.inf, math.inf)
+    height: int, width: int, scale: tuple[float, float], limits: tuple[float, float] = _UNLIMITED
 ) -> tuple[int, int]:
     """Size of an image resized with its ratio kept, as large as fits into `scale` and `limits`.
 
@@ -134,11 +135,7 @@ def rescale_size(
 
 def fit_size(height: int, width: int, max_height: int, max_width: int) -> tuple[int, int]:
     """Largest (height, width) with the image's ratio, rounded half up, inside max_height x max_width."""
-    factor = min(max_height / height, max_width / width)
-    return (
-        min(max_height, max(1, int(height * factor + 0.5))),
-        min(max_width, max(1, int(width * factor + 0.5))),
-    )
+    return rescale_size(height, width, _UNLIMITED, (max_height, max_width))
 
 
 @dataclass(frozen=True)
@@ -275,9 +272,8 @@ class Preprocessor:
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns the (h, w) to which an image of height x width is resized."""
-        unlimited = (math.inf, math.inf)
-        limits = unlimited if self.height is None else (self.height, self.width)
-        return rescale_size(height, width, self.scale or unlimited, limits)
+        limits = _UNLIMITED if self.height is None else (self.height, self.width)
+        return rescale_size(height, width, self.scale or _UNLIMITED, limits)
 
     def shrinks_by_turn(self, height: int, width: int) -> bool:
         """Whether an image of height x width becomes much smaller than it does turned by 90 degrees.
