@@ -94,6 +94,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0 on, for `add_argument(type=…)`."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
 def to_path(text: str) -> Path:
     """A path that is not empty: an empty one, of an unset shell variable, would be the current folder."""
     if not text:

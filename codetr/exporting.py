@@ -92,9 +92,14 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Makes a parser with the options that both commands have."""
     parser = ArgumentParser(prog=program, description=description)
     parser.add_argument(
-        "--model", required=True, metavar="NAME|JSON", help="co_dino_swin_l, co_dino_r50 or a file"
+        "--model",
+        required=True,
+        metavar="NAME|RUN|JSON",
+        help="co_dino_swin_l, co_dino_r50, folder of a run, or file",
     )
-    parser.add_argument("--weights", metavar="NAME|FILE|URL", help="default: the model's published weights")
+    parser.add_argument(
+        "--weights", metavar="NAME|FILE|URL", help="default: beside the configuration, or as published"
+    )
     parser.add_argument(
         "--height",
         type=positive,

@@ -19,8 +19,8 @@ _FIXED = ("model", "weights", "precision")
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --weights, --backend, --engine, --onnx, --device, --precision, --batch, --max-size,
-    --height and --width."""
+    """Adds --model, --weights, --labels, --backend, --engine, --onnx, --device, --precision, --batch,
+    --max-size, --height, --width and --imgsz."""
     group = parser.add_argument_group("network")
     add = group.add_argument
     add(

@@ -32,6 +32,7 @@ from codetr.exporting import (
     staged_folder,
     write_metadata,
 )
+from onnx_path import requirements
 from onnx_path.profiles import Profile
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def import_exporter() -> None:
         ImportError: naming what to install.
     """
     try:
-        for name in ("onnx", "onnx_ir", "onnxscript"):
+        for name in requirements.GRAPH:
             importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"{error.name} is not installed: pip install 'codetr-tensorrt[onnx]'") from error

@@ -23,6 +23,7 @@ from codetr.command import (
     one_line,
     run_command,
     to_path,
+    whole,
 )
 from onnx_path import requirements
 
@@ -186,18 +187,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--expect",
         metavar="N",
-        type=_number,
+        type=whole,
         help="fail and write nothing unless N multi-scale deformable attentions were replaced",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: %(default)s)")
     add_json(parser)
     return parser
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    return int(text)
 
 
 def _check_paths(source: Path, out: Path, report: Path | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from codetr.coco import LAYOUTS
-from codetr.command import positive, to_path
+from codetr.command import positive, to_path, whole
 
 
 def add_train(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
@@ -25,7 +25,7 @@ def add_train(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
   codetr train --data fruit/ --model co_dino_r50 --epochs 12 --out runs/fruit
   torchrun --nproc-per-node 4 -m codetr train --data fruit/ --model my.json --init none \\
       --minutes 60 --batch 16 --out runs/scratch
-  codetr detect apple.jpg --model runs/fruit/model.json --weights runs/fruit/model.safetensors --out found
+  codetr detect apple.jpg --model runs/fruit
 
 {LAYOUTS}
 The split val is found likewise and validated on, if there is one. A category without annotations that is only
@@ -81,13 +81,14 @@ def _add_model(train: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="NAME",
-        help="name of a configuration, or a configuration JSON; its classes become those of the data",
+        help="name of a configuration, folder of a run, or configuration JSON; its classes become those of "
+        "the data",
     )
     add(
         "--init",
         metavar="W",
-        help="weights to start from: file, URL or known name, or 'none' to train from scratch; default: the "
-        "model's published weights",
+        help="weights to start from: file, URL or known name, or 'none' to train from scratch; default: "
+        "beside the configuration, or as published",
     )
     add(
         "--batch-norm",
@@ -96,7 +97,7 @@ def _add_model(train: argparse.ArgumentParser) -> None:
     )
     add(
         "--denoising",
-        type=_whole,
+        type=whole,
         default=100,
         metavar="N",
         help="pairs of contrastive denoising queries an image; 0 trains without; default: 100",
@@ -143,7 +144,7 @@ def _add_optimisation(train: argparse.ArgumentParser) -> None:
     )
     add(
         "--warmup",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="steps over which the learning rate rises; default: 200, but 1000 from scratch, "
         "and at most a twentieth of the steps",
@@ -233,12 +234,12 @@ def _add_running(train: argparse.ArgumentParser) -> None:
     )
     add(
         "--workers",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="processes that read pictures, for each GPU; default: the cores that this process may use, "
         "shared out, up to 16; on the CPU a quarter of them, as Torch's threads have the others",
     )
-    add("--seed", type=_whole, default=0, metavar="N", help="of everything drawn at random; default: 0")
+    add("--seed", type=whole, default=0, metavar="N", help="of everything drawn at random; default: 0")
     add(
         "--save-every",
         type=_interval,
@@ -255,7 +256,7 @@ def _add_running(train: argparse.ArgumentParser) -> None:
     )
     add(
         "--evaluate-every",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="steps between two validations; 0 does without; default: ten in the run",
     )
@@ -268,12 +269,6 @@ def _add_running(train: argparse.ArgumentParser) -> None:
 
 
 # Types of arguments.
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    return int(text)
 
 
 def _positive_number(text: str) -> float:
