@@ -28,8 +28,7 @@ import torch
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
 from benchmarks.arguments import add_engines, add_out, check_out, result_file, run_benchmark
-from codetr.coco import DatasetError, load_coco
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,
@@ -40,17 +39,18 @@ from codetr.command import (
     to_path,
     weights_source,
 )
+from codetr.cli.console import progress
+from codetr.cli.network_options import fraction
 from codetr.config import Config
-from codetr.console import progress
-from codetr.detect import PRECISIONS, Detector, TensorRTBackend, TorchBackend
+from codetr.dataset.bad_pictures import LeftOut
+from codetr.dataset.coco_files import DatasetError, load_coco
+from codetr.detector.detector import PRECISIONS, Detector, TensorRTBackend, TorchBackend
+from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
+from codetr.detector.preprocess import Batch, Preprocessor
+from codetr.detector.torch_backend import allow_tf32
 from codetr.evaluation.metrics import coco_metrics, require_pycocotools
 from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
-from codetr.export_checks import INPUT_NAMES
-from codetr.left_out import LeftOut
-from codetr.network import fraction
-from codetr.onnx_backend import OnnxRuntimeBackend
-from codetr.preprocess import Batch, Preprocessor
-from codetr.torch_backend import allow_tf32
+from codetr.export.engine_check import INPUT_NAMES
 from codetr.weights import DEMO
 from trt_plugin import ArtifactMetadata, EngineError, EngineRunner
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from codetr.command import check_file, check_writable, run_command, to_path
+from codetr.cli.command import check_file, check_writable, run_command, to_path
 
 
 def run_benchmark(command: Callable[[list[str]], int], arguments: Sequence[str] | None, module: str) -> int:

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import environment, timing
 from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     check_file,
     model_config,
@@ -33,11 +33,11 @@ from codetr.command import (
     to_path,
     weights_source,
 )
-from codetr.compare import Comparison, compare_detections
-from codetr.export_checks import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
-from codetr.postprocess import apply_nms_to_batch
-from codetr.preprocess import Batch, Preprocessor, load_image
-from codetr.torch_backend import allow_tf32
+from codetr.detector.postprocess import apply_nms_to_batch
+from codetr.detector.preprocess import Batch, Preprocessor, load_image
+from codetr.detector.torch_backend import allow_tf32
+from codetr.export.box_agreement import Comparison, compare_detections
+from codetr.export.engine_check import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 
 if TYPE_CHECKING:
     import codetr

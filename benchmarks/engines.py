@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import environment, timing
 from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     positive,

@@ -25,7 +25,7 @@ import msda
 from benchmarks import environment, errors, timing, trt_engines
 from benchmarks.arguments import check_out, result_file, run_benchmark
 from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionInputs, FusedInputs, Problem
-from codetr.command import ArgumentParser, positive, to_path
+from codetr.cli.command import ArgumentParser, positive, to_path
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

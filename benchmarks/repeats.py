@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.arguments import add_engines, add_out, check_engines, check_out, run_benchmark
 from benchmarks.detector import compared
 from benchmarks.engines import measure_all
-from codetr.command import ArgumentParser, check_file, positive, to_path
-from codetr.export_checks import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
-from codetr.preprocess import Preprocessor, load_image
+from codetr.cli.command import ArgumentParser, check_file, positive, to_path
+from codetr.detector.preprocess import Preprocessor, load_image
+from codetr.export.engine_check import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
 
 DIFFERENCES = ("max_score_difference", "max_box_difference_px")
 

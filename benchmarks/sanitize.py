@@ -24,7 +24,7 @@ import torch
 import msda
 from benchmarks import errors, timing
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
-from codetr.command import ArgumentParser, run_command
+from codetr.cli.command import ArgumentParser, run_command
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

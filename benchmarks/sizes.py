@@ -22,7 +22,7 @@ import torch
 from benchmarks import environment, timing
 from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
 from benchmarks.detector import Detections, compared, measure_engine
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     check_file,
     model_config,
@@ -30,8 +30,8 @@ from codetr.command import (
     to_path,
     weights_source,
 )
-from codetr.export_checks import DEMO_PHOTO, detect_with_torch, turned
-from codetr.preprocess import Preprocessor, load_image
+from codetr.detector.preprocess import Preprocessor, load_image
+from codetr.export.engine_check import DEMO_PHOTO, detect_with_torch, turned
 
 if TYPE_CHECKING:
     import codetr

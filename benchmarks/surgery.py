@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import environment, timing
 from benchmarks.arguments import check_out, result_file, run_benchmark
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,

@@ -27,7 +27,7 @@ import msda.module
 import msda.reference
 from benchmarks import environment, timing
 from benchmarks.arguments import add_out, result_file, run_benchmark
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     model_config,
     positive,
@@ -155,8 +155,8 @@ def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> d
 
 def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
     """A `codetr.training.step.Step` of a problem, and a batch in the host's memory."""
-    from codetr.layers import thaw_batch_norms
     from codetr.model import CoDino
+    from codetr.model.layers import thaw_batch_norms
     from codetr.training.criterion import Criterion
     from codetr.training.data import HostBatch
     from codetr.training.denoising import Denoising

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codetr.checkpoint import LoadReport, load_checkpoint, seeded_state_dict
     from codetr.config import Config, load_config
-    from codetr.detect import Detections, Detector
+    from codetr.detector.detector import Detections, Detector
+    from codetr.detector.postprocess import apply_nms
     from codetr.model import CoDino
-    from codetr.postprocess import apply_nms
 
 try:
     __version__ = version("codetr-tensorrt")
@@ -25,10 +25,10 @@ except PackageNotFoundError:
 _MODULES = {
     "CoDino": "codetr.model",
     "Config": "codetr.config",
-    "Detections": "codetr.detect",
-    "Detector": "codetr.detect",
+    "Detections": "codetr.detector.detector",
+    "Detector": "codetr.detector.detector",
     "LoadReport": "codetr.checkpoint",
-    "apply_nms": "codetr.postprocess",
+    "apply_nms": "codetr.detector.postprocess",
     "load_checkpoint": "codetr.checkpoint",
     "load_config": "codetr.config",
     "seeded_state_dict": "codetr.checkpoint",

@@ -2,6 +2,6 @@
 
 import sys
 
-from codetr.cli import main
+from codetr.cli.detect import main
 
 sys.exit(main())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from codetr import weights
-from codetr.backbones.swin import relative_position_index
+from codetr.model.backbones.swin import relative_position_index
 from codetr.pth import read_pth
 
 # (ours, upstream's), tried in this order; every rule that matches applies once.

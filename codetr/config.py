@@ -15,7 +15,7 @@ import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from codetr.classes import class_names_for
+from codetr.coco_classes import class_names_for
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 RUN_CONFIG = "model.json"
@@ -124,7 +124,7 @@ class PositionalEncodingConfig:
 
 @dataclass(frozen=True)
 class NmsConfig:
-    """Default post-processing; see `codetr.postprocess.apply_nms`."""
+    """Default post-processing; see `codetr.detector.postprocess.apply_nms`."""
 
     method: typing.Literal["soft", "hard", "none"] = "soft"
     iou_threshold: float = 0.8

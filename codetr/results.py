@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codetr.classes import category_ids_for
+from codetr.coco_classes import category_ids_for
 from codetr.files import atomic_write
 
 

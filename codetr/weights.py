@@ -40,7 +40,7 @@ class Weights:
 
 
 DEMO = "co_dino_demo"
-"""The model that comes with the package: it knows the twenty classes of `codetr.scenes`."""
+"""The model that comes with the package: it knows the twenty classes of `tools.scenes`."""
 
 _UPSTREAM = "https://download.openmmlab.com/mmdetection/v3.0/codetr"
 

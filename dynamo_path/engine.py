@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from codetr.export_checks import INPUT_NAMES
-from codetr.exporting import Request, dynamic_shapes
+from codetr.export.engine_check import INPUT_NAMES
+from codetr.export.request import Request, dynamic_shapes
 from dynamo_path.packing import pack_projections
 from dynamo_path.quiet import quiet
 from dynamo_path.reshapes import simplify_reshapes

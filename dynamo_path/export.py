@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from codetr.command import complain, run_command
-from codetr.export_checks import compare, compare_engine
-from codetr.exporting import (
+from codetr.cli.command import complain, run_command
+from codetr.export.engine_check import compare, compare_engine
+from codetr.export.request import (
     Request,
     Subject,
     dynamic_shapes,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,
@@ -29,8 +29,10 @@ from codetr.command import (
     run_command,
     to_path,
 )
-from codetr.export_checks import compare_engine
-from codetr.exporting import (
+from codetr.detector.sizes import InputSizes
+from codetr.export.engine_check import compare_engine
+from codetr.export.refit_options import check_new_engine, require_refittable
+from codetr.export.request import (
     Request,
     dynamic_shapes,
     example_inputs,
@@ -40,8 +42,6 @@ from codetr.exporting import (
     stage,
 )
 from codetr.files import atomic_write
-from codetr.refitting import check_new_engine, require_refittable
-from codetr.sizes import InputSizes
 
 if TYPE_CHECKING:
     from trt_plugin import ArtifactMetadata

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from codetr import sizes
+from codetr.detector import sizes
 
 VIEWS = (
     torch.ops.aten.view.default,
@@ -46,7 +46,7 @@ def simplify_reshapes(module: torch.fx.GraphModule) -> int:
 def reshape_target(
     before: Sequence[int | torch.SymInt], after: Sequence[int | torch.SymInt]
 ) -> list[int] | None:
-    """The shape that makes a reshape from `before` give `after`, see `codetr.sizes.reshape_target`."""
+    """The shape that makes a reshape from `before` give `after`, see `codetr.detector.sizes.reshape_target`."""
     stays = [
         axis < len(before) and _expression(before[axis]) == _expression(size)
         for axis, size in enumerate(after)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from codetr.export_checks import INPUT_NAMES, Runner
-from codetr.exporting import dynamic_shapes
+from codetr.detector.torch_backend import allow_tf32
+from codetr.export.engine_check import INPUT_NAMES, Runner
+from codetr.export.request import dynamic_shapes
 from codetr.files import atomic_write
-from codetr.torch_backend import allow_tf32
 from dynamo_path.quiet import quiet
 
 if TYPE_CHECKING:
-    from codetr.exporting import Request
+    from codetr.export.request import Request
 
 
 def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from codetr.command import UsageError, one_line, to_path
+from codetr.cli.command import UsageError, one_line, to_path
 from codetr.files import atomic_write
 from onnx_path import plugins, profiles
 from onnx_path.surgery import files

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,
@@ -27,7 +27,7 @@ from codetr.command import (
     run_command,
     to_path,
 )
-from codetr.exporting import stage, staged_folder
+from codetr.export.request import stage, staged_folder
 from codetr.files import atomic_write
 from onnx_path import requirements
 

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,
@@ -31,7 +31,7 @@ from codetr.command import (
     run_command,
     to_path,
 )
-from codetr.exporting import stage
+from codetr.export.request import stage
 from onnx_path import requirements
 
 if __name__ == "__main__":

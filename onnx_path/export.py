@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codetr.command import run_command
-from codetr.export_checks import INPUT_NAMES, OUTPUT_NAMES, compare_engine
-from codetr.exporting import (
+from codetr.cli.command import run_command
+from codetr.export.engine_check import INPUT_NAMES, OUTPUT_NAMES, compare_engine
+from codetr.export.request import (
     Request,
     Subject,
     dynamic_shapes,
@@ -153,12 +153,12 @@ def export_onnx(
     Weights lie in the file, or in <path>.data beside it when they exceed what protobuf can hold.
 
     Args:
-        model: a `codetr.CoDino` or `codetr.nms.CoDinoWithNms` on the CPU, in the file's precision.
+        model: a `codetr.CoDino` or `codetr.export.graph_nms.CoDinoWithNms` on the CPU, in the file's precision.
         inputs: example images and image_shapes; their sizes are the file's where they are not dynamic.
         path: the file to write.
         function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
         output_names: of the model's outputs, in order.
-        dynamic: of `codetr.exporting.dynamic_shapes`; these sizes have the names batch, height and width.
+        dynamic: of `codetr.export.request.dynamic_shapes`; these sizes have the names batch, height and width.
 
     Returns:
         How many nodes of each operator the file has, bodies not counted.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,
@@ -24,9 +24,9 @@ from codetr.command import (
     run_command,
     to_path,
 )
-from codetr.exporting import stage
+from codetr.export.refit_options import check_new_engine, require_refittable
+from codetr.export.request import stage
 from codetr.files import atomic_write
-from codetr.refitting import check_new_engine, require_refittable
 from onnx_path.builder import parsed_file
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codetr.command import UsageError, run_command
+from codetr.cli.command import UsageError, run_command
 from trt_plugin.errors import EngineError, import_cudart, import_tensorrt
 from trt_plugin.library import library_path
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from codetr import sizes
+from codetr.detector import sizes
 
 
 def simplify(model: ir.Model) -> None:
@@ -40,7 +40,7 @@ def simplify(model: ir.Model) -> None:
 
 
 def reshape_target(before: ir.Shape | None, after: ir.Shape | None) -> tuple[int, ...] | None:
-    """The shape that makes a Reshape from `before` give `after`, see `codetr.sizes.reshape_target`; None also
+    """The shape that makes a Reshape from `before` give `after`, see `codetr.detector.sizes.reshape_target`; None also
     where a shape is unknown."""
     if before is None or after is None:
         return None

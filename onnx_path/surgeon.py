@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from codetr.command import (
+from codetr.cli.command import (
     ArgumentParser,
     UsageError,
     check_file,

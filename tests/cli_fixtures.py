@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import codetr.detect
+import codetr.detector.detector
 from tests.cli_runs import FakeBackend
 
 
 @pytest.fixture
 def fake(monkeypatch):
     """Replaces the torch backend; the command line is the real one."""
-    monkeypatch.setattr(codetr.detect, "TorchBackend", FakeBackend)
+    monkeypatch.setattr(codetr.detector.detector, "TorchBackend", FakeBackend)
 
 
 @pytest.fixture

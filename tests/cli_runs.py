@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from codetr.classes import COCO_CLASSES
-from codetr.cli import main
-from codetr.preprocess import Preprocessor
+from codetr.cli.detect import main
+from codetr.coco_classes import COCO_CLASSES
+from codetr.detector.preprocess import Preprocessor
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/golden"

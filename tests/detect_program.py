@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codetr.detect import Detector
-from codetr.preprocess import Batch, Preprocessor
+from codetr.detector.detector import Detector
+from codetr.detector.preprocess import Batch, Preprocessor
+from codetr.detector.sizes import InputSizes, Range, fixed
 from codetr.results import Detections, coco_document
-from codetr.sizes import InputSizes, Range, fixed
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "trt_plugin"
@@ -71,7 +71,7 @@ class Network:
     chosen: Mapping[str, int] = dataclasses.field(default_factory=dict)
     inputs: list[Input] = dataclasses.field(default_factory=list)
 
-    # As codetr.detect.Backend.
+    # As codetr.detector.detector.Backend.
     description = "net, TensorRT 10.6.0, none, fp32"
 
     @property

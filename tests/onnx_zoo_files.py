@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from codetr.command import ArgumentParser, run_command, to_path
+from codetr.cli.command import ArgumentParser, run_command, to_path
 from tests.onnx_zoo import USUAL_OPSET, ZOO, export_module
 
 MODELS = (

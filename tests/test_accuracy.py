@@ -16,8 +16,8 @@ import codetr
 import trt_plugin
 from benchmarks import accuracy, report, timing
 from benchmarks.agreement import Agreement, match
-from codetr.detect import TorchBackend
-from codetr.onnx_backend import OnnxRuntimeBackend
+from codetr.detector.detector import TorchBackend
+from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
 from codetr.results import Detections
 from tests.coco_folders import document, write_dataset
 from tests.tiny_detector import HEIGHT, WIDTH, Tiny, command, make_tiny, results

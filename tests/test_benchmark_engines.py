@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import engines, environment, report
-from codetr.command import UsageError
+from codetr.cli.command import UsageError
 from tests.plugin_engines import save
 from tests.test_inspect import SUMMARY, plan
 from tests.test_inspection_layers import sample

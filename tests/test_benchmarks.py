@@ -30,7 +30,7 @@ from benchmarks import (
     timing,
 )
 from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
-from codetr.export_checks import detect_with_torch
+from codetr.export.engine_check import detect_with_torch
 from tests.golden_models import GOLDEN, load_golden, save_weights
 
 ROOT = Path(__file__).parent.parent

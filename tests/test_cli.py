@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from codetr.cli import main
-from codetr.console import progress
-from codetr.preprocess import load_image
+from codetr.cli.console import progress
+from codetr.cli.detect import main
+from codetr.detector.preprocess import load_image
 from tests.cli_runs import CUP, ROOT, SPOON, error_line, load, run
 
 pytest_plugins = ("tests.cli_fixtures",)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import codetr.detect
-from codetr.cli import main
+import codetr.detector.detector
+from codetr.cli.detect import main
 from codetr.files import atomic_write
 from tests.cli_runs import GOLDEN, FakeBackend, error_line, load, run
 
@@ -182,7 +182,7 @@ def test_failing_network_leaves_nothing(monkeypatch, photos, tmp_path, capsys):
         def __call__(self, images, image_shapes):
             raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(codetr.detect, "TorchBackend", Failing)
+    monkeypatch.setattr(codetr.detector.detector, "TorchBackend", Failing)
     assert run(photos / "a.jpg", "--out", tmp_path / "x/out") == 1
     assert error_line(capsys) == "codetr: error: out of memory"
     assert not (tmp_path / "x").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from codetr.cli import main
+from codetr.cli.detect import main
 from tests.cli_runs import ROOT, error_line, load
 from tests.test_sizes import dynamic_metadata
 from trt_plugin import ArtifactMetadata
@@ -41,7 +41,7 @@ class Runner:
         return {"boxes": boxes, "scores": scores, "labels": np.int32([[1, 0, 1]] * 2)}
 
 trt_plugin.EngineRunner = Runner
-from codetr.cli import main
+from codetr.cli.detect import main
 status = main(sys.argv[1:])
 assert "torch" not in sys.modules and "tensorrt" not in sys.modules, "imported"
 sys.exit(status)
@@ -50,7 +50,7 @@ sys.exit(status)
 
 ONNX_SCRIPT = """
 import sys
-from codetr.cli import main
+from codetr.cli.detect import main
 status = main(sys.argv[1:])
 assert "torch" not in sys.modules and "tensorrt" not in sys.modules, "imported"
 sys.exit(status)

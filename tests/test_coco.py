@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from codetr.coco import DatasetError, load_coco, read_picture, split_file
-from codetr.left_out import LeftOut, check_pictures
+from codetr.dataset.bad_pictures import LeftOut, check_pictures
+from codetr.dataset.coco_files import DatasetError, load_coco, read_picture, split_file
 from tests.coco_folders import document, write_dataset
 
 
@@ -74,7 +74,7 @@ def test_boxes_without_extent_are_left_out(folder, tmp_path):
 def test_no_torch(folder):
     """A data set is read where Torch is not installed."""
     code = (
-        "import sys; sys.modules['torch'] = None; from codetr.coco import load_coco, read_picture; "
+        "import sys; sys.modules['torch'] = None; from codetr.dataset.coco_files import load_coco, read_picture; "
         f"read_picture(load_coco({str(folder)!r}, 'val').pictures[0])"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -222,7 +222,7 @@ def test_check_finds_what_headers_tell(tmp_path, capsys):
 
 
 def test_a_long_check_tells_how_far_it_is(folder, monkeypatch, capsys):
-    monkeypatch.setattr("codetr.left_out._TELL_S", 0.0)
+    monkeypatch.setattr("codetr.dataset.bad_pictures._TELL_S", 0.0)
     assert check_pictures(load_coco(folder, "val").pictures) == {}
     assert capsys.readouterr().err.splitlines()[1] == "codetr: checking: 2 of 3 pictures"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from codetr.command import UsageError, check_writable, one_line, run_command
+from codetr.cli.command import UsageError, check_writable, one_line, run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def test_status(error, status, capsys, monkeypatch):
 def test_output_that_cannot_be_written():
     """A full disk and a closed pipe (codetr … | head): no traceback of Python's own flush at the exit."""
     code = (
-        "from codetr.command import run_command\nraise SystemExit(run_command(lambda: print('x') or 0, 'p'))"
+        "from codetr.cli.command import run_command\nraise SystemExit(run_command(lambda: print('x') or 0, 'p'))"
     )
 
     def run(stdout) -> tuple[int, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import codetr
-from codetr.coco import load_coco
+from codetr.dataset.coco_files import load_coco
 from codetr.evaluation import evaluate
 
 SCENES = Path(__file__).parent / "scenes"
-"""The first 16 of `python -m codetr.scenes --val 500 --seed 0`, kept so that they are the same everywhere."""
+"""The first 16 of `python -m tools.scenes --val 500 --seed 0`, kept so that they are the same everywhere."""
 
 
 def test_average_precision_on_held_out_scenes() -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from codetr.layers import inverse_sigmoid
+from codetr.model.layers import inverse_sigmoid
 from codetr.training.losses import corners, overlaps
 from codetr.training.targets import Targets
 from tests.loss_batches import make_denoising, random_targets

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 import trt_plugin
-from codetr.classes import COCO_CLASSES
-from codetr.console import print_results
-from codetr.detect import Detector
+from codetr.cli.console import print_results
+from codetr.coco_classes import COCO_CLASSES
+from codetr.detector.detector import Detector
+from codetr.detector.preprocess import load_image
+from codetr.detector.sizes import Range
 from codetr.draw import color_of, draw_detections
-from codetr.preprocess import load_image
 from codetr.results import Detections
-from codetr.sizes import Range
 from tests.detect_program import ROOT, Network, find_program, no_outputs, read_document, run
 from tests.golden_models import arguments, save_weights, without
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from codetr.preprocess import ImageError, Preprocessor, load_image
-from codetr.sizes import Range
+from codetr.detector.preprocess import ImageError, Preprocessor, load_image
+from codetr.detector.sizes import Range
 from tests.detect_program import Network, find_program, no_outputs, read_document, run
 from trt_plugin import ArtifactMetadata, EngineError
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from codetr.preprocess import load_image
-from codetr.sizes import Range
+from codetr.detector.preprocess import load_image
+from codetr.detector.sizes import Range
 from tests.detect_program import ROOT, Network, Outputs, find_program, read_document, run
 
 PROGRAM = "codetr_detect_torch"

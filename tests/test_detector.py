@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import codetr
-from codetr.backbones.windows import GatheredWindows, SlicedWindows
-from codetr.geometry import encoder_positions, make_pyramid, proposal_boxes
-from codetr.layers import FrozenBatchNorm2d, GroupNorm
+from codetr.model.backbones.windows import GatheredWindows, SlicedWindows
+from codetr.model.geometry import encoder_positions, make_pyramid, proposal_boxes
+from codetr.model.layers import FrozenBatchNorm2d, GroupNorm
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = ("codino_swin_tiny", "codino_resnet_tiny")
@@ -362,7 +362,7 @@ class TestSwin:
             assert torch.equal(gathered.join(changed, shifted), sliced.join(changed, shifted).flatten(0, 2))
 
     def test_relative_position_index_is_upstreams(self):
-        from codetr.backbones.swin import relative_position_index
+        from codetr.model.backbones.swin import relative_position_index
 
         _, tensors = load_golden("codino_swin_tiny")
         stored = tensors["param/backbone.stages.0.blocks.0.attn.w_msa.relative_position_index"]
@@ -456,7 +456,7 @@ class TestConfig:
 
 def test_importing_the_package_imports_no_torch():
     code = (
-        "import sys, codetr, codetr.config, codetr.postprocess, codetr.weights, codetr.files\n"
+        "import sys, codetr, codetr.config, codetr.detector.postprocess, codetr.weights, codetr.files\n"
         "codetr.load_config('co_dino_r50'); codetr.apply_nms\n"
         "assert 'torch' not in sys.modules\n"
         "assert set(codetr.__all__) <= set(dir(codetr))\n"

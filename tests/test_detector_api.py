@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from codetr.detect import Detector
-from codetr.network import tell_shrunk_images
-from codetr.preprocess import load_image, make_preprocessor
-from codetr.torch_backend import allow_tf32
+from codetr.cli.network_options import tell_shrunk_images
+from codetr.detector.detector import Detector
+from codetr.detector.preprocess import load_image, make_preprocessor
+from codetr.detector.torch_backend import allow_tf32
 from tests.cli_runs import GOLDEN, FakeBackend
 from tests.test_runner import METADATA
 from tests.test_sizes import dynamic_metadata

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import codetr
-from codetr.compare import FP32_LEAST_SHARE, compare_detections
 from codetr.evaluation.live import LiveModel
-from codetr.exporting import (
+from codetr.export.box_agreement import FP32_LEAST_SHARE, compare_detections
+from codetr.export.request import (
     Request,
     Subject,
     dynamic_shapes,

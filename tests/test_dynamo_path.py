@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import codetr
-from codetr.exporting import make_parser, request_from
+from codetr.export.request import make_parser, request_from
 from dynamo_path import converter
 from dynamo_path.engine import UnsupportedOperators, build_engine
 from dynamo_path.export import export_program, import_requirements, main

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import codetr
-from codetr.classes import COCO_CLASSES
-from codetr.coco import DatasetError, load_coco
+from codetr.coco_classes import COCO_CLASSES
+from codetr.dataset.coco_files import DatasetError, load_coco
 from codetr.evaluation import LiveModel, coco_metrics, detect_all, evaluate
 from codetr.evaluation import run as evaluation_run
 from codetr.evaluation.run import categories_of_labels, read_ahead
@@ -310,8 +310,8 @@ def test_limit_and_nms(tiny, tmp_path):
 def test_imports_neither_torch_nor_pycocotools():
     code = (
         "import sys; sys.modules['torch'] = sys.modules['pycocotools'] = None\n"
-        "import codetr.evaluation, codetr.evaluation.arguments, codetr.evaluation.command, codetr.network\n"
-        "import codetr.onnx_backend\n"
+        "import codetr.evaluation, codetr.evaluation.arguments, codetr.cli.evaluate, codetr.cli.network_options\n"
+        "import codetr.detector.onnxruntime_backend\n"
         "from codetr.evaluation.metrics import require_pycocotools\n"
         "try: require_pycocotools()\n"
         "except ImportError as error: print(error)"

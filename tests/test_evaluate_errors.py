@@ -184,7 +184,7 @@ def test_wrong_engines(metadata, option, message, tmp_path, capsys):
 
 def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):
     """A disk that is full when the second file is written leaves no half of it."""
-    import codetr.evaluation.command as module
+    import codetr.cli.evaluate as module
 
     @contextlib.contextmanager
     def full(path):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from codetr.export_checks import Check, compare
-from codetr.exporting import Request, make_parser, request_from
-from codetr.preprocess import Batch, Preprocessor
+from codetr.detector.preprocess import Batch, Preprocessor
+from codetr.export.engine_check import Check, compare
+from codetr.export.request import Request, make_parser, request_from
 
 COUNT = 40
 

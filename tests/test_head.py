@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import codetr
-from codetr.geometry import make_pyramid, proposal_boxes
-from codetr.head import UNUSABLE_LOGIT, QuerySelection, best_indices
+from codetr.model.geometry import make_pyramid, proposal_boxes
+from codetr.model.head import UNUSABLE_LOGIT, QuerySelection, best_indices
 from tests.golden_models import GOLDEN
 
 

@@ -73,7 +73,7 @@ def test_kernels_include_only_cuda_and_themselves():
             assert standard or name.startswith(allowed), f"{path}: {line}"
 
 
-@pytest.mark.parametrize("package", ["codetr", "codetr.cli", "codetr.postprocess", "trt_plugin"])
+@pytest.mark.parametrize("package", ["codetr", "codetr.cli.detect", "codetr.detector.postprocess", "trt_plugin"])
 def test_import_stays_light(package):
     heavy = ("torch", "tensorrt", "onnx", "polygraphy")
     code = f"import sys, {package}; print([m for m in {heavy} if m in sys.modules])"

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from codetr.scenes import __main__ as scenes
-from codetr.scenes import sources
 from tests.cli_runs import ROOT
 from tests.coco_folders import write_dataset
+from tools.scenes import __main__ as scenes
+from tools.scenes import sources
 
 WITHOUT = """
 import sys
 sys.modules[sys.argv[1]] = None
-from codetr.cli import main
+from codetr.cli.detect import main
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -61,7 +61,7 @@ def test_scenes(split, package, tmp_path, monkeypatch, capsys):
     assert scenes.main(["--out", str(tmp_path / "new"), f"--{split}", "1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
-        f"codetr.scenes: error: the package {SOURCES[split, package]} is not installed, scenes are drawn with"
+        f"tools.scenes: error: the package {SOURCES[split, package]} is not installed, scenes are drawn with"
     )
     assert error.endswith(": pip install 'codetr-tensorrt[scenes]'\n") and error.count("\n") == 1
     assert not (tmp_path / "new").exists()

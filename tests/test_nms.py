@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from codetr.compare import compare_detections
-from codetr.nms import BLOCK, HardNms
-from codetr.postprocess import apply_nms, apply_nms_to_batch
+from codetr.detector.postprocess import apply_nms, apply_nms_to_batch
+from codetr.export.box_agreement import compare_detections
+from codetr.export.graph_nms import BLOCK, HardNms
 
 Arrays = tuple[np.ndarray, ...]
 

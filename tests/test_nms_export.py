@@ -15,12 +15,12 @@ import torch
 import codetr
 import trt_plugin
 from benchmarks import accuracy
-from codetr.cli import main as codetr_main
-from codetr.command import UsageError
-from codetr.compare import compare_detections
-from codetr.export_checks import Check, compare_engine
-from codetr.exporting import make_parser, request_from
-from codetr.postprocess import apply_nms, apply_nms_to_batch
+from codetr.cli.command import UsageError
+from codetr.cli.detect import main as codetr_main
+from codetr.detector.postprocess import apply_nms, apply_nms_to_batch
+from codetr.export.box_agreement import compare_detections
+from codetr.export.engine_check import Check, compare_engine
+from codetr.export.request import make_parser, request_from
 from tests.golden_models import GOLDEN, arguments, load_golden, save_weights
 
 NAME = "codino_resnet_tiny"

@@ -17,9 +17,9 @@ import torch
 
 import codetr
 import msda
-from codetr.command import UsageError
-from codetr.compare import compare_detections
-from codetr.exporting import staged_folder
+from codetr.cli.command import UsageError
+from codetr.export.box_agreement import compare_detections
+from codetr.export.request import staged_folder
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from trt_plugin.log import tensorrt_logger
 
@@ -443,7 +443,7 @@ def test_a_process_that_dies_leaves_nothing(tmp_path, death):
     """As TensorRT ends it by abort, and the system for want of memory."""
     code = f"""import os, signal, sys
 from pathlib import Path
-from codetr.exporting import staged_folder
+from codetr.export.request import staged_folder
 with staged_folder(Path(sys.argv[1]) / "out") as folder:
     (folder / "model.onnx").write_text("half")
     assert folder.parent == Path(sys.argv[1])

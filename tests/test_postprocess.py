@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from codetr.postprocess import apply_nms
+from codetr.detector.postprocess import apply_nms
 
 
 def draw(seed: int, count: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from codetr.preprocess import (
+from codetr.detector.preprocess import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     ImageError,

@@ -15,10 +15,10 @@ from benchmarks.problems import Problem
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = (
-    ("codetr.cli", "detect"),
-    ("codetr.cli", "train"),
-    ("codetr.cli", "evaluate"),
-    ("codetr.scenes.__main__",),
+    ("codetr.cli.detect", "detect"),
+    ("codetr.cli.detect", "train"),
+    ("codetr.cli.detect", "evaluate"),
+    ("tools.scenes.__main__",),
     ("onnx_path.build",),
     ("onnx_path.compare",),
     ("onnx_path.export",),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import codetr
 import trt_plugin
-from codetr.sizes import InputSizes, Range, fixed
+from codetr.detector.sizes import InputSizes, Range, fixed
 from dynamo_path import export, refit
 from dynamo_path.engine import _unsupported
 from tests.golden_models import GOLDEN, MODELS, arguments, save_weights, without

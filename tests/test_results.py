@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from codetr.classes import COCO_CATEGORY_IDS, COCO_CLASSES, category_ids_for, class_names_for
+from codetr.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, category_ids_for, class_names_for
 from codetr.results import Detections, coco_document, image_ids_for
 
 

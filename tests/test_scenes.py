@@ -14,14 +14,14 @@ import cv2
 import numpy as np
 import pytest
 
-from codetr.coco import load_coco
-from codetr.scenes import CLASS_NAMES, canvas, make_scene, sources, write_split
-from codetr.scenes.__main__ import main
-from codetr.scenes.canvas import Canvas
-from codetr.scenes.classes import draw_object
-from codetr.scenes.glyphs import glyph_contours
-from codetr.scenes.sources import FONTS, PHOTOS, SPLITS
-from codetr.scenes.textures import TEXTURES
+from codetr.dataset.coco_files import load_coco
+from tools.scenes import CLASS_NAMES, canvas, make_scene, sources, write_split
+from tools.scenes.__main__ import main
+from tools.scenes.canvas import Canvas
+from tools.scenes.classes import draw_object
+from tools.scenes.glyphs import glyph_contours
+from tools.scenes.sources import FONTS, PHOTOS, SPLITS
+from tools.scenes.textures import TEXTURES
 
 ROOT = Path(__file__).resolve().parents[1]
 MAGENTA = (255, 0, 255)
@@ -245,7 +245,7 @@ def test_make_scene_refuses(arguments, said):
 
 
 def test_failed_run_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("codetr.scenes.dataset.make_scene", lambda *_: 1 / 0)
+    monkeypatch.setattr("tools.scenes.dataset.make_scene", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_split(tmp_path / "new", "val", 2, 0)
     assert not (tmp_path / "new").exists()
@@ -255,7 +255,7 @@ def test_killed_run_leaves_no_dataset_and_no_workers(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "codetr.scenes",
+        "tools.scenes",
         "--out",
         str(tmp_path),
         "--train",

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from codetr.command import UsageError
+from codetr.cli.command import UsageError
 from codetr.config import load_config
-from codetr.detect import Detector
-from codetr.exporting import make_parser, request_from, size_note
-from codetr.preprocess import Batch, Preprocessor
-from codetr.sizes import InputSizes, Range, batch_range, fixed, size_ranges
+from codetr.detector.detector import Detector
+from codetr.detector.preprocess import Batch, Preprocessor
+from codetr.detector.sizes import InputSizes, Range, batch_range, fixed, size_ranges
+from codetr.export.request import make_parser, request_from, size_note
 from tests.test_runner import METADATA
 from trt_plugin import EngineError, TensorInfo
 

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 
 import codetr
-from codetr.arguments import make_parser
-from codetr.cli import main
-from codetr.coco import load_coco
+from codetr.cli.detect import main
+from codetr.cli.parser import make_parser
+from codetr.dataset.coco_files import load_coco
 from codetr.training import command, plan, validation
 from codetr.training.augment import Augmentation
 from codetr.training.data import (
@@ -324,7 +324,7 @@ def test_waiting_threads_sleep(folder, tmp_path):
     """OpenMP is told before Torch is loaded, unless the user has told it."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys\nfrom codetr.cli import main\nassert 'torch' not in sys.modules\n"
+        "import os, sys\nfrom codetr.cli.detect import main\nassert 'torch' not in sys.modules\n"
         "status = main(sys.argv[1:])\nprint(os.environ['OMP_WAIT_POLICY'])\nsys.exit(status)\n"
     )
     for given, expected in ((None, "passive"), ("active", "active")):
@@ -350,7 +350,7 @@ def test_it_learns(folder, tmp_path):
 
 RECORDER = """
 import os, sys, torch
-from codetr.cli import main
+from codetr.cli.detect import main
 from codetr.training.step import Step
 from codetr.training.trainer import Trainer
 

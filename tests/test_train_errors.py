@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import codetr
-from codetr.cli import main
+from codetr.cli.detect import main
 from codetr.training.state import find_states
 from codetr.training.step import TOLERATED_SKIPS, Step
 from tests.training_runs import MODEL, ROOT, arguments, assert_same_run, write_boxes
@@ -202,7 +202,7 @@ def test_an_error_whose_state_cannot_be_saved_is_told_all_the_same(folder, tmp_p
 
 def test_help_needs_no_torch():
     code = (
-        "import sys; from codetr.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n"
+        "import sys; from codetr.cli.detect import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n"
     )
     code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

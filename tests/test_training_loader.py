@@ -35,7 +35,7 @@ LAUNCHERS = {
 # `codetr train` whose step 7 does what the first argument says; with "pipes" there is no shared memory.
 SCRIPT = """
 import os, signal, sys, time
-from codetr.cli import main
+from codetr.cli.detect import main
 from codetr.training import loader
 from codetr.training.step import Step
 

@@ -10,9 +10,15 @@ from golden_models import GOLDEN, MODELS, load_golden
 from torch import nn
 
 import codetr
-from codetr.layers import DropPath, Float32Linear, FrozenBatchNorm2d, freeze_batch_norms, thaw_batch_norms
+from codetr.model.layers import (
+    DropPath,
+    Float32Linear,
+    FrozenBatchNorm2d,
+    freeze_batch_norms,
+    thaw_batch_norms,
+)
+from codetr.model.transformer import DenoisingQueries
 from codetr.training.initialise import CLASS_PRIOR, initialise
-from codetr.transformer import DenoisingQueries
 
 RESNET = "codino_resnet_tiny"
 RESNET_JSON = GOLDEN / f"{RESNET}.json"

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import codetr
 from codetr.checkpoint import UPSTREAM_LABEL_EMBEDDING
-from codetr.coco import DatasetError, load_coco
-from codetr.command import UsageError
-from codetr.preprocess import Preprocessor
+from codetr.cli.command import UsageError
+from codetr.dataset.coco_files import DatasetError, load_coco
+from codetr.detector.preprocess import Preprocessor
 from codetr.training import loader as training_loader
 from codetr.training.augment import Augmentation, augment, change_colours, crop_boxes, draw_window
 from codetr.training.data import (
@@ -47,7 +47,7 @@ STILL = Augmentation(flip=0.0, crop=0.0, colour=0.0)
 
 
 def test_validation_sees_what_detection_sees(dataset):
-    """Read, resized, normalised and padded by the trainer as by `codetr.preprocess`, bit for bit."""
+    """Read, resized, normalised and padded by the trainer as by `codetr.detector.preprocess`, bit for bit."""
     scale = (150, 90)
     batch = collate([PlainSet(dataset, scale)[index] for index in range(6)])
     config = codetr.load_config("co_dino_r50")

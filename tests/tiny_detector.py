@@ -11,11 +11,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import codetr
-from codetr.classes import COCO_CLASSES
-from codetr.command import ArgumentParser, run_command
+from codetr.cli.command import ArgumentParser, run_command
+from codetr.cli.evaluate import run_evaluate
+from codetr.coco_classes import COCO_CLASSES
+from codetr.detector.preprocess import load_image
 from codetr.evaluation.arguments import add_evaluate
-from codetr.evaluation.command import run_evaluate
-from codetr.preprocess import load_image
 from tests.coco_folders import write_dataset
 
 GOLDEN = Path(__file__).parent / "golden"

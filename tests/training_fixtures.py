@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from codetr.cli import main
-from codetr.coco import load_coco
+from codetr.cli.detect import main
+from codetr.dataset.coco_files import load_coco
 from tests.training_runs import MODEL, arguments, write_boxes
 
 

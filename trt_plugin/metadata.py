@@ -30,7 +30,7 @@ class ArtifactMetadata:
             normalising. "scale", [long, short] in pixels, also limits the image's longer and shorter side;
             files that a picture is to fill, and older ones, lack it.
         max_per_img: K, the number of boxes of each image before non-maximum suppression.
-        nms: parameters of non-maximum suppression, as `codetr.postprocess.apply_nms` has them: of that in the
+        nms: parameters of non-maximum suppression, as `codetr.detector.postprocess.apply_nms` has them: of that in the
             graph, or of the default post-processing if there is none in it.
         nms_in_graph: whether the outputs are final detections, so that none is to be applied to them. Each
             image's are followed by padding then: boxes 0, scores 0, labels -1. False where older files lack

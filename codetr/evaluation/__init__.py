@@ -1,6 +1,6 @@
 """Average precision of a detector on data in COCO's format, by pycocotools.
 
-    dataset = codetr.coco.load_coco("coco", "val")
+    dataset = codetr.dataset.coco_files.load_coco("coco", "val")
     with codetr.Detector("co_dino_swin_l", device="cuda", precision="fp16") as detector:
         print(evaluate(detector, dataset, batch=4).ap)
 

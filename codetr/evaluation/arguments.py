@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from codetr.coco import LAYOUTS
-from codetr.command import positive, to_path
+from codetr.cli.command import positive, to_path
+from codetr.cli.network_options import add_network_arguments, add_nms_arguments
+from codetr.dataset.coco_files import LAYOUTS
 from codetr.evaluation.metrics import MAX_DETECTIONS
-from codetr.network import add_network_arguments, add_nms_arguments
 
 
 def add_evaluate(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codetr.config import Config
-from codetr.preprocess import make_preprocessor
+from codetr.detector.preprocess import make_preprocessor
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class LiveModel:
     def __call__(
         self, images: np.ndarray, image_shapes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Runs the model; see `codetr.detect.Backend`."""
+        """Runs the model; see `codetr.detector.detector.Backend`."""
         import torch
 
         training = [module for module in self.model.modules() if module.training]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from codetr.coco import CocoDataset, Picture
+from codetr.dataset.coco_files import CocoDataset, Picture
 
 MAX_DETECTIONS = 100
 """Detections of a picture that count, the best, by COCO's rules."""

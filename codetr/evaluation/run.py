@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
+from codetr.dataset.bad_pictures import LeftOut
+from codetr.dataset.coco_files import CocoDataset, DatasetError, Picture, read_picture
 from codetr.evaluation.metrics import MAX_DETECTIONS, Metrics, coco_metrics, require_pycocotools
-from codetr.left_out import LeftOut
 from codetr.results import Detections
 
 _READERS = 8  # threads; decoding a picture leaves Python to the others
@@ -70,7 +70,7 @@ def evaluate(
 
     Args:
         detector: such as `codetr.Detector`; a model in training through `LiveModel`.
-        dataset: see `codetr.coco.load_coco`.
+        dataset: see `codetr.dataset.coco_files.load_coco`.
         batch: pictures in one run of the network.
         limit: only the first pictures, so many.
         top: detections of a picture that count, the best.

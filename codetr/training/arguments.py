@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from codetr.coco import LAYOUTS
-from codetr.command import positive, to_path, whole
+from codetr.cli.command import positive, to_path, whole
+from codetr.dataset.coco_files import LAYOUTS
 
 
 def add_train(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codetr.preprocess import fit_size, resize
+from codetr.detector.preprocess import fit_size, resize
 
 LEAST_VISIBLE = 0.4
 """An object of which a crop leaves a smaller share of the box is dropped: the rest may be anything."""

@@ -8,8 +8,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from codetr.layers import device_constant
 from codetr.model import TrainingOutputs
+from codetr.model.layers import device_constant
 from codetr.training.denoising import DenoisingLayout
 from codetr.training.losses import corners, overlaps, quality_focal_loss
 from codetr.training.matching import Matcher, Matching

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from codetr.coco import CocoDataset, DatasetError, Picture, read_picture
-from codetr.preprocess import fit_size, resize
+from codetr.dataset.coco_files import CocoDataset, DatasetError, Picture, read_picture
+from codetr.detector.preprocess import fit_size, resize
 from codetr.training.augment import Augmentation, augment
 
 PAD_DIVISOR = 32
@@ -45,7 +45,7 @@ class Unreadable(NamedTuple):
 
     Attributes:
         index: of the picture.
-        error: of `codetr.coco.read_picture`; a value, as a worker process would wrap what it raises into its
+        error: of `codetr.dataset.coco_files.read_picture`; a value, as a worker process would wrap what it raises into its
             traceback.
     """
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from codetr.config import Config
-from codetr.layers import inverse_sigmoid
+from codetr.model.layers import inverse_sigmoid
+from codetr.model.transformer import DenoisingQueries
 from codetr.training.targets import FlatTargets, Targets
-from codetr.transformer import DenoisingQueries
 
 
 class DenoisingLayout(NamedTuple):

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import nn
 
-from codetr.head import BoxBranch
-from codetr.layers import FrozenBatchNorm2d, MultiheadAttention
 from codetr.model import CoDino
+from codetr.model.head import BoxBranch
+from codetr.model.layers import FrozenBatchNorm2d, MultiheadAttention
 from msda import MultiScaleDeformableAttention
 
 CLASS_PRIOR = 0.01

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from codetr.coco import DatasetError
+from codetr.dataset.coco_files import DatasetError
 from codetr.training.data import HostBatch, Sample, Unreadable, collate
 
 GRACE_S = 3.0

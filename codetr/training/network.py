@@ -44,7 +44,7 @@ class TrainingNetwork(nn.Module):
 
 
 def normalise(pixels: Tensor, image_shapes: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Pixels to a detector's input, the same as `codetr.preprocess` makes: zero is what pads.
+    """Pixels to a detector's input, the same as `codetr.detector.preprocess` makes: zero is what pads.
 
     Args:
         pixels: uint8 [N, H, W, 3].

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from codetr.coco import CocoDataset, DatasetError, load_coco, split_file
-from codetr.command import UsageError, check_writable, model_config
+from codetr.cli.command import UsageError, check_writable, model_config
 from codetr.config import Config
-from codetr.left_out import LeftOut
-from codetr.preprocess import fit_size
+from codetr.dataset.bad_pictures import LeftOut
+from codetr.dataset.coco_files import CocoDataset, DatasetError, load_coco, split_file
+from codetr.detector.preprocess import fit_size
 from codetr.training.augment import Augmentation
 from codetr.training.data import PAD_DIVISOR, BatchOrder
 from codetr.training.processes import launched

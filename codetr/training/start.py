@@ -17,12 +17,12 @@ from codetr.checkpoint import (
     read_checkpoint,
     upstream_name,
 )
-from codetr.coco import CocoDataset
-from codetr.command import UsageError, check_file, one_line
+from codetr.cli.command import UsageError, check_file, one_line
 from codetr.config import Config
+from codetr.dataset.coco_files import CocoDataset
 from codetr.files import atomic_write
-from codetr.layers import thaw_batch_norms
 from codetr.model import CoDino
+from codetr.model.layers import thaw_batch_norms
 from codetr.training.denoising import Denoising
 from codetr.training.initialise import initialise
 from codetr.training.network import TrainingNetwork

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from codetr.coco import CocoDataset
-from codetr.left_out import LeftOut
+from codetr.dataset.bad_pictures import LeftOut
+from codetr.dataset.coco_files import CocoDataset
 from codetr.training.augment import Augmentation
 from codetr.training.criterion import Criterion
 from codetr.training.data import BatchOrder, StepSampler, TrainingSet

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from codetr.coco import CocoDataset
-from codetr.left_out import LeftOut
+from codetr.dataset.bad_pictures import LeftOut
+from codetr.dataset.coco_files import CocoDataset
 from codetr.training.criterion import Criterion, total
 from codetr.training.data import PlainSet
 from codetr.training.loader import Loader
@@ -60,7 +60,7 @@ class Validation:
 
     def _precision(self) -> dict[str, float]:
         """COCO's AP of the detections, made as `codetr detect` makes them."""
-        from codetr.detect import Detector
+        from codetr.detector.detector import Detector
         from codetr.evaluation import LiveModel, coco_metrics, detect_all
 
         device, model = self.processes.device, self.network.model

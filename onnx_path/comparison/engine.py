@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from codetr.command import complain, one_line
+from codetr.cli.command import complain, one_line
 from onnx_path import builder, plugins, preparation, profiles, requirements
 from onnx_path.builder import Settings
 from onnx_path.comparison.tensors import Tensors

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from codetr.command import one_line
+from codetr.cli.command import one_line
 from onnx_path import profiles
 from onnx_path.engine_report import TensorReport
 from onnx_path.profiles import Shapes

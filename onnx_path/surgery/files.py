@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from codetr.command import one_line
+from codetr.cli.command import one_line
 from codetr.files import atomic_write, errors_about, new_folder
 
 

@@ -1,0 +1,1 @@
+"""The command line: one front door for every command of the repository."""

@@ -1,0 +1,1 @@
+"""Datasets in COCO format: their files, and images that cannot be read."""

@@ -1,0 +1,1 @@
+"""Detection in pictures: preprocessing, three backends, postprocessing. Importing it imports no Torch."""

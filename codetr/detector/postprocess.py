@@ -1,0 +1,135 @@
+"""Non-maximum suppression of detections, in NumPy. No Torch; `codetr.export.graph_nms` is what a graph can hold of it.
+
+Meaning and defaults are those of mmcv's `batched_nms` as upstream configures it for Co-DINO: classes do not
+suppress each other, soft-NMS (arXiv 1704.04503) with linear decay from IoU 0.8.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+
+def apply_nms(
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    labels: np.ndarray,
+    method: Literal["soft", "hard", "none"] = "soft",
+    iou_threshold: float = 0.8,
+    *,
+    decay: Literal["linear", "gaussian"] = "linear",
+    sigma: float = 0.5,
+    min_score: float = 1e-3,
+    max_per_img: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Suppresses detections that overlap a better one of the same class.
+
+    Args:
+        boxes: [K, 4], (x1, y1, x2, y2), any unit.
+        scores: [K].
+        labels: [K].
+        method: "hard" drops boxes whose IoU with a kept one is above the threshold; "soft" lowers their
+            scores and drops them below `min_score`; "none" only sorts.
+        iou_threshold: of "hard", and of "soft" with linear decay (from the threshold on).
+        decay: of "soft": by 1 - IoU from the threshold on, or by exp(-IoU^2 / sigma) always.
+        max_per_img: keeps at most so many.
+
+    Returns:
+        boxes, scores (fp32; those of soft-NMS are the lowered ones) and labels of what is kept, best first.
+
+    Raises:
+        ValueError: an unknown method or decay, or shapes that do not belong together.
+    """
+    boxes = np.asarray(boxes, dtype=np.float32)
+    scores = np.asarray(scores, dtype=np.float32)
+    labels = np.asarray(labels)
+    count = len(scores)
+    if scores.ndim != 1 or boxes.shape != (count, 4) or labels.shape != (count,):
+        got = f"{boxes.shape}, {scores.shape}, {labels.shape}"
+        raise ValueError(f"boxes, scores, labels: expected [K, 4], [K], [K], got {got}")
+    if method == "none":
+        keep = np.argsort(-scores, kind="stable")
+    elif method == "hard":
+        keep = _hard_nms(_class_wise_iou(boxes, labels), scores, iou_threshold)
+    elif method == "soft":
+        weights = _soft_weights(_class_wise_iou(boxes, labels), iou_threshold, decay, sigma)
+        keep, scores = _soft_nms(weights, scores, min_score)
+    else:
+        raise ValueError(f"method: expected soft, hard or none, got {method!r}")
+    keep = keep[:max_per_img]
+    return boxes[keep], scores[keep], labels[keep]
+
+
+def apply_nms_to_batch(
+    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, **options: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Does `apply_nms` to each image and pads what it keeps, as a network with NMS inside does.
+
+    Args:
+        boxes: [N, K, 4], (x1, y1, x2, y2), any unit.
+        scores: [N, K].
+        labels: [N, K].
+        options: arguments of `apply_nms`.
+
+    Returns:
+        boxes [N, K, 4], scores [N, K], labels [N, K] of what is kept, best first, then zeros, and -1 for
+        labels.
+
+    Raises:
+        ValueError: as `apply_nms`.
+    """
+    padded = np.zeros_like(boxes), np.zeros_like(scores), np.full_like(labels, -1)
+    for image in range(len(scores)):
+        for rows, kept in zip(padded, apply_nms(boxes[image], scores[image], labels[image], **options)):
+            rows[image, : len(kept)] = kept
+    return padded
+
+
+def _class_wise_iou(boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """[K, K] fp32, zero between classes and where both boxes are empty."""
+    x1, y1, x2, y2 = boxes.T
+    area = (x2 - x1) * (y2 - y1)
+    width = np.minimum(x2[:, None], x2) - np.maximum(x1[:, None], x1)
+    height = np.minimum(y2[:, None], y2) - np.maximum(y1[:, None], y1)
+    intersection = width.clip(min=0) * height.clip(min=0)
+    union = area[:, None] + area - intersection
+    iou = np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
+    return np.where(labels[:, None] == labels, iou, np.float32(0))
+
+
+def _hard_nms(iou: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarray:
+    """Returns the indices kept, best first."""
+    kept = []
+    suppressed = np.zeros(len(scores), dtype=bool)
+    for index in np.argsort(-scores, kind="stable"):
+        if not suppressed[index]:
+            kept.append(index)
+            suppressed |= iou[index] > threshold
+    return np.array(kept, dtype=np.int64)
+
+
+def _soft_weights(iou: np.ndarray, threshold: float, decay: str, sigma: float) -> np.ndarray:
+    """[K, K]: the factor on the second box's score when the first is kept."""
+    if decay == "linear":
+        return np.where(iou >= threshold, 1 - iou, np.float32(1))
+    if decay == "gaussian":
+        return np.exp(-(iou**2) / np.float32(sigma))
+    raise ValueError(f"decay: expected linear or gaussian, got {decay!r}")
+
+
+def _soft_nms(weights: np.ndarray, scores: np.ndarray, min_score: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices kept, best first, and all scores, lowered.
+
+    As in mmcv, the very first box is kept whatever its score.
+    """
+    scores = scores.copy()
+    kept = []
+    alive = np.ones(len(scores), dtype=bool)
+    while alive.any():
+        best = int(np.argmax(np.where(alive, scores, -np.inf)))
+        kept.append(best)
+        alive[best] = False
+        scores[alive] *= weights[best, alive]
+        alive &= scores >= min_score
+    return np.array(kept, dtype=np.int64), scores

@@ -1,0 +1,179 @@
+"""How Swin's blocks cut maps into windows and put them together again, in two ways with the same result."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codetr.model.layers import device_size
+
+
+class Windows(Protocol):
+    """A stage's maps as windows of size x size cells, padded with zeros at the bottom and right.
+
+    Attributes:
+        mask: [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows.
+    """
+
+    mask: Tensor
+
+    def cut(self, x: Tensor, shifted: bool) -> Tensor:
+        """The map, [N, H, W, C] or its rows [N * H * W, C] -> [N * windows, L, C], windows row by row."""
+
+    def join(self, windows: Tensor, shifted: bool) -> Tensor:
+        """The inverse of `cut`; what was padding is gone."""
+
+
+class SlicedWindows:
+    """Pads, rolls, reshapes: for maps whose size is known. Maps are [N, H, W, C].
+
+    Args:
+        x: a map of the stage; sizes, type and device are taken from it.
+        size: of a window.
+    """
+
+    def __init__(self, x: Tensor, size: int) -> None:
+        self.size = size
+        self.height, self.width = x.shape[1:3]
+        self.mask = shifted_window_mask(*x.shape[:3], size, x.dtype, x.device)
+
+    def cut(self, x: Tensor, shifted: bool) -> Tensor:
+        """See `Windows`."""
+        x = pad_to_multiple(x, self.size)
+        if shifted:
+            x = x.roll((-(self.size // 2), -(self.size // 2)), dims=(1, 2))
+        n, h, w, c = x.shape
+        x = x.reshape(n, h // self.size, self.size, w // self.size, self.size, c).transpose(2, 3)
+        return x.reshape(-1, self.size**2, c)
+
+    def join(self, windows: Tensor, shifted: bool) -> Tensor:
+        """See `Windows`."""
+        size, channels = self.size, windows.shape[-1]
+        # Not in numbers of windows, rounded up: Torch's older ONNX exporter dies of some of those.
+        height, width = self.height + -self.height % size, self.width + -self.width % size
+        x = windows.reshape(-1, height // size, width // size, size, size, channels).transpose(2, 3)
+        x = x.reshape(-1, height, width, channels)
+        if shifted:
+            x = x.roll((size // 2, size // 2), dims=(1, 2))
+        return x[:, : self.height, : self.width]
+
+
+class GatheredWindows:
+    """Picks rows by an index, which is made once for the stage: for sizes that are symbols in an export.
+
+    Padding, rolling and reshaping by symbols are some thirty operators of shape arithmetic in every block,
+    which compilers carry along through all that is between them. Here a block has two gathers and no size.
+    Maps are rows, [N * H * W, C].
+
+    Args:
+        x: a map of the stage, [N, H, W, C], of less than 2^22 cells in all, padding included: they are
+            counted in fp32. Sizes, type and device are taken from it.
+        size: of a window.
+    """
+
+    def __init__(self, x: Tensor, size: int) -> None:
+        images, height, width, _ = x.shape
+        # Torch shall not work out a size (-1) in any reshape: as symbols, such sizes are nested divisions.
+        self._count = images * ((height + size - 1) // size) * ((width + size - 1) // size)
+        self._cells = size**2
+        height, width = (device_size(side, x.device) for side in (height, width))
+        down, across = torch.ceil(height / size), torch.ceil(width / size)
+        padded_height, padded_width = down * size, across * size
+
+        # T = N * windows * L cells of all windows, as `cut` gives them; [T] each.
+        window, cell = _split(torch.arange(self._count * self._cells, device=x.device).float(), self._cells)
+        image_and_row, column = _split(window, across)
+        image, row = _split(image_and_row, down)
+        inner_row, inner_column = _split(cell, size)
+        row, column = row * size + inner_row, column * size + inner_column  # in the rolled map
+        self._sources, self._inside = [], []
+        for shift in (0, size // 2):
+            source_row, source_column = _roll(row, shift, padded_height), _roll(column, shift, padded_width)
+            inside = ((source_row < height) & (source_column < width)).float()
+            source = ((image * height + source_row) * width + source_column) * inside  # any cell for padding
+            self._sources.append(source.long())
+            self._inside.append(inside.to(x.dtype).reshape(self._count, self._cells, 1))
+        region = 3.0 * _band(row, padded_height, size) + _band(column, padded_width, size)
+        self.mask = _mask_between(region.reshape(self._count, self._cells), x.dtype)
+
+        # U = N * H * W cells of the map, as `join` gives them; [U] each.
+        cells = torch.arange(x.shape[0] * x.shape[1] * x.shape[2], device=x.device).float()
+        image_and_row, column = _split(cells, width)
+        image, row = _split(image_and_row, height)
+        self._targets = []
+        for shift in (0, size // 2):
+            row_of_windows, inner_row = _split(_roll(row, -shift, padded_height), size)
+            column_of_windows, inner_column = _split(_roll(column, -shift, padded_width), size)
+            window = (image * down + row_of_windows) * across + column_of_windows
+            self._targets.append((window * self._cells + inner_row * size + inner_column).long())
+
+    def cut(self, x: Tensor, shifted: bool) -> Tensor:
+        """See `Windows`."""
+        windows = x.index_select(0, self._sources[int(shifted)])
+        windows = windows.reshape(self._count, self._cells, x.shape[-1])
+        return windows * self._inside[int(shifted)]
+
+    def join(self, windows: Tensor, shifted: bool) -> Tensor:
+        """See `Windows`."""
+        return windows.flatten(0, 1).index_select(0, self._targets[int(shifted)])
+
+
+def _roll(place: Tensor, shift: int, length: Tensor) -> Tensor:
+    """Places along an axis after `shift` steps, which lead from its end to its start or the other way."""
+    if shift == 0:
+        return place
+    place = place + shift
+    return place - length * (place >= length).float() if shift > 0 else place + length * (place < 0.0).float()
+
+
+def _band(place: Tensor, length: Tensor, size: int) -> Tensor:
+    """0, 1 or 2: which band of a rolled map's axis a place is in, see `shifted_window_mask`."""
+    return (place >= length - size).float() + (place >= length - size // 2).float()
+
+
+def _split(number: Tensor, divisor: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Quotient and remainder of whole numbers in fp32; exact up to 2^22."""
+    quotient = torch.floor((number + 0.5) / divisor)
+    return quotient, number - quotient * divisor
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pads [N, H, W, C] with zeros at the bottom and right."""
+    height, width = x.shape[1:3]
+    bottom, right = -height % multiple, -width % multiple
+    return F.pad(x, (0, 0, 0, right, 0, bottom)) if bottom or right else x
+
+
+def shifted_window_mask(
+    images: int, height: int, width: int, size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """What shifted windows must not attend to: cells that the cyclic shift brought from the other border.
+
+    The shifted map falls into three bands along each axis: before the last window, the last window's first
+    half, and the wrapped-around rest. Cells of different bands get -100 (upstream's value).
+
+    Args:
+        images: N.
+        height, width: of the map in cells.
+        size: of a window.
+
+    Returns:
+        [N * windows, 1, size * size, size * size], 0 or -100.
+    """
+    bands = []
+    for length in (height, width):
+        count = (length + size - 1) // size
+        place = torch.arange(count * size, device=device).reshape(count, size) - (count - 1) * size
+        bands.append((place >= 0).to(dtype) + (place >= size - size // 2).to(dtype))  # [count, size]
+    region = 3.0 * bands[0][:, None, :, None] + bands[1][:, None]  # [down, across, size, size]
+    count = images * region.shape[0] * region.shape[1]
+    region = region[None].expand(images, -1, -1, -1, -1).reshape(count, size * size)
+    return _mask_between(region, dtype)
+
+
+def _mask_between(region: Tensor, dtype: torch.dtype) -> Tensor:
+    """Regions of cells [B, L] -> [B, 1, L, L]: 0 between cells of the same, else -100."""
+    return (region[:, None, :, None] != region[:, None, None]).to(dtype) * -100.0

@@ -1,0 +1,202 @@
+"""Co-DINO, the detector (DETRs with Collaborative Hybrid Assignments Training, arXiv 2211.12860).
+
+Only the query head runs at inference; the auxiliary heads that give the method its name teach the encoder and
+are gone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from codetr.config import Config
+from codetr.model.backbones import SwinTransformer, make_backbone
+from codetr.model.geometry import Pyramid, make_pyramid
+from codetr.model.head import QuerySelection, detections
+from codetr.model.layers import Float32Linear, GroupNorm, device_constant, device_size, fold_batch_norms
+from codetr.model.neck import ChannelMapper
+from codetr.model.transformer import Decoder, DenoisingQueries, Encoder
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class TrainingOutputs(NamedTuple):
+    """What losses are computed from. Boxes are (cx, cy, w, h) in units of the image; everything is fp32.
+
+    Attributes:
+        encoder_logits: [N, Q, classes], of the queries that the encoder's output selected, best first.
+        encoder_boxes: [N, Q, 4].
+        class_logits: [layers, N, D + Q, classes], after every decoder layer; the D denoising queries first.
+        boxes_cxcywh: [layers, N, D + Q, 4].
+    """
+
+    encoder_logits: Tensor
+    encoder_boxes: Tensor
+    class_logits: Tensor
+    boxes_cxcywh: Tensor
+
+
+class CoDino(nn.Module):
+    """A detector in evaluation mode.
+
+    Args:
+        config: see `codetr.load_config`.
+
+    Example:
+        >>> config = codetr.load_config("co_dino_r50")
+        >>> model = codetr.CoDino(config)
+        >>> report = codetr.load_checkpoint(model, "co_dino_r50")
+        >>> boxes, scores, labels = model(images, image_shapes)
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = torch.float32
+        self.backbone = make_backbone(config.backbone)
+        self.neck = ChannelMapper(config.neck)
+        self.encoder = Encoder(config)
+        self.query_selection = QuerySelection(config)
+        self.decoder = Decoder(config)
+        self.eval()
+
+    def forward(self, images: Tensor, image_shapes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Detects objects.
+
+        Args:
+            images: [N, 3, H, W] fp32, RGB normalised by the configuration's mean and std, each image in the
+                upper left and zero outside it.
+            image_shapes: [N, 2], (h, w) of each image inside H x W, in pixels; any number type.
+
+        Returns:
+            boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image; scores [N, K] fp32,
+            descending; labels [N, K] int64. K is the configuration's `max_per_img`. No NMS: see
+            `codetr.detector.postprocess`.
+
+        Raises:
+            ValueError: the shapes are not these, or the images have fewer cells than the model has queries.
+        """
+        outputs = self._run(images, image_shapes, every_layer=False)
+        return outputs["det_boxes"], outputs["det_scores"], outputs["det_labels"]
+
+    def stages(self, images: Tensor, image_shapes: Tensor) -> dict[str, Tensor]:
+        """As `forward`, with what happens on the way.
+
+        Returns:
+            `backbone.i` and `neck.i` [N, C, H_i, W_i]; `memory` [N, S, C]; `topk_scores` [N, Q, classes]
+            (logits) and `topk_boxes` [N, Q, 4] of the selected queries; `class_logits` [layers, N, Q,
+            classes] and `boxes_cxcywh` [layers, N, Q, 4] after every decoder layer; `det_boxes`,
+            `det_scores`, `det_labels`. Boxes but the last are (cx, cy, w, h) in units of the image.
+        """
+        return self._run(images, image_shapes, every_layer=True)
+
+    def training_outputs(
+        self, images: Tensor, image_shapes: Tensor, denoising: DenoisingQueries | None = None
+    ) -> TrainingOutputs:
+        """Runs the detector for training: every layer's answers, differentiable, without the final top-k.
+
+        Args:
+            images: as `forward`.
+            image_shapes: as `forward`.
+            denoising: queries made of the targets, decoded beside the selected ones.
+
+        Raises:
+            ValueError: as `forward`.
+        """
+        _, _, pyramid, memory = self._encode(images, image_shapes)
+        encoder_logits, encoder_boxes = self.query_selection(memory, pyramid)
+        logits, boxes = self.decoder(memory, encoder_boxes, pyramid, every_layer=True, denoising=denoising)
+        return TrainingOutputs(encoder_logits, encoder_boxes, torch.stack(logits), torch.stack(boxes))
+
+    def set_precision(self, precision: str) -> CoDino:
+        """Sets the type of weights and activations, in place.
+
+        In a 16-bit model these stay fp32: images and reference points, box arithmetic, arguments of sine
+        embeddings, class logits and box deltas (`Float32Linear`), statistics of frozen batch norms, scores
+        and final boxes.
+
+        Args:
+            precision: "fp32", "fp16" or "bf16". Weights once rounded to 16 bits stay rounded.
+
+        Returns:
+            The model.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+        self.dtype = PRECISIONS[precision]
+        for module in self.modules():  # frozen batch norms hold buffers only, which stay as they are
+            if isinstance(module, Float32Linear):
+                continue
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(self.dtype)
+        return self
+
+    def write_out_group_norms(self) -> CoDino:
+        """Makes exports free of InstanceNormalization, see `codetr.model.layers.GroupNorm`; returns the model."""
+        for module in self.modules():
+            if isinstance(module, GroupNorm):
+                module.written_out = True
+        return self
+
+    def fold_batch_norms(self) -> CoDino:
+        """Makes exports free of batch norms, see `codetr.model.layers.fold_batch_norms`; returns the model."""
+        fold_batch_norms(self)
+        return self
+
+    def gather_windows(self) -> CoDino:
+        """Makes exports whose sizes are symbols small, see `codetr.model.backbones.windows`; returns the model."""
+        for module in self.modules():
+            if isinstance(module, SwinTransformer):
+                module.gathers_windows = True
+        return self
+
+    def _encode(
+        self, images: Tensor, image_shapes: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Pyramid, Tensor]:
+        """Checks the inputs; returns the backbone's maps, the neck's, their layout, and memory [N, S, C]."""
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise ValueError(f"images: expected [N, 3, H, W], got {list(images.shape)}")
+        if image_shapes.dim() != 2 or image_shapes.shape[0] != images.shape[0] or image_shapes.shape[1] != 2:
+            raise ValueError(
+                f"image_shapes: expected [N, 2] with N = {images.shape[0]} (from images), "
+                f"got {list(image_shapes.shape)}"
+            )
+        features = self.backbone(images.to(self.dtype))
+        maps = self.neck(features)
+        x = torch.cat([feature.flatten(2).transpose(1, 2) for feature in maps], dim=1)  # [N, S, C]
+        height, width = images.shape[2:]
+        cells = x.shape[1]
+        if cells < self.config.num_queries:
+            raise ValueError(
+                f"images: {height} x {width} pixels give {cells} cells, fewer than the model's "
+                f"{self.config.num_queries} queries; use larger images"
+            )
+        input_hw = torch.cat([device_size(size, images.device) for size in (height, width)])
+        # The finest level is the longest; its height and width together are more.
+        longest = maps[0].shape[2] + maps[0].shape[3]
+        pyramid = make_pyramid(image_shapes, input_hw, self._level_hw(input_hw), cells)
+        return features, maps, pyramid, self.encoder(x, pyramid, longest)
+
+    def _level_hw(self, input_hw: Tensor) -> Tensor:
+        """[2] -> [L, 2] fp32: every level has half the cells of the one before, rounded up."""
+        first = self.backbone.first_stride
+        strides = [float(first << level) for level in range(self.config.num_levels)]
+        return torch.ceil(input_hw / device_constant(strides, torch.float32, input_hw.device)[:, None])
+
+    def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
+        features, maps, pyramid, memory = self._encode(images, image_shapes)
+        topk_logits, topk_boxes = self.query_selection(memory, pyramid)
+        logits, boxes = self.decoder(memory, topk_boxes, pyramid, every_layer)
+        det = detections(logits[-1], boxes[-1], image_shapes, self.config.max_per_img)
+        return {
+            **{f"backbone.{i}": feature for i, feature in enumerate(features)},
+            **{f"neck.{i}": feature for i, feature in enumerate(maps)},
+            "memory": memory,
+            "topk_scores": topk_logits,
+            "topk_boxes": topk_boxes,
+            "class_logits": torch.stack(logits),
+            "boxes_cxcywh": torch.stack(boxes),
+            **dict(zip(("det_boxes", "det_scores", "det_labels"), det)),
+        }

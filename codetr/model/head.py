@@ -1,0 +1,150 @@
+"""What turns features into boxes: prediction branches, two-stage query selection, and the final top-k."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from codetr.config import Config
+from codetr.model.geometry import Pyramid, proposal_boxes
+from codetr.model.layers import Float32Linear, device_size
+
+# The logit of a coordinate 1 that no predicted delta moves: cells that cannot be proposals get boxes at the
+# corner. Upstream writes infinity; a finite number survives every compiler.
+UNUSABLE_LOGIT = 1e4
+
+
+class BoxBranch(nn.Module):
+    """Three linear layers to the change of a box in logit space; the last one in fp32."""
+
+    def __init__(self, embed_dims: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dims, embed_dims)
+        self.fc2 = nn.Linear(embed_dims, embed_dims)
+        self.fc3 = Float32Linear(embed_dims, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., 4] fp32."""
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+
+
+class QuerySelection(nn.Module):
+    """Picks the `num_queries` cells of the encoder with the highest class logit, and a box for each."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.num_queries = config.num_queries
+        self.output = nn.Linear(config.embed_dims, config.embed_dims)
+        self.norm = nn.LayerNorm(config.embed_dims)
+        self.class_branch = Float32Linear(config.embed_dims, config.num_classes)
+        self.box_branch = BoxBranch(config.embed_dims)
+
+    def forward(self, memory: Tensor, pyramid: Pyramid) -> tuple[Tensor, Tensor]:
+        """Selects.
+
+        Args:
+            memory: [N, S, C].
+
+        Returns:
+            Class logits [N, Q, classes] and boxes [N, Q, 4] (cx, cy, w, h in units of the image), both fp32,
+            best first.
+        """
+        proposals, usable = proposal_boxes(pyramid)
+        x = self.norm(self.output(memory))
+        logits = self.class_branch(x)  # [N, S, classes]
+        # Cells that cannot be proposals count as empty, and what comes out for an empty cell is known: so
+        # they are not emptied one by one, but given that afterwards.
+        empty = self.norm(self.output.bias[None, None])  # [1, 1, C]
+        best = torch.where(usable, logits.amax(dim=-1), self.class_branch(empty).amax(dim=-1))
+        index = best_indices(best, self.num_queries)  # [N, Q]
+        # Only the selected cells need a box.
+        usable = _gather_rows(usable.float()[:, :, None], index) > 0.5  # [N, Q, 1]
+        proposals = _gather_rows(proposals, index)
+        x = torch.where(usable, _gather_rows(x, index), empty)
+        start = torch.log(proposals / (1.0 - proposals)).masked_fill(~usable, UNUSABLE_LOGIT)
+        return self.class_branch(x), torch.sigmoid(self.box_branch(x) + start)
+
+
+def detections(
+    logits: Tensor, boxes: Tensor, image_shapes: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` best (query, class) pairs of each image.
+
+    Args:
+        logits: [N, Q, classes] fp32.
+        boxes: [N, Q, 4] fp32, (cx, cy, w, h) in units of the image.
+        image_shapes: [N, 2], (h, w) of each image inside its padding, in pixels.
+        count: K.
+
+    Returns:
+        boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image, clipped to it; scores [N, K]
+        fp32, best first; labels [N, K] int64.
+    """
+    num_classes = logits.shape[-1]
+    scores = logits.flatten(1)
+    index = best_indices(scores, count)  # [N, K]
+    # Integer division is a chain of ten nodes in ONNX; this one is exact below 2^22 pairs.
+    query = torch.floor((index.float() + 0.5) / num_classes).long()
+    labels = index - query * num_classes
+    cx, cy, w, h = _gather_rows(boxes, query).unbind(-1)
+    corners = torch.stack((cx - 0.5 * w, cy - 0.5 * h, cx + 0.5 * w, cy + 0.5 * h), dim=-1)
+    # Boxes are in units of the image, not of the padded tensor that holds it.
+    height, width = image_shapes.float()[:, None].unbind(-1)  # [N, 1] each
+    limits = torch.stack((width, height, width, height), dim=-1)  # [N, 1, 4]
+    return torch.minimum((corners * limits).clamp(min=0.0), limits), _gather(scores, index).sigmoid(), labels
+
+
+def best_indices(x: Tensor, count: int) -> Tensor:
+    """Where the `count` largest numbers of each row are, largest first.
+
+    TensorRT searches a row with one block of threads, and 73,656 numbers take it 0.3 ms. The best of a row
+    are among the best of its parts: long rows are searched in parts, side by side, and then their best.
+
+    Args:
+        x: [N, S]; S may be a symbol of an export.
+
+    Returns:
+        [N, count] int64. Which of equal numbers come first is left open.
+    """
+    rows, size = x.shape
+    parts = _parts(size, count)
+    if parts == 1:
+        return x.topk(count, dim=1).indices
+    length = (size + parts - 1) // parts
+    if not _surely(size % parts == 0):
+        # By an index: no compiler has to know how long a padding of symbolic length makes the row.
+        place = torch.arange(parts * length, device=x.device).float()  # [parts * length], see `make_pyramid`
+        last = device_size(size, x.device) - 1.0
+        picked = x.index_select(1, torch.minimum(place, last).long())
+        x = torch.where(place > last, -torch.inf, picked)
+    best, index = x.reshape(rows, parts, length).topk(count, dim=2)  # [N, parts, count]
+    index = index + torch.arange(parts, device=x.device)[:, None] * length
+    return _gather(index.flatten(1), best.flatten(1).topk(count, dim=1).indices)
+
+
+def _parts(size: int, count: int) -> int:
+    """In how many parts to search `size` numbers for the best `count`: a part shall be longer than what the
+    parts together leave over. Of a size that is a symbol of an export, its smallest value decides."""
+    for parts in (8, 4, 2):
+        if _surely(size >= parts * parts * count):
+            return parts
+    return 1
+
+
+def _surely(condition: bool | torch.SymBool | Tensor) -> bool:
+    """Whether a condition of sizes holds; of symbols, for every value. Tracing has tensors for sizes."""
+    return bool(condition) if isinstance(condition, Tensor) else statically_known_true(condition)
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    """x: [N, S], index: [N, Q] -> [N, Q]."""
+    return _gather_rows(x[:, :, None], index).squeeze(-1)
+
+
+def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x: [N, S, C], index: [N, Q] -> [N, Q, C]. Whole rows are picked from those of all images."""
+    images = torch.arange(index.shape[0], device=index.device)[:, None]
+    rows = (images * x.shape[1] + index).flatten()
+    return x.flatten(0, 1).index_select(0, rows).reshape(*index.shape, x.shape[-1])

@@ -1,0 +1,41 @@
+"""The neck: every backbone map to the same channels, and coarser levels from the last one."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from codetr.config import NeckConfig
+from codetr.model.layers import GroupNorm
+
+
+class ConvNorm(nn.Module):
+    """Convolution without bias, then group normalisation; no activation."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, groups: int, kernel_size: int, stride: int
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
+        self.norm = GroupNorm(groups, out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class ChannelMapper(nn.Module):
+    def __init__(self, config: NeckConfig) -> None:
+        super().__init__()
+        out, groups = config.out_channels, config.gn_groups
+        self.convs = nn.ModuleList(ConvNorm(c, out, groups, 1, 1) for c in config.in_channels)
+        extra = config.num_outs - len(config.in_channels)
+        extra_channels = [config.in_channels[-1], *[out] * extra][:extra]
+        self.extra_convs = nn.ModuleList(ConvNorm(c, out, groups, 3, 2) for c in extra_channels)
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:
+        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...], extra ones halving the last."""
+        outs = [conv(feature) for conv, feature in zip(self.convs, features, strict=True)]
+        x = features[-1]
+        for conv in self.extra_convs:
+            x = conv(x)
+            outs.append(x)
+        return outs

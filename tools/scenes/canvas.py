@@ -1,0 +1,259 @@
+"""The picture of a scene as it grows: where things go, what they hide, whether they stand out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from tools.scenes.classes import NOTHING, draw_distractor, draw_object, is_glyph
+from tools.scenes.colors import LUMA, contrast
+from tools.scenes.shapes import Drawing, Sprite, extent, paint, place, rasterise, rotation, transformed
+
+_TRIES = 8
+_NOBODY = -1
+_LEAST_INSIDE = 0.7  # share of an object that the picture's border must leave, or more: its min_visible
+_LEAST_OF_QUARTER = 0.25  # a quarter of an object may lose this much more than the object as a whole
+_MOST_IOU = 0.6  # of two objects' boxes
+
+
+class _Spot(NamedTuple):
+    """Where a sprite lies: a part of the picture, and the part of the sprite that lies on it."""
+
+    picture: tuple[slice, slice]
+    sprite: tuple[slice, slice]
+
+
+class Canvas:
+    """A picture and the objects on it.
+
+    Attributes:
+        image: uint8 [H, W, 3], RGB.
+        boxes: x0, y0, x1, y1 of each object, pixels.
+        labels: of each object.
+        smallest_px: size of the smallest object, 64 at most.
+        least_contrast: of all objects to what was around them, 40..128.
+        sources: names of the fonts used.
+    """
+
+    def __init__(self, image: np.ndarray, rng: np.random.Generator, split: str) -> None:
+        self.image = np.ascontiguousarray(image)
+        self.boxes: list[tuple[float, float, float, float]] = []
+        self.labels: list[int] = []
+        self.smallest_px = 64.0
+        self.least_contrast = 128.0
+        self.sources: set[str] = set()
+        self._rng = rng
+        self._split = split
+        # Whose pixel it is: 4 times the object's number, plus the quarter of the object.
+        self._owner = np.full(image.shape[:2], _NOBODY, np.int16)
+        self._areas: list[np.ndarray] = []  # [4], pixels of an object's quarters, those cut off included
+        self._visible: list[np.ndarray] = []  # [4], of these the visible ones
+        self._min_visible: list[float] = []
+        height, width = image.shape[:2]
+        middle = rng.uniform((0.2 * width, 0.2 * height), (0.8 * width, 0.8 * height))
+        self._cluster = middle if rng.random() < 0.4 else None
+
+    def add(self, label: int, size_px: float) -> None:
+        """Places a thing where there is room; leaves it out where none is found.
+
+        Args:
+            label: its class, or `NOTHING`.
+            size_px: geometric mean of its box's sides.
+        """
+        plate = self._rng.random() < 0.18
+        drawing, sprite = self._draw(label, size_px, plate)
+        for attempt in range(_TRIES):
+            if attempt == _TRIES // 2 and is_glyph(label) and not plate:
+                plate = True  # the background may be too restless for a letter
+                drawing, sprite = self._draw(label, size_px, plate)
+            x, y = self._somewhere(sprite)
+            spot = self._spot(sprite, x, y)
+            if self._fits(label, drawing, sprite, spot) and self._put(label, drawing, sprite, x, y):
+                return
+
+    def _draw(self, label: int, size_px: float, plate: bool) -> tuple[Drawing, Sprite]:
+        rng = self._rng
+        if label == NOTHING:
+            drawing = draw_distractor(rng, self._split)
+        else:
+            drawing = draw_object(rng, label, self._split, plate)
+        stretch = np.diag(np.exp(rng.uniform(-0.12, 0.12, 2)))
+        shear = np.array([[1, rng.uniform(-0.12, 0.12)], [0, 1]])
+        if drawing.mirrored and rng.random() < 0.5:
+            stretch = stretch @ np.diag([-1, 1])
+        turn = rotation(rng.uniform(-1, 1) * drawing.max_tilt_deg)
+        drawing = transformed(drawing, turn @ shear @ stretch)
+        drawing = place(drawing, max(size_px, drawing.min_size_px), 0.6 * max(self.image.shape[:2]))
+        return drawing, rasterise(drawing)
+
+    def _somewhere(self, sprite: Sprite) -> tuple[int, int]:
+        """Chooses the picture's pixel for the sprite's left upper corner; some reach over the border."""
+        rng = self._rng
+        sprite_height, sprite_width = sprite.alpha.shape
+        height, width = self.image.shape[:2]
+        if self._cluster is not None and rng.random() < 0.7:
+            x, y = self._cluster + rng.normal(0, 0.16, 2) * (width, height)
+        else:
+            over = 0.25 if rng.random() < 0.15 else -0.5
+            # Sorted, for a sprite may be wider or higher than the picture.
+            x = rng.uniform(*sorted((-over * sprite_width, width + over * sprite_width)))
+            y = rng.uniform(*sorted((-over * sprite_height, height + over * sprite_height)))
+        return round(x - sprite_width / 2), round(y - sprite_height / 2)
+
+    def _spot(self, sprite: Sprite, x: int, y: int) -> _Spot:
+        height, width = self.image.shape[:2]
+        rows, columns = sprite.alpha.shape
+        x0, x1 = (min(max(edge, 0), width) for edge in (x, x + columns))
+        y0, y1 = (min(max(edge, 0), height) for edge in (y, y + rows))
+        return _Spot(
+            (slice(y0, y1), slice(x0, x1)),
+            (slice(y0 - y, y1 - y), slice(x0 - x, x1 - x)),
+        )
+
+    def _fits(self, label: int, drawing: Drawing, sprite: Sprite, spot: _Spot) -> bool:
+        """Whether enough of it would be in the picture, and enough of all others stay visible."""
+        alpha = sprite.alpha[spot.sprite]
+        if not alpha.size:
+            return False
+        if label != NOTHING:
+            least = max(_LEAST_INSIDE, drawing.min_visible)
+            quarters = _quarters(sprite)
+            visible = _counts(quarters[spot.sprite])
+            if not _enough(visible, _counts(quarters), least) or (alpha > 0.1).sum() == 0:
+                return False
+            box = np.array(_box(alpha, spot))
+            if self.boxes and _iou(np.array(self.boxes), box).max() >= _MOST_IOU:
+                return False
+        return all(
+            _enough(self._visible[index] - hidden, self._areas[index], self._min_visible[index])
+            for index, hidden in self._hidden(sprite, spot)
+        )
+
+    def _hidden(self, sprite: Sprite, spot: _Spot) -> list[tuple[int, np.ndarray]]:
+        """The objects that a sprite would hide parts of: number and pixels of each quarter [4]."""
+        owners = self._owner[spot.picture][sprite.cover[spot.sprite] > 0.5]
+        owners = owners[owners != _NOBODY]
+        if not owners.size:
+            return []
+        counts = np.bincount(owners, minlength=4 * len(self.boxes)).reshape(-1, 4)
+        return [(int(index), counts[index]) for index in np.flatnonzero(counts.any(axis=1))]
+
+    def _put(self, label: int, drawing: Drawing, sprite: Sprite, x: int, y: int) -> bool:
+        """Paints it, unless it would not stand out."""
+        rng = self._rng
+        spot = self._spot(sprite, x, y)
+        region, alpha = self.image[spot.picture], sprite.alpha[spot.sprite]
+        mean, deviation = cv2.meanStdDev(region, mask=(alpha > 0.3).astype(np.uint8))
+        colors = drawing.colors(rng, mean[:, 0])
+        painted = _shaded(rng, paint(drawing, sprite, colors))[spot.sprite]
+        if label != NOTHING:
+            if "plate" in colors:
+                found, least = contrast(colors["fill"], colors["plate"]), 60.0
+            else:
+                found, least = _mean_difference(painted, region, alpha), 32 + 0.75 * float(deviation.mean())
+            if found < least:
+                return False
+            self.least_contrast = min(self.least_contrast, max(found, 40.0))
+        if rng.random() < 0.3:
+            self._cast_shadow(sprite, x, y)
+            region = self.image[spot.picture]
+        cover = sprite.cover[spot.sprite]
+        if rng.random() < 0.25:  # a little out of focus; the box stays that of the sharp shape
+            sigma = rng.uniform(0.2, 0.3 + min(0.025 * _size(drawing), 2.0))
+            painted, cover = (cv2.GaussianBlur(layer, (0, 0), sigma) for layer in (painted, cover))
+        blended = region + (painted - region) * cover[..., None]
+        self.image[spot.picture] = np.clip(np.rint(blended), 0, 255).astype(np.uint8)
+        self._record(label, drawing, sprite, spot)
+        return True
+
+    def _cast_shadow(self, sprite: Sprite, x: int, y: int) -> None:
+        rng = self._rng
+        reach = 0.02 * max(sprite.alpha.shape) + 1
+        dx, dy = np.rint(rng.uniform(-2.5, 2.5, 2) * reach).astype(int)
+        sigma, depth = rng.uniform(0.3, 1.2) * reach, np.float32(rng.uniform(0.25, 0.6))
+        spot = self._spot(sprite, x + dx, y + dy)
+        if sprite.cover[spot.sprite].size:
+            light = 1 - depth * cv2.GaussianBlur(sprite.cover, (0, 0), sigma)[spot.sprite]
+            self.image[spot.picture] = (self.image[spot.picture] * light[..., None]).astype(np.uint8)
+
+    def _record(self, label: int, drawing: Drawing, sprite: Sprite, spot: _Spot) -> None:
+        """Notes what is hidden now, and the new object."""
+        for index, hidden in self._hidden(sprite, spot):
+            self._visible[index] = self._visible[index] - hidden
+        owners = self._owner[spot.picture]
+        owners[sprite.cover[spot.sprite] > 0.5] = _NOBODY
+        if label == NOTHING:
+            return
+        quarters = _quarters(sprite)
+        seen = quarters[spot.sprite]
+        owners[seen != _NOBODY] = seen[seen != _NOBODY] + 4 * len(self.boxes)
+        self._areas.append(_counts(quarters))
+        self._visible.append(_counts(seen))
+        self._min_visible.append(drawing.min_visible)
+        self.boxes.append(_box(sprite.alpha[spot.sprite], spot))
+        self.labels.append(label)
+        self.sources |= drawing.sources
+        self.smallest_px = min(self.smallest_px, _size(drawing))
+
+
+def _quarters(sprite: Sprite) -> np.ndarray:
+    """Numbers an object's solid pixels by the quarter of its box, 0..3: int16 [h, w]; `_NOBODY` elsewhere."""
+    solid = sprite.alpha > 0.5
+    rows, columns = solid.shape
+    lower, right = np.arange(rows) >= rows / 2, np.arange(columns) >= columns / 2
+    numbers = (2 * lower[:, None] + right).astype(np.int16)
+    return np.where(solid, numbers, np.int16(_NOBODY))
+
+
+def _counts(quarters: np.ndarray) -> np.ndarray:
+    """Pixels of each quarter: [4]."""
+    return np.bincount(quarters[quarters != _NOBODY], minlength=4)
+
+
+def _enough(visible: np.ndarray, areas: np.ndarray, least: float) -> bool:
+    """Whether enough of an object is visible, as a whole and of each quarter that holds some of it."""
+    if visible.sum() < least * areas.sum():
+        return False
+    weighty = areas > 0.08 * areas.sum()
+    return bool((visible >= (least - _LEAST_OF_QUARTER) * areas)[weighty].all())
+
+
+def _box(alpha: np.ndarray, spot: _Spot) -> tuple[float, float, float, float]:
+    """The tight box, in the picture, of a mask that lies on a spot."""
+    x, y, width, height = cv2.boundingRect((alpha > 0.1).astype(np.uint8))
+    x, y = x + spot.picture[1].start, y + spot.picture[0].start
+    return float(x), float(y), float(x + width), float(y + height)
+
+
+def _size(drawing: Drawing) -> float:
+    x0, y0, x1, y1 = extent(drawing)
+    return float(np.sqrt((x1 - x0) * (y1 - y0)))
+
+
+def _iou(boxes: np.ndarray, box: np.ndarray) -> np.ndarray:
+    """Intersection over union of boxes [n, 4] and a box [4]: [n]."""
+    sides = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
+    shared = np.clip(sides, 0, None).prod(axis=1)
+    return shared / ((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (box[2:] - box[:2]).prod() - shared)
+
+
+def _mean_difference(painted: np.ndarray, region: np.ndarray, alpha: np.ndarray) -> float:
+    """`contrast` of each pixel of an object to the one that it covers, averaged by its opacity."""
+    difference = painted - region
+    luma = difference @ LUMA.astype(np.float32)
+    chroma = np.abs(difference - luma[..., None]).max(axis=2)
+    distance = np.hypot(luma, np.float32(0.55) * chroma)
+    return float((distance * alpha).sum() / max(alpha.sum(), 1e-6))
+
+
+def _shaded(rng: np.random.Generator, painted: np.ndarray) -> np.ndarray:
+    """Light that falls off across the object, on most of them."""
+    if rng.random() < 0.35:
+        return painted
+    rows, columns = painted.shape[:2]
+    dx, dy = rng.normal(0, 0.22, 2)
+    across = np.linspace(-dx, dx, columns, dtype=np.float32)
+    ramp = across + np.linspace(-dy, dy, rows, dtype=np.float32)[:, None]
+    return painted * (1 + np.clip(ramp, -0.4, 0.4))[..., None]
