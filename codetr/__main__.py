@@ -2,6 +2,6 @@
 
 import sys
 
-from codetr.cli.detect import main
+from codetr.cli import main
 
 sys.exit(main())

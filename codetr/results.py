@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codetr.coco_classes import category_ids_for
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codetr.config import Config, config_file
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 _CHUNK_BYTES = 1 << 20
 

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from codetr.errors import ArgumentError, UsageError, one_line
+
 if TYPE_CHECKING:
     from codetr.config import Config
-
-
-class UsageError(ValueError):
-    """Wrong arguments or inputs of a command: exit status 2."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -51,29 +49,12 @@ def run_command(command: Callable[[], int], program: str = "") -> int:
             raise
         complain("error", one_line(error), program)
         _flush_or_discard()
-        return 2 if isinstance(error, UsageError) else 1
+        return 2 if isinstance(error, (ArgumentError, UsageError)) else 1
 
 
 def complain(kind: str, message: str, program: str = "") -> None:
     """Prints "<program>: <kind>: <message>" on stderr."""
     print(": ".join(filter(None, (program, kind, message))), file=sys.stderr, flush=True)
-
-
-def one_line(error: BaseException, limit: int = 320) -> str:
-    """Returns an error's message on one line, cut at `limit` characters; its type where it has none.
-
-    An error with a long message says itself what its line is, in the attribute `summary`.
-    """
-    message = " ".join(str(getattr(error, "summary", error)).split())
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        message = f"the package {error.name.partition('.')[0]} is not installed: pip install codetr-tensorrt"
-    elif isinstance(error, OSError) and error.strerror:
-        message = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    elif isinstance(error, MemoryError):
-        message = f"out of memory: {message}" if message else "out of memory"
-    elif not isinstance(error, (OSError, ValueError, RuntimeError, ImportError)) or not message:
-        message = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return message if len(message) <= limit else message[: limit - 1] + "…"
 
 
 def _flush_or_discard() -> None:

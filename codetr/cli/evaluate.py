@@ -18,7 +18,7 @@ from codetr.dataset.bad_pictures import LeftOut
 from codetr.dataset.coco_files import DatasetError, load_coco
 from codetr.evaluation.metrics import Metrics, Rows, coco_metrics, require_pycocotools
 from codetr.evaluation.run import Run, detect_all
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 _PACKAGES = ("codetr-tensorrt", "torch", "tensorrt", "onnxruntime", "onnxruntime-gpu", "pycocotools", "numpy")
 _MANY = 3  # pictures from which a progress bar helps

@@ -13,7 +13,7 @@ from typing import Any
 
 from codetr.cli.command import UsageError
 from codetr.detector.preprocess import IMAGE_SUFFIXES
-from codetr.files import atomic_write, new_folder
+from trt_plugin.atomic_files import atomic_write, new_folder
 
 _JPEG_QUALITY = 92
 

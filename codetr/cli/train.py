@@ -14,7 +14,6 @@ import torch
 
 from codetr.cli.command import UsageError, complain, one_line
 from codetr.dataset.coco_files import DatasetError
-from codetr.files import new_folder
 from codetr.training.network import TrainingNetwork, use_channels_last
 from codetr.training.plan import Plan, make_plan
 from codetr.training.processes import Processes, join_processes, launched
@@ -22,6 +21,7 @@ from codetr.training.report import session, write_report
 from codetr.training.start import make_network, save_config, save_weights
 from codetr.training.state import StateError, load_state
 from codetr.training.trainer import Trainer
+from trt_plugin.atomic_files import new_folder
 
 PROGRAM = "codetr"
 SECONDS_TO_SPEAK = 15.0

@@ -30,7 +30,8 @@ from codetr.cli.network_options import add_graph_nms_arguments
 from codetr.detector.preprocess import fit_size, rescale_size
 from codetr.detector.sizes import SIZE_DIVISOR, InputSizes, batch_range, fixed, size_ranges
 from codetr.export.engine_check import OUTPUT_NAMES, Check, make_checks, photo_batches
-from codetr.files import errors_about, new_folder, removed_after
+from codetr.files import removed_after
+from trt_plugin.atomic_files import errors_about, new_folder
 
 if TYPE_CHECKING:
     import torch
@@ -383,7 +384,7 @@ def write_metadata(
     import torch
 
     import trt_plugin
-    from trt_plugin.errors import import_tensorrt
+    from trt_plugin.engine_error import import_tensorrt
 
     config, sizes = subject.model.config, request.sizes
     resize = {"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad"}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 TERMS = tuple(
     f"{part}/{term}" for part in ("encoder", "decoder", "denoising") for term in ("class", "box", "giou")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 
 def session(processes: int) -> dict[str, Any]:

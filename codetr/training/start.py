@@ -20,13 +20,13 @@ from codetr.checkpoint import (
 from codetr.cli.command import UsageError, check_file, one_line
 from codetr.config import Config
 from codetr.dataset.coco_files import CocoDataset
-from codetr.files import atomic_write
 from codetr.model import CoDino
 from codetr.model.layers import thaw_batch_norms
 from codetr.training.denoising import Denoising
 from codetr.training.initialise import initialise
 from codetr.training.network import TrainingNetwork
 from codetr.weights import KNOWN_WEIGHTS, default_weights, is_url
+from trt_plugin.atomic_files import atomic_write
 
 FROM_SCRATCH = "none"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 FORMAT = 1
 KEPT = 2

@@ -1,0 +1,88 @@
+"""Runs commands: Cyclopts parses the options, and every failure ends in one line on stderr.
+
+A command is a function with annotated parameters that returns its exit status. `run_program` gives it a command
+line, for `codetr COMMAND` as for `python -m MODULE`. Exit status of every command: 0, done; 1, it failed; 2, wrong
+options or input; 130, interrupted. CODETR_TRACEBACK=1 shows the Python traceback instead of the line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+from codetr.errors import ArgumentError, UsageError, one_line
+
+
+def make_app(name: str, help: str | None = None, **settings: object) -> App:
+    """Makes a Cyclopts app with the settings that all programs share.
+
+    Args:
+        name: the program, such as "codetr" or "python -m onnx_path.build".
+        help: text before the options; default: the docstring of the command.
+        settings: more arguments of `cyclopts.App`.
+    """
+    return App(
+        name=name,
+        help=help,
+        help_format="plaintext",
+        default_parameter=Parameter(negative=()),  # --refittable has no --no-refittable
+        result_action="return_value",
+        print_error=False,
+        exit_on_error=False,
+        **settings,
+    )
+
+
+def run_program(command: App | Callable[..., int | None], argv: Sequence[str] | None, program: str) -> int:
+    """Runs a command line and returns its exit status.
+
+    Args:
+        command: a function, or an app with several commands.
+        argv: the arguments; default: `sys.argv[1:]`.
+        program: name in the help and before "error: …".
+    """
+    app = command
+    if not isinstance(app, App):
+        app = make_app(program, version_flags=())
+        app.default(command)
+    try:
+        status = app(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()  # a failure to write still becomes one line here
+        return status or 0
+    except KeyboardInterrupt:
+        complain("error", "interrupted", program)
+        return 130
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
+        _flush_or_discard()
+        return 1
+    except Exception as error:
+        if os.environ.get("CODETR_TRACEBACK"):
+            raise
+        complain("error", _message(error, program), program)
+        _flush_or_discard()
+        return 2 if isinstance(error, (ArgumentError, CycloptsError, UsageError)) else 1
+
+
+def complain(kind: str, message: str, program: str = "") -> None:
+    """Prints "<program>: <kind>: <message>" on stderr."""
+    print(": ".join(filter(None, (program, kind, message))), file=sys.stderr, flush=True)
+
+
+def _message(error: Exception, program: str) -> str:
+    if isinstance(error, CycloptsError):
+        command = " ".join([program, *(error.command_chain or ())])
+        return f"{' '.join(str(error).split())} (see {command} --help)"
+    if isinstance(error, ArgumentError):
+        return f"--{error.argument.replace('_', '-')}: {' '.join(error.problem.split())}"
+    return one_line(error)
+
+
+def _flush_or_discard() -> None:
+    """Leaves no output for the flush at the interpreter's exit, which would print a traceback if it failed."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
