@@ -25,11 +25,11 @@ from codetr.cli.command import (
     to_path,
 )
 from trt_plugin import ArtifactMetadata
-from trt_plugin.inspection.blocks import total_ms
-from trt_plugin.inspection.engine import Summary, Times, measure, read_engine
-from trt_plugin.inspection.kinds import KINDS
-from trt_plugin.inspection.layers import LayerList
-from trt_plugin.inspection.text import format_bytes, plugin_name
+from trt_plugin.inspection.engine_layers import LayerList
+from trt_plugin.inspection.engine_summary import Summary, Times, measure, read_engine
+from trt_plugin.inspection.layer_kinds import KINDS
+from trt_plugin.inspection.module_blocks import total_ms
+from trt_plugin.inspection.text_report import format_bytes, plugin_name
 
 WARMUP = 20
 

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from codetr.files import atomic_write
-from trt_plugin.errors import EngineError, import_tensorrt
+from trt_plugin.atomic_files import atomic_write
+from trt_plugin.engine_error import EngineError, import_tensorrt
 
 SCHEMA_VERSION = 1
 """Of the result files; raised when a field changes its meaning."""

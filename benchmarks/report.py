@@ -15,7 +15,7 @@ from benchmarks import surgery
 from benchmarks.environment import SCHEMA_VERSION
 from benchmarks.pictures import draw, groups, sum_of, training_step
 from codetr.cli.command import ArgumentParser, one_line, run_command, to_path
-from trt_plugin.inspection.kinds import KINDS as KINDS_OF_LAYERS
+from trt_plugin.inspection.layer_kinds import KINDS as KINDS_OF_LAYERS
 
 KINDS = ("msda", "detector", "accuracy", "training", "surgery", "engines")
 

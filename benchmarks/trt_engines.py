@@ -108,7 +108,7 @@ class PluginEngine:
     def __init__(self, key: EngineKey, limits: Limits | None = None) -> None:
         import tensorrt as trt
 
-        from trt_plugin.log import collect_errors, describe, tensorrt_logger
+        from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
         self.key = key
         with collect_errors() as errors:
@@ -145,7 +145,7 @@ class PluginEngine:
         Raises:
             RuntimeError: with TensorRT's own messages.
         """
-        from trt_plugin.log import collect_errors, describe
+        from trt_plugin.tensorrt_log import collect_errors, describe
 
         context = self._context
         with collect_errors() as errors:
@@ -172,7 +172,7 @@ def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
     """
     import tensorrt as trt
 
-    from trt_plugin.log import tensorrt_logger
+    from trt_plugin.tensorrt_log import tensorrt_logger
 
     registry = trt.get_plugin_registry()
     if key.operator == NVIDIA:
@@ -197,7 +197,7 @@ def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
 def _build(key: EngineKey, limits: Limits) -> trt.IHostMemory | None:
     import tensorrt as trt
 
-    from trt_plugin.log import tensorrt_logger
+    from trt_plugin.tensorrt_log import tensorrt_logger
 
     types = {
         torch.float32: trt.float32,

@@ -118,7 +118,7 @@ def import_requirements() -> None:
     """
     import trt_plugin
     from dynamo_path import converter
-    from trt_plugin.errors import import_cudart
+    from trt_plugin.engine_error import import_cudart
 
     converter.register()
     import_cudart()

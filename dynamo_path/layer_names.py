@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trt_plugin.inspection import modules
+from trt_plugin.inspection import module_names
 
 
 class NamedLayers:
@@ -43,7 +43,7 @@ def node_names(graph: torch.fx.Graph) -> dict[torch.fx.Node, str]:
             scopes[node] = [path for path, _ in stack.values()]
         else:
             scopes[node] = next((scopes[other] for other in node.all_input_nodes if scopes[other]), [])
-    return {node: modules.node_name(around, node.name) for node, around in scopes.items()}
+    return {node: module_names.node_name(around, node.name) for node, around in scopes.items()}
 
 
 def name_layers(layers: Iterable[Any], name: str) -> None:

@@ -41,7 +41,7 @@ from codetr.export.request import (
     prepare,
     stage,
 )
-from codetr.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from trt_plugin import ArtifactMetadata
@@ -146,9 +146,9 @@ def refit(engine_path: Path, network: Any) -> bytes:
         RuntimeError: the engine has a weight that the network has not, or TensorRT refuses one.
         trt_plugin.EngineError: the file cannot be loaded.
     """
-    from trt_plugin.errors import import_tensorrt
-    from trt_plugin.log import describe
-    from trt_plugin.refitting import refit_engine
+    from trt_plugin.engine_error import import_tensorrt
+    from trt_plugin.engine_refit import refit_engine
+    from trt_plugin.tensorrt_log import describe
 
     trt = import_tensorrt()
 

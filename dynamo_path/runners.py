@@ -17,8 +17,8 @@ import torch
 from codetr.detector.torch_backend import allow_tf32
 from codetr.export.engine_check import INPUT_NAMES, Runner
 from codetr.export.request import dynamic_shapes
-from codetr.files import atomic_write
 from dynamo_path.quiet import quiet
+from trt_plugin.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from codetr.export.request import Request

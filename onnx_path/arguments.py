@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from codetr.cli.command import UsageError, one_line, to_path
-from codetr.files import atomic_write
 from onnx_path import plugins, profiles
 from onnx_path.surgery import files
-from trt_plugin.errors import EngineError
+from trt_plugin.atomic_files import atomic_write
+from trt_plugin.engine_error import EngineError
 
 
 def add_plugins(parser: argparse.ArgumentParser, which: str) -> None:

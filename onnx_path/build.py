@@ -28,8 +28,8 @@ from codetr.cli.command import (
     to_path,
 )
 from codetr.export.request import stage, staged_folder
-from codetr.files import atomic_write
 from onnx_path import requirements
+from trt_plugin.atomic_files import atomic_write
 
 if __name__ == "__main__":
     requirements.stop_without_graph_packages(*requirements.BUILD, engines=True)

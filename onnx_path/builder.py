@@ -52,7 +52,7 @@ def serialize_engine(path: Path, settings: Settings, name: str) -> bytes:
     from polygraphy.backend.trt import Profile as TensorRTProfile
     from polygraphy.exception import PolygraphyException
 
-    from trt_plugin.log import collect_errors, describe
+    from trt_plugin.tensorrt_log import collect_errors, describe
 
     profile = TensorRTProfile()
     for input_name, shapes in settings.profiles.items():
@@ -89,11 +89,11 @@ def _quiet_polygraphy() -> Iterator[None]:
     from polygraphy.backend.trt import util
     from polygraphy.logger import G_LOGGER
 
-    from trt_plugin import log
+    from trt_plugin import tensorrt_log
 
-    ours = logging.getLogger(log.__name__)
+    ours = logging.getLogger(tensorrt_log.__name__)
     before, level = util.TRT_LOGGER, ours.level
-    util.TRT_LOGGER = log.tensorrt_logger()
+    util.TRT_LOGGER = tensorrt_log.tensorrt_logger()
     ours.setLevel(logging.ERROR)
     try:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):

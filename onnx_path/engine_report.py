@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_plugin.inspection.engine import TensorReport
-from trt_plugin.inspection.text import format_bytes
+from trt_plugin.inspection.engine_summary import TensorReport
+from trt_plugin.inspection.text_report import format_bytes
 
 __all__ = ["EngineReport", "TensorReport", "format_bytes", "read_engine"]
 
@@ -25,7 +25,7 @@ class EngineReport:
         plugin_layers: names of those that are plugins.
         inputs, outputs: in the engine's order.
         tensorrt_version, gpu: that loaded it.
-        precision: of `trt_plugin.inspection.layers.LayerList`.
+        precision: of `trt_plugin.inspection.engine_layers.LayerList`.
     """
 
     engine_bytes: int
@@ -57,9 +57,9 @@ def read_engine(path: Path) -> EngineReport:
     Raises:
         trt_plugin.EngineError: it cannot be loaded.
     """
-    from trt_plugin.inspection import engine
+    from trt_plugin.inspection import engine_summary
 
-    summary, layers, _ = engine.read_engine(path)
+    summary, layers, _ = engine_summary.read_engine(path)
     return EngineReport(
         engine_bytes=summary.engine_bytes,
         device_memory_bytes=summary.device_memory_bytes,

@@ -10,7 +10,7 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from trt_plugin.inspection import modules
+from trt_plugin.inspection import module_names
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -28,7 +28,7 @@ def name_by_modules(graph: onnx_ir.Graph) -> None:
     """
     taken: Counter[str] = Counter()
     for node in graph:
-        name = modules.node_name(_scopes(node), node.op_type)
+        name = module_names.node_name(_scopes(node), node.op_type)
         taken[name] += 1
         node.name = name if taken[name] == 1 else f"{name}_{taken[name] - 1}"
 

@@ -91,7 +91,7 @@ def load_libraries(paths: Sequence[Path]) -> None:
         trt_plugin.EngineError: TensorRT is missing.
     """
     from trt_plugin import library
-    from trt_plugin.errors import EngineError, import_tensorrt
+    from trt_plugin.engine_error import EngineError, import_tensorrt
 
     import_tensorrt()
     try:
@@ -107,8 +107,8 @@ def check_registered(operators: Iterable[CustomOperator]) -> None:
         PluginMissing: naming the first that it has not.
         trt_plugin.EngineError: TensorRT is missing.
     """
-    from trt_plugin.errors import import_tensorrt
-    from trt_plugin.log import tensorrt_logger
+    from trt_plugin.engine_error import import_tensorrt
+    from trt_plugin.tensorrt_log import tensorrt_logger
 
     trt = import_tensorrt()
     trt.init_libnvinfer_plugins(tensorrt_logger(), "")

@@ -26,8 +26,8 @@ from codetr.cli.command import (
 )
 from codetr.export.refit_options import check_new_engine, require_refittable
 from codetr.export.request import stage
-from codetr.files import atomic_write
 from onnx_path.builder import parsed_file
+from trt_plugin.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from trt_plugin import ArtifactMetadata
@@ -42,7 +42,7 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     engine, model, out = arguments.engine, arguments.model, arguments.out
     metadata = _check(arguments)
-    from trt_plugin.device import require_gpu
+    from trt_plugin.cuda_runtime import require_gpu
 
     require_gpu()
     with stage(f"refit {engine.name}"):
@@ -102,9 +102,9 @@ def refit(engine_path: Path, onnx_path: Path) -> bytes:
         RuntimeError: a weight is missing in the file or has another size, or TensorRT cannot refit.
         trt_plugin.EngineError: the engine cannot be loaded.
     """
-    from trt_plugin.errors import import_tensorrt
-    from trt_plugin.log import describe, tensorrt_logger
-    from trt_plugin.refitting import refit_engine
+    from trt_plugin.engine_error import import_tensorrt
+    from trt_plugin.engine_refit import refit_engine
+    from trt_plugin.tensorrt_log import describe, tensorrt_logger
 
     trt = import_tensorrt()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codetr.cli.command import UsageError, run_command
-from trt_plugin.errors import EngineError, import_cudart, import_tensorrt
+from trt_plugin.engine_error import EngineError, import_cudart, import_tensorrt
 from trt_plugin.library import library_path
 
 GRAPH = ("onnx", "onnx_ir", "onnxscript")
@@ -68,7 +68,7 @@ def plugin_library() -> list[Missing]:
 
 def gpu() -> list[Missing]:
     """Returns the GPU if there is none; without cuda-python the driver is asked."""
-    from trt_plugin.device import require_gpu
+    from trt_plugin.cuda_runtime import require_gpu
 
     if packages("cuda"):
         message = "TensorRT needs an NVIDIA GPU, and its driver finds none"

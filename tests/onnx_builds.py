@@ -17,7 +17,7 @@ from onnx import TensorProto, helper  # noqa: E402
 from onnx_path import build, engine_report, operator  # noqa: E402
 from onnx_path.builder import Settings  # noqa: E402
 from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
-from trt_plugin.errors import EngineError  # noqa: E402
+from trt_plugin.engine_error import EngineError  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[1]
 SHAPES = ("--min", "images:1x3x8x8", "--opt", "images:2x3x8x8", "--max", "images:4x3x8x8")
@@ -137,4 +137,4 @@ def no_gpu(monkeypatch):
     def require_gpu():
         raise EngineError(f"{NO_GPU}: no CUDA-capable device is detected")
 
-    monkeypatch.setattr("trt_plugin.device.require_gpu", require_gpu)
+    monkeypatch.setattr("trt_plugin.cuda_runtime.require_gpu", require_gpu)

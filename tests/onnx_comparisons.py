@@ -19,7 +19,7 @@ from onnx_path.builder import Settings  # noqa: E402
 from onnx_path.comparison import engine  # noqa: E402
 from onnx_path.comparison.reference import Reference  # noqa: E402
 from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
-from trt_plugin.tensors import storage_dtype  # noqa: E402
+from trt_plugin.engine_tensors import storage_dtype  # noqa: E402
 
 LAYERS = 6
 SIZE = 16

@@ -9,8 +9,8 @@ import numpy as np
 
 import trt_plugin
 from benchmarks.trt_engines import INPUT_NAMES
-from trt_plugin.errors import EngineError
-from trt_plugin.log import collect_errors, describe, tensorrt_logger
+from trt_plugin.engine_error import EngineError
+from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 # (smallest, usual, largest) shape of an input

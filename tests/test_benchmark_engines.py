@@ -13,8 +13,8 @@ from tests.plugin_engines import save
 from tests.test_inspect import SUMMARY, plan
 from tests.test_inspection_layers import sample
 from tests.test_runner import METADATA
-from trt_plugin.inspection.engine import Times
-from trt_plugin.inspection.kinds import KINDS, MSDA
+from trt_plugin.inspection.engine_summary import Times
+from trt_plugin.inspection.layer_kinds import KINDS, MSDA
 
 
 def row(name: str, gpu_ms: float, build_seconds: float | None) -> dict:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import codetr
 from codetr import weights
 from codetr.checkpoint import upstream_name
-from codetr.files import atomic_write
 from codetr.pth import Skipped, read_pth
+from trt_plugin.atomic_files import atomic_write
 
 GOLDEN = Path(__file__).parent / "golden"
 KEYS = {

@@ -10,8 +10,8 @@ from PIL import Image
 
 import codetr.detector.detector
 from codetr.cli.detect import main
-from codetr.files import atomic_write
 from tests.cli_runs import GOLDEN, FakeBackend, error_line, load, run
+from trt_plugin.atomic_files import atomic_write
 
 pytest_plugins = ("tests.cli_fixtures",)
 

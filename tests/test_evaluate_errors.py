@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from codetr.files import atomic_write
 from tests.coco_folders import document, write_dataset
 from tests.tiny_detector import Tiny, command, make_tiny, results
+from trt_plugin.atomic_files import atomic_write
 
 pytest.importorskip("pycocotools", reason="pycocotools is not installed")
 

@@ -16,11 +16,11 @@ from tests.plugin_engines import FUSED_ATTENTION, build, define_plugin, missing_
 from tests.test_inspection_layers import SAMPLES, sample
 from tests.test_runner import METADATA, hide_package, plan_header, without_gpu
 from trt_plugin import inspect
-from trt_plugin.errors import EngineError
-from trt_plugin.inspection import engine, kinds, text
-from trt_plugin.inspection.engine import Summary, TensorReport, Times
-from trt_plugin.inspection.kinds import MSDA
-from trt_plugin.inspection.layers import read_file
+from trt_plugin.engine_error import EngineError
+from trt_plugin.inspection import engine_summary, layer_kinds, text_report
+from trt_plugin.inspection.engine_layers import read_file
+from trt_plugin.inspection.engine_summary import Summary, TensorReport, Times
+from trt_plugin.inspection.layer_kinds import MSDA
 from trt_plugin.profiler import nvtx_ranges
 
 LAYERS, TIMES = SAMPLES / "onnx_layers.json", SAMPLES / "onnx_times.json"
@@ -68,7 +68,7 @@ def test_command_prints_kinds_and_slowest_layers(capsys):
     status, out, err = run(capsys, "--layer-info", LAYERS, "--times", TIMES)
     assert (status, err) == (0, "")
     assert "102 layers, of plugins: 3 FusedMultiScaleDeformableAttention" in out
-    assert all(kind in out for kind in kinds.KINDS)
+    assert all(kind in out for kind in layer_kinds.KINDS)
     assert "query_selection: TopK" in out
     rows = [line for line in out.splitlines() if line.startswith("0.")]
     assert len(rows) == inspect.SLOWEST
@@ -145,7 +145,6 @@ def test_wrong_files_are_one_line(tmp_path, capsys):
         (["--layer-info", TIMES], "onnx_times.json: expected {"),
         (["--layer-info", LAYERS, "--times", LAYERS], "onnx_layers.json: expected [{"),
         (["--layer-info", LAYERS, "--times", SAMPLES / "dynamo_times.json"], "are those of another engine"),
-        (["--layer-info", LAYERS, "--graph", tmp_path / "no" / "a.svg"], "a.svg: No such file or directory"),
         ([tmp_path / "no.engine"], "no.engine does not exist"),
     ):
         status, _, err = run(capsys, *arguments)
@@ -258,7 +257,7 @@ def test_engine_that_tells_nothing(tmp_path, capsys, monkeypatch):
 
 
 def test_build_time_is_shown():
-    lines = text.summary_lines(SUMMARY, "fp16", 89.94)
+    lines = text_report.summary_lines(SUMMARY, "fp16", 89.94)
     assert any(line.split() == ["build", "89.9", "s"] for line in lines)
 
 
@@ -292,15 +291,15 @@ class Runner:
 
 
 def test_inputs_to_time_an_engine_on():
-    arrays = engine.example_inputs(Runner("x"))
+    arrays = engine_summary.example_inputs(Runner("x"))
     assert arrays["images"].shape == (2, 3, 8, 12) and 0.8 < arrays["images"].std() < 1.2
     np.testing.assert_array_equal(arrays["image_shapes"], [[8, 12], [8, 12]])
     assert arrays["image_shapes"].dtype == np.int64 and arrays["mask"].all()
 
 
 def test_measured_times_are_medians(monkeypatch):
-    monkeypatch.setattr(engine, "EngineRunner", Runner)
-    times = engine.measure(Path("x"), runs=3)
+    monkeypatch.setattr(engine_summary, "EngineRunner", Runner)
+    times = engine_summary.measure(Path("x"), runs=3)
     assert times.gpu_ms == 2.0 and times.cuda_graph
     assert times.layer_ms == {"a": 2.0, "b": 5.0}  # a layer that a run does not report took nothing in it
 
@@ -373,7 +372,7 @@ def test_engine_with_a_plugin(tmp_path, capsys):
 @pytest.mark.gpu
 def test_profile_names_the_layers_of_the_inspector(tmp_path):
     path = save(tmp_path, plan("DETAILED"))
-    _, found, _ = engine.read_engine(path)
+    _, found, _ = engine_summary.read_engine(path)
     with trt_plugin.EngineRunner(path) as runner:
         expected = runner(arrays_of_an_encoder())["output"]
         runs = runner.profile(arrays_of_an_encoder(), iterations=4, warmup=1)

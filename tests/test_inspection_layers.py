@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from trt_plugin.errors import EngineError
-from trt_plugin.inspection import kinds, layers, modules
-from trt_plugin.inspection.kinds import ATTENTION, GEMM, MOVEMENT, MSDA, NORMALISATION, OTHER, SORT
+from trt_plugin.engine_error import EngineError
+from trt_plugin.inspection import engine_layers, layer_kinds, module_names
+from trt_plugin.inspection.layer_kinds import ATTENTION, GEMM, MOVEMENT, MSDA, NORMALISATION, OTHER, SORT
 
 SAMPLES = Path(__file__).parent / "inspection"
 
 
-def sample(name: str) -> layers.LayerList:
+def sample(name: str) -> engine_layers.LayerList:
     """Part of a real engine, with times."""
-    times = layers.read_times(SAMPLES / f"{name}_times.json")
-    return layers.read_file(SAMPLES / f"{name}_layers.json").with_times(times)
+    times = engine_layers.read_times(SAMPLES / f"{name}_times.json")
+    return engine_layers.read_file(SAMPLES / f"{name}_layers.json").with_times(times)
 
 
-def only(found: layers.LayerList, text: str) -> layers.Layer:
+def only(found: engine_layers.LayerList, text: str) -> engine_layers.Layer:
     """The layer that has a text in its name or nodes."""
     (layer,) = (layer for layer in found.layers if any(text in name for name in (layer.name, *layer.nodes)))
     return layer
@@ -56,7 +56,7 @@ def test_a_shared_constant_counts_once():
     tensor = {"Name": "w", "Dimensions": [3, 5], "Format/Datatype": "Half"}
     entry = {"LayerType": "gemm", "Inputs": [tensor], "Bias": {"Type": "Float", "Count": 7}}
     content = {"Layers": [{"Name": "a", **entry}, {"Name": "b", **entry}], "Bindings": ["x"]}
-    found = layers.parse(json.dumps(content))
+    found = engine_layers.parse(json.dumps(content))
     assert [layer.weights_bytes for layer in found.layers] == [58, 58]
     assert found.weights_bytes == 30 + 2 * 28
 
@@ -143,7 +143,7 @@ NODE = "/encoder/layers.0/"
     ],
 )
 def test_kind(name, layer_type, tactic, nodes, kind):
-    assert kinds.classify(name, layer_type, tactic, nodes) == kind
+    assert layer_kinds.classify(name, layer_type, tactic, nodes) == kind
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_kind(name, layer_type, tactic, nodes, kind):
     ],
 )
 def test_kind_of_a_plugin(plugin, kind):
-    assert kinds.classify("node", "PluginV3", "", (), {"PluginType": plugin}) == kind
-    assert kinds.classify(plugin, "PluginV2", "", ()) == kind
+    assert layer_kinds.classify("node", "PluginV3", "", (), {"PluginType": plugin}) == kind
+    assert layer_kinds.classify(plugin, "PluginV2", "", ()) == kind
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_kind_of_a_plugin(plugin, kind):
 )
 def test_types_and_formats_of_tensors(entry, dtype, layout):
     layer = {"Name": "x", "LayerType": "Reformat", "Outputs": [{"Name": "y", "Dimensions": [2, -1], **entry}]}
-    (found,) = layers.parse(json.dumps({"Layers": [layer]})).layers
+    (found,) = engine_layers.parse(json.dumps({"Layers": [layer]})).layers
     assert (found.outputs[0].dtype, found.outputs[0].layout, found.outputs[0].shape) == (
         dtype,
         layout,
@@ -192,7 +192,7 @@ def test_types_and_formats_of_tensors(entry, dtype, layout):
 
 
 def test_names_alone():
-    found = layers.parse('{"Layers": ["/encoder/Add", "_gemm_mha_v2_myl3_6"], "Bindings": ["x"]}')
+    found = engine_layers.parse('{"Layers": ["/encoder/Add", "_gemm_mha_v2_myl3_6"], "Bindings": ["x"]}')
     assert not found.detailed
     assert found.precision is None
     assert [layer.kind for layer in found.layers] == [OTHER, ATTENTION]
@@ -220,7 +220,7 @@ def test_wrong_layer_information_is_one_line(tmp_path, text, message):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(EngineError) as caught:
-        layers.read_file(path)
+        engine_layers.read_file(path)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -231,7 +231,7 @@ def test_wrong_times_are_one_line(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(EngineError, match=r"x.json: expected \[\{.*as trtexec --exportProfile writes it"):
-        layers.read_times(path)
+        engine_layers.read_times(path)
 
 
 def test_times_of_another_engine_are_refused():
@@ -244,7 +244,7 @@ def test_median_is_preferred_to_the_average(tmp_path):
     path.write_text(
         '[{"count": 3}, {"name": "a", "timeMs": 9, "averageMs": 3.0, "medianMs": 2.0, "percentage": 100}]'
     )
-    assert layers.read_times(path) == {"a": 2.0}
+    assert engine_layers.read_times(path) == {"a": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_median_is_preferred_to_the_average(tmp_path):
     ],
 )
 def test_module_and_operator_of_a_node(name, path, operator):
-    found = modules.split(name)
-    assert (modules.text(found[0]), found[1]) == (path, operator)
+    found = module_names.split(name)
+    assert (module_names.text(found[0]), found[1]) == (path, operator)
 
 
 def test_names_are_read_as_they_are_written():
@@ -285,11 +285,11 @@ def test_names_are_read_as_they_are_written():
         "backbone.stages.2.blocks.5",
         "backbone.stages.2.blocks.5.attn",
     ]
-    name = modules.node_name(scopes, "MatMul_4")
+    name = module_names.node_name(scopes, "MatMul_4")
     assert name == "/backbone/stages.2/blocks.5/attn/MatMul_4"
-    assert modules.split(name) == (("backbone", "stages", "2", "blocks", "5", "attn"), "MatMul")
-    assert modules.node_name([], "Add") == modules.node_name([""], "Add") == "/Add"
-    assert modules.node_name(["a.b", "c"], "Add") == "/a.b/c/Add"
+    assert module_names.split(name) == (("backbone", "stages", "2", "blocks", "5", "attn"), "MatMul")
+    assert module_names.node_name([], "Add") == module_names.node_name([""], "Add") == "/Add"
+    assert module_names.node_name(["a.b", "c"], "Add") == "/a.b/c/Add"
 
 
 @pytest.mark.parametrize("separator", ["", "\x1e", "\x1f"])
@@ -297,18 +297,18 @@ def test_nodes_in_metadata(separator):
     text = separator.join(
         ("[ONNX Layer: /a/Add]", "[Torch Node: /b.0/mul_2]", "[ONNX Layer: x [y]]", "[ONNX Layer: /a/Add]")
     )
-    assert modules.node_names(text) == ("/a/Add", "/b.0/mul_2", "x [y]")
-    assert modules.node_names("") == ()
+    assert module_names.node_names(text) == ("/a/Add", "/b.0/mul_2", "x [y]")
+    assert module_names.node_names("") == ()
 
 
 def test_origin_is_the_module_of_most_nodes():
-    origin = modules.origin_of(["/a.0/norm/Add", "/a.0/attn/MatMul_1", "/a.0/attn/Add + /a.0/attn/Mul"])
+    origin = module_names.origin_of(["/a.0/norm/Add", "/a.0/attn/MatMul_1", "/a.0/attn/Add + /a.0/attn/Mul"])
     assert origin.path == ("a", "0", "attn")
     assert origin.operators == ("Add", "MatMul", "Mul")
-    assert modules.origin_of([]).path == ()
+    assert module_names.origin_of([]).path == ()
 
 
 def test_block_is_the_innermost_numbered_module():
-    assert modules.block_of(("encoder", "layers", "0", "self_attn")) == ("encoder", "layers", "0")
-    assert modules.block_of(("query_selection", "norm")) == ("query_selection",)
-    assert modules.block_of(()) == ()
+    assert module_names.block_of(("encoder", "layers", "0", "self_attn")) == ("encoder", "layers", "0")
+    assert module_names.block_of(("query_selection", "norm")) == ("query_selection",)
+    assert module_names.block_of(()) == ()

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from tests.test_inspection_layers import sample
-from trt_plugin.errors import EngineError
-from trt_plugin.inspection import blocks, chart, graph, kinds, layers
+from trt_plugin.engine_error import EngineError
+from trt_plugin.inspection import engine_layers, layer_graph, layer_kinds, module_blocks, time_chart
 from trt_plugin.inspection.canvas import Canvas, shorten, text_width
 
 SAMPLES = ("onnx", "dynamo")
 
 
-def engine(*nodes: str, shape: tuple[int, ...] = (1, 4), times: bool = False) -> layers.LayerList:
+def engine(*nodes: str, shape: tuple[int, ...] = (1, 4), times: bool = False) -> engine_layers.LayerList:
     """An engine with one layer for each node, each taking what the one before gives."""
     tensors = [
         {"Name": f"t{i}", "Dimensions": list(shape), "Format/Datatype": "Half"} for i in range(len(nodes) + 1)
@@ -33,7 +33,7 @@ def engine(*nodes: str, shape: tuple[int, ...] = (1, 4), times: bool = False) ->
         }
         for index, node in enumerate(nodes)
     ]
-    found = layers.parse(json.dumps({"Layers": entries, "Bindings": ["t0"]}))
+    found = engine_layers.parse(json.dumps({"Layers": entries, "Bindings": ["t0"]}))
     return found.with_times({layer.name: 1.0 for layer in found.layers}) if times else found
 
 
@@ -41,16 +41,16 @@ def block(path: str, *operators: str) -> list[str]:
     return [f"{path}/{operator}" for operator in operators]
 
 
-def titles(found: layers.LayerList) -> list[str]:
-    return [repeated.title for repeated in blocks.collapse(blocks.blocks_of(found.layers))]
+def titles(found: engine_layers.LayerList) -> list[str]:
+    return [repeated.title for repeated in module_blocks.collapse(module_blocks.blocks_of(found.layers))]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_working_layer_is_in_one_block(name):
     found = sample(name)
-    repeated = blocks.collapse(blocks.blocks_of(found.layers))
+    repeated = module_blocks.collapse(module_blocks.blocks_of(found.layers))
     shown = Counter(layer.name for one in repeated for layer in one.layers)
-    assert shown == Counter(x.name for x in found.layers if x.type not in blocks.IDLE_TYPES)
+    assert shown == Counter(x.name for x in found.layers if x.type not in module_blocks.IDLE_TYPES)
     assert max(shown.values()) == 1
 
 
@@ -74,9 +74,10 @@ def test_equal_blocks_are_drawn_once():
 
 def test_fused_nodes_may_come_in_any_order():
     one, other = (
-        layers.Layer("x", nodes=nodes) for nodes in (("/a.0/Add", "/a.0/Mul"), ("/a.0/Mul", "/a.0/Add"))
+        engine_layers.Layer("x", nodes=nodes)
+        for nodes in (("/a.0/Add", "/a.0/Mul"), ("/a.0/Mul", "/a.0/Add"))
     )
-    assert blocks.Block(("a", "0"), (one,)).form == blocks.Block(("a", "0"), (other,)).form
+    assert module_blocks.Block(("a", "0"), (one,)).form == module_blocks.Block(("a", "0"), (other,)).form
 
 
 def test_small_modules_belong_to_the_block_around_them():
@@ -86,42 +87,45 @@ def test_small_modules_belong_to_the_block_around_them():
 
 def test_layer_without_a_name_belongs_to_the_block_before():
     found = engine(*block("/a.0", "Add", "Mul", "Sub"), *block("/b.0", "Add", "Mul", "Sub"))
-    copy = layers.Layer("Reformatting CopyNode for Input Tensor 0 to c", "Reformat")
-    first, second = blocks.blocks_of([*found.layers[:3], copy, *found.layers[3:]])
+    copy = engine_layers.Layer("Reformatting CopyNode for Input Tensor 0 to c", "Reformat")
+    first, second = module_blocks.blocks_of([*found.layers[:3], copy, *found.layers[3:]])
     assert first.layers[3] is copy and len(first.layers) == 4 and len(second.layers) == 3
 
 
 def test_engine_without_names_is_cut_into_blocks():
     found = engine(*(f"node_add_{i}" for i in range(60)))
-    assert [len(one.layers) for one in blocks.blocks_of(found.layers)] == [24, 24, 12]
+    assert [len(one.layers) for one in module_blocks.blocks_of(found.layers)] == [24, 24, 12]
     assert titles(found) == ["(top), 2 times", "(top)"]
 
 
-def boxes_of(found: layers.LayerList) -> list[graph.Box]:
-    made = [graph.Box(one, graph.rows_of(one)) for one in blocks.collapse(blocks.blocks_of(found.layers))]
-    graph._place(made)
+def boxes_of(found: engine_layers.LayerList) -> list[layer_graph.Box]:
+    made = [
+        layer_graph.Box(one, layer_graph.rows_of(one))
+        for one in module_blocks.collapse(module_blocks.blocks_of(found.layers))
+    ]
+    layer_graph._place(made)
     return made
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_boxes_do_not_overlap(name):
     found = sample(name)
-    canvas = graph.draw(found, "title")
+    canvas = layer_graph.draw(found, "title")
     made = boxes_of(found)
     for box in made:
-        assert box.x > 0 and box.x + graph.WIDTH < canvas.width
-        assert box.y >= graph.TOP and box.y + box.height < canvas.height
+        assert box.x > 0 and box.x + layer_graph.WIDTH < canvas.width
+        assert box.y >= layer_graph.TOP and box.y + box.height < canvas.height
     for one, other in itertools.combinations(made, 2):
         if one.column == other.column:
             assert one.y + one.height < other.y or other.y + other.height < one.y
         else:
-            assert abs(one.x - other.x) >= graph.WIDTH
+            assert abs(one.x - other.x) >= layer_graph.WIDTH
 
 
 def test_arrows_are_tensors_between_blocks():
     a, b, c = ([f"/{name}.0/{x}" for x in ("Add", "Mul", "Sub")] for name in "abc")
     made = boxes_of(engine(*a, *b, *c))
-    assert graph.edges_of(made) == {(0, 1): {"t3": 8}, (1, 2): {"t6": 8}}
+    assert layer_graph.edges_of(made) == {(0, 1): {"t3": 8}, (1, 2): {"t6": 8}}
 
 
 def test_a_name_stands_for_the_tensor_written_last():
@@ -137,14 +141,14 @@ def test_a_name_stands_for_the_tensor_written_last():
         for module, source, target in content
         for i in range(3)
     ]
-    made = boxes_of(layers.parse(json.dumps({"Layers": entries, "Bindings": ["x"]})))
-    assert list(graph.edges_of(made)) == [(0, 1), (1, 2), (2, 3)]
+    made = boxes_of(engine_layers.parse(json.dumps({"Layers": entries, "Bindings": ["x"]})))
+    assert list(layer_graph.edges_of(made)) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_large_block_sums_small_steps_up():
     found = engine(*(f"/a.0/{'MatMul' if i % 6 == 0 else 'Reshape'}_{i}" for i in range(36)))
-    (one,) = blocks.collapse(blocks.blocks_of(found.layers))
-    rows = graph.rows_of(one)
+    (one,) = module_blocks.collapse(module_blocks.blocks_of(found.layers))
+    rows = layer_graph.rows_of(one)
     assert len(rows) < 26 and sum(len(row.layers) for row in rows) == 36
     assert {row.label for row in rows if len(row.layers) > 1} == {"5 steps"} or len(rows) == 1
 
@@ -153,52 +157,52 @@ def test_large_block_sums_small_steps_up():
 def test_graph_as_svg(name, tmp_path):
     found = sample(name)
     path = tmp_path / "graph.svg"
-    graph.draw(found, "Schnabel & <Co>").save(path)
+    layer_graph.draw(found, "Schnabel & <Co>").save(path)
     tree = ElementTree.parse(path)
     space = "{http://www.w3.org/2000/svg}"
     texts = ["".join(element.itertext()) for element in tree.iter(f"{space}text")]
     tips = "\n".join(element.text for element in tree.iter(f"{space}title"))
     assert "Schnabel & <Co>" in texts
     colours = {element.get("fill") for element in tree.iter(f"{space}rect")}
-    assert {kinds.COLOURS[layer.kind] for layer in found.layers} <= colours
+    assert {layer_kinds.COLOURS[layer.kind] for layer in found.layers} <= colours
     shown = [row for box in boxes_of(found) for row in box.rows]
     for row in shown:
         assert row.layers[0].name in tips
-    assert len(list(tree.iter(f"{space}polygon"))) == len(graph.edges_of(boxes_of(found)))
+    assert len(list(tree.iter(f"{space}polygon"))) == len(layer_graph.edges_of(boxes_of(found)))
 
 
 def test_pictures_are_the_same_every_time():
-    assert graph.draw(sample("onnx"), "a").svg() == graph.draw(sample("onnx"), "a").svg()
+    assert layer_graph.draw(sample("onnx"), "a").svg() == layer_graph.draw(sample("onnx"), "a").svg()
 
 
 def test_graph_as_png(tmp_path):
     found = engine(*block("/a.0", "Add", "Mul", "Sub"), *block("/b.0", "Add", "Mul", "Sub"), times=True)
     path = tmp_path / "graph.png"
-    canvas = graph.draw(found, "title")
+    canvas = layer_graph.draw(found, "title")
     canvas.save(path)
     with Image.open(path) as image:
         assert image.size == (round(2 * canvas.width), round(2 * canvas.height))
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
-    kind = kinds.COLOURS[found.layers[0].kind]
+    kind = layer_kinds.COLOURS[found.layers[0].kind]
     assert tuple(int(kind[i : i + 2], 16) for i in (1, 3, 5)) in colours
 
 
 def test_chart_shows_every_kind_and_part(tmp_path):
     found = sample("onnx")
-    text = chart.draw(found, "title", gpu_ms=11.2).svg()
+    text = time_chart.draw(found, "title", gpu_ms=11.2).svg()
     for kind in {layer.kind for layer in found.layers}:
         time = sum(layer.time_ms for layer in found.layers if layer.kind == kind)
         assert f"{time:.3f} ms ({time / found.time_ms:.1%})" in text
     for part in ("backbone", "neck", "encoder", "query_selection", "decoder"):
         assert f">{part}</text>" in text
     assert "a run takes 11.200 ms" in text
-    chart.draw(found, "title").save(tmp_path / "chart.png")
+    time_chart.draw(found, "title").save(tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as image:
         assert image.width > 1000
 
 
 def test_chart_of_an_engine_without_names_has_no_parts():
-    assert "by part" not in chart.draw(engine("add", "mul", times=True), "title").svg()
+    assert "by part" not in time_chart.draw(engine("add", "mul", times=True), "title").svg()
 
 
 def test_only_two_formats(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from dynamo_path import layer_names
 from onnx_path import node_names
-from trt_plugin.inspection import modules
+from trt_plugin.inspection import module_names
 
 
 class Inner(torch.nn.Module):
@@ -116,8 +116,8 @@ def test_layers_of_the_dynamo_path_carry_the_module(program):
         )
     ]
     assert layers[-1].metadata == "[Torch Node: /layers.1/relu_1]"
-    assert modules.node_names(layers[-1].metadata) == ("/layers.1/relu_1",)
-    assert modules.split(layers[2].name) == (("layers", "0", "linear"), "linear")
+    assert module_names.node_names(layers[-1].metadata) == ("/layers.1/relu_1",)
+    assert module_names.split(layers[2].name) == (("layers", "0", "linear"), "linear")
 
 
 def node(operator: str, inputs: list, note: str | None) -> onnx_ir.Node:

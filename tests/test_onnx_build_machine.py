@@ -18,7 +18,7 @@ from onnx import helper  # noqa: E402
 from onnx_path import build, plugins, preparation, requirements  # noqa: E402
 from onnx_path.builder import Settings  # noqa: E402
 from tests.onnx_builds import NO_GPU, REPOSITORY, SHAPES, attention_file, convolution, refuse  # noqa: E402
-from trt_plugin.errors import EngineError  # noqa: E402
+from trt_plugin.engine_error import EngineError  # noqa: E402
 
 pytest_plugins = ("tests.onnx_builds",)
 
@@ -201,7 +201,7 @@ def test_our_plugin_is_loaded_where_the_file_needs_it(tensorrt, tmp_path, monkey
         library = trt_plugin.load()
     except EngineError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("trt_plugin.device.require_gpu", lambda: None)
+    monkeypatch.setattr("trt_plugin.cuda_runtime.require_gpu", lambda: None)
     settings = Settings(workspace_bytes=7)
     for bodies in (True, False):
         model = preparation.load(attention_file(tmp_path / "attention.onnx", bodies))

@@ -23,7 +23,7 @@ from onnx_path.engine_report import TensorReport  # noqa: E402
 from onnx_path.surgery import bodies, runtime  # noqa: E402
 from tests.onnx_builds import attention_file  # noqa: E402
 from tests.onnx_comparisons import converted, network  # noqa: E402
-from trt_plugin.inspection.layers import parse  # noqa: E402
+from trt_plugin.inspection.engine_layers import parse  # noqa: E402
 
 
 def inputs_model(**types: tuple[int, list]) -> onnx.ModelProto:

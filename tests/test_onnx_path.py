@@ -21,7 +21,7 @@ from codetr.cli.command import UsageError
 from codetr.export.box_agreement import compare_detections
 from codetr.export.request import staged_folder
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
-from trt_plugin.log import tensorrt_logger
+from trt_plugin.tensorrt_log import tensorrt_logger
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")

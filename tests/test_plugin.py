@@ -356,7 +356,7 @@ def test_one_engine_serves_all_shapes(tmp_path, operator, dtype):
 def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator):
     import tensorrt as trt
 
-    from trt_plugin.engine import load_engine
+    from trt_plugin.engine_file import load_engine
 
     inputs = make_inputs(operator, BY_NAME["pyramid"], dtype=torch.float16)
     path = save(tmp_path, build(define(operator, inputs), strongly_typed=False))

@@ -129,14 +129,14 @@ class Refitter:
 
 @pytest.fixture
 def fake_tensorrt(monkeypatch):
-    import trt_plugin.engine
+    import trt_plugin.engine_file
 
     roles = SimpleNamespace(KERNEL="kernel", BIAS="bias")
     fake = SimpleNamespace(Refitter=Refitter, WeightsRole=roles, Weights=Weights)
-    monkeypatch.setattr("trt_plugin.errors.import_tensorrt", lambda: fake)
-    monkeypatch.setattr("trt_plugin.log.tensorrt_logger", lambda: None)
+    monkeypatch.setattr("trt_plugin.engine_error.import_tensorrt", lambda: fake)
+    monkeypatch.setattr("trt_plugin.tensorrt_log.tensorrt_logger", lambda: None)
     loaded = None, SimpleNamespace(serialize=lambda: bytearray(b"new"))
-    monkeypatch.setattr(trt_plugin.engine, "load_engine", lambda path: loaded)
+    monkeypatch.setattr(trt_plugin.engine_file, "load_engine", lambda path: loaded)
     monkeypatch.setattr(refit, "weights_of", lambda network: network)
     monkeypatch.setattr(Refitter, "refused", None)
     monkeypatch.setattr(Refitter, "works", True)

@@ -10,12 +10,12 @@ import importlib
 
 _EXPORTS = {
     "ArtifactMetadata": "metadata",
-    "EngineError": "errors",
+    "EngineError": "engine_error",
     "EngineRunner": "runner",
     "NAMESPACE": "library",
     "OPERATORS": "library",
     "PLUGIN_VERSION": "library",
-    "TensorInfo": "tensors",
+    "TensorInfo": "engine_tensors",
     "library_path": "library",
     "load": "library",
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from trt_plugin.errors import EngineError
+from trt_plugin.engine_error import EngineError
 
 
 class UsageError(ValueError):

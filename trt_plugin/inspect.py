@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trt_plugin.atomic_files import atomic_write
 from trt_plugin.command import ArgumentParser, UsageError, run_command, to_count, to_path, warn
-from trt_plugin.errors import EngineError
-from trt_plugin.files import atomic_write
-from trt_plugin.inspection import chart, graph, layers, text
-from trt_plugin.inspection.engine import Summary, Times, measure, read_engine
-from trt_plugin.inspection.kinds import KINDS
-from trt_plugin.inspection.layers import LayerList
+from trt_plugin.engine_error import EngineError
+from trt_plugin.inspection import engine_layers, layer_graph, text_report, time_chart
+from trt_plugin.inspection.engine_layers import LayerList
+from trt_plugin.inspection.engine_summary import Summary, Times, measure, read_engine
+from trt_plugin.inspection.layer_kinds import KINDS
 from trt_plugin.metadata import ArtifactMetadata
 from trt_plugin.run import read_arrays
 
@@ -150,19 +150,19 @@ def _run(options: argparse.Namespace) -> None:
     if options.json:
         _write(options.json, json.dumps(as_dict(report), indent=1, ensure_ascii=False) + "\n")
     if options.graph and report.layers:
-        graph.draw(report.layers, report.title).save(options.graph)
+        layer_graph.draw(report.layers, report.title).save(options.graph)
         print(f"wrote {options.graph}")
     if options.chart and report.layers:
         gpu_ms = report.times.gpu_ms if report.times else None
-        chart.draw(report.layers, report.title, gpu_ms).save(options.chart)
+        time_chart.draw(report.layers, report.title, gpu_ms).save(options.chart)
         print(f"wrote {options.chart}")
 
 
 def _read_layers(options: argparse.Namespace) -> Report:
     """From files of trtexec."""
-    found = layers.read_file(options.layer_info)
+    found = engine_layers.read_file(options.layer_info)
     if options.times:
-        found = found.with_times(layers.read_times(options.times))
+        found = found.with_times(engine_layers.read_times(options.times))
     return Report(options.layer_info, None, found, None, None)
 
 
@@ -191,20 +191,20 @@ def _print(report: Report, whole_table: bool) -> None:
     print(report.source)
     if report.summary:
         build = report.metadata.build_seconds if report.metadata else None
-        for line in text.summary_lines(report.summary, report.precision, build):
+        for line in text_report.summary_lines(report.summary, report.precision, build):
             print(f"  {line}")
     found = report.layers
     if found is None:
         return
-    print(f"\n{text.layers_line(found)}")
+    print(f"\n{text_report.layers_line(found)}")
     if found.detailed:
-        print("\n".join(["", *text.kind_lines(found)]))
+        print("\n".join(["", *text_report.kind_lines(found)]))
     if report.times:
-        print("\n".join(["", *text.times_lines(report.times, found)]))
+        print("\n".join(["", *text_report.times_lines(report.times, found)]))
     if whole_table:
-        print("\n".join(["", *text.layer_lines(found.layers)]))
+        print("\n".join(["", *text_report.layer_lines(found.layers)]))
     elif found.time_ms is not None:
-        print("\n".join(["", *text.slowest_lines(found, SLOWEST)]))
+        print("\n".join(["", *text_report.slowest_lines(found, SLOWEST)]))
     sys.stdout.flush()
 
 
@@ -218,7 +218,7 @@ def as_dict(report: Report) -> dict[str, Any]:
     kinds = {}
     for kind in KINDS:
         members = [layer for layer in found.layers if layer.kind == kind] if found else []
-        time = graph.total_ms(members)
+        time = layer_graph.total_ms(members)
         kinds[kind] = {"layers": len(members), **({} if time is None else {"ms": time})}
     return {
         "source": str(report.source),
@@ -232,8 +232,8 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 
 def _write(path: Path, content: str) -> None:
-    with atomic_write(path) as file:
-        file.write(content.encode())
+    with atomic_write(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
     print(f"wrote {path}")
 
 

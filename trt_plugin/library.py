@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_plugin.errors import EngineError, import_tensorrt
+from trt_plugin.engine_error import EngineError, import_tensorrt
 
 NAMESPACE = "msda"
 PLUGIN_VERSION = "1"

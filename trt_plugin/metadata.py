@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_plugin.errors import EngineError
-from trt_plugin.files import atomic_write
-from trt_plugin.tensors import TensorInfo, format_shape
+from trt_plugin.atomic_files import atomic_write
+from trt_plugin.engine_error import EngineError
+from trt_plugin.engine_tensors import TensorInfo, format_shape
 
 FORMAT = 1
 
@@ -30,8 +30,8 @@ class ArtifactMetadata:
             normalising. "scale", [long, short] in pixels, also limits the image's longer and shorter side;
             files that a picture is to fill, and older ones, lack it.
         max_per_img: K, the number of boxes of each image before non-maximum suppression.
-        nms: parameters of non-maximum suppression, as `codetr.detector.postprocess.apply_nms` has them: of that in the
-            graph, or of the default post-processing if there is none in it.
+        nms: parameters of non-maximum suppression, as `codetr.detector.postprocess.apply_nms` has
+            them: of that in the graph, or of the default post-processing if there is none in it.
         nms_in_graph: whether the outputs are final detections, so that none is to be applied to them. Each
             image's are followed by padding then: boxes 0, scores 0, labels -1. False where older files lack
             the field.
@@ -115,8 +115,8 @@ class ArtifactMetadata:
     def save(self, path: str | os.PathLike) -> None:
         """Writes the file, whole or not at all."""
         text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False) + "\n"
-        with atomic_write(Path(path)) as file:
-            file.write(text.encode())
+        with atomic_write(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     def check_engine(
         self,

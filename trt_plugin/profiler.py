@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from trt_plugin.errors import EngineError, import_tensorrt
+from trt_plugin.engine_error import EngineError, import_tensorrt
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from trt_plugin.atomic_files import atomic_write
 from trt_plugin.command import ArgumentParser, run_command, to_count, to_path
-from trt_plugin.files import atomic_write
+from trt_plugin.engine_tensors import format_shape
 from trt_plugin.runner import EngineRunner
-from trt_plugin.tensors import format_shape
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     inputs = read_arrays(options.inputs)
-    with atomic_write(options.out) as file:  # opened first: a wrong --out shows before the work is done
+    with atomic_write(options.out) as temporary:  # opened first: a wrong --out shows before the work is done
         with EngineRunner(options.engine, cuda_graph=not options.no_cuda_graph, nvtx=options.nvtx) as runner:
             outputs = runner(inputs)
             for name, array in outputs.items():
@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace) -> None:
                     f"GPU time of {len(samples)} runs ({how}): median {np.median(samples):.3f} ms, "
                     f"{min(samples):.3f} to {max(samples):.3f} ms"
                 )
-        np.savez(file, **outputs)
+        np.savez(temporary, **outputs)
     print(f"wrote {options.out}")
 
 

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trt_plugin.device import Buffer, Event, Graph, Stream, call
-from trt_plugin.engine import load_engine
-from trt_plugin.errors import EngineError, import_tensorrt
-from trt_plugin.log import collect_errors, describe
-from trt_plugin.metadata import ArtifactMetadata
-from trt_plugin.profiler import LayerTimes, nvtx_ranges
-from trt_plugin.tensors import (
+from trt_plugin.cuda_runtime import Buffer, Event, Graph, Stream, call
+from trt_plugin.engine_error import EngineError, import_tensorrt
+from trt_plugin.engine_file import load_engine
+from trt_plugin.engine_tensors import (
     DTYPE_NAMES,
     TensorInfo,
     format_range,
@@ -27,6 +24,9 @@ from trt_plugin.tensors import (
     storage_dtype,
     to_storage,
 )
+from trt_plugin.metadata import ArtifactMetadata
+from trt_plugin.profiler import LayerTimes, nvtx_ranges
+from trt_plugin.tensorrt_log import collect_errors, describe
 
 if TYPE_CHECKING:
     import tensorrt as trt

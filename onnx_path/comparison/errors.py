@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trt_plugin.tensors import format_shape
+from trt_plugin.engine_tensors import format_shape
 
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 8e-2}
 """Largest relative error by precision. A rounding is 6e-8, 5e-4 (TF32 and fp16) or 4e-3 of a number; a deep

@@ -16,7 +16,7 @@ from onnx_path import profiles
 from onnx_path.engine_report import TensorReport
 from onnx_path.profiles import Shapes
 from onnx_path.surgery import check
-from trt_plugin.tensors import format_range, format_shape, to_storage
+from trt_plugin.engine_tensors import format_range, format_shape, to_storage
 
 
 class BadInput(ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 from onnx_path.comparison.errors import TensorError, Tolerance, table
 from onnx_path.comparison.search import Found, Outcome
 from onnx_path.comparison.tensors import Node
-from trt_plugin.tensors import format_shape
+from trt_plugin.engine_tensors import format_shape
 
 
 @dataclass(frozen=True)

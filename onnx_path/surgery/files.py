@@ -14,7 +14,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from codetr.cli.command import one_line
-from codetr.files import atomic_write, errors_about, new_folder
+from trt_plugin.atomic_files import atomic_write, errors_about, new_folder
 
 
 class BadModel(ValueError):

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import cv2
 
-from codetr.files import atomic_write, new_folder
 from tools.scenes.classes import CLASS_NAMES
 from tools.scenes.scene import DEFAULT_SIZE_PX, make_scene
 from tools.scenes.sources import check_sources
+from trt_plugin.atomic_files import atomic_write, new_folder
 
 _CHUNK = 16  # scenes that a worker makes before it reports
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from trt_plugin.errors import EngineError
-from trt_plugin.files import atomic_write
+from trt_plugin.atomic_files import atomic_write
+from trt_plugin.engine_error import EngineError
 
 Point = tuple[float, float]
 
@@ -101,12 +101,12 @@ class Canvas:
             raise EngineError(f"{path}: expected a name that ends in .svg or .png")
         if suffix == ".svg":
             content = self.svg().encode()
-            with atomic_write(path) as file:
-                file.write(content)
+            with atomic_write(path) as temporary:
+                temporary.write_bytes(content)
             return
         image = self._image()
-        with atomic_write(path) as file:
-            image.save(file, "PNG", optimize=True)
+        with atomic_write(path) as temporary:
+            image.save(temporary, "PNG", optimize=True)
 
     def svg(self) -> str:
         """The picture as the text of an SVG file."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_plugin.errors import EngineError, import_cudart
+from trt_plugin.engine_error import EngineError, import_cudart
 
 
 def call(name: str, *arguments: Any) -> Any:

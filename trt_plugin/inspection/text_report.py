@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from trt_plugin.inspection.kinds import KINDS
-from trt_plugin.inspection.layers import Layer, LayerList
-from trt_plugin.inspection.modules import text as module_text
+from trt_plugin.inspection.engine_layers import Layer, LayerList
+from trt_plugin.inspection.layer_kinds import KINDS
+from trt_plugin.inspection.module_names import text as module_text
 
 if TYPE_CHECKING:
-    from trt_plugin.inspection.engine import Summary, Times
+    from trt_plugin.inspection.engine_summary import Summary, Times
 
 BAR = 24
 """Columns of the longest bar."""

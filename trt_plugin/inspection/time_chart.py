@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trt_plugin.inspection import modules
-from trt_plugin.inspection.blocks import total_ms
+from trt_plugin.inspection import module_names
 from trt_plugin.inspection.canvas import Canvas, shorten, text_width
-from trt_plugin.inspection.kinds import COLOURS, KINDS
-from trt_plugin.inspection.layers import Layer, LayerList
-from trt_plugin.inspection.text import count, format_ms
+from trt_plugin.inspection.engine_layers import Layer, LayerList
+from trt_plugin.inspection.layer_kinds import COLOURS, KINDS
+from trt_plugin.inspection.module_blocks import total_ms
+from trt_plugin.inspection.text_report import count, format_ms
 
 MARGIN = 28
 LABEL = 230
@@ -86,7 +86,7 @@ def _slowest(layers: Sequence[Layer]) -> list[tuple[str, Segments]]:
 
 
 def _name(layer: Layer) -> str:
-    return f"{modules.text(layer.origin.path)} {layer.title}" if layer.origin.path else layer.title
+    return f"{module_names.text(layer.origin.path)} {layer.title}" if layer.origin.path else layer.title
 
 
 def _draw_bars(canvas: Canvas, y: float, rows: Sequence[tuple[str, Segments]], total: float) -> float:

@@ -16,7 +16,7 @@ def refit_engine(path: Path, give: Callable[[trt.Refitter, list[str]], object]) 
     Args:
         path: a refittable engine.
         give: sets all weights of a refitter, or raises; the list collects TensorRT's errors, see
-            `trt_plugin.log.describe`. What it returns lives until TensorRT has read the weights.
+            `trt_plugin.tensorrt_log.describe`. What it returns lives until TensorRT has read the weights.
 
     Returns:
         The new engine, serialised.
@@ -25,9 +25,9 @@ def refit_engine(path: Path, give: Callable[[trt.Refitter, list[str]], object]) 
         RuntimeError: TensorRT cannot refit it; what `give` raises is passed on.
         trt_plugin.EngineError: the file cannot be loaded.
     """
-    from trt_plugin.engine import load_engine
-    from trt_plugin.errors import import_tensorrt
-    from trt_plugin.log import collect_errors, describe, tensorrt_logger
+    from trt_plugin.engine_error import import_tensorrt
+    from trt_plugin.engine_file import load_engine
+    from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
     trt = import_tensorrt()
     _runtime, engine = load_engine(path)  # the first must outlive the second

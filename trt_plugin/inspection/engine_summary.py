@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trt_plugin import library
-from trt_plugin.device import call, gpu_name, require_gpu
-from trt_plugin.engine import built_with, load_engine, read_plan
-from trt_plugin.errors import EngineError, import_tensorrt
-from trt_plugin.inspection import layers
-from trt_plugin.inspection.layers import LayerList
-from trt_plugin.log import tensorrt_logger
+from trt_plugin.cuda_runtime import call, gpu_name, require_gpu
+from trt_plugin.engine_error import EngineError, import_tensorrt
+from trt_plugin.engine_file import built_with, load_engine, read_plan
+from trt_plugin.engine_tensors import DTYPE_NAMES, format_range, format_shape
+from trt_plugin.inspection import engine_layers
+from trt_plugin.inspection.engine_layers import LayerList
 from trt_plugin.runner import EngineRunner
-from trt_plugin.tensors import DTYPE_NAMES, format_range, format_shape
+from trt_plugin.tensorrt_log import tensorrt_logger
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -115,7 +115,7 @@ def read_engine(
         The whole; the layers, None if the engine was built to tell nothing of them; the inspector's JSON.
 
     Raises:
-        EngineError: one line: a library cannot be loaded, or see `trt_plugin.engine.load_engine`.
+        EngineError: one line: a library cannot be loaded, or see `trt_plugin.engine_file.load_engine`.
     """
     version = built_with(read_plan(path))
     trt = import_tensorrt()
@@ -153,7 +153,7 @@ def read_engine(
     if engine.profiling_verbosity != trt.ProfilingVerbosity.NONE:
         inspector = engine.create_engine_inspector()
         information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-        found = layers.parse(information, f"the inspector's answer about {path}")
+        found = engine_layers.parse(information, f"the inspector's answer about {path}")
         del inspector
     del engine, runtime  # in this order
     return summary, found, information

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trt_plugin.errors import EngineError
-from trt_plugin.inspection import kinds, modules
+from trt_plugin.engine_error import EngineError
+from trt_plugin.inspection import layer_kinds, module_names
 
 # TensorRT's words for types, in "Row major linear FP16 format" as in "Half", and ours.
 _DTYPES = {
@@ -97,19 +97,19 @@ class Layer:
 
     @cached_property
     def kind(self) -> str:
-        """One of `kinds.KINDS`."""
-        return kinds.classify(self.name, self.type, self.tactic, self.nodes, self.attributes)
+        """One of `layer_kinds.KINDS`."""
+        return layer_kinds.classify(self.name, self.type, self.tactic, self.nodes, self.attributes)
 
     @cached_property
-    def origin(self) -> modules.Origin:
+    def origin(self) -> module_names.Origin:
         """Where in the model it comes from."""
-        return modules.origin_of(self.nodes or (modules.layer_as_node(self.name),))
+        return module_names.origin_of(self.nodes or (module_names.layer_as_node(self.name),))
 
     @property
     def title(self) -> str:
         """What it computes, in a few words: the first operators, or TensorRT's type."""
-        if self.kind == kinds.MSDA:
-            return kinds.MSDA
+        if self.kind == layer_kinds.MSDA:
+            return layer_kinds.MSDA
         shown, more = self.origin.operators[:3], len(self.origin.operators) - 3
         return " ".join(shown) + (f" +{more}" if more > 0 else "") if shown else self.type
 
@@ -269,7 +269,7 @@ def _layer(entry: str | dict, index: int) -> Layer:
         inputs=_tensors(entry.get("Inputs")),
         outputs=_tensors(entry.get("Outputs")),
         tactic=str(entry.get("TacticName") or ""),
-        nodes=modules.node_names(str(entry.get("Metadata") or "")),
+        nodes=module_names.node_names(str(entry.get("Metadata") or "")),
         weights_bytes=sum(_BYTES.get(dtype, 0) * count for dtype, count in _weights(attributes)),
         stream=int(entry.get("StreamId") or 0),
         attributes=attributes,

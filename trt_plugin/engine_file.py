@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_plugin import library
-from trt_plugin.device import call, require_gpu
-from trt_plugin.errors import EngineError, import_tensorrt
-from trt_plugin.log import collect_errors, describe, tensorrt_logger
+from trt_plugin.cuda_runtime import call, require_gpu
+from trt_plugin.engine_error import EngineError, import_tensorrt
+from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trt_plugin.errors import import_tensorrt
+from trt_plugin.engine_error import import_tensorrt
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trt_plugin.inspection.blocks import Repeated, blocks_of, collapse, total_ms
 from trt_plugin.inspection.canvas import Canvas, Point, shorten, text_width
-from trt_plugin.inspection.kinds import COLOURS, KINDS, MOVEMENT, OTHER
-from trt_plugin.inspection.layers import Layer, LayerList
-from trt_plugin.inspection.text import count, format_bytes, format_ms
+from trt_plugin.inspection.engine_layers import Layer, LayerList
+from trt_plugin.inspection.layer_kinds import COLOURS, KINDS, MOVEMENT, OTHER
+from trt_plugin.inspection.module_blocks import Repeated, blocks_of, collapse, total_ms
+from trt_plugin.inspection.text_report import count, format_bytes, format_ms
 
 MARGIN = 28
 WIDTH = 340

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trt_plugin.inspection import modules
-from trt_plugin.inspection.layers import Layer
-from trt_plugin.inspection.modules import Path
+from trt_plugin.inspection import module_names
+from trt_plugin.inspection.engine_layers import Layer
+from trt_plugin.inspection.module_names import Path
 
 IDLE_TYPES = ("signal", "wait", "shape_call", "NoOp", "Constant")
 """Layers without work of their own, left out of the picture."""
@@ -75,12 +75,12 @@ class Repeated:
         """The module, with the numbers of all that it stands for: stages.2.blocks.0, 2, …, 16."""
         path, count = self.first.path, len(self.members)
         if count == 1:
-            return modules.text(path)
+            return module_names.text(path)
         if not _numbered(path):
-            return f"{modules.text(path)}, {count} times"
+            return f"{module_names.text(path)}, {count} times"
         numbers = [block.path[-1] for block in self.members]
         shown = ", ".join(numbers) if count <= 3 else f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
-        return f"{modules.text(path[:-1])}.{shown}"
+        return f"{module_names.text(path[:-1])}.{shown}"
 
 
 def total_ms(layers: Sequence[Layer]) -> float | None:
@@ -131,7 +131,7 @@ def _places(layers: Sequence[Layer]) -> list[Path]:
     places: list[Path] = []
     for layer in layers:
         known = bool(layer.nodes) or bool(layer.origin.path)
-        places.append(modules.block_of(layer.origin.path) if known or not places else places[-1])
+        places.append(module_names.block_of(layer.origin.path) if known or not places else places[-1])
     return places
 
 
@@ -152,7 +152,7 @@ def _merged(places: Sequence[Path]) -> list[Path]:
 
 
 def _around(place: Path) -> Path:
-    outer = modules.block_of(place[:-1])
+    outer = module_names.block_of(place[:-1])
     return outer if _numbered(outer) else place[:1]
 
 
@@ -174,7 +174,10 @@ def _repeats(blocks: Sequence[Block], start: int, period: int, pattern: Sequence
     position = start + period
     while position + period <= len(blocks):
         for one, other in zip(pattern, blocks[position : position + period]):
-            if modules.family_of(one.path) != modules.family_of(other.path) or one.form != other.form:
+            if (
+                module_names.family_of(one.path) != module_names.family_of(other.path)
+                or one.form != other.form
+            ):
                 return
         yield position
         position += period

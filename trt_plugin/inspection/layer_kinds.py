@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trt_plugin.inspection.modules import origin_of
+from trt_plugin.inspection.module_names import origin_of
 
 MSDA = "MSDA"
 ATTENTION = "attention"
