@@ -298,8 +298,9 @@ def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
     Raises:
         ValueError: a shape is not static.
     """
-    from onnx_path import preparation, profiles
-    from onnx_path.comparison.inputs import make_inputs
+    from onnx_path import model_for_tensorrt as preparation
+    from onnx_path import optimization_profiles as profiles
+    from onnx_path.comparison.input_arrays import make_inputs
 
     model = preparation.load(path)
     inputs = profiles.inputs_of(model)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from codetr.cli.command import UsageError, one_line, to_path
-from onnx_path import plugins, profiles
+from onnx_path import custom_operators as plugins
+from onnx_path import optimization_profiles as profiles
 from onnx_path.surgery import files
 from trt_plugin.atomic_files import atomic_write
 from trt_plugin.engine_error import EngineError

@@ -27,18 +27,21 @@ from codetr.cli.command import (
     run_command,
     to_path,
 )
-from codetr.export.request import stage, staged_folder
+from codetr.export.output_folder import stage, staged_folder
 from onnx_path import requirements
 from trt_plugin.atomic_files import atomic_write
 
 if __name__ == "__main__":
     requirements.stop_without_graph_packages(*requirements.BUILD, engines=True)
 
-from onnx_path import engine_report, plugins, preparation, profiles
+from onnx_path import custom_operators as plugins
+from onnx_path import engine_report
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path import optimization_profiles as profiles
 from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
-from onnx_path.builder import Settings, parsed_file, serialize_engine
-from onnx_path.command_lines import polygraphy_line, trtexec_line
-from onnx_path.preparation import CONVERTED
+from onnx_path.equivalent_commands import polygraphy_line, trtexec_line
+from onnx_path.model_for_tensorrt import CONVERTED
+from onnx_path.tensorrt_engine import Settings, parsed_file, serialize_engine
 
 if TYPE_CHECKING:
     import onnx

@@ -7,7 +7,7 @@ roundings swap places in a right engine too. So an engine of `onnx_path.build --
 selects; onnxruntime then selects the same, and what both select from is compared with the outputs.
 
 Where outputs differ, `--layers` tells where that begins: it builds engines that also give some of the tensors
-between the nodes (`onnx_path.comparison.search` says which), and compares these. For this it takes the file
+between the nodes (`onnx_path.comparison.first_difference` says which), and compares these. For this it takes the file
 that the engine was built of: where that is another than MODEL.onnx, `onnx_path.build` wrote it beside the
 engine, else --parsed names it. Tensors of one name in both files are compared.
 
@@ -31,7 +31,7 @@ from codetr.cli.command import (
     run_command,
     to_path,
 )
-from codetr.export.request import stage
+from codetr.export.output_folder import stage
 from onnx_path import requirements
 
 if __name__ == "__main__":
@@ -39,16 +39,18 @@ if __name__ == "__main__":
 
 import onnx
 
-from onnx_path import engine_report, preparation, profiles
+from onnx_path import engine_report
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path import optimization_profiles as profiles
 from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
 from onnx_path.build import PRECISIONS
-from onnx_path.comparison import engine
-from onnx_path.comparison.errors import TOLERANCES, TensorError, Tolerance
-from onnx_path.comparison.inputs import BadInput, choose_shapes, make_inputs, read_inputs
-from onnx_path.comparison.reference import Reference
-from onnx_path.comparison.report import Comparison, Input
-from onnx_path.comparison.search import Found, first_difference
-from onnx_path.comparison.tensors import Tensors, names_of
+from onnx_path.comparison import marked_engines as engine
+from onnx_path.comparison.comparable_tensors import Tensors, names_of
+from onnx_path.comparison.comparison_report import Comparison, Input
+from onnx_path.comparison.first_difference import Found, first_difference
+from onnx_path.comparison.input_arrays import BadInput, choose_shapes, make_inputs, read_inputs
+from onnx_path.comparison.onnxruntime_reference import Reference
+from onnx_path.comparison.tensor_errors import TOLERANCES, TensorError, Tolerance
 from onnx_path.engine_report import EngineReport
 from onnx_path.surgery import files, runtime, selections
 from trt_plugin.metadata import ArtifactMetadata

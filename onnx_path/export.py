@@ -33,7 +33,7 @@ from codetr.export.request import (
     write_metadata,
 )
 from onnx_path import requirements
-from onnx_path.profiles import Profile
+from onnx_path.optimization_profiles import Profile
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _export_engine(request: Request, function_bodies: bool) -> int:
     from onnx_path.build import build_engine, import_requirements
-    from onnx_path.builder import Settings
+    from onnx_path.tensorrt_engine import Settings
 
     import_requirements()
     with staged_folder(request.out) as folder:
@@ -188,7 +188,8 @@ def write_onnx(
     import torch
     from onnxscript import optimizer
 
-    from onnx_path import node_names, operator, shapes
+    from onnx_path import constant_reshapes as shapes
+    from onnx_path import node_names, operator
 
     with warnings.catch_warnings(), torch.no_grad(), _quiet_folding():
         warnings.simplefilter("ignore")  # the exporter's own deprecations

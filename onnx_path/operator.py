@@ -24,7 +24,7 @@ OPSET_VERSION = 20  # of the standard operators, in the bodies and in the export
 ATTENTION = "MultiScaleDeformableAttention"
 FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
-PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packing`
+PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packed_projections`
 PLUGIN_ATTRIBUTES = {"plugin_namespace": "msda", "plugin_version": "1"}
 """TensorRT's parser looks the plugin up by these; without them it searches the empty namespace only."""
 

@@ -33,8 +33,8 @@ if __name__ == "__main__":
 import onnx
 
 from onnx_path.arguments import add_json, write_report
+from onnx_path.custom_operators import nodes_of
 from onnx_path.operator import OPERATORS
-from onnx_path.plugins import nodes_of
 from onnx_path.surgery import bodies, files, runtime
 from onnx_path.surgery.check import DISTURBANCE, OutputsDiffer, compare
 from onnx_path.surgery.operation import Operation

@@ -15,8 +15,8 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 from onnx import TensorProto, helper  # noqa: E402
 
 from onnx_path import build, engine_report, operator  # noqa: E402
-from onnx_path.builder import Settings  # noqa: E402
 from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from trt_plugin.engine_error import EngineError  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[1]

@@ -14,11 +14,13 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from onnx_path import builder, engine_report, preparation  # noqa: E402
-from onnx_path.builder import Settings  # noqa: E402
-from onnx_path.comparison import engine  # noqa: E402
-from onnx_path.comparison.reference import Reference  # noqa: E402
+from onnx_path import engine_report
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path import tensorrt_engine as builder  # noqa: E402
+from onnx_path.comparison import marked_engines as engine  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import Reference  # noqa: E402
 from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from trt_plugin.engine_tensors import storage_dtype  # noqa: E402
 
 LAYERS = 6

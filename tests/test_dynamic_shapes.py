@@ -134,7 +134,7 @@ def test_onnx_file_of_dynamic_sizes(model, onnx_file):
 
 def test_onnx_file_says_what_is_dynamic(onnx_file, request_):
     onnx = pytest.importorskip("onnx")
-    from onnx_path import profiles
+    from onnx_path import optimization_profiles as profiles
     from onnx_path.export import profiles_of
 
     content = onnx.load(onnx_file, load_external_data=False)

@@ -16,10 +16,12 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from onnx_path import build, engine_report, preparation, profiles  # noqa: E402
-from onnx_path.builder import Settings  # noqa: E402
-from onnx_path.command_lines import polygraphy_line, trtexec_line  # noqa: E402
-from onnx_path.profiles import Profile  # noqa: E402
+from onnx_path import build, engine_report  # noqa: E402
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path import optimization_profiles as profiles
+from onnx_path.equivalent_commands import polygraphy_line, trtexec_line  # noqa: E402
+from onnx_path.optimization_profiles import Profile  # noqa: E402
+from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx_builds import SHAPES, attention_file, convolution, refuse  # noqa: E402
 

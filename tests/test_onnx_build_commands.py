@@ -15,9 +15,9 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 
 from onnx_path import build, engine_report  # noqa: E402
-from onnx_path.builder import Settings  # noqa: E402
-from onnx_path.command_lines import polygraphy_line, trtexec_line  # noqa: E402
-from onnx_path.profiles import Profile  # noqa: E402
+from onnx_path.equivalent_commands import polygraphy_line, trtexec_line  # noqa: E402
+from onnx_path.optimization_profiles import Profile  # noqa: E402
+from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from trt_plugin.inspection.engine_layers import parse  # noqa: E402
 
 pytest_plugins = ("tests.onnx_builds",)

@@ -15,8 +15,10 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import helper  # noqa: E402
 
-from onnx_path import build, plugins, preparation, requirements  # noqa: E402
-from onnx_path.builder import Settings  # noqa: E402
+from onnx_path import build, requirements  # noqa: E402
+from onnx_path import custom_operators as plugins
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from tests.onnx_builds import NO_GPU, REPOSITORY, SHAPES, attention_file, convolution, refuse  # noqa: E402
 from trt_plugin.engine_error import EngineError  # noqa: E402
 

@@ -17,8 +17,8 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 from onnx import helper  # noqa: E402
 
 from onnx_path import build, compare, engine_report  # noqa: E402
-from onnx_path.comparison import engine  # noqa: E402
-from onnx_path.comparison.errors import TOLERANCES  # noqa: E402
+from onnx_path.comparison import marked_engines as engine  # noqa: E402
+from onnx_path.comparison.tensor_errors import TOLERANCES  # noqa: E402
 from tests.onnx_builds import NO_GPU, REPOSITORY, attention_file, refuse_by  # noqa: E402
 from tests.onnx_comparisons import converted, describe, network, pretend  # noqa: E402
 

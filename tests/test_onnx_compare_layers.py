@@ -13,12 +13,12 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import helper  # noqa: E402
 
-from onnx_path import builder  # noqa: E402
-from onnx_path.comparison import engine  # noqa: E402
-from onnx_path.comparison.errors import TensorError, Tolerance  # noqa: E402
-from onnx_path.comparison.reference import Reference  # noqa: E402
-from onnx_path.comparison.search import Found, Outcome, first_difference  # noqa: E402
-from onnx_path.comparison.tensors import Tensors, names_of  # noqa: E402
+from onnx_path import tensorrt_engine as builder  # noqa: E402
+from onnx_path.comparison import marked_engines as engine  # noqa: E402
+from onnx_path.comparison.comparable_tensors import Tensors, names_of  # noqa: E402
+from onnx_path.comparison.first_difference import Found, Outcome, first_difference  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import Reference  # noqa: E402
+from onnx_path.comparison.tensor_errors import TensorError, Tolerance  # noqa: E402
 from tests.onnx_comparisons import LAYERS, network  # noqa: E402
 
 pytest_plugins = ("tests.onnx_comparisons",)
@@ -193,7 +193,7 @@ def test_temporary_files_go_when_a_build_fails(tmp_path, monkeypatch, gpu):
     def fails(path, settings, name):
         raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: no tactic")
 
-    monkeypatch.setattr("onnx_path.builder.serialize_engine", fails)
+    monkeypatch.setattr("onnx_path.tensorrt_engine.serialize_engine", fails)
     with pytest.raises(RuntimeError, match=r"^built\.onnx: TensorRT cannot build an engine of it: no tactic"):
         search(model, built, temporary, monkeypatch)
     assert not list(temporary.iterdir())

@@ -13,12 +13,13 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from onnx_path import operator, profiles  # noqa: E402
-from onnx_path.comparison import inputs as comparison_inputs  # noqa: E402
-from onnx_path.comparison import reference  # noqa: E402
-from onnx_path.comparison.errors import TensorError, table, tensor_error  # noqa: E402
-from onnx_path.comparison.inputs import BadInput, choose_shapes, make_inputs, read_inputs  # noqa: E402
-from onnx_path.comparison.tensors import Tensors, names_of  # noqa: E402
+from onnx_path import operator  # noqa: E402
+from onnx_path import optimization_profiles as profiles
+from onnx_path.comparison import input_arrays as comparison_inputs  # noqa: E402
+from onnx_path.comparison import onnxruntime_reference as reference  # noqa: E402
+from onnx_path.comparison.comparable_tensors import Tensors, names_of  # noqa: E402
+from onnx_path.comparison.input_arrays import BadInput, choose_shapes, make_inputs, read_inputs  # noqa: E402
+from onnx_path.comparison.tensor_errors import TensorError, table, tensor_error  # noqa: E402
 from onnx_path.engine_report import TensorReport  # noqa: E402
 from onnx_path.surgery import bodies, runtime  # noqa: E402
 from tests.onnx_builds import attention_file  # noqa: E402

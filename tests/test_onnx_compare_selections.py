@@ -15,8 +15,8 @@ for package in ("onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 
 from onnx_path import build, compare, engine_report  # noqa: E402
-from onnx_path.comparison import engine  # noqa: E402
-from onnx_path.comparison.reference import Reference  # noqa: E402
+from onnx_path.comparison import marked_engines as engine  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import Reference  # noqa: E402
 from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
 from onnx_path.surgery import selections  # noqa: E402
 from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402

@@ -15,9 +15,10 @@ ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from onnx_path import operator, preparation  # noqa: E402
-from onnx_path.comparison.reference import add_bodies  # noqa: E402
-from onnx_path.packing import pack_projections  # noqa: E402
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path import operator  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
+from onnx_path.packed_projections import pack_projections  # noqa: E402
 from onnx_path.surgery.protos import copied  # noqa: E402
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7

@@ -28,9 +28,9 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx_path import build, operator  # noqa: E402
-from onnx_path.builder import parsed_file  # noqa: E402
-from onnx_path.comparison.reference import add_bodies  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
 from onnx_path.export import export_onnx, main  # noqa: E402
+from onnx_path.tensorrt_engine import parsed_file  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[1]
 ONNX_TYPES = {

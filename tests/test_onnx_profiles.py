@@ -14,8 +14,8 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import helper  # noqa: E402
 
-from onnx_path import profiles  # noqa: E402
-from onnx_path.profiles import BadProfile, Input, Profile  # noqa: E402
+from onnx_path import optimization_profiles as profiles  # noqa: E402
+from onnx_path.optimization_profiles import BadProfile, Input, Profile  # noqa: E402
 
 pytest_plugins = ("tests.onnx_builds",)
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from onnx_path.operator import DOMAIN, NVIDIA_DOMAIN, OPERATORS, remove_function_bodies
-from onnx_path.packing import unpack_projections
+from onnx_path.packed_projections import unpack_projections
 from onnx_path.surgery import bodies, runtime
 from onnx_path.surgery.graph import STANDARD_DOMAINS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from onnx_path.builder import Settings
-from onnx_path.profiles import OPTIONS, Profile, format_shape
+from onnx_path.optimization_profiles import OPTIONS, Profile, format_shape
+from onnx_path.tensorrt_engine import Settings
 
 
 def polygraphy_line(model: Path, engine: Path, settings: Settings) -> str:

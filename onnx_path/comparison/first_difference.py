@@ -18,8 +18,8 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx_path.comparison.errors import TensorError
-from onnx_path.comparison.tensors import Node, Tensors
+from onnx_path.comparison.comparable_tensors import Node, Tensors
+from onnx_path.comparison.tensor_errors import TensorError
 
 MARKS = 16
 """Tensors that one engine gives beside the outputs."""

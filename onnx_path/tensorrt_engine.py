@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onnx_path.profiles import Profile
+from onnx_path.optimization_profiles import Profile
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def parsed_file(path: Path) -> Iterator[Path]:
     """
     import onnx
 
-    from onnx_path import preparation
+    from onnx_path import model_for_tensorrt as preparation
 
     model = onnx.load(path, load_external_data=False)
     if not preparation.fit_plugins(model, path.parent):

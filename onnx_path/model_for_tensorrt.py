@@ -7,10 +7,10 @@ from pathlib import Path
 
 import onnx
 
-from onnx_path import plugins
+from onnx_path import custom_operators as plugins
 from onnx_path.operator import remove_function_bodies
-from onnx_path.packing import pack_projections
-from onnx_path.profiles import Profile
+from onnx_path.optimization_profiles import Profile
+from onnx_path.packed_projections import pack_projections
 from onnx_path.surgery import files, selections
 
 CONVERTED = ("fp16", "bf16")

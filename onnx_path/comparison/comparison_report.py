@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx_path.comparison.errors import TensorError, Tolerance, table
-from onnx_path.comparison.search import Found, Outcome
-from onnx_path.comparison.tensors import Node
+from onnx_path.comparison.comparable_tensors import Node
+from onnx_path.comparison.first_difference import Found, Outcome
+from onnx_path.comparison.tensor_errors import TensorError, Tolerance, table
 from trt_plugin.engine_tensors import format_shape
 
 

@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from codetr.cli.command import one_line
-from onnx_path import profiles
+from onnx_path import optimization_profiles as profiles
 from onnx_path.engine_report import TensorReport
-from onnx_path.profiles import Shapes
+from onnx_path.optimization_profiles import Shapes
 from onnx_path.surgery import check
 from trt_plugin.engine_tensors import format_range, format_shape, to_storage
 

@@ -10,9 +10,13 @@ import numpy as np
 import onnx
 
 from codetr.cli.command import complain, one_line
-from onnx_path import builder, plugins, preparation, profiles, requirements
-from onnx_path.builder import Settings
-from onnx_path.comparison.tensors import Tensors
+from onnx_path import custom_operators as plugins
+from onnx_path import model_for_tensorrt as preparation
+from onnx_path import optimization_profiles as profiles
+from onnx_path import requirements
+from onnx_path import tensorrt_engine as builder
+from onnx_path.comparison.comparable_tensors import Tensors
+from onnx_path.tensorrt_engine import Settings
 
 Results = dict[str, tuple[np.ndarray, str]]
 """Array and name of the engine's type, by name of the tensor."""
