@@ -1,4 +1,4 @@
-"""The story of a user who differentiates the operator: python tests/stories/research.py FOLDER
+"""The story of a user who differentiates the operator: python tests/project/stories/research.py FOLDER
 
 FOLDER takes the files that torch.compile writes.
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The story of a user who has pictures with annotations: bash tests/stories/coco.sh FOLDER
+# The story of a user who has pictures with annotations: bash tests/project/stories/coco.sh FOLDER
 # FOLDER takes the files. A machine without a GPU builds no engine; onnxruntime then runs the ONNX file.
 set -euo pipefail
-repository=$(cd "$(dirname "$0")/../.." && pwd)
+repository=$(cd "$(dirname "$0")/../../.." && pwd)
 export PYTHONPATH=$repository${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$1"
 cd "$1"
@@ -41,7 +41,7 @@ train --resume
 
 codetr evaluate --data data --model runs/a --out evaluated/torch
 codetr detect data/val/000003.jpg --model runs/a --device cpu
-python -m onnx_path.export --model runs/a --out exported
+codetr export --model runs/a --out exported
 codetr detect data/val/000003.jpg --onnx exported/model.onnx --device cpu --out out/onnx
 codetr evaluate --data data --onnx exported/model.onnx --device cpu --out evaluated/onnx
 if [[ -f exported/model.engine ]]; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The story of a user who has an ONNX file of a DETR: bash tests/stories/onnx.sh FOLDER
+# The story of a user who has an ONNX file of a DETR: bash tests/project/stories/onnx.sh FOLDER
 # FOLDER takes the files. A machine without TensorRT or GPU stops at the engine, with one line.
 set -euo pipefail
-repository=$(cd "$(dirname "$0")/../.." && pwd)
+repository=$(cd "$(dirname "$0")/../../.." && pwd)
 export PYTHONPATH=$repository${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$1"
 cd "$1"
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.onnx_zoo_files import write
 write('deformable_detr', Path(), full=False)"
 
-python -m onnx_path.surgeon deformable_detr.onnx rewritten.onnx --expect 4
+codetr surgeon deformable_detr.onnx rewritten.onnx --expect 4
 
 # Any ONNX runtime runs the new file.
 python - <<'PYTHON'
@@ -30,9 +30,9 @@ assert all(np.allclose(x, y, rtol=1e-4, atol=1e-4) for x, y in zip(*outputs))
 PYTHON
 
 # A second time there is nothing to replace, and --expect fails.
-python -m onnx_path.surgeon rewritten.onnx again.onnx
-if python -m onnx_path.surgeon rewritten.onnx unexpected.onnx --expect 4; then exit 1; fi
+codetr surgeon rewritten.onnx again.onnx
+if codetr surgeon rewritten.onnx unexpected.onnx --expect 4; then exit 1; fi
 
-if python -m onnx_path.build rewritten.onnx --out engines; then
-    python -m onnx_path.compare deformable_detr.onnx engines/rewritten.engine
+if codetr build rewritten.onnx --out engines; then
+    codetr compare deformable_detr.onnx engines/rewritten.engine
 fi

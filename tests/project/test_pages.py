@@ -1,0 +1,106 @@
+"""Runs the commands and Python examples of README and docs, page by page, in the order that they stand there.
+
+A machine with a GPU also runs the blocks that are marked `gpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.project.doc_pages import PAGES, ROOT, Block, blocks
+
+SLOW = ("engines.md", "training.md", "dynamo.md")
+"""Pages whose blocks take more than half a minute on two cores."""
+SCENES = ROOT / "tests" / "scenes"
+
+
+def runs(block: Block) -> bool:
+    return block.mark is None or (
+        block.mark == "gpu" and torch.cuda.is_available() and "GPUs" not in block.reason
+    )
+
+
+TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
+
+
+def copy_pictures(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("000000.jpg", "000001.jpg"):
+        shutil.copy(SCENES / "val" / name, folder)
+
+
+def make_more(folder: Path) -> None:
+    from PIL import Image
+
+    (folder / "more" / "deep").mkdir(parents=True)
+    Image.open(SCENES / "val" / "000002.jpg").save(folder / "more" / "deep" / "picture.png")
+
+
+def make_dataset(folder: Path) -> None:
+    (folder / "data" / "annotations").mkdir(parents=True)
+    content = json.loads((SCENES / "annotations" / "instances_val.json").read_text())
+    for split in ("train", "val"):
+        (folder / f"data/annotations/instances_{split}.json").write_text(json.dumps(content))
+        (folder / "data" / split).symlink_to(SCENES / "val")
+
+
+def make_detr(folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("transformers")
+    from tests.onnx_zoo_files import write
+
+    write("rt_detr_v2", folder, full=False).rename(folder / "model.onnx")
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "assets/": lambda folder: (folder / "assets").symlink_to(ROOT / "assets"),
+    "photo.jpg": lambda folder: shutil.copy(ROOT / "assets" / "scene.jpg", folder / "photo.jpg"),
+    "detect photos": lambda folder: copy_pictures(folder / "photos"),
+    "more/**": make_more,
+    "--data data": make_dataset,
+    "model.onnx rewritten.onnx": make_detr,
+    "finetuned.safetensors": lambda folder: shutil.copy(
+        ROOT / "codetr" / "demo" / "co_dino_demo.safetensors", folder / "finetuned.safetensors"
+    ),
+}
+"""Makes the files of a user, by a text of the page that needs them."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in TESTED]
+)
+def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", ROOT)):
+        monkeypatch.setenv(name, os.pathsep.join([str(first), os.environ.get(name, "")]))
+    chosen = [block for block in blocks(page) if runs(block)]
+    code = "".join(block.code for block in chosen)
+    for text, make in FILES.items():
+        if text in code:
+            make(tmp_path)
+    for block in chosen:
+        if block.language == "python":
+            exec(compile(block.code, page, "exec"), {})
+        else:
+            run_bash(block.code)
+
+
+def run_bash(code: str) -> None:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, f"{code}\n{done.stdout}"
