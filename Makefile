@@ -14,7 +14,7 @@ IN_VENV := VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH"
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 
-.PHONY: demo test build lint format clean
+.PHONY: demo test build docs lint format clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/built
@@ -52,6 +52,14 @@ $(VENV)/uv-ready:
 	  python3 -m venv $(VENV)/uv && \
 	  $(VENV)/uv/bin/python -m pip install -q --disable-pip-version-check uv; }
 	@touch $@
+
+# The site in build/docs; fails for a broken link, or a table that differs from benchmarks/results.
+docs: $(VENV)/built
+	@$(IN_VENV) $(UV) pip install -q -c constraints.txt -r pyproject.toml --extra docs
+	$(BIN)/python tools/docs/tables.py --check
+	$(BIN)/python tools/docs/commands.py --check
+	$(BIN)/python tools/docs/links.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 lint: $(VENV)/packages
 	$(BIN)/ruff check .
