@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+_EXTRAS = {
+    "onnx": ("onnx", "onnx_ir", "onnxruntime", "onnxscript"),
+    "tensorrt": ("cuda", "polygraphy", "tensorrt"),
+    "dynamo": ("torch_tensorrt",),
+    "train": ("matplotlib", "pycocotools", "scipy"),
+}
+"""Packages that each extra of the project installs."""
+
 
 class ArgumentError(ValueError):
     """An argument has a wrong value.
@@ -32,7 +40,9 @@ def one_line(error: BaseException, limit: int = 320) -> str:
     """
     message = " ".join(str(getattr(error, "summary", error)).split())
     if isinstance(error, ModuleNotFoundError) and error.name:
-        message = f"the package {error.name.partition('.')[0]} is not installed: pip install codetr-tensorrt"
+        package = error.name.partition(".")[0]
+        extra = next((f"[{extra}]" for extra, packages in _EXTRAS.items() if package in packages), "")
+        message = f"the package {package} is not installed: pip install 'codetr-tensorrt{extra}'"
     elif isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     elif isinstance(error, MemoryError):

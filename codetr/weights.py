@@ -16,7 +16,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from codetr.config import Config, config_file
+from codetr.config import Config, config_file, load_config
+from codetr.errors import ArgumentError, one_line
 from trt_plugin.atomic_files import atomic_write
 
 _CHUNK_BYTES = 1 << 20
@@ -74,6 +75,36 @@ def default_weights(model: object, config: Config) -> str | None:
         if beside.is_file():
             return str(beside)
     return config.name if config.name in KNOWN_WEIGHTS else None
+
+
+def model_config(model: str | os.PathLike) -> Config:
+    """Loads the configuration that an argument `model` names, see `codetr.load_config`.
+
+    Raises:
+        ArgumentError: `model` names no configuration.
+    """
+    try:
+        return load_config(model)
+    except (ValueError, OSError) as error:
+        raise ArgumentError("model", one_line(error)) from error
+
+
+def choose_weights(model: str | os.PathLike, weights: str | None) -> str:
+    """Checks the argument `weights`: a known name, a URL or a file; default: `default_weights`.
+
+    Raises:
+        ArgumentError: `weights` is none of these, or it is None and the model has no default.
+    """
+    config, known = model_config(model), ", ".join(KNOWN_WEIGHTS)
+    if weights is None:
+        weights = default_weights(model, config)
+        if weights is None:
+            raise ArgumentError(
+                "weights", f"expected weights: none lie beside {model}, which is none of {known}; got none"
+            )
+    elif weights not in KNOWN_WEIGHTS and not is_url(weights) and not Path(weights).is_file():
+        raise ArgumentError("weights", f"expected a file, a URL, or one of {known}, got {weights!r}")
+    return weights
 
 
 def is_url(source: object) -> bool:

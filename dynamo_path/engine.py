@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from codetr.export.engine_check import INPUT_NAMES
-from codetr.export.request import Request, dynamic_shapes
+from codetr.export.request import INPUT_NAMES, ExportRequest
+from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.packing import pack_projections
 from dynamo_path.quiet import quiet
 from dynamo_path.reshapes import simplify_reshapes
@@ -28,7 +28,7 @@ class UnsupportedOperators(RuntimeError):
 
 
 def build_engine(
-    program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: Request
+    program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: ExportRequest
 ) -> bytes:
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
@@ -69,7 +69,7 @@ def build_engine(
 def build_with_fallback(
     program: torch.export.ExportedProgram,
     inputs: tuple[torch.Tensor, ...],
-    request: Request,
+    request: ExportRequest,
     compiled: Path,
     script: Path,
 ) -> None:
@@ -103,7 +103,7 @@ def build_with_fallback(
             ) from error
 
 
-def _settings(request: Request, folder: Path) -> dict[str, Any]:
+def _settings(request: ExportRequest, folder: Path) -> dict[str, Any]:
     """Torch-TensorRT's settings for a request; the timing cache lies in `folder` if it names none."""
     import tensorrt as trt
 
@@ -122,7 +122,7 @@ def _settings(request: Request, folder: Path) -> dict[str, Any]:
     }
 
 
-def _input_specifications(inputs: tuple[torch.Tensor, ...], request: Request) -> list[Any]:
+def _input_specifications(inputs: tuple[torch.Tensor, ...], request: ExportRequest) -> list[Any]:
     """The inputs as Torch-TensorRT takes them: tensors, or ranges of shapes where a size is dynamic."""
     from torch_tensorrt import Input
 
@@ -210,7 +210,7 @@ class _Used(Exception):
 def with_network(
     program: torch.export.ExportedProgram,
     inputs: tuple[torch.Tensor, ...],
-    request: Request,
+    request: ExportRequest,
     use: Callable[[Any], Result],
 ) -> Result:
     """Makes the network that `build_engine` would build, but does not build it.

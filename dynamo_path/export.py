@@ -1,11 +1,8 @@
-"""`python -m dynamo_path.export`: a detector as model.engine, model.ep and model.ts, compared with PyTorch.
+"""`python -m dynamo_path.export`: exports a detector through torch.export and Torch-TensorRT to one engine.
 
-model.pt2 is the program that torch.export gives, in PyTorch's operators. model.engine is what Torch-TensorRT
-makes of it: one TensorRT engine that needs neither of them; model.json beside it tells the rest. model.ep (an
-exported program) and model.ts (a TorchScript module) hold the same engine, for programs that run it by
-Torch-TensorRT. Without a GPU it stops after model.pt2.
-
-Exit status: 0 done, 1 failed, 2 wrong arguments.
+model.pt2 holds the program of torch.export, in PyTorch's operators. Torch-TensorRT makes model.engine of it,
+one TensorRT engine that needs neither of them, with model.json beside it. model.ep (an exported program) and
+model.ts (a TorchScript module) hold the same engine for programs that run it by Torch-TensorRT.
 """
 
 from __future__ import annotations
@@ -14,61 +11,48 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from codetr.cli.program import complain, run_program
+from codetr.export.output_folder import stage, staged_folder
+from codetr.export.request import ExportRequest
 
-from codetr.cli.command import complain, run_command
-from codetr.export.engine_check import compare, compare_engine
-from codetr.export.request import (
-    Request,
-    Subject,
-    dynamic_shapes,
-    example_inputs,
-    exported_module,
-    make_parser,
-    pick_device,
-    prepare,
-    request_from,
-    stage,
-    staged_folder,
-    write_metadata,
-)
-from dynamo_path.engine import UnsupportedOperators, build_engine, build_with_fallback
-from dynamo_path.runners import (
-    program_runner,
-    save_program,
-    save_torchscript,
-    torchscript_runner,
-    write_program,
-)
+if TYPE_CHECKING:
+    import torch
+
+    from codetr.export.traced_model import ExportSubject
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(export, argv, "python -m dynamo_path.export")
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    parser = make_parser("python -m dynamo_path.export", __doc__.partition("\n")[0].partition(": ")[2])
-    parser.add_argument(
-        "--allow-fallback",
-        action="store_true",
-        help="leave operators that TensorRT lacks to PyTorch: model.ep and model.ts then hold several "
-        "engines, and there is no model.engine (default: fail and name them)",
-    )
-    arguments = parser.parse_args(argv)
-    request = request_from(arguments)
+def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
+    """Export a detector through torch.export and Torch-TensorRT, and compare it with PyTorch.
+
+    Writes model.pt2, model.engine, model.ep, model.ts and model.json. Without a GPU it ends after model.pt2.
+
+    Args:
+        allow_fallback: leave operators that TensorRT lacks to PyTorch. model.ep and model.ts then hold
+        several
+            engines, and there is no model.engine. Default: fail and name them.
+    """
+    from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
+
     device = pick_device(request.device)
     if device.type == "cuda":
         import_requirements()
     with staged_folder(request.out) as folder:
         subject = prepare(request)
-        model, inputs = exported_module(subject).to(device), example_inputs(request, device)
+        model, inputs = subject.module().to(device), example_inputs(request, device)
         with stage("export model.pt2"):
+            from dynamo_path.runners import write_program
+
             program = export_program(model, inputs, dynamic_shapes(request))
             write_program(program, folder / "model.pt2")
         if device.type == "cuda":
-            _compile(program, subject, request, folder, arguments.allow_fallback)
+            _compile(program, subject, request, folder, allow_fallback)
         written = sorted(file.name for file in folder.iterdir())
     if device.type != "cuda":
         print(f"wrote {request.out / 'model.pt2'}; stopped there: no GPU to build a TensorRT engine for")
@@ -79,12 +63,18 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _compile(
     program: torch.export.ExportedProgram,
-    subject: Subject,
-    request: Request,
+    subject: ExportSubject,
+    request: ExportRequest,
     folder: Path,
     allow_fallback: bool,
 ) -> None:
     """Builds once, writes model.engine, model.ep, model.ts and model.json, and compares all with PyTorch."""
+    from codetr.export.artifact_metadata import write_metadata
+    from codetr.export.engine_check import compare_engine, compare_with_torch
+    from codetr.export.traced_model import example_inputs
+    from dynamo_path.engine import UnsupportedOperators, build_engine, build_with_fallback
+    from dynamo_path.runners import program_runner, save_program, save_torchscript, torchscript_runner
+
     inputs = example_inputs(request, "cuda")
     engine, compiled, script = (folder / name for name in ("model.engine", "model.ep", "model.ts"))
     try:
@@ -94,7 +84,7 @@ def _compile(
     except UnsupportedOperators as error:
         if not allow_fallback:
             raise
-        complain("warning", f"{error}; they are left to PyTorch, and there is no model.engine")
+        complain("warning", f"{error}; PyTorch runs them, and there is no model.engine")
         with stage("build model.ep and model.ts with Torch-TensorRT") as seconds:
             build_with_fallback(program, inputs, request, compiled, script)
     else:
@@ -105,15 +95,15 @@ def _compile(
     with stage("compare with PyTorch"):
         if engine.is_file():
             compare_engine(subject.checks, request, engine)
-        compare(subject.checks, request, "model.ep", program_runner(compiled, request))
-        compare(subject.checks, request, "model.ts", torchscript_runner(script, request))
+        compare_with_torch(subject.checks, request, "model.ep", program_runner(compiled, request))
+        compare_with_torch(subject.checks, request, "model.ts", torchscript_runner(script, request))
 
 
 def import_requirements() -> None:
-    """Imports what a build and running its engine need, registers the converters and the plugins.
+    """Imports the packages of a build, and registers the converters and the plugins.
 
     Raises:
-        ImportError: naming what to install.
+        ImportError: Torch-TensorRT is missing. The message names the command that installs it.
         trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing or cannot be loaded.
     """
     import trt_plugin
@@ -130,7 +120,15 @@ def export_program(
     inputs: tuple[torch.Tensor, ...],
     dynamic: tuple[dict, dict] | None = None,
 ) -> torch.export.ExportedProgram:
-    """Traces a detector strictly, with the inputs' sizes where `dynamic` names none."""
+    """Traces a detector strictly.
+
+    Args:
+        model: `ExportSubject.module()`.
+        inputs: images [N, 3, H, W] and image_shapes [N, 2]. Sizes that `dynamic` leaves out are fixed.
+        dynamic: argument `dynamic_shapes` of `torch.export.export`.
+    """
+    import torch
+
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)

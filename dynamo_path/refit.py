@@ -1,75 +1,76 @@
-"""`python -m dynamo_path.refit ENGINE WEIGHTS --out NEW`: other weights in an engine, without a build.
+"""`python -m dynamo_path.refit`: gives an engine the weights of another checkpoint, without a build.
 
-The engine is one of `dynamo_path.export --refittable`, its metadata <stem>.json beside it. The model is
-exported again with the new weights and converted as for a build, but not built: what TensorRT calls each
-weight, and what becomes of it on the way (16 bits, frozen batch norms folded to two vectors, position biases
-looked up), is then as it was for the engine. Every weight of the engine gets its new value, or nothing is
-written. The new engine's detections are compared with PyTorch's. Needs a GPU.
-
-Exit status: 0 done, 1 failed, 2 wrong arguments.
+The engine comes from `dynamo_path.export --refittable`, with its metadata <stem>.json beside it. The command
+exports the model again with the new weights and converts it as for a build, but builds nothing. TensorRT's
+names of the weights, and the changes on their way (16 bits, folded batch norms, looked-up position biases),
+are then those of the engine. Every weight of the engine gets its new value, or nothing is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    one_line,
-    run_command,
-    to_path,
-)
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
 from codetr.detector.sizes import InputSizes
-from codetr.export.engine_check import compare_engine
-from codetr.export.refit_options import check_new_engine, require_refittable
-from codetr.export.request import (
-    Request,
-    dynamic_shapes,
-    example_inputs,
-    exported_module,
-    pick_device,
-    prepare,
-    stage,
-)
+from codetr.errors import ArgumentError
+from codetr.export.output_folder import stage
+from codetr.export.request import ExportRequest
+from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
-
-if TYPE_CHECKING:
-    from trt_plugin import ArtifactMetadata
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(refit, argv, "python -m dynamo_path.refit")
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
-    engine, out = arguments.engine, arguments.out
-    metadata = _check(arguments)
-    request = request_of(metadata, arguments)
-    if pick_device("auto").type != "cuda":
-        raise UsageError("a refit needs an NVIDIA GPU, and PyTorch finds none here (see nvidia-smi)")
-    from dynamo_path.engine import with_network
+def refit(
+    engine: Annotated[InputFile, Parameter(metavar="ENGINE")],
+    weights: Annotated[str, Parameter(metavar="WEIGHTS")],
+    /,
+    *,
+    out: OutputFile,
+    model: Annotated[str | None, Parameter(metavar="NAME|JSON")] = None,
+    photo: InputFile | None = None,
+    keep_unequal: bool = False,
+) -> int:
+    """Put the weights of another checkpoint into an engine, and compare it with PyTorch. Needs a GPU.
+
+    Args:
+        engine: engine of `dynamo_path.export --refittable`.
+        weights: checkpoint: a known name, a file or a URL.
+        out: engine to write, with its metadata beside it.
+        model: configuration. Default: the one that the metadata names.
+        photo: photo for the comparison. Default: one in the repository.
+        keep_unequal: keep an engine whose detections differ from PyTorch's.
+    """
+    metadata = refittable_metadata(engine, out)
+    request = request_of(metadata, weights, out, model, photo, keep_unequal)
+    from codetr.export.engine_check import compare_engine
+    from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
     from dynamo_path.export import export_program, import_requirements
 
+    pick_device("cuda")
     import_requirements()
+    from dynamo_path.engine import with_network
+
     subject = prepare(request)
     with stage("export the model"):
-        model, inputs = exported_module(subject).to("cuda"), example_inputs(request, "cuda")
-        program = export_program(model, inputs, dynamic_shapes(request))
+        module, inputs = subject.module().to("cuda"), example_inputs(request, "cuda")
+        program = export_program(module, inputs, dynamic_shapes(request))
     with atomic_write(out) as temporary:
         with stage(f"refit {engine.name}"):
-            temporary.write_bytes(with_network(program, inputs, request, lambda net: refit(engine, net)))
+            plan = with_network(program, inputs, request, lambda network: refit_plan(engine, network))
+            temporary.write_bytes(plan)
         with stage("compare with PyTorch"):
             compare_engine(subject.checks, request, temporary)
     dataclasses.replace(metadata, source_weights=subject.source_weights).save(out.with_suffix(".json"))
@@ -77,61 +78,52 @@ def _main(argv: Sequence[str] | None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m dynamo_path.refit", description="Put other weights into an engine, without a build."
-    )
-    add = parser.add_argument
-    add("engine", metavar="ENGINE", type=to_path, help="of dynamo_path.export --refittable")
-    add("weights", metavar="WEIGHTS", help="checkpoint: known name, file or URL")
-    add("--out", metavar="NEW", type=to_path, required=True, help="engine to write; metadata beside it")
-    add("--model", metavar="NAME|JSON", help="configuration (default: the one that the metadata names)")
-    add("--photo", metavar="FILE", type=to_path, help="compare on this picture (default: one we ship)")
-    add("--keep-unequal", action="store_true", help="keep an engine whose detections differ from PyTorch's")
-    return parser
-
-
-def _check(arguments: argparse.Namespace) -> ArtifactMetadata:
-    """Checks the options and reads the engine's metadata.
+def refittable_metadata(engine: Path, out: Path) -> ArtifactMetadata:
+    """Reads the metadata beside an engine that is to be refitted into `out`.
 
     Raises:
-        UsageError: a file is not there, cannot be written, or the engine cannot be refitted.
+        ArgumentError: the engine was not built with --refittable, or `out` is the name of a metadata file.
+        trt_plugin.EngineError: the metadata cannot be read.
     """
-    from trt_plugin import ArtifactMetadata, EngineError
-
-    check_file("ENGINE", arguments.engine)
-    check_new_engine(arguments.out)
-    if arguments.photo is not None:
-        check_file("--photo", arguments.photo)
-    path = arguments.engine.with_suffix(".json")
-    try:
-        metadata = ArtifactMetadata.load(path)
-    except EngineError as error:
-        raise UsageError(f"ENGINE {arguments.engine}: {one_line(error)}") from error
-    require_refittable(arguments.engine, metadata)
+    if out.suffix == ".json":
+        raise ArgumentError("out", f"expected the name of an engine, got {out}, the name of its metadata")
+    metadata = ArtifactMetadata.load(engine.with_suffix(".json"))
+    if not metadata.refittable:
+        raise ArgumentError("engine", f"expected an engine of --refittable, got {engine}, which is not")
     return metadata
 
 
-def request_of(metadata: ArtifactMetadata, arguments: argparse.Namespace) -> Request:
-    """What the export was asked for whose engine this is, with the new weights."""
-    return Request(
-        model=arguments.model or metadata.model,
-        weights=arguments.weights,
-        sizes=InputSizes.of_artifact(metadata),
+def request_of(
+    metadata: ArtifactMetadata,
+    weights: str,
+    out: Path,
+    model: str | None = None,
+    photo: Path | None = None,
+    keep_unequal: bool = False,
+) -> ExportRequest:
+    """Makes the export request that the engine was built for, with other weights."""
+    sizes = InputSizes.of_artifact(metadata)
+    if sizes.resizable:
+        size: dict[str, Any] = {"dynamic_size": (sizes.height, sizes.width)}
+    else:
+        size = {"height": sizes.height.opt, "width": sizes.width.opt}
+    nms = {"nms": [metadata.nms["method"]], "nms_iou": metadata.nms["iou_threshold"]}
+    return ExportRequest(
+        model=model or metadata.model,
+        weights=weights,
+        batch=sizes.batch,
+        **size,
         precision=metadata.precision,
-        out=arguments.out,
-        photo=arguments.photo,
+        out=out,
+        photo=photo,
         device="cuda",
-        timing_cache=None,
-        optimization_level=None,
         refittable=True,
-        keep_unequal=arguments.keep_unequal,
-        nms=metadata.nms["method"] if metadata.nms_in_graph else "none",
-        nms_iou=metadata.nms["iou_threshold"] if metadata.nms_in_graph else None,
+        keep_unequal=keep_unequal,
+        **(nms if metadata.nms_in_graph else {}),
     )
 
 
-def refit(engine_path: Path, network: Any) -> bytes:
+def refit_plan(engine_path: Path, network: Any) -> bytes:
     """Gives every weight of an engine that of a network.
 
     Args:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from codetr.detector.torch_backend import allow_tf32
-from codetr.export.engine_check import INPUT_NAMES, Runner
-from codetr.export.request import dynamic_shapes
+from codetr.export.engine_check import Runner
+from codetr.export.request import INPUT_NAMES, ExportRequest
+from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.quiet import quiet
 from trt_plugin.atomic_files import atomic_write
-
-if TYPE_CHECKING:
-    from codetr.export.request import Request
 
 
 def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> None:
@@ -78,7 +75,7 @@ def save_program(
     engine: bytes,
     source: torch.export.ExportedProgram,
     inputs: tuple[torch.Tensor, ...],
-    request: Request,
+    request: ExportRequest,
     path: Path,
 ) -> None:
     """Writes an exported program that runs an engine by Torch-TensorRT's runtime.
@@ -107,18 +104,18 @@ def save_program(
     write_program(program, path)
 
 
-def torchscript_runner(path: Path, request: Request) -> Runner:
+def torchscript_runner(path: Path, request: ExportRequest) -> Runner:
     """Loads a TorchScript module with engines inside; torch_tensorrt and the plugins are there already."""
     return _runner(torch.jit.load(str(path)), request)
 
 
-def program_runner(path: Path, request: Request) -> Runner:
+def program_runner(path: Path, request: ExportRequest) -> Runner:
     """Loads an exported program with engines inside; torch_tensorrt and the plugins are there already."""
     with path.open("rb") as file:
         return _runner(torch.export.load(file).module(), request)
 
 
-def _runner(module: Callable, request: Request) -> Runner:
+def _runner(module: Callable, request: ExportRequest) -> Runner:
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.inference_mode(), allow_tf32(torch, request.precision == "tf32"):
             outputs = module(*(torch.from_numpy(inputs[name]).cuda() for name in INPUT_NAMES))

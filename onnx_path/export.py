@@ -1,12 +1,11 @@
-"""`python -m onnx_path.export`: a detector as model.onnx, model.engine and model.json, compared with PyTorch.
+"""`python -m onnx_path.export`: exports a detector through torch.onnx to an ONNX file and a TensorRT engine.
 
-Without a GPU there is no engine; model.json then tells those who run model.onnx with onnxruntime the rest.
-Exit status: 0 done, 1 failed, 2 wrong arguments.
+model.onnx has every MSDA as one node of domain `msda`. model.json describes model.onnx and model.engine to
+the programs that run them.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import warnings
@@ -16,128 +15,89 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codetr.cli.command import run_command
-from codetr.export.engine_check import INPUT_NAMES, OUTPUT_NAMES, compare_engine
-from codetr.export.request import (
-    Request,
-    Subject,
-    dynamic_shapes,
-    example_inputs,
-    exported_module,
-    make_parser,
-    pick_device,
-    prepare,
-    request_from,
-    stage,
-    staged_folder,
-    write_metadata,
-)
-from onnx_path import requirements
-from onnx_path.optimization_profiles import Profile
+from codetr.cli.program import run_program
+from codetr.export.output_folder import stage, staged_folder
+from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES, ExportRequest
 
 if TYPE_CHECKING:
     import torch
+
+    from codetr.export.traced_model import ExportSubject
 
 LARGEST_CONSTANT = 2**27  # numbers that a folded tensor may have
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(export, argv, "python -m onnx_path.export")
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    parser = make_parser("python -m onnx_path.export", __doc__.partition("\n")[0].partition(": ")[2])
-    parser.add_argument("--onnx-only", action="store_true", help="build no engine")
-    parser.add_argument(
-        "--no-function-body",
-        action="store_true",
-        help="leave out the standard operators that let any runtime run the MSDA nodes: for other tools with "
-        "TensorRT up to 10.6, which prefers them to the plugin (our own build takes them out)",
-    )
-    arguments = parser.parse_args(argv)
-    request = request_from(arguments)
-    import_exporter()
-    if not arguments.onnx_only and pick_device(request.device).type == "cuda":
-        return _export_engine(request, function_bodies=not arguments.no_function_body)
+def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body: bool = False) -> int:
+    """Export a detector through torch.onnx, build its engine, and compare the engine with PyTorch.
+
+    Writes model.onnx, model.engine and model.json. Without a GPU there is no engine.
+
+    Args:
+        onnx_only: build no engine.
+        no_function_body: leave out the standard operators that let any runtime run the MSDA nodes. Tools
+            other than ours need this with TensorRT up to 10.6, which prefers these operators to the plugin.
+    """
+    from codetr.export.artifact_metadata import write_metadata
+    from codetr.export.engine_check import compare_engine
+    from codetr.export.traced_model import pick_device, prepare
+
+    builds = not onnx_only and pick_device(request.device).type == "cuda"
+    import onnxscript  # noqa: F401  (a missing package ends the command before the model is loaded)
+
+    if builds:
+        from onnx_path.build import build_engine, import_requirements
+        from onnx_path.tensorrt_engine import Settings
+
+        import_requirements()
     with staged_folder(request.out) as folder:
         subject = prepare(request)
-        _write_onnx(subject, request, folder, not arguments.no_function_body)
-        write_metadata(subject, request, folder, engine=False)
-    reason = "" if arguments.onnx_only else "; stopped there: no GPU to build a TensorRT engine for"
-    print(f"wrote model.onnx and model.json in {request.out}{reason}")
-    return 0
-
-
-def _export_engine(request: Request, function_bodies: bool) -> int:
-    from onnx_path.build import build_engine, import_requirements
-    from onnx_path.tensorrt_engine import Settings
-
-    import_requirements()
-    with staged_folder(request.out) as folder:
-        subject = prepare(request)
-        _write_onnx(subject, request, folder, function_bodies)
-        with stage("build model.engine with TensorRT") as seconds:
-            build_engine(
-                folder / "model.onnx",
-                folder / "model.engine",
-                Settings(
-                    profiles=profiles_of(request),
-                    tf32=request.precision == "tf32",
-                    timing_cache=request.timing_cache,
-                    optimization_level=request.optimization_level,
-                    refittable=request.refittable,
-                ),
+        _write_model(subject, request, folder / "model.onnx", not no_function_body)
+        if builds:
+            settings = Settings(
+                profiles=profiles_of(request),
+                tf32=request.precision == "tf32",
+                timing_cache=request.timing_cache,
+                optimization_level=request.optimization_level,
+                refittable=request.refittable,
             )
-        write_metadata(subject, request, folder, build_seconds=seconds[0])
-        with stage("compare with PyTorch"):
-            compare_engine(subject.checks, request, folder / "model.engine")
-    print(f"wrote model.onnx, model.engine and model.json in {request.out}")
+            with stage("build model.engine with TensorRT") as seconds:
+                build_engine(folder / "model.onnx", folder / "model.engine", settings)
+        write_metadata(subject, request, folder, builds, seconds[0] if builds else None)
+        if builds:
+            with stage("compare with PyTorch"):
+                compare_engine(subject.checks, request, folder / "model.engine")
+    if builds:
+        print(f"wrote model.onnx, model.engine and model.json in {request.out}")
+    else:
+        reason = "" if onnx_only else "; stopped there: no GPU to build a TensorRT engine for"
+        print(f"wrote model.onnx and model.json in {request.out}{reason}")
     return 0
 
 
-def profiles_of(request: Request) -> dict[str, Profile]:
-    """The profile of each input with a dynamic size."""
+def profiles_of(request: ExportRequest) -> dict:
+    """Returns the optimization profile of each input with a dynamic size."""
+    from onnx_path.optimization_profiles import ShapeRange
+
     return {
-        name: Profile(*(tuple(shapes[which]) for which in Profile._fields))
+        name: ShapeRange(*(tuple(shapes[which]) for which in ShapeRange._fields))
         for name, shapes in request.sizes.profiles().items()
     }
 
 
-def _write_onnx(subject: Subject, request: Request, folder: Path, function_bodies: bool) -> None:
-    model, inputs = exported_module(subject), example_inputs(request)
-    with stage("export model.onnx"):
-        counts = export_onnx(
-            model,
-            inputs,
-            folder / "model.onnx",
-            function_bodies,
-            request.output_names,
-            dynamic_shapes(request),
-        )
-    print(
-        f"model.onnx: {counts.total()} nodes, {sum(counts[name] for name in _operators())} of them MSDA",
-        flush=True,
-    )
-
-
-def _operators() -> tuple[str, ...]:
+def _write_model(subject: ExportSubject, request: ExportRequest, path: Path, function_bodies: bool) -> None:
+    from codetr.export.traced_model import dynamic_shapes, example_inputs
     from onnx_path.operator import OPERATORS
 
-    return OPERATORS
-
-
-def import_exporter() -> None:
-    """Imports what `export_onnx` needs.
-
-    Raises:
-        ImportError: naming what to install.
-    """
-    try:
-        for name in requirements.GRAPH:
-            importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{error.name} is not installed: pip install 'codetr-tensorrt[onnx]'") from error
+    with stage("export model.onnx"):
+        inputs, dynamic = example_inputs(request), dynamic_shapes(request)
+        counts = export_onnx(subject.module(), inputs, path, function_bodies, request.output_names, dynamic)
+    msda = sum(counts[name] for name in OPERATORS)
+    print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA", flush=True)
 
 
 def export_onnx(
@@ -153,12 +113,14 @@ def export_onnx(
     Weights lie in the file, or in <path>.data beside it when they exceed what protobuf can hold.
 
     Args:
-        model: a `codetr.CoDino` or `codetr.export.graph_nms.CoDinoWithNms` on the CPU, in the file's precision.
+        model: a `codetr.CoDino` or `codetr.export.graph_nms.CoDinoWithNms` on the CPU, in the file's
+            precision.
         inputs: example images and image_shapes; their sizes are the file's where they are not dynamic.
         path: the file to write.
         function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
         output_names: of the model's outputs, in order.
-        dynamic: of `codetr.export.request.dynamic_shapes`; these sizes have the names batch, height and width.
+        dynamic: of `codetr.export.traced_model.dynamic_shapes`; these sizes have the names batch, height and
+            width.
 
     Returns:
         How many nodes of each operator the file has, bodies not counted.
@@ -166,7 +128,6 @@ def export_onnx(
     Raises:
         ImportError: onnx or onnxscript is missing.
     """
-    import_exporter()
     import torch
 
     with warnings.catch_warnings(), torch.no_grad():
@@ -182,14 +143,13 @@ def write_onnx(
     output_names: Sequence[str] = OUTPUT_NAMES,
 ) -> Counter[str]:
     """`export_onnx` of a model that is traced already."""
-    import_exporter()
     import onnx
     import onnx_ir
     import torch
     from onnxscript import optimizer
 
-    from onnx_path import constant_reshapes as shapes
     from onnx_path import node_names, operator
+    from onnx_path.shape_arithmetic import remove_shape_arithmetic
 
     with warnings.catch_warnings(), torch.no_grad(), _quiet_folding():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
@@ -206,7 +166,7 @@ def write_onnx(
         limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
         optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
     if exported.range_constraints:  # sizes that are symbols
-        shapes.simplify(program.model)
+        remove_shape_arithmetic(program.model)
         _name_sizes(program.model.graph)
     optimizer.remove_unused_nodes(program.model)
     node_names.name_by_modules(program.model.graph)

@@ -1,52 +1,54 @@
-"""`python -m onnx_path.refit ENGINE MODEL.onnx --out NEW`: a file's weights in an engine, without a build.
+"""`python -m onnx_path.refit`: gives an engine the weights of an ONNX file, without a build.
 
-The engine is one of `onnx_path.export --refittable`, MODEL.onnx what the same command writes with other
-weights (`--onnx-only`). Every weight of the engine gets its new value, or nothing is written. Metadata that
-lies beside the engine goes along, with the weights that are said beside MODEL.onnx. Needs a GPU.
-
-Exit status: 0 done, 1 failed, 2 wrong arguments.
+The engine comes from `onnx_path.export --refittable`, the ONNX file from the same command with other weights
+(`--onnx-only`). Every weight of the engine gets its new value, or nothing is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    one_line,
-    run_command,
-    to_path,
-)
-from codetr.export.refit_options import check_new_engine, require_refittable
-from codetr.export.request import stage
-from onnx_path.builder import parsed_file
+from cyclopts import Parameter
+
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
+from codetr.errors import ArgumentError
+from codetr.export.output_folder import stage
+from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
-
-if TYPE_CHECKING:
-    from trt_plugin import ArtifactMetadata
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(refit, argv, "python -m onnx_path.refit")
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
-    engine, model, out = arguments.engine, arguments.model, arguments.out
-    metadata = _check(arguments)
+def refit(
+    engine: Annotated[InputFile, Parameter(metavar="ENGINE")],
+    model: Annotated[InputFile, Parameter(metavar="MODEL.onnx")],
+    /,
+    *,
+    out: OutputFile,
+) -> int:
+    """Put the weights of an ONNX file into an engine. Needs a GPU.
+
+    Metadata beside the engine is copied to the new one, with the weights that the file's metadata names.
+
+    Args:
+        engine: engine of `onnx_path.export --refittable`.
+        model: ONNX file of the same export with other weights.
+        out: engine to write.
+    """
     from trt_plugin.cuda_runtime import require_gpu
 
+    metadata = _new_metadata(engine, model, out)
     require_gpu()
     with stage(f"refit {engine.name}"):
-        content = refit(engine, model)
+        content = refit_plan(engine, model)
     with atomic_write(out) as temporary:
         temporary.write_bytes(content)
     if metadata is not None:
@@ -55,40 +57,26 @@ def _main(argv: Sequence[str] | None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m onnx_path.refit", description="Put an ONNX file's weights into an engine."
-    )
-    parser.add_argument("engine", metavar="ENGINE", type=to_path, help="of onnx_path.export --refittable")
-    parser.add_argument("model", metavar="MODEL.onnx", type=to_path, help="the same export of other weights")
-    parser.add_argument("--out", metavar="NEW", type=to_path, required=True, help="engine to write")
-    return parser
-
-
-def _check(arguments: argparse.Namespace) -> ArtifactMetadata | None:
-    """Checks the files; returns the new engine's metadata, if the old one has any.
+def _new_metadata(engine: Path, model: Path, out: Path) -> ArtifactMetadata | None:
+    """Returns the new engine's metadata; None if the old engine has none.
 
     Raises:
-        UsageError: a file is not there, cannot be written, or the engine cannot be refitted.
+        ArgumentError: the engine was not built with --refittable, or `out` is the name of a metadata file.
+        trt_plugin.EngineError: metadata cannot be read.
     """
-    from trt_plugin import ArtifactMetadata, EngineError
-
-    check_file("ENGINE", arguments.engine)
-    check_file("MODEL.onnx", arguments.model)
-    check_new_engine(arguments.out)
-    beside = [path.with_suffix(".json") for path in (arguments.engine, arguments.model)]
-    if not beside[0].is_file():
+    if out.suffix == ".json":
+        raise ArgumentError("out", f"expected the name of an engine, got {out}, the name of its metadata")
+    beside_engine, beside_model = engine.with_suffix(".json"), model.with_suffix(".json")
+    if not beside_engine.is_file():
         return None
-    try:
-        metadata = ArtifactMetadata.load(beside[0])
-        weights = ArtifactMetadata.load(beside[1]).source_weights if beside[1].is_file() else ""
-    except EngineError as error:
-        raise UsageError(one_line(error)) from error
-    require_refittable(arguments.engine, metadata)
-    return dataclasses.replace(metadata, source_weights=weights or str(arguments.model))
+    metadata = ArtifactMetadata.load(beside_engine)
+    if not metadata.refittable:
+        raise ArgumentError("engine", f"expected an engine of --refittable, got {engine}, which is not")
+    weights = ArtifactMetadata.load(beside_model).source_weights if beside_model.is_file() else ""
+    return dataclasses.replace(metadata, source_weights=weights or str(model))
 
 
-def refit(engine_path: Path, onnx_path: Path) -> bytes:
+def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
     """Gives every weight of an engine that of an ONNX file.
 
     Args:
@@ -120,6 +108,8 @@ def refit(engine_path: Path, onnx_path: Path) -> bytes:
                 f"{onnx_path.name}: {len(missing)} weights of {engine_path} are not in it: {missing[0]}, …"
             )
         return reader
+
+    from onnx_path.model_for_tensorrt import parsed_file
 
     with parsed_file(onnx_path) as parsed:
         return refit_engine(engine_path, give)

@@ -1,4 +1,5 @@
-"""The command line `codetr`: `app` lists the commands, `program` runs them, `argument_types` parses values."""
+"""The command line `codetr`: `app` lists the commands, `program` runs them, `argument_types` parses
+values."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ A new command is a line here, and a function that takes annotated parameters and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from cyclopts import Group
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Object detection with Co-DETR, in PyTorch, as an ONNX file or as a TensorRT engine.",
         version=codetr.__version__,
     )
+    words = sys.argv[1:] if argv is None else list(argv)
     for group, name, function, summary in COMMANDS:
-        app.command(function, name=name, help=summary, group=group)
-    return run_program(app, argv, "codetr")
+        # The command's own docstring is its help. The list of commands takes the line, and imports nothing.
+        app.command(function, name=name, help=None if name in words[:1] else summary, group=group)
+    return run_program(app, words, "codetr")

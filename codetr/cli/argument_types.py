@@ -21,14 +21,14 @@ def parsed_by(parse: Callable[[str], Any], metavar: str) -> Parameter:
     def convert(type_: Any, tokens: Sequence[Token]) -> Any:
         return parse(tokens[0].value)
 
-    return Parameter(converter=convert, n_tokens=1, metavar=metavar)
+    return Parameter(converter=convert, n_tokens=1, accepts_keys=False, metavar=metavar)
 
 
 def _file(text: str) -> Path:
     path = Path(text)
     if not text or not path.is_file():
-        found = "'', no path" if not text else f"a folder, {text}" if path.is_dir() else f"{text}, no such file"
-        raise ValueError(f"expected a file, got {found}")
+        kind = "no path" if not text else "a folder" if path.is_dir() else "no such file"
+        raise ValueError(f"expected a file, got {text!r}, {kind}")
     return path
 
 

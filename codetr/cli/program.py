@@ -1,8 +1,9 @@
 """Runs commands: Cyclopts parses the options, and every failure ends in one line on stderr.
 
-A command is a function with annotated parameters that returns its exit status. `run_program` gives it a command
-line, for `codetr COMMAND` as for `python -m MODULE`. Exit status of every command: 0, done; 1, it failed; 2, wrong
-options or input; 130, interrupted. CODETR_TRACEBACK=1 shows the Python traceback instead of the line.
+A command is a function with annotated parameters that returns its exit status. `run_program` gives it a
+command line, for `codetr COMMAND` as for `python -m MODULE`. Exit status of every command: 0, done; 1, it
+failed; 2, wrong options or input; 130, interrupted. CODETR_TRACEBACK=1 shows the Python traceback instead of
+the line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def make_app(name: str, help: str | None = None, **settings: object) -> App:
     return App(
         name=name,
         help=help,
-        help_format="plaintext",
+        help_format="markdown",
         default_parameter=Parameter(negative=()),  # --refittable has no --no-refittable
         result_action="return_value",
         print_error=False,
@@ -81,7 +82,8 @@ def _message(error: Exception, program: str) -> str:
 
 
 def _flush_or_discard() -> None:
-    """Leaves no output for the flush at the interpreter's exit, which would print a traceback if it failed."""
+    """Leaves no output for the flush at the interpreter's exit, which would print a traceback if it
+    failed."""
     try:
         sys.stdout.flush()
     except OSError:

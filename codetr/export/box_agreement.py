@@ -1,8 +1,7 @@
-"""Comparison of two lists of detections of the same images, for engines against PyTorch. NumPy only.
+"""Agreement of two lists of detections of the same images, such as an engine's and PyTorch's. NumPy only.
 
 Detections are matched one to one, not by their place in the list: two scores that differ in the last digit
-may swap places, which is no difference that a user sees. Rows with a negative label are no detections but the
-padding of a network with non-maximum suppression inside.
+may swap places, which a user does not see. Rows with a negative label are padding.
 """
 
 from __future__ import annotations
@@ -15,25 +14,32 @@ import numpy as np
 FP32_BOX_TOLERANCE_PX = 0.05
 FP32_SCORE_TOLERANCE = 1e-4
 FP32_LEAST_SHARE = 0.99
-"""What an fp32 engine has to reach: this share of the detections equal within these tolerances."""
+"""Share of the detections of an fp32 engine that must equal PyTorch's within these tolerances."""
 ROUNDED_LEAST_SHARE = 0.5
-"""What an engine with more rounding than fp32 has to reach: this share of the share of fp32's detections that
-PyTorch matches in the engine's precision. Rounding moves boxes, random weights amplify it, and two
-roundings agree less with each other than either with fp32; but a wrong engine matches next to nothing."""
+"""Share of PyTorch's own matches in the same precision that a rounded engine must reach.
+
+PyTorch's matches are those of its detections in the engine's precision with its detections in fp32. Rounding
+moves boxes, and random weights amplify it. A wrong engine matches next to nothing.
+"""
+SCORE_THRESHOLD = 0.3
+"""Score from which `codetr detect` shows a detection by default."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How the detections found compare with those expected. All images of a batch are counted together.
+class BoxAgreement:
+    """Agreement of the detections found with those expected, over all images of a batch.
 
     Attributes:
         expected: number of detections expected.
-        found: number of detections of the other implementation.
-        matched: how many have a partner of the same label with IoU of at least 0.5.
-        equal: how many of these lie within both tolerances.
+        found: number of detections found.
+        matched: pairs of an expected and a found detection of the same label with an IoU of at least 0.5.
+        equal: matched pairs within both tolerances.
         max_box_difference_px: largest coordinate difference among the matched, pixels.
-        median_box_difference_px: median over the matched of each one's largest coordinate difference.
+        median_box_difference_px: median over the matched of each pair's largest coordinate difference.
         max_score_difference: largest score difference among the matched.
+        shown: expected detections with a score of at least `SCORE_THRESHOLD`.
+        shown_matched: matched pairs among them.
+        shown_max_box_difference_px: largest coordinate difference among these pairs, pixels.
     """
 
     expected: int
@@ -45,29 +51,34 @@ class Comparison:
     max_score_difference: float
     box_tolerance_px: float
     score_tolerance: float
+    shown: int
+    shown_matched: int
+    shown_max_box_difference_px: float
 
     @property
     def count(self) -> int:
-        """Of the expected detections or those found, whichever are more: one too many is a difference too."""
+        """The larger of `expected` and `found`: a detection too many is a difference too."""
         return max(self.expected, self.found)
 
     @property
     def equal_share(self) -> float:
-        """Share of the detections that is equal within the tolerances; 1 when there is none."""
+        """`equal` as a share of `count`; 1 without detections."""
         return self.equal / self.count if self.count else 1.0
 
     @property
     def matched_share(self) -> float:
-        """Share of the detections that has a partner; 1 when there is none."""
+        """`matched` as a share of `count`; 1 without detections."""
         return self.matched / self.count if self.count else 1.0
 
     def __str__(self) -> str:
+        shown = f"{self.shown_matched} of {self.shown} detections from score {SCORE_THRESHOLD:g} on match"
+        if self.shown_matched:
+            shown += f", boxes within {self.shown_max_box_difference_px:.3g} px"
         found = "" if self.found == self.expected else f", {self.found} found"
         return (
-            f"{self.matched} of {self.expected} detections match{found}, {self.equal} within "
-            f"{self.box_tolerance_px:g} px and {self.score_tolerance:g}; box difference: "
-            f"median {self.median_box_difference_px:.4g} px, max {self.max_box_difference_px:.4g} px; "
-            f"score difference: max {self.max_score_difference:.3g}"
+            f"{shown}; with all low scores {self.matched} of {self.expected}{found}, {self.equal} within "
+            f"{self.box_tolerance_px:g} px and {self.score_tolerance:g}, median "
+            f"{self.median_box_difference_px:.3g} px"
         )
 
 
@@ -76,8 +87,8 @@ def compare_detections(
     found: Sequence[np.ndarray],
     box_tolerance_px: float = FP32_BOX_TOLERANCE_PX,
     score_tolerance: float = FP32_SCORE_TOLERANCE,
-) -> Comparison:
-    """Matches the detections of each image and measures how far apart partners are.
+) -> BoxAgreement:
+    """Matches the detections of each image and measures the differences of the pairs.
 
     Args:
         expected: boxes [N, K, 4] (x1, y1, x2, y2, pixels), scores [N, K], labels [N, K].
@@ -86,7 +97,7 @@ def compare_detections(
         score_tolerance: largest difference of two equal scores.
 
     Raises:
-        ValueError: the arrays do not have these shapes.
+        ValueError: the arrays have other shapes.
     """
     for name, (boxes, scores, labels) in (("expected", expected), ("found", found)):
         if boxes.ndim != 3 or boxes.shape[2] != 4 or not boxes.shape[:2] == scores.shape == labels.shape:
@@ -95,16 +106,17 @@ def compare_detections(
     if len(expected[0]) != len(found[0]):
         raise ValueError(f"found: expected {len(expected[0])} image(s), got {len(found[0])}")
 
-    box_differences, score_differences = [], []
+    boxes, scores, is_shown = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, bool)]
     for image in range(len(expected[0])):
         one, other = (_detections_of(side, image) for side in (expected, found))
         first, second = _match(one, other, box_tolerance_px, score_tolerance)
-        box_differences.append(np.abs(one[0][first] - other[0][second]).max(axis=1, initial=0.0))
-        score_differences.append(np.abs(one[1][first] - other[1][second]))
-    box_difference = np.concatenate([np.zeros(0), *box_differences])
-    score_difference = np.concatenate([np.zeros(0), *score_differences])
-    return Comparison(
-        expected=int((expected[2] >= 0).sum()),
+        boxes.append(np.abs(one[0][first] - other[0][second]).max(axis=1, initial=0.0))
+        scores.append(np.abs(one[1][first] - other[1][second]))
+        is_shown.append(one[1][first] >= SCORE_THRESHOLD)
+    box_difference, score_difference, shown = map(np.concatenate, (boxes, scores, is_shown))
+    real = expected[2] >= 0
+    return BoxAgreement(
+        expected=int(real.sum()),
         found=int((found[2] >= 0).sum()),
         matched=len(box_difference),
         equal=int(((box_difference <= box_tolerance_px) & (score_difference <= score_tolerance)).sum()),
@@ -113,6 +125,9 @@ def compare_detections(
         max_score_difference=float(score_difference.max(initial=0.0)),
         box_tolerance_px=box_tolerance_px,
         score_tolerance=score_tolerance,
+        shown=int((real & (expected[1] >= SCORE_THRESHOLD)).sum()),
+        shown_matched=int(shown.sum()),
+        shown_max_box_difference_px=float(box_difference[shown].max(initial=0.0)),
     )
 
 
@@ -124,7 +139,8 @@ def _detections_of(side: Sequence[np.ndarray], image: int) -> list[np.ndarray]:
 def _match(
     one: Sequence[np.ndarray], other: Sequence[np.ndarray], box_tolerance_px: float, score_tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs detections of one label and IoU >= 0.5, the most alike first. Returns both sides' indices."""
+    """Pairs detections of one label with IoU >= 0.5, closest pairs first; returns the indices of both
+    sides."""
     (boxes, scores, labels), (other_boxes, other_scores, other_labels) = one, other
     box_cost = np.abs(boxes[:, None].astype(np.float64) - other_boxes[None]).max(axis=-1, initial=0.0)
     score_cost = np.abs(scores[:, None].astype(np.float64) - other_scores[None])
@@ -145,7 +161,7 @@ def _match(
 
 
 def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """IoU of every pair, [K, J]; 0 where both have no area."""
+    """Returns the IoU of every pair, [K, J]; 0 where both have no area."""
     boxes, others = boxes[:, None].astype(np.float64), others[None].astype(np.float64)
     overlap = np.clip(
         np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2]), 0, None

@@ -1,21 +1,20 @@
-"""Greedy non-maximum suppression as a part of the network, for exports whose outputs are final detections.
+"""Greedy non-maximum suppression in the graph, for exports whose outputs are final detections.
 
-It gives exactly what `codetr.detector.postprocess.apply_nms` does with the method "hard", for every input, in fixed
-shapes and without a loop, so that engines can run in a CUDA graph as those without it do. (A compiler that
-rounds an IoU otherwise may decide otherwise where it equals the threshold up to the last digit.)
+The result equals `codetr.detector.postprocess.apply_nms` with the method "hard" for every input. Shapes are
+fixed and there is no loop, so a CUDA graph holds the engine. A compiler that rounds an IoU differently may
+decide differently where the IoU equals the threshold up to the last digit.
 
-ONNX's NonMaxSuppression (TensorRT's INMSLayer) would be one node, but the size of its output depends on the
-data: the host has to wait for the GPU in the middle of the engine to learn it, which CUDA graphs do not hold.
-A loop that ends when nothing changes is no better. Which boxes greedy suppression keeps is a chain of up
-to K decisions, each after the one before; K steps, in a loop or written out, are hundreds of small kernels in
-a row. Here the chain has K / 10 links:
+ONNX's NonMaxSuppression (TensorRT's INMSLayer) would be one node, but its output size depends on the data.
+The host would wait for the GPU in the middle of the engine to learn it, which a CUDA graph does not hold.
+Greedy suppression is a chain of up to K decisions, and K steps are hundreds of small kernels in a row. This
+module needs K / 10 steps:
 
-1. For each block of ten boxes a table is computed: which of them are kept, for each of the 2^10 sets of them
-   that the blocks before may leave. All blocks and all sets at once, in nine small matrix products.
-2. Block after block: what the kept boxes so far leave of the block is a number of ten bits, its row of the
-   table says what is kept, and a product of these ten with the matrix of overlaps says what they suppress.
+1. A table for each block of ten boxes holds the kept boxes for each of the 2^10 sets that earlier blocks may
+   leave. Nine small matrix products compute all tables at once.
+2. Block after block, the boxes that earlier blocks leave form a number of ten bits, which selects a row of
+   the table. A product of this row with the matrix of overlaps gives the boxes that it suppresses.
 
-Soft-NMS has no such form: each choice depends on scores that all choices before have lowered, so a block has
+Soft-NMS has no such form: each choice depends on scores that all earlier choices have lowered, so a block has
 no finite table.
 """
 
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from codetr.model import CoDino
 
 BLOCK = 10
-"""Boxes of a block. Fewer are more steps, more a table of twice as many rows each."""
+"""Boxes of a block. Fewer boxes need more steps; each additional box doubles the rows of a table."""
 
 PADDING_LABEL = -1
 
@@ -56,7 +55,7 @@ class HardNms(nn.Module):
         self.register_buffer("bits", bits, persistent=False)
 
     def forward(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Suppresses.
+        """Suppresses overlapping boxes of a class.
 
         Args:
             boxes: [N, K, 4] fp32, (x1, y1, x2, y2), any unit.
@@ -64,11 +63,11 @@ class HardNms(nn.Module):
             labels: [N, K] int64.
 
         Returns:
-            boxes [N, K, 4], scores [N, K] and labels [N, K] of what is kept, best first, then zeros, and -1
-            for labels; num_detections [N] int64, how many are kept.
+            boxes [N, K, 4], scores [N, K] and labels [N, K] of the kept boxes, best first, then zeros, and -1
+            for labels; num_detections [N] int64, the number of kept boxes.
 
         Raises:
-            ValueError: the shapes are not these.
+            ValueError: the arguments have other shapes.
         """
         if boxes.shape != (*scores.shape, 4) or labels.shape != scores.shape or scores.dim() != 2:
             got = f"{list(boxes.shape)}, {list(scores.shape)}, {list(labels.shape)}"
@@ -76,7 +75,7 @@ class HardNms(nn.Module):
         count = scores.shape[1]
         kept = self._kept(boxes, labels)
         num_detections = kept.sum(dim=1, keepdim=True)
-        # Kept ones first, each group in its order. No two keys are equal, and integers are exact.
+        # Kept boxes come first, in their order. The keys are distinct integers, which fp32 holds exactly.
         place = torch.arange(count, device=boxes.device, dtype=torch.float32)
         order = (kept * count - place).topk(count, dim=1).indices
         empty = place >= num_detections
@@ -88,7 +87,7 @@ class HardNms(nn.Module):
         )
 
     def _kept(self, boxes: Tensor, labels: Tensor) -> Tensor:
-        """[N, K] fp32: 1 where a box is kept, else 0."""
+        """Returns [N, K] fp32: 1 where a box is kept, else 0."""
         count = labels.shape[1]
         num_blocks = -(-count // BLOCK)
         missing = num_blocks * BLOCK - count
@@ -98,7 +97,7 @@ class HardNms(nn.Module):
         blocks = boxes.unflatten(1, (num_blocks, BLOCK)), labels.unflatten(1, (num_blocks, BLOCK))
         table = self._table(self._suppresses(*blocks)).flatten(1, 2)  # [N, blocks * 2^B, B]
 
-        suppressors = torch.zeros_like(boxes[:, None, :, 0])  # [N, 1, K]: how many kept boxes suppress this
+        suppressors = torch.zeros_like(boxes[:, None, :, 0])  # [N, 1, K]: kept boxes that suppress each
         bits = self.bits.expand(len(boxes), 1, -1)
         kept: list[Tensor] = []
         for index, overlaps in enumerate(suppresses):
@@ -110,10 +109,10 @@ class HardNms(nn.Module):
         return torch.cat(kept, dim=2)[:, 0, :count]
 
     def _table(self, suppresses: Tensor) -> Tensor:
-        """[N, blocks, B, B] -> [N, blocks, 2^B, B]: which boxes of a block are kept, of each set of them.
+        """Tabulates the kept boxes of each set of a block: [N, blocks, B, B] -> [N, blocks, 2^B, B].
 
-        A box is kept if it is in the set and no kept one suppresses it. The first is right at the start, and
-        each step makes at least one more right for good.
+        A box is kept if it is in the set and no kept box suppresses it. The first box is correct at the
+        start, and each step makes at least one more box correct.
         """
         sets = self.sets.expand(*suppresses.shape[:2], -1, -1)
         kept = sets
@@ -122,9 +121,10 @@ class HardNms(nn.Module):
         return kept
 
     def _suppresses(self, boxes: Tensor, labels: Tensor) -> Tensor:
-        """[..., K, 4], [..., K] -> [..., K, K] fp32: 1 where the first box, if kept, suppresses the second.
+        """Returns [..., K, K] fp32: 1 where the first box, if kept, suppresses the second.
 
-        Operation for operation as `codetr.detector.postprocess`: the same rounding makes the same decisions.
+        The operations are those of `codetr.detector.postprocess`, so the same rounding makes the same
+        decisions.
         """
         x1, y1, x2, y2 = boxes.unbind(-1)
         area = (x2 - x1) * (y2 - y1)
@@ -147,7 +147,7 @@ class CoDinoWithNms(nn.Module):
     """A detector whose outputs are final detections.
 
     Args:
-        model: as it is; its precision does not matter here, boxes and scores are fp32 in all.
+        model: in any precision; boxes and scores are always fp32.
         iou_threshold: as `HardNms`.
     """
 
@@ -158,5 +158,5 @@ class CoDinoWithNms(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor, image_shapes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Detects objects; arguments as `CoDino`, result as `HardNms`."""
+        """Detects objects. The arguments are those of `CoDino`, the result is that of `HardNms`."""
         return self.nms(*self.model(images, image_shapes))

@@ -1,0 +1,49 @@
+"""The command `codetr refit`: gives an engine other weights without a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.errors import ArgumentError
+
+
+def refit(
+    engine: Annotated[InputFile, Parameter(metavar="ENGINE")],
+    weights: Annotated[str, Parameter(metavar="WEIGHTS")],
+    /,
+    *,
+    out: OutputFile,
+    model: Annotated[str | None, Parameter(metavar="NAME|JSON")] = None,
+    photo: InputFile | None = None,
+    keep_unequal: bool = False,
+) -> int:
+    """Put other weights into an engine of --refittable. Needs a GPU.
+
+    Args:
+        engine: engine to copy.
+        weights: for an engine of the ONNX path, the ONNX file of the same export with other weights. For one
+        of the
+            dynamo path, a checkpoint: a known name, a file or a URL.
+        out: engine to write, with its metadata beside it.
+        model: dynamo path: configuration. Default: the one that the metadata names.
+        photo: dynamo path: photo for the comparison. Default: one in the repository.
+        keep_unequal: dynamo path: keep an engine whose detections differ from PyTorch's.
+    """
+    if not weights.endswith(".onnx"):
+        from dynamo_path import refit as dynamo_refit
+
+        return dynamo_refit.refit(
+            engine, weights, out=out, model=model, photo=photo, keep_unequal=keep_unequal
+        )
+    for name, given in (("model", model), ("photo", photo), ("keep_unequal", keep_unequal)):
+        if given:
+            raise ArgumentError(name, f"expected a checkpoint with it, got the ONNX file {weights}")
+    if not Path(weights).is_file():
+        raise ArgumentError("weights", f"expected an ONNX file, got {weights}, no such file")
+    from onnx_path import refit as onnx_refit
+
+    return onnx_refit.refit(engine, Path(weights), out=out)
