@@ -1,0 +1,174 @@
+// codetr_detect_torch: detects objects in pictures with a TorchScript module, which torch.jit or
+// Torch-TensorRT has saved. The program loads Torch-TensorRT's runtime library first.
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <dlfcn.h>
+#include <torch/script.h>
+#include <torch/version.h>
+
+#include <chrono>
+
+#include "errors.h"
+#include "program.h"
+#include "tensorrt_library.h"
+
+namespace codetr {
+namespace {
+
+constexpr char kRuntime[] = "libtorchtrt_runtime.so";
+
+// Torch's errors end in a stack of calls.
+[[noreturn]] void fail(std::filesystem::path const& path, char const* what,
+                       c10::Error const& error) {
+  const std::string message = error.what_without_backtrace();
+  throw std::runtime_error(concat(path.string(), ": ", what, ": ", message));
+}
+
+// Returns why the runtime is missing if none was chosen: a module without engines needs none.
+std::string load_runtime(std::string const& chosen) {
+  const std::string library = chosen.empty() ? kRuntime : chosen;
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return "";
+  const std::string reason = dlerror();
+  if (!chosen.empty()) throw std::runtime_error(concat("--torchtrt: ", reason));
+  return concat(reason, "; give --torchtrt");
+}
+
+class ScriptModule final : public Network {
+ public:
+  explicit ScriptModule(Options const& options)
+      : path_(options.model),
+        device_(options.device == kCpu
+                    ? c10::Device(c10::kCPU)
+                    : c10::Device(c10::kCUDA, static_cast<int8_t>(options.device))) {
+    std::string missing;
+    if (device_.is_cuda()) {
+      const int count = c10::cuda::device_count();
+      if (count == 0) throw std::runtime_error("there is no NVIDIA GPU");
+      if (options.device >= count) {
+        throw UsageError(concat("--device ", options.device, ": expected a number below ", count,
+                                ", the number of GPUs"));
+      }
+      c10::cuda::set_device(static_cast<c10::DeviceIndex>(options.device));
+      missing = load_plugins(options.plugins);
+    }
+    if (device_.is_cuda() || !options.library.empty()) {
+      const std::string runtime = load_runtime(options.library);
+      if (!runtime.empty()) missing += concat(missing.empty() ? "" : "; ", runtime);
+    }
+    try {
+      module_ = torch::jit::load(path_.string(), device_);
+      module_.eval();
+    } catch (c10::Error const& error) {
+      fail(path_, missing.empty() ? "cannot be loaded" : missing.c_str(), error);
+    }
+  }
+
+  Output run(Batch const& input) override {
+    const std::vector<at::Tensor> outputs = forward(on_device(input));
+    const at::Tensor boxes = outputs[0].to(c10::kCPU, c10::kFloat).contiguous();
+    const at::Tensor scores = outputs[1].to(c10::kCPU, c10::kFloat).contiguous();
+    const at::Tensor labels = outputs[2].to(c10::kCPU, c10::kLong).contiguous();
+    const int64_t rows = scores.dim() == 2 ? scores.size(1) : -1;
+    const bool fine = rows >= 0 && boxes.sizes() == c10::IntArrayRef{input.count, rows, 4} &&
+                      scores.size(0) == input.count && labels.sizes() == scores.sizes();
+    if (!fine) {
+      throw std::runtime_error(concat(path_.string(), ": expected boxes [", input.count,
+                                      ", K, 4], scores [", input.count,
+                                      ", K] and labels of the same, got ", boxes.sizes(), ", ",
+                                      scores.sizes(), " and ", labels.sizes()));
+    }
+    return {static_cast<size_t>(rows), values<float>(boxes), values<float>(scores),
+            values<int64_t>(labels)};
+  }
+
+  std::vector<Samples> time(Batch const& input, int runs) override {
+    const std::vector<c10::IValue> inputs = on_device(input);
+    for (int i = 0; i < kWarmupRuns; ++i) forward(inputs);
+    std::vector<float> samples;
+    for (int i = 0; i < runs; ++i) {
+      samples.push_back(device_.is_cuda() ? time_on_gpu(inputs) : time_on_cpu(inputs));
+    }
+    return {{device_.is_cuda() ? "TorchScript" : "TorchScript on the CPU", samples}};
+  }
+
+ private:
+  template <class Number>
+  static std::vector<Number> values(at::Tensor const& tensor) {
+    Number const* data = tensor.const_data_ptr<Number>();
+    return {data, data + tensor.numel()};
+  }
+
+  std::vector<c10::IValue> on_device(Batch const& input) const {
+    const auto tensor = [&](auto const& numbers, c10::IntArrayRef shape, c10::ScalarType type) {
+      auto* data = const_cast<std::decay_t<decltype(numbers[0])>*>(numbers.data());
+      return at::from_blob(data, shape, type)
+          .to(device_, type, /*non_blocking=*/false, /*copy=*/true);
+    };
+    return {tensor(input.images, {input.count, 3, input.height, input.width}, c10::kFloat),
+            tensor(input.image_shapes, {input.count, 2}, c10::kLong)};
+  }
+
+  // Returns boxes, scores, labels and any further outputs.
+  std::vector<at::Tensor> forward(std::vector<c10::IValue> const& inputs) {
+    const c10::InferenceMode no_gradients;
+    std::vector<at::Tensor> outputs;
+    try {
+      const c10::IValue result = module_.forward(inputs);
+      if (result.isTensorList()) {
+        outputs = result.toTensorVector();
+      } else if (result.isTuple()) {
+        for (c10::IValue const& element : result.toTupleRef().elements()) {
+          if (element.isTensor()) outputs.push_back(element.toTensor());
+        }
+      }
+    } catch (c10::Error const& error) {
+      fail(path_, "the module does not run", error);
+    }
+    if (outputs.size() < 3) {
+      throw std::runtime_error(concat(path_.string(), ": expected the outputs boxes, scores and ",
+                                      "labels, got ", outputs.size(), " tensors"));
+    }
+    return outputs;
+  }
+
+  float time_on_gpu(std::vector<c10::IValue> const& inputs) {
+    at::cuda::CUDAEvent start(cudaEventDefault), end(cudaEventDefault);
+    start.record();
+    forward(inputs);
+    end.record();
+    end.synchronize();
+    return start.elapsed_time(end);
+  }
+
+  float time_on_cpu(std::vector<c10::IValue> const& inputs) {
+    const auto start = std::chrono::steady_clock::now();
+    forward(inputs);
+    const std::chrono::duration<float, std::milli> passed =
+        std::chrono::steady_clock::now() - start;
+    return passed.count();
+  }
+
+  std::filesystem::path path_;
+  c10::Device device_;
+  torch::jit::Module module_;
+};
+
+}  // namespace
+}  // namespace codetr
+
+int main(int count, char** arguments) {
+  const codetr::Program program{
+      "codetr_detect_torch",
+      "--model",
+      "TorchScript module, its metadata <stem>.json beside it",
+      "--torchtrt",
+      "libtorchtrt_runtime.so; default: as the loader finds it",
+      /*runs_on_cpu=*/true,
+      /*has_cuda_graph=*/false,
+      codetr::concat("Torch ", TORCH_VERSION, ", TensorRT ", codetr::tensorrt_version())};
+  const auto open = [](codetr::Options const& options, codetr::Metadata const&) {
+    return std::make_unique<codetr::ScriptModule>(options);
+  };
+  return codetr::run_program(program, count, arguments, open);
+}

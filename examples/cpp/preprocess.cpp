@@ -1,0 +1,74 @@
+#include "preprocess.h"
+
+#include <algorithm>
+#include <opencv2/core.hpp>
+#include <opencv2/imgproc.hpp>
+
+namespace codetr {
+
+std::pair<int, int> InputSizes::target_size(int picture_height, int picture_width) const {
+  const auto ratio = [](int limit, int side) { return static_cast<double>(limit) / side; };
+  double factor = std::min(ratio(height.max, picture_height), ratio(width.max, picture_width));
+  if (scale) {
+    const auto [shorter, longer] = std::minmax(picture_height, picture_width);
+    factor = std::min({factor, ratio(scale->first, longer), ratio(scale->second, shorter)});
+  }
+  const auto resized = [&](int side) { return std::max(1, static_cast<int>(side * factor + 0.5)); };
+  return {resized(picture_height), resized(picture_width)};
+}
+
+std::pair<int, int> InputSizes::padded_size(std::vector<std::pair<int, int>> const& resized) const {
+  if (!resizable()) return {height.max, width.max};
+  const auto round_up = [](int side) {
+    return (side + kSizeDivisor - 1) / kSizeDivisor * kSizeDivisor;
+  };
+  std::pair<int, int> padded{height.min, width.min};
+  for (auto const& [h, w] : resized) {
+    padded = {std::max(padded.first, round_up(h)), std::max(padded.second, round_up(w))};
+  }
+  return padded;
+}
+
+Batch::Batch(int count, int height, int width)
+    : count(count),
+      height(height),
+      width(width),
+      images(count * image_size()),
+      image_shapes(static_cast<size_t>(count) * 2) {}
+
+void Batch::add(cv::Mat const& picture, std::pair<int, int> size,
+                Normalisation const& normalisation) {
+  const auto [resized_height, resized_width] = size;
+  cv::Mat resized = picture;
+  if (resized.size() != cv::Size(resized_width, resized_height)) {
+    cv::resize(picture, resized, {resized_width, resized_height}, 0, 0, cv::INTER_LINEAR);
+  }
+  image_shapes[2 * pictures] = resized_height;
+  image_shapes[2 * pictures + 1] = resized_width;
+  float* planes = images.data() + pictures++ * image_size();
+
+  cv::Mat table(1, 256, CV_32FC3), normalised;  // the input for each 8-bit value
+  std::vector<cv::Mat> targets;
+  for (int channel = 0; channel < 3; ++channel) {  // B, G, R
+    const int rgb = 2 - channel;
+    for (int value = 0; value < 256; ++value) {
+      table.at<cv::Vec3f>(value)[channel] =
+          (static_cast<float>(value) - normalisation.mean[rgb]) / normalisation.std[rgb];
+    }
+    cv::Mat plane(height, width, CV_32F, planes + static_cast<size_t>(rgb) * height * width);
+    targets.push_back(plane({0, 0, resized_width, resized_height}));
+  }
+  cv::LUT(resized, table, normalised);
+  cv::split(normalised, targets);  // writes in place: the targets have the right size and type
+}
+
+void Batch::fill() {
+  const int last = pictures - 1;
+  for (int i = pictures; i < count; ++i) {
+    std::copy_n(images.data() + last * image_size(), image_size(),
+                images.data() + i * image_size());
+    std::copy_n(image_shapes.data() + 2 * last, 2, image_shapes.data() + 2 * i);
+  }
+}
+
+}  // namespace codetr

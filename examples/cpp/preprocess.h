@@ -1,0 +1,64 @@
+// Pictures to the network's input, as codetr/detector/preprocess.py: resized in 8 bits, normalised
+// in float32, padded with zeros at the right and at the bottom.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <opencv2/core/mat.hpp>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace codetr {
+
+// A dynamic height or width is a multiple of this.
+inline constexpr int kSizeDivisor = 32;
+
+// Smallest, usual and largest value of a size; all equal if the size is fixed.
+struct SizeRange {
+  int min = 0, opt = 0, max = 0;
+
+  bool dynamic() const { return min < max; }
+};
+
+// The sizes of the inputs images [N, 3, H, W] and image_shapes [N, 2].
+struct InputSizes {
+  SizeRange batch, height, width;  // N; H and W in pixels
+  // Limits of a resized picture's longer and shorter side. None: a picture fills the largest input.
+  std::optional<std::pair<int, int>> scale;
+
+  bool resizable() const { return height.dynamic() || width.dynamic(); }
+
+  // Returns the (height, width) to which a picture is resized. Its aspect ratio stays.
+  std::pair<int, int> target_size(int picture_height, int picture_width) const;
+
+  // Returns the (height, width) of an input that holds pictures of these sizes.
+  std::pair<int, int> padded_size(std::vector<std::pair<int, int>> const& resized) const;
+};
+
+// R, G, B in 0..255. The input is (pixel - mean) / std.
+struct Normalisation {
+  std::array<float, 3> mean{}, std{};
+};
+
+// The network's input, and the sizes that map its boxes back.
+struct Batch {
+  int count;         // N
+  int pictures = 0;  // the first rows are pictures; the others repeat the last picture
+  int height, width;
+  std::vector<float> images;          // [N, 3, height, width], RGB
+  std::vector<int64_t> image_shapes;  // [N, 2]: (height, width) of each resized picture
+
+  // Allocates N pictures of zeros.
+  Batch(int count, int height, int width);
+
+  size_t image_size() const { return size_t{3} * height * width; }
+
+  // Resizes a picture (8-bit BGR) to `size` and puts it into the upper left corner of the next row.
+  void add(cv::Mat const& picture, std::pair<int, int> size, Normalisation const& normalisation);
+
+  // Repeats the last picture up to N, for a network whose smallest batch is larger.
+  void fill();
+};
+
+}  // namespace codetr
