@@ -12,19 +12,15 @@ import pytest
 import torch
 
 import codetr
+from codetr.detector.sizes import SizeRange, fixed
 from codetr.evaluation.live import LiveModel
+from codetr.export.artifact_metadata import write_metadata
 from codetr.export.box_agreement import FP32_LEAST_SHARE, compare_detections
-from codetr.export.request import (
-    Request,
-    Subject,
-    dynamic_shapes,
-    example_inputs,
-    make_parser,
-    request_from,
-    write_metadata,
-)
+from codetr.export.request import ExportRequest
+from codetr.export.traced_model import ExportSubject, dynamic_shapes, example_inputs
 from dynamo_path.export import export_program
 from dynamo_path.reshapes import reshape_target, simplify_reshapes
+from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, arguments, save_weights, without
 
 SIZES = [(1, 96, 96), (2, 160, 192), (3, 384, 96), (8, 128, 224), (2, 96, 384)]
@@ -34,9 +30,9 @@ SYMBOLIC = (operator.add, operator.mul, operator.sub, operator.floordiv, torch.o
 
 
 @pytest.fixture(scope="module")
-def request_() -> Request:
-    given = ["--model", "co_dino_demo", "--out", "x", "--dynamic-size", "96-160x192-384", "--batch", "1-8"]
-    return request_from(make_parser("test", "").parse_args(given))
+def request_() -> ExportRequest:
+    size = SizeRange(96, 160, 384), SizeRange(96, 192, 384)
+    return make_request(model="co_dino_demo", dynamic_size=size, batch=SizeRange(1, 1, 8))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +160,7 @@ def onnx_artifact(model, onnx_file, request_) -> Path:
     """The ONNX file with its metadata beside it."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("tensorrt", reason="TensorRT is not installed")
-    write_metadata(Subject(model, None, [], "none"), request_, onnx_file.parent, engine=False)
+    write_metadata(ExportSubject(model, None, [], "none"), request_, onnx_file.parent, engine=False)
     return onnx_file
 
 
@@ -206,16 +202,15 @@ def test_detector_of_the_onnx_file(model, onnx_artifact, sizes, pictures, shapes
 @pytest.mark.parametrize(
     ("options", "shapes"),
     [
-        (["--batch", "1-8"], ((2, 3, 800, 1344), [(0,), (0,)])),
-        (["--dynamic-size", "512-768-1344"], ((1, 3, 768, 512), [(2, 3), ()])),
-        (["--dynamic-size", "512x640-512x640-512x1280"], ((1, 3, 512, 640), [(3,), ()])),
-        (["--batch", "4"], ((4, 3, 800, 1344), None)),
+        ({"batch": SizeRange(1, 1, 8)}, ((2, 3, 800, 1344), [(0,), (0,)])),
+        ({"dynamic_size": (SizeRange(512, 768, 1344),) * 2}, ((1, 3, 768, 512), [(2, 3), ()])),
+        ({"dynamic_size": (fixed(512), SizeRange(640, 640, 1280))}, ((1, 3, 512, 640), [(3,), ()])),
+        ({"batch": fixed(4)}, ((4, 3, 800, 1344), None)),
     ],
     ids=str,
 )
 def test_what_a_trace_is_told(options, shapes):
-    given = ["--model", "co_dino_r50", "--out", "y", *options]
-    request = request_from(make_parser("test", "").parse_args(given))
+    request = make_request(**options)
     example, axes = shapes
     images, image_shapes = example_inputs(request)
     assert images.shape == example and image_shapes.tolist() == [list(example[2:])] * example[0]
@@ -243,6 +238,5 @@ def test_sizes_of_a_level_of_one_cell_are_refused(path, tmp_path, capsys):
     options = {"dynamic-size": "64-96-128", "device": "cpu"}
     given = arguments(save_weights(tmp_path), tmp_path / "out", "codino_resnet_tiny", **options)
     assert main(without(given, "--height", "--width")) != 0
-    message = "--dynamic-size: sizes begin at 64 pixels, where the coarsest level is one cell; "
-    assert message in capsys.readouterr().err
+    assert "--dynamic-size: expected sizes from " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -15,17 +15,17 @@ import torch
 import codetr
 import trt_plugin
 from benchmarks import accuracy
-from codetr.cli.command import UsageError
-from codetr.cli.detect import main as codetr_main
+from codetr.cli import main as codetr_main
 from codetr.detector.postprocess import apply_nms, apply_nms_to_batch
+from codetr.errors import UsageError
 from codetr.export.box_agreement import compare_detections
-from codetr.export.engine_check import Check, compare_engine
-from codetr.export.request import make_parser, request_from
+from codetr.export.engine_check import EngineCheck, compare_engine
+from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, arguments, load_golden, save_weights
 
 NAME = "codino_resnet_tiny"
 OUTPUTS = ("boxes", "scores", "labels", "num_detections")
-PHOTO = GOLDEN.parents[1] / "assets/coffee.jpg"
+PHOTO = GOLDEN.parents[1] / "codetr/demo/coffee.jpg"
 IOU = 0.1
 """At which the golden model's detections suppress each other."""
 
@@ -142,11 +142,10 @@ def arguments_with(weights: dict[str, Path], folder: Path, given: tuple[str, ...
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("--nms", "soft"), "--nms: expected hard or none, got 'soft', which has no short form"),
-        (("--nms", "fast"), "--nms: expected hard or none, got 'fast'"),
-        (("--nms-iou", "0.5"), "--nms-iou 0.5: goes with --nms, which is not given"),
-        (("--nms", "none", "--nms-iou", "0.5"), "--nms-iou 0.5: goes with --nms"),
-        (("--nms", "--nms-iou", "2"), "--nms-iou: expected a number from 0 to 1, got '2'"),
+        (("--nms", "soft"), 'Invalid value "soft" for --nms'),
+        (("--nms-iou", "0.5"), "--nms-iou: expected --nms with it"),
+        (("--nms", "none", "--nms-iou", "0.5"), "--nms-iou: expected --nms with it"),
+        (("--nms", "--nms-iou", "2"), 'Invalid value "2" for --nms-iou'),
     ],
     ids=lambda value: "".join(value) if isinstance(value, tuple) else "",
 )
@@ -197,15 +196,17 @@ def test_comparison_of_an_engine(tmp_path, monkeypatch, capsys):
     boxes = np.float32([[(2 * i, 0, 2 * i + 10, 10) for i in range(6)]])  # neighbours: IoU 2 / 3
     detections = boxes, np.linspace(1, 0.5, 6, dtype=np.float32)[None], np.zeros((1, 6), np.int64)
     expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=0.5)
-    given = ["--model", "co_dino_r50", "--nms", "--nms-iou", "0.5", "--out", str(tmp_path)]
-    request = request_from(make_parser("test", "").parse_args(given))
+    request = make_request(nms=[], nms_iou=0.5, out=tmp_path)
     batch = SimpleNamespace(images=np.zeros((1, 3, 8, 8), np.float32), image_shapes=None)
-    checks = [Check(batch, {"fp32": expected})]
+    checks = [EngineCheck(batch, {"fp32": expected})]
     monkeypatch.setattr(trt_plugin, "EngineRunner", Engine)
 
     Engine.outputs = dict(zip(OUTPUTS, (*expected, np.array([3])), strict=True))
     compare_engine(checks, request, tmp_path)
-    assert "engine fp32 against PyTorch fp32: 3 of 3 detections match, 3 within " in capsys.readouterr().out
+    assert (
+        "engine fp32 against PyTorch fp32: 3 of 3 detections from score 0.3 on match"
+        in capsys.readouterr().out
+    )
     Engine.outputs["num_detections"] = np.array([4])
     with pytest.raises(RuntimeError, match=r"num_detections: expected .* \[3\], got \[4\]"):
         compare_engine(checks, request, tmp_path)

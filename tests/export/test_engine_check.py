@@ -1,5 +1,4 @@
-"""What an export asks of the detections of what it made: equal to PyTorch's in fp32, else half as alike as
-those of PyTorch in the same precision."""
+"""The agreement with PyTorch that an export requires of an engine's detections."""
 
 from __future__ import annotations
 
@@ -9,14 +8,15 @@ import numpy as np
 import pytest
 
 from codetr.detector.preprocess import Batch, Preprocessor
-from codetr.export.engine_check import Check, compare
-from codetr.export.request import Request, make_parser, request_from
+from codetr.export.engine_check import EngineCheck, compare_with_torch
+from codetr.export.request import ExportRequest
+from tests.export.requests import make_request
 
 COUNT = 40
 
 
 def detections(right: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of which so many are where they should be, the others somewhere else."""
+    """Makes detections of which the first `right` are in place and the others are moved."""
     corner = np.arange(COUNT)[None, :, None] * 100.0
     corner = np.where(np.arange(COUNT)[None, :, None] < right, corner, corner + 50.0)
     boxes = np.concatenate((corner, corner, corner + 40.0, corner + 40.0), axis=-1).astype(np.float32)
@@ -29,15 +29,10 @@ def batch() -> Batch:
     return preprocessor.batch([np.zeros((32, 32, 3), np.uint8)])
 
 
-def request_of(precision: str) -> Request:
-    given = ["--model", "co_dino_r50", "--out", "x", "--precision", precision]
-    return request_from(make_parser("test", "").parse_args(given))
-
-
-def run(found: int, own: int, batch: Batch, request: Request) -> None:
+def run(found: int, own: int, batch: Batch, request: ExportRequest) -> None:
     expected = {"fp32": detections(COUNT), request.precision: detections(own)}
     outputs = dict(zip(("boxes", "scores", "labels"), detections(found), strict=True))
-    compare([Check(batch, expected)], request, "engine", lambda inputs: outputs)
+    compare_with_torch([EngineCheck(batch, expected)], request, "engine", lambda inputs: outputs)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +53,8 @@ def run(found: int, own: int, batch: Batch, request: Request) -> None:
         ("tf32", 36, 17, "expected 18 or more of 40 matched with fp32's, where PyTorch tf32 has 36, got 17"),
     ],
 )
-def test_how_alike_detections_have_to_be(batch, capsys, precision, own, found, message):
-    request = request_of(precision)
+def test_agreement_that_an_engine_needs(batch, capsys, precision, own, found, message):
+    request = make_request(precision=precision)
     if message is None:
         run(found, own, batch, request)
         assert capsys.readouterr().err == ""
@@ -73,4 +68,6 @@ def test_how_alike_detections_have_to_be(batch, capsys, precision, own, found, m
 
 def test_without_a_gpu_there_is_nothing_to_compare_with(batch):
     outputs = dict(zip(("boxes", "scores", "labels"), detections(0), strict=True))
-    compare([Check(batch, {})], request_of("fp16"), "engine", lambda inputs: outputs)
+    compare_with_torch(
+        [EngineCheck(batch, {})], make_request(precision="fp16"), "engine", lambda inputs: outputs
+    )
