@@ -1,51 +1,68 @@
-# make demo: detects objects in a picture.   make test: runs the tests.
-# Both set up .venv first, on any machine that has Python 3.10 or newer and a C++ compiler.
+# make demo: detects objects in a picture.   make test: runs the tests.   make docs: builds the documentation.
+# Each sets up .venv first, on any machine that has Python 3.10 or newer and a C++ compiler. A machine without a GPU
+# builds for the CPU, unless CUDA_ARCHITECTURES is given.
 #
 #   PYTHON=3.12             another Python for .venv
-#   CUDA_ARCHITECTURES=90   instead of the local GPU's (or 75 to 120)
-#   TENSORRT_ROOT=/opt/tensorrt   where TensorRT's include/ and lib/ are, for the plugin
+#   CUDA_ARCHITECTURES=90   compile CUDA kernels for these, such as "80;90"; default: those of the local GPUs
+#   TENSORRT_ROOT=/opt/tensorrt   folder of TensorRT's include/ and lib/, for the plugin
 
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/uv/bin/uv)
 PYTHON ?= $(shell python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CUDA_ARCHITECTURES ?=
+WITH_CUDA := $(or $(CUDA_ARCHITECTURES),$(shell nvidia-smi -L 2>/dev/null))
 IN_VENV := VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH"
+INSTALL := $(IN_VENV) $(UV) pip install -q -c constraints.txt
 PYTEST_FLAGS ?= -n 2 --dist worksteal
+# Workers on few cores: waiting threads must not spin where another worker could run.
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
+BUILT := $(VENV)/built-$(if $(WITH_CUDA),cuda-$(subst ;,-,$(CUDA_ARCHITECTURES)),cpu)
 
-.PHONY: demo test build docs lint format clean
+.PHONY: demo test test-slow test-all build docs lint format clean
 .DEFAULT_GOAL := demo
 
-demo: $(VENV)/built
+demo: $(BUILT)
 	$(BIN)/codetr detect assets/scene.jpg --out out
 
-# Two workers on few cores: threads that wait must not spin where the other worker could run, and who has
-# nothing left takes over what the other has not begun.
-test: $(VENV)/built
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
+test: $(BUILT) $(VENV)/dev-packages
+	$(PYTEST) -m "not slow"
 
-build: $(VENV)/built
+test-slow: $(BUILT) $(VENV)/dev-packages
+	$(PYTEST) -m slow
 
-# What the shared objects are made from; Python files need no rebuild.
-SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt kernels/include/msda/* kernels/src/* */csrc/* */csrc/*/*)
+test-all: test test-slow
 
-$(VENV)/built: $(VENV)/packages $(SOURCES)
-	@echo "building the operators and, where TensorRT is found, the plugin and the C++ program"
+build: $(BUILT)
+
+# The shared objects depend on these. Python files need no rebuild.
+SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt examples/cpp/* kernels/include/msda/* kernels/src/* */csrc/*)
+
+$(BUILT): $(VENV)/packages $(if $(WITH_CUDA),$(VENV)/nvcc) $(SOURCES)
+	@echo "building the operators$(if $(WITH_CUDA), with CUDA; and the plugin and the C++ program if TensorRT is found,, for the CPU)"
 	@$(IN_VENV) $(UV) pip install --no-build-isolation --no-deps -v -e . \
 	  $(if $(CUDA_ARCHITECTURES),-C cmake.define.MSDA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") \
 	  >$(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
 	@grep -ohE '(msda|TensorRT plugin|codetr_detect): .*' $(VENV)/build.log || true
+	@rm -f $(VENV)/built-*
 	@touch $@
 
 $(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready
 	@echo "installing the packages of constraints.txt into $(VENV) (5 GB, most of it Torch with CUDA)"
 	@$(UV) venv -q --allow-existing --python $(PYTHON) $(VENV)
-	@$(IN_VENV) $(UV) pip install -q -c constraints.txt scikit-build-core cmake ninja \
-	  -r pyproject.toml --extra nvcc --extra dev
+	@$(INSTALL) scikit-build-core cmake ninja -r pyproject.toml
 	@touch $@
 
-# uv where the machine has it; else its own copy, through pip.
+$(VENV)/nvcc: $(VENV)/packages
+	@$(INSTALL) -r pyproject.toml --extra nvcc
+	@touch $@
+
+$(VENV)/dev-packages: $(VENV)/packages
+	@$(INSTALL) -r pyproject.toml --extra dev
+	@touch $@
+
+# The machine's uv, else a copy in .venv.
 $(VENV)/uv-ready:
 	@mkdir -p $(VENV)
 	@command -v uv >/dev/null || { echo "uv is missing: installing it into $(VENV)/uv"; \
@@ -53,20 +70,20 @@ $(VENV)/uv-ready:
 	  $(VENV)/uv/bin/python -m pip install -q --disable-pip-version-check uv; }
 	@touch $@
 
-# The site in build/docs; fails for a broken link, or a table that differs from benchmarks/results.
-docs: $(VENV)/built
-	@$(IN_VENV) $(UV) pip install -q -c constraints.txt -r pyproject.toml --extra docs
+# The site in build/docs. A broken link, or a table that differs from benchmarks/results, fails.
+docs: $(BUILT) $(VENV)/dev-packages
+	@$(INSTALL) -r pyproject.toml --extra docs
 	$(BIN)/python tools/docs/tables.py --check
 	$(BIN)/python tools/docs/commands.py --check
 	$(BIN)/python tools/docs/links.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
-lint: $(VENV)/packages
+lint: $(VENV)/dev-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
-format: $(VENV)/packages
+format: $(VENV)/dev-packages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
