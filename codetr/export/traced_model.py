@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-import codetr
+from codetr.checkpoint import load_checkpoint
 from codetr.config import NmsConfig
 from codetr.detector.sizes import SIZE_DIVISOR
 from codetr.errors import ArgumentError
@@ -92,7 +92,7 @@ def load_model(request: ExportRequest, shapes: list[tuple[int, ...]] = ()) -> Co
         _run_without_values(model, shape)
     if request.sizes.resizable:
         _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
-    codetr.load_checkpoint(model, request.source_weights)
+    load_checkpoint(model, request.source_weights)
     model.fold_batch_norms()
     if request.sizes.resizable or request.precision == "bf16":
         model.write_out_group_norms()

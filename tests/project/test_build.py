@@ -1,4 +1,4 @@
-"""The build without a CUDA compiler, and what it says of itself."""
+"""The build without a CUDA compiler, and its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import msda
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_build_info_names_the_library():
@@ -40,14 +40,13 @@ def test_bfloat16_compiles_for_the_oldest_architecture(tmp_path):
     source.write_text(
         """
         #include "msda/forward_group.cuh"
-        using msda::Locations;
         template cudaError_t msda::launch_forward_group<
-            msda::GroupConfig<__nv_bfloat16, 32, Locations::kGiven, false, 0, 0, true, 128, 4, 4>>(
+            msda::GroupConfig<__nv_bfloat16, msda::GroupSpec{.samples_in_flight = 4}>>(
             const msda::Problem&, const msda::ForwardArguments&, cudaStream_t);
         """
     )
     include = f"-I{REPOSITORY / 'kernels' / 'include'}"
-    command = [nvcc(), "-std=c++17", "-arch=compute_75", include, "-ptx", "-o", tmp_path / "one.ptx", source]
+    command = [nvcc(), "-std=c++20", "-arch=compute_75", include, "-ptx", "-o", tmp_path / "one.ptx", source]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "forward_group_kernel" in (tmp_path / "one.ptx").read_text()
@@ -128,11 +127,14 @@ torch.testing.assert_close(msda.attention(*arguments), msda.reference.attention(
 
 @pytest.mark.skipif(
     shutil.which("cmake") is None or shutil.which("nvcc") is not None or Path("/usr/local/cuda").exists(),
-    reason="no cmake, or a CUDA toolkit in the system that the build would find",
+    reason="no cmake, or the system has a CUDA toolkit",
 )
 @pytest.mark.parametrize(
     ("wanted", "succeeds", "message"),
-    [("AUTO", True, "built for the CPU only"), ("ON", False, "no CUDA compiler was found")],
+    [
+        ("AUTO", True, "operators for the CPU only (this machine has no GPU"),
+        ("ON", False, "no CUDA compiler was found"),
+    ],
 )
 def test_missing_compiler_is_explained(tmp_path, wanted, succeeds, message):
     # /bin/true stands for a Python that has no nvcc among its packages.
