@@ -25,10 +25,9 @@ from codetr.cli.command import (
     to_path,
 )
 from trt_plugin import ArtifactMetadata
-from trt_plugin.inspection.engine_layers import LayerList
-from trt_plugin.inspection.engine_summary import Summary, Times, measure, read_engine
-from trt_plugin.inspection.layer_kinds import KINDS
-from trt_plugin.inspection.module_blocks import total_ms
+from trt_plugin.inspection.engine_layers import LayerList, total_ms
+from trt_plugin.inspection.engine_summary import EngineSummary, EngineTimes, measure, read_engine
+from trt_plugin.inspection.layer_kinds import LAYER_KINDS
 from trt_plugin.inspection.text_report import format_bytes, plugin_name
 
 WARMUP = 20
@@ -120,10 +119,14 @@ def measure_engine(label: str, path: Path, iterations: int, plugins: Sequence[Pa
 
 
 def row(
-    label: str, summary: Summary, layers: LayerList, times: Times, metadata: ArtifactMetadata | None
+    label: str,
+    summary: EngineSummary,
+    layers: LayerList,
+    times: EngineTimes,
+    metadata: ArtifactMetadata | None,
 ) -> dict:
     """What a result file says of an engine, see `measure_engine`."""
-    kinds = {kind: [layer for layer in layers.layers if layer.kind == kind] for kind in KINDS}
+    kinds = {kind: [layer for layer in layers.layers if layer.kind == kind] for kind in LAYER_KINDS}
     timed = timing.Timing(times.samples_ms, 1, WARMUP, "warm")
     return {
         "variant": label,

@@ -204,9 +204,9 @@ def engines_figure(content: dict):
     figure = Figure(figsize=(9.5, 1.9 + 0.55 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     ends = [0.0] * len(rows)
-    for kind in (kind for kind in layer_kinds.KINDS if any(kind in row["kinds"] for row in rows)):
+    for kind in (kind for kind in layer_kinds.LAYER_KINDS if any(kind in row["kinds"] for row in rows)):
         times = [row["kinds"].get(kind, {}).get("ms", 0.0) for row in rows]
-        bars = axes.barh(range(len(rows)), times, 0.6, ends, label=kind, color=layer_kinds.COLOURS[kind])
+        bars = axes.barh(range(len(rows)), times, 0.6, ends, label=kind, color=layer_kinds.KIND_COLOURS[kind])
         shown = [f"{time:.1f}" if time >= 0.04 * max(sum_of(row) for row in rows) else "" for time in times]
         axes.bar_label(bars, shown, label_type="center", fontsize=8, color="white")
         ends = [end + time for end, time in zip(ends, times)]

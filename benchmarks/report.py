@@ -15,7 +15,7 @@ from benchmarks import surgery
 from benchmarks.environment import SCHEMA_VERSION
 from benchmarks.pictures import draw, groups, sum_of, training_step
 from codetr.cli.command import ArgumentParser, one_line, run_command, to_path
-from trt_plugin.inspection.layer_kinds import KINDS as KINDS_OF_LAYERS
+from trt_plugin.inspection.layer_kinds import LAYER_KINDS
 
 KINDS = ("msda", "detector", "accuracy", "training", "surgery", "engines")
 
@@ -238,7 +238,7 @@ def surgery_table(content: dict) -> str:
 def engines_table(content: dict) -> str:
     """Engines side by side: a column for each, what they are above and the times of their layers below."""
     rows = content["results"]
-    kinds = [kind for kind in KINDS_OF_LAYERS if any(kind in row["kinds"] for row in rows)]
+    kinds = [kind for kind in LAYER_KINDS if any(kind in row["kinds"] for row in rows)]
     lines = {
         "GPU time, ms": [f"{row['timing']['median_ms']:.2f}" for row in rows],
         "5% to 95%": [f"{row['timing']['p05_ms']:.2f} to {row['timing']['p95_ms']:.2f}" for row in rows],

@@ -9,19 +9,18 @@ import pytest
 
 from benchmarks import engines, environment, report
 from codetr.cli.command import UsageError
-from tests.plugin_engines import save
-from tests.test_inspect import SUMMARY, plan
-from tests.test_inspection_layers import sample
-from tests.test_runner import METADATA
-from trt_plugin.inspection.engine_summary import Times
-from trt_plugin.inspection.layer_kinds import KINDS, MSDA
+from tests.engines.engine_samples import METADATA, SUMMARY, recorded
+from tests.engines.plugin_engines import save
+from tests.engines.test_inspect_command import plan
+from trt_plugin.inspection.engine_summary import EngineTimes
+from trt_plugin.inspection.layer_kinds import LAYER_KINDS, MSDA
 
 
 def row(name: str, gpu_ms: float, build_seconds: float | None) -> dict:
     """What the benchmark says of a sample."""
     metadata = dataclasses.replace(METADATA, build_seconds=build_seconds)
     return engines.row(
-        name, SUMMARY, sample(name), Times([gpu_ms - 1, gpu_ms, gpu_ms + 1], True, {}), metadata
+        name, SUMMARY, recorded(name), EngineTimes([gpu_ms - 1, gpu_ms, gpu_ms + 1], True, {}), metadata
     )
 
 
@@ -41,13 +40,13 @@ def result(tmp_path):
 
 def test_row_of_an_engine():
     found = row("onnx", 11.2, 89.9)
-    layers = sample("onnx")
+    layers = recorded("onnx")
     assert found["timing"]["median_ms"] == 11.2 and found["build_seconds"] == 89.9
     assert found["layers"] == 102 and found["plugins"] == {"FusedMultiScaleDeformableAttention": 3}
     assert found["inputs"] == {"images": [2, 3, 8, 8]}
     assert sum(part["layers"] for part in found["kinds"].values()) == 102
     assert sum(part["ms"] for part in found["kinds"].values()) == pytest.approx(layers.time_ms, abs=1e-3)
-    assert list(found["kinds"]) == [kind for kind in KINDS if kind in found["kinds"]]
+    assert list(found["kinds"]) == [kind for kind in LAYER_KINDS if kind in found["kinds"]]
     assert "11.200 ms, 102 layers, 3.0 MiB" in engines.line(found)
 
 
@@ -60,8 +59,8 @@ def test_table_puts_engines_side_by_side(result, capsys):
     assert "| layers | 102 | 107 |" in text
     assert "| weights and code on the GPU, MiB | 7 | 7 |" in text
     assert f"| {MSDA} | 0.37 (3 layers) | 0.59 (9 layers) |" in text
-    total = sample("dynamo").time_ms
-    assert f"| sum of the layers, ms | {sample('onnx').time_ms:.2f} | {total:.2f} |" in text
+    total = recorded("dynamo").time_ms
+    assert f"| sum of the layers, ms | {recorded('onnx').time_ms:.2f} | {total:.2f} |" in text
 
 
 def test_picture_of_engines(result, tmp_path):

@@ -1,51 +1,60 @@
-"""Shows what is inside an engine: python -m trt_plugin.inspect model.engine --profile --graph graph.svg
-
-Prints size, memory, inputs and outputs, and the layers by kind (MSDA, matrix products, attention and so on);
-with --profile what each of them takes. Needs a GPU, or a file of trtexec --exportLayerInfo.
-
-Exit status: 0, done; 1, it failed; 2, wrong arguments; 130, interrupted. Every failure is one line on stderr.
-"""
+"""The command that shows what is inside an engine: python -m trt_plugin.inspect, or codetr inspect."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Group, Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
+
+from codetr.cli.argument_types import InputFile, OutputFile, parsed_by
+from codetr.cli.program import complain, run_program
+from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import atomic_write
-from trt_plugin.command import ArgumentParser, UsageError, run_command, to_count, to_path, warn
 from trt_plugin.engine_error import EngineError
-from trt_plugin.inspection import engine_layers, layer_graph, text_report, time_chart
+from trt_plugin.inspection import engine_layers, engine_summary, text_report
 from trt_plugin.inspection.engine_layers import LayerList
-from trt_plugin.inspection.engine_summary import Summary, Times, measure, read_engine
-from trt_plugin.inspection.layer_kinds import KINDS
+from trt_plugin.inspection.engine_summary import EngineSummary, EngineTimes
 from trt_plugin.metadata import ArtifactMetadata
 from trt_plugin.run import read_arrays
 
-PICTURES = (".svg", ".png")
 SLOWEST = 15
 """Layers that a profile lists without --table."""
 
+WRITTEN = Group("Files to write", sort_key=1)
+TIMED = Group("Times", sort_key=2)
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"expected a name that ends in .svg, .png or .pdf, got {text!r}")
+    return Path(text)
+
+
+PictureFile = Annotated[Path, parsed_by(_picture, "FILE")]
+
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class InspectionReport:
     """Everything that is known of an engine.
 
     Attributes:
         source: the engine, or the file of layers.
-        summary: of the engine; None for a file of layers.
-        layers: with times where they were measured; None if the engine tells nothing of them.
+        summary: size, memory, inputs and outputs; None for a file of layers.
+        layers: with times where they were measured; None if the engine tells nothing of its layers.
         times: None without a profile.
-        metadata: of the file beside the engine, if there is one.
+        metadata: content of the file beside the engine, if there is one.
     """
 
     source: Path
-    summary: Summary | None
+    summary: EngineSummary | None
     layers: LayerList | None
-    times: Times | None
+    times: EngineTimes | None
     metadata: ArtifactMetadata | None
 
     @property
@@ -55,7 +64,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """For pictures: model, precision, size and GPU, as far as they are known."""
+        """Title of pictures: model, precision, input size and GPU, as far as they are known."""
         name = self.source.name if self.summary else self.source.stem
         words = [self.metadata.model if self.metadata else name]
         words += [self.precision] if self.precision else []
@@ -64,171 +73,159 @@ class Report:
             words.append("x".join("?" if size < 0 else str(size) for size in first.shape))
         return ", ".join(words) + (f": {self.summary.gpu}" if self.summary else "")
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    parser = _parser()
-    return run_command(lambda: _run(parser.parse_args(arguments)))
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m trt_plugin.inspect", description="Show layers, memory and times of a TensorRT engine."
-    )
-    parser.add_argument("engine", nargs="?", type=to_path, help="the engine file")
-    parser.add_argument(
-        "--layer-info", type=to_path, metavar="FILE", help="read trtexec --exportLayerInfo's file, no engine"
-    )
-    parser.add_argument("--times", type=to_path, metavar="FILE", help="times of trtexec --exportProfile")
-    parser.add_argument("--table", action="store_true", help="also print every layer")
-    parser.add_argument("--json", type=to_path, metavar="FILE", help="write all of it to this file")
-    parser.add_argument("--save-layer-info", type=to_path, metavar="FILE", help="write TensorRT's own words")
-    parser.add_argument(
-        "--graph", type=to_path, metavar="FILE", help="draw the layers and tensors: .svg or .png"
-    )
-    parser.add_argument("--profile", action="store_true", help="time the engine and each of its layers")
-    parser.add_argument("--chart", type=to_path, metavar="FILE", help="draw the times: .svg or .png")
-    parser.add_argument(
-        "--runs", type=to_count, default=50, metavar="N", help="runs of --profile (default: 50)"
-    )
-    parser.add_argument(
-        "--inputs", type=to_path, metavar="FILE", help=".npz to profile on (default: noise, whole pictures)"
-    )
-    parser.add_argument("--nvtx", action="store_true", help="name the steps of --profile for Nsight Systems")
-    parser.add_argument(
-        "--plugins", type=to_path, nargs="+", default=[], metavar="LIB", help="libraries of other plugins"
-    )
-    parser.add_argument(
-        "--device", type=to_count, default=0, metavar="N", help="number of the GPU (default: 0)"
-    )
-    return parser
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all of it for JSON."""
+        layers = self.layers.layers if self.layers else ()
+        kinds = {}
+        for kind, members in engine_layers.layers_by_kind(layers).items():
+            time = engine_layers.total_ms(members)
+            kinds[kind] = {"layers": len(members), **({} if time is None else {"ms": time})}
+        return {
+            "source": str(self.source),
+            "summary": dataclasses.asdict(self.summary) if self.summary else None,
+            "precision": self.precision,
+            "build_seconds": self.metadata.build_seconds if self.metadata else None,
+            "gpu_ms": self.times.gpu_ms if self.times else None,
+            "kinds": kinds,
+            "layers": [
+                dataclasses.asdict(layer) | {"kind": layer.kind, "module": ".".join(layer.origin.path)}
+                for layer in layers
+            ],
+        }
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raises `UsageError` for options that do not go together."""
-    if (options.engine is None) == (options.layer_info is None):
-        raise UsageError("expected either an engine or --layer-info FILE (see --help)")
-    for name in ("graph", "chart"):
-        path = getattr(options, name)
-        if path is not None and path.suffix.lower() not in PICTURES:
-            raise UsageError(f"--{name} {path}: expected a name that ends in .svg or .png")
-    if options.layer_info is not None:
-        for name in ("profile", "inputs", "nvtx", "plugins", "save_layer_info"):
-            if getattr(options, name):
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option}: needs an engine, and --layer-info is none")
-    elif options.times is not None:
-        raise UsageError("--times: goes with --layer-info; --profile measures an engine")
-    if options.chart is not None and not (options.profile or options.times):
-        raise UsageError("--chart: shows times, so it needs --profile, or --layer-info with --times")
-    for name in ("inputs", "nvtx"):
-        if getattr(options, name) and not options.profile:
-            raise UsageError(f"--{name}: goes with --profile")
-    if options.runs < 1:
-        raise UsageError("--runs: expected at least 1, got 0")
-    if (
-        options.json
-        and options.engine
-        and options.json.absolute() == options.engine.with_suffix(".json").absolute()
-    ):
-        raise UsageError(f"--json {options.json}: is where the engine's metadata lie; name another file")
+def inspect(
+    engine: Annotated[InputFile | None, Parameter(metavar="ENGINE")] = None,
+    /,
+    *,
+    plugins: Annotated[tuple[InputFile, ...], Parameter(consume_multiple=True)] = (),
+    device: NonNegativeInt = 0,
+    layer_info: InputFile | None = None,
+    times: InputFile | None = None,
+    table: bool = False,
+    json: Annotated[OutputFile | None, Parameter(group=WRITTEN)] = None,
+    save_layer_info: Annotated[OutputFile | None, Parameter(group=WRITTEN)] = None,
+    graph: Annotated[PictureFile | None, Parameter(group=WRITTEN)] = None,
+    chart: Annotated[PictureFile | None, Parameter(group=WRITTEN)] = None,
+    profile: Annotated[bool, Parameter(group=TIMED)] = False,
+    runs: Annotated[PositiveInt, Parameter(group=TIMED)] = 50,
+    inputs: Annotated[InputFile | None, Parameter(group=TIMED)] = None,
+    nvtx: Annotated[bool, Parameter(group=TIMED)] = False,
+) -> int:
+    """Show the layers, memory and times of a TensorRT engine.
 
+    Prints the engine's size, memory, inputs and outputs, and its layers by kind: MSDA, matrix products,
+    attention and so on. With --profile, also the time of each. Needs a GPU, or a file of trtexec
+    --exportLayerInfo.
 
-def _run(options: argparse.Namespace) -> None:
-    _check(options)
-    report = _read_layers(options) if options.layer_info else _read_engine(options)
-    if report.layers is None or not report.layers.detailed:
-        tells = "nothing" if report.layers is None else "names only"
+    Example: codetr inspect model.engine --profile --chart times.svg --graph graph.svg
+
+    Args:
+        engine: the engine file
+        plugins: libraries of other plugins
+        device: number of the GPU
+        layer_info: file of trtexec --exportLayerInfo, in place of an engine
+        times: file of trtexec --exportProfile, for --layer-info
+        table: also print every layer
+        json: write the whole report to this file
+        save_layer_info: write the JSON of TensorRT's inspector to this file
+        graph: draw the layers and tensors: .svg, .png or .pdf
+        chart: draw the times: .svg, .png or .pdf
+        profile: time the engine and each of its layers
+        runs: number of timed runs
+        inputs: .npz file with the inputs of timed runs; default: noise, and whole pictures for detectors
+        nvtx: name the steps for Nsight Systems
+    """
+    if (engine is None) == (layer_info is None):
+        raise UsageError("expected either an engine or --layer-info FILE")
+    if layer_info:
+        needs_engine = {"profile": profile, "plugins": plugins, "save_layer_info": save_layer_info}
+        for name in (name for name, given in needs_engine.items() if given):
+            raise ArgumentError(name, "expected an engine, got --layer-info")
+    elif times:
+        raise ArgumentError("times", "expected --layer-info, got an engine, which --profile measures")
+    if chart and not (profile or times):
+        raise ArgumentError("chart", "expected --profile, or --layer-info with --times: it shows times")
+    for name in (name for name, given in {"inputs": inputs, "nvtx": nvtx}.items() if given and not profile):
+        raise ArgumentError(name, "expected --profile with it")
+    if json and engine and json.absolute() == engine.with_suffix(".json").absolute():
+        raise ArgumentError("json", f"expected another file than the engine's metadata, got {json}")
+
+    if layer_info:
+        found = engine_layers.read_file(layer_info)
+        found = found.with_times(engine_layers.read_times(times)) if times else found
+        report = InspectionReport(layer_info, None, found, None, None)
+    else:
+        arrays = read_arrays(inputs) if inputs else None
+        summary, found, information = engine_summary.read_engine(engine, device, plugins)
+        measured = None
+        if profile:
+            measured = engine_summary.measure(engine, device=device, runs=runs, inputs=arrays, nvtx=nvtx)
+            found = found.with_times(measured.layer_ms) if found else None
+        report = InspectionReport(engine, summary, found, measured, _metadata(engine))
+        if save_layer_info:
+            _write(save_layer_info, information)
+    if found is None or not found.detailed:
         message = (
-            f"{report.source} tells {tells} of its layers: build it with profiling verbosity DETAILED "
-            "(trtexec --profilingVerbosity=detailed)"
+            f"{report.source} tells {'nothing' if found is None else 'only the names'} of its layers: build it "
+            "with profiling verbosity DETAILED (trtexec --profilingVerbosity=detailed)"
         )
-        if options.graph or (report.layers is None and options.chart):
+        if graph or (found is None and chart):
             raise EngineError(message)
-        warn(message)
-    _print(report, options.table)
-    if options.json:
-        _write(options.json, json.dumps(as_dict(report), indent=1, ensure_ascii=False) + "\n")
-    if options.graph and report.layers:
-        layer_graph.draw(report.layers, report.title).save(options.graph)
-        print(f"wrote {options.graph}")
-    if options.chart and report.layers:
-        gpu_ms = report.times.gpu_ms if report.times else None
-        time_chart.draw(report.layers, report.title, gpu_ms).save(options.chart)
-        print(f"wrote {options.chart}")
+        complain("warning", message)
+    _print(report, table)
+    if json:
+        _write_json(json, report)
+    if graph:
+        from trt_plugin.inspection.layer_graph import write_graph
+
+        write_graph(graph, found, report.title)
+        print(f"wrote {graph}")
+    if chart:
+        from trt_plugin.inspection.time_chart import write_chart
+
+        write_chart(chart, found, report.title, report.times.gpu_ms if report.times else None)
+        print(f"wrote {chart}")
+    return 0
 
 
-def _read_layers(options: argparse.Namespace) -> Report:
-    """From files of trtexec."""
-    found = engine_layers.read_file(options.layer_info)
-    if options.times:
-        found = found.with_times(engine_layers.read_times(options.times))
-    return Report(options.layer_info, None, found, None, None)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `python -m trt_plugin.inspect` and returns its exit status."""
+    return run_program(inspect, argv, "python -m trt_plugin.inspect")
 
 
-def _read_engine(options: argparse.Namespace) -> Report:
-    inputs = read_arrays(options.inputs) if options.inputs else None
-    summary, found, information = read_engine(options.engine, options.device, options.plugins)
-    beside = options.engine.with_suffix(".json")
-    metadata = None
-    if beside.is_file():
-        try:
-            metadata = ArtifactMetadata.load(beside)
-        except EngineError as error:  # it may belong to something else
-            warn(str(error))
-    if options.save_layer_info:
-        _write(options.save_layer_info, information)
-    times = None
-    if options.profile:
-        times = measure(
-            options.engine, device=options.device, runs=options.runs, inputs=inputs, nvtx=options.nvtx
-        )
-        found = found.with_times(times.layer_ms) if found else None
-    return Report(options.engine, summary, found, times, metadata)
+def _metadata(engine: Path) -> ArtifactMetadata | None:
+    """Reads the metadata beside an engine. A file with other content is a warning."""
+    path = engine.with_suffix(".json")
+    try:
+        return ArtifactMetadata.load(path) if path.is_file() else None
+    except EngineError as error:
+        complain("warning", str(error))
+        return None
 
 
-def _print(report: Report, whole_table: bool) -> None:
-    print(report.source)
+def _print(report: InspectionReport, whole_table: bool) -> None:
+    console, found = text_report.make_console(), report.layers
+    console.print(report.source)
     if report.summary:
-        build = report.metadata.build_seconds if report.metadata else None
-        for line in text_report.summary_lines(report.summary, report.precision, build):
-            print(f"  {line}")
-    found = report.layers
+        build_seconds = report.metadata.build_seconds if report.metadata else None
+        console.print(text_report.summary_table(report.summary, report.precision, build_seconds))
     if found is None:
         return
-    print(f"\n{text_report.layers_line(found)}")
-    if found.detailed:
-        print("\n".join(["", *text_report.kind_lines(found)]))
-    if report.times:
-        print("\n".join(["", *text_report.times_lines(report.times, found)]))
+    parts = [text_report.layers_line(found)]
+    parts += [text_report.kinds_table(found)] if found.detailed else []
+    parts += [text_report.times_line(report.times, found)] if report.times else []
     if whole_table:
-        print("\n".join(["", *text_report.layer_lines(found.layers)]))
+        parts.append(text_report.layers_table(found.layers))
     elif found.time_ms is not None:
-        print("\n".join(["", *text_report.slowest_lines(found, SLOWEST)]))
-    sys.stdout.flush()
+        parts.append(text_report.slowest_table(found, SLOWEST))
+    for part in parts:
+        console.print()
+        console.print(part)
 
 
-def as_dict(report: Report) -> dict[str, Any]:
-    """All of a report, for JSON."""
-    found = report.layers
-    entries = []
-    for layer in found.layers if found else ():
-        fields = dataclasses.asdict(layer) | {"kind": layer.kind, "module": ".".join(layer.origin.path)}
-        entries.append(fields)
-    kinds = {}
-    for kind in KINDS:
-        members = [layer for layer in found.layers if layer.kind == kind] if found else []
-        time = layer_graph.total_ms(members)
-        kinds[kind] = {"layers": len(members), **({} if time is None else {"ms": time})}
-    return {
-        "source": str(report.source),
-        "summary": dataclasses.asdict(report.summary) if report.summary else None,
-        "precision": report.precision,
-        "build_seconds": report.metadata.build_seconds if report.metadata else None,
-        "gpu_ms": report.times.gpu_ms if report.times else None,
-        "kinds": kinds,
-        "layers": entries,
-    }
+def _write_json(path: Path, report: InspectionReport) -> None:
+    _write(path, json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n")
 
 
 def _write(path: Path, content: str) -> None:

@@ -1,59 +1,74 @@
-"""Runs an engine on arrays from a file: python -m trt_plugin.run model.engine --inputs x.npz --out y.npz
-
-Exit status: 0, done; 1, it failed; 2, wrong arguments; 130, interrupted. Every failure is one line on stderr.
-"""
+"""The command that runs an engine on arrays from a file, without Torch: python -m trt_plugin.run."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt
 
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
 from trt_plugin.atomic_files import atomic_write
-from trt_plugin.command import ArgumentParser, run_command, to_count, to_path
 from trt_plugin.engine_tensors import format_shape
 from trt_plugin.runner import EngineRunner
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    parser = ArgumentParser(
-        prog="python -m trt_plugin.run", description="Run a TensorRT engine, without Torch."
-    )
-    parser.add_argument("engine", type=to_path, help="the engine file")
-    parser.add_argument("--inputs", type=to_path, required=True, metavar="FILE", help=".npz with every input")
-    parser.add_argument("--out", type=to_path, required=True, metavar="FILE", help=".npz for the outputs")
-    parser.add_argument("--time", type=to_count, default=0, metavar="N", help="also time N runs")
-    parser.add_argument("--no-cuda-graph", action="store_true", help="enqueue every run, replay no graph")
-    parser.add_argument("--nvtx", action="store_true", help="name the steps for Nsight Systems (needs nvtx)")
-    return run_command(lambda: _run(parser.parse_args(arguments)))
+def run(
+    engine: Annotated[InputFile, Parameter(metavar="ENGINE")],
+    /,
+    *,
+    inputs: InputFile,
+    out: OutputFile,
+    time: NonNegativeInt = 0,
+    no_cuda_graph: bool = False,
+    nvtx: bool = False,
+) -> int:
+    """Run a TensorRT engine on arrays, without Torch.
 
+    Example: python -m trt_plugin.run model.engine --inputs x.npz --out y.npz
 
-def _run(options: argparse.Namespace) -> None:
-    inputs = read_arrays(options.inputs)
-    with atomic_write(options.out) as temporary:  # opened first: a wrong --out shows before the work is done
-        with EngineRunner(options.engine, cuda_graph=not options.no_cuda_graph, nvtx=options.nvtx) as runner:
-            outputs = runner(inputs)
+    Args:
+        engine: the engine file
+        inputs: .npz file with every input
+        out: .npz file for the outputs
+        time: also time this number of runs
+        no_cuda_graph: enqueue every run and replay no CUDA graph
+        nvtx: name the steps for Nsight Systems; needs the package nvtx
+    """
+    arrays = read_arrays(inputs)
+    with atomic_write(out) as temporary:  # first: a wrong --out shows before the work is done
+        with EngineRunner(engine, cuda_graph=not no_cuda_graph, nvtx=nvtx) as runner:
+            outputs = runner(arrays)
             for name, array in outputs.items():
                 print(f"{name}: {format_shape(array.shape)} {runner.outputs[name].dtype}")
-            if options.time:
-                samples = runner.time(inputs, iterations=options.time)
+            if time:
+                samples = runner.time(arrays, iterations=time)
                 how = "CUDA graph" if runner.uses_cuda_graph else "no CUDA graph"
                 print(
                     f"GPU time of {len(samples)} runs ({how}): median {np.median(samples):.3f} ms, "
                     f"{min(samples):.3f} to {max(samples):.3f} ms"
                 )
-        np.savez(temporary, **outputs)
-    print(f"wrote {options.out}")
+        with temporary.open("wb") as file:  # given a name, NumPy would add a suffix to it
+            np.savez(file, **outputs)
+    print(f"wrote {out}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `python -m trt_plugin.run` and returns its exit status."""
+    return run_program(run, argv, "python -m trt_plugin.run")
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file.
+    """Reads the arrays of an .npz file.
 
     Raises:
-        ValueError: it is none, or damaged.
+        ValueError: the file is damaged, or of another kind.
     """
     try:
         arrays = np.load(path)
@@ -63,7 +78,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             return dict(arrays)
     except OSError as error:
         raise ValueError(f"--inputs {path}: {error.strerror or error}") from error
-    except Exception as error:  # NumPy raises whatever it runs into: BadZipFile, EOFError, its own advice
+    except Exception as error:  # NumPy raises many types: BadZipFile, EOFError, its own advice
         raise ValueError(f"--inputs {path}: cut off, or not an .npz file with arrays ({error})") from error
 
 

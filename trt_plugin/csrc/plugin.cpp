@@ -6,8 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "msda/choose.h"
-#include "msda/launch.h"
+#include "msda/launchers.h"
 #include "report.h"
 
 namespace msda::trt {

@@ -1,4 +1,4 @@
-"""Layers of an engine, read from the JSON of TensorRT's inspector (or of trtexec --exportLayerInfo)."""
+"""Reads the layers of an engine from the JSON of TensorRT's inspector or of trtexec --exportLayerInfo."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ _DTYPES = {
     "bool": "BOOL",
 }
 _BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4, "int64": 8, "int32": 4, "uint8": 1, "int8": 1, "bool": 1}
-FLOATS = ("bf16", "fp16", "fp32")
-"""Narrowest first: the precision of an engine is the first of them that one of its layers has."""
+_FLOATS = ("bf16", "fp16", "fp32")  # narrowest first
 
-# What a layer is described by otherwise.
-_KNOWN = {"Name", "LayerType", "Inputs", "Outputs", "Metadata", "TacticName", "TacticValue", "StreamId"}
+# Entries of the inspector with an attribute of `Layer`. The others are in `Layer.attributes`.
+_KNOWN = {"Name", "LayerType", "Inputs", "Outputs", "Metadata", "TacticName", "TacticValue"}
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,9 @@ class LayerTensor:
     """An input or output of a layer.
 
     Attributes:
-        name: TensorRT's.
+        name: TensorRT's name.
         shape: -1 for a size decided at run time.
-        dtype: "fp16", …; "" if the inspector does not say it.
+        dtype: "fp16", …; "" if the inspector does not tell it.
         layout: "linear", or TensorRT's words for another order of the elements; "" if unknown.
     """
 
@@ -57,7 +56,7 @@ class LayerTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Of all elements; 0 where a size or the type is unknown."""
+        """Size of all elements; 0 if a size or the type is unknown."""
         count = _BYTES.get(self.dtype, 0)
         for size in self.shape:
             count *= max(size, 0)
@@ -66,20 +65,19 @@ class LayerTensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an engine: what TensorRT runs as one step, often many nodes of the model.
+    """A layer of an engine: a step that TensorRT runs, often many nodes of the model.
 
     Attributes:
-        name: TensorRT's, unique in an engine.
+        name: TensorRT's name, unique in an engine.
         type: TensorRT's word, such as "PluginV3", "gemm" or "kgen" (a generated kernel).
         inputs, outputs: tensors.
-        constants: inputs that no layer computes, weights above all.
-        tactic: the kernel that the builder chose, "" if it has none.
+        tactic: the kernel that the builder chose; "" without one.
         nodes: names of the model's nodes in it.
-        weights_bytes: of its constants, and of the weights that the inspector lists with it.
-        stream: number of the stream that it runs on.
-        attributes: all else that the inspector says.
-        time_ms: GPU time of a run, None if it was not measured.
-        index: its place among the layers.
+        weights_bytes: size of its constants and of the weights that the inspector lists with it.
+        attributes: the inspector's other entries.
+        time_ms: GPU time in milliseconds; None if it was not measured.
+        constants: inputs that no layer computes, such as weights.
+        index: its position in execution order.
     """
 
     name: str
@@ -89,7 +87,6 @@ class Layer:
     tactic: str = ""
     nodes: tuple[str, ...] = ()
     weights_bytes: int = 0
-    stream: int = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
     time_ms: float | None = None
     constants: tuple[LayerTensor, ...] = ()
@@ -97,17 +94,17 @@ class Layer:
 
     @cached_property
     def kind(self) -> str:
-        """One of `layer_kinds.KINDS`."""
+        """One of `layer_kinds.LAYER_KINDS`."""
         return layer_kinds.classify(self.name, self.type, self.tactic, self.nodes, self.attributes)
 
     @cached_property
     def origin(self) -> module_names.Origin:
-        """Where in the model it comes from."""
+        """The module of the model that it comes from, and its operators."""
         return module_names.origin_of(self.nodes or (module_names.layer_as_node(self.name),))
 
     @property
     def title(self) -> str:
-        """What it computes, in a few words: the first operators, or TensorRT's type."""
+        """Its first operators, or TensorRT's type."""
         if self.kind == layer_kinds.MSDA:
             return layer_kinds.MSDA
         shown, more = self.origin.operators[:3], len(self.origin.operators) - 3
@@ -115,13 +112,20 @@ class Layer:
 
     @property
     def is_plugin(self) -> bool:
-        """Whether its kernel comes from a plugin."""
+        """Whether a plugin runs it."""
         return self.type.startswith("Plugin")
 
-    @property
-    def dtype(self) -> str:
-        """Type of its first output, "" if unknown."""
-        return next((tensor.dtype for tensor in self.outputs), "")
+
+def total_ms(layers: Sequence[Layer]) -> float | None:
+    """Returns the sum of the layers' times in milliseconds, None if no layer was timed."""
+    times = [layer.time_ms for layer in layers if layer.time_ms is not None]
+    return sum(times) if times else None
+
+
+def layers_by_kind(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
+    """Returns the layers of each kind that occurs, in the order of `layer_kinds.LAYER_KINDS`."""
+    found = {kind: [layer for layer in layers if layer.kind == kind] for kind in layer_kinds.LAYER_KINDS}
+    return {kind: members for kind, members in found.items() if members}
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,9 @@ class LayerList:
     """The layers of an engine.
 
     Attributes:
-        layers: in the order in which they run.
+        layers: in execution order.
         bindings: names of the engine's inputs and outputs.
-        detailed: whether the engine was built with detailed profiling verbosity; else there are names only.
+        detailed: whether the engine was built with detailed profiling verbosity; else it tells names only.
     """
 
     layers: tuple[Layer, ...]
@@ -140,64 +144,60 @@ class LayerList:
 
     @property
     def plugins(self) -> tuple[Layer, ...]:
-        """Those that are plugins."""
+        """The layers that plugins run."""
         return tuple(layer for layer in self.layers if layer.is_plugin)
 
     @property
-    def weights_bytes(self) -> int:
-        """Of all weights and constants, each once."""
-        constants = {tensor.name: tensor.num_bytes for layer in self.layers for tensor in layer.constants}
-        listed = (layer.weights_bytes - sum(x.num_bytes for x in layer.constants) for layer in self.layers)
-        return sum(constants.values()) + sum(listed)
-
-    @property
     def precision(self) -> str | None:
-        """The narrowest floating-point type of a tensor or a weight, None if none is said."""
-        found = {tensor.dtype for layer in self.layers for tensor in _all_tensors(layer)}
+        """The narrowest floating-point type of a tensor or a weight; None if the inspector tells none."""
+        tensors = (x for layer in self.layers for x in (*layer.inputs, *layer.constants, *layer.outputs))
+        found = {tensor.dtype for tensor in tensors}
         found |= {dtype for layer in self.layers for dtype, _ in _weights(layer.attributes)}
-        return next((name for name in FLOATS if name in found), None)
+        return next((name for name in _FLOATS if name in found), None)
 
     @property
     def time_ms(self) -> float | None:
-        """The sum of the layers' times, None if none was measured."""
-        times = [layer.time_ms for layer in self.layers if layer.time_ms is not None]
-        return sum(times) if times else None
+        """Sum of the layers' times in milliseconds, None if no layer was timed."""
+        return total_ms(self.layers)
 
     def with_times(self, times: Mapping[str, float]) -> LayerList:
-        """The same with times, milliseconds by the layer's name.
+        """Returns the layers with times.
+
+        Args:
+            times: milliseconds by the layer's name.
 
         Raises:
-            EngineError: they are those of another engine.
+            EngineError: the times belong to another engine.
         """
         names = {layer.name for layer in self.layers}
         unknown = [name for name in times if name not in names]
-        if not times or len(unknown) > len(times) / 2:  # generated names are the same in many engines
-            example = f", {unknown[0]} for one" if unknown else ""
+        if not times or len(unknown) > len(times) / 2:  # many engines share the names of generated layers
+            example = f", such as {unknown[0]}" if unknown else ""
             raise EngineError(
-                f"the times are those of another engine: {len(unknown)} of {len(times)} names are no layer's "
-                f"of this one{example}"
+                f"the times belong to another engine: it has no layers of {len(unknown)} of {len(times)} "
+                f"names{example}"
             )
         return replace(self, layers=tuple(replace(x, time_ms=times.get(x.name)) for x in self.layers))
 
 
 def read_file(path: Path) -> LayerList:
-    """Reads layers from a file.
+    """Reads layers from a file of `trtexec --exportLayerInfo`.
 
     Raises:
-        EngineError: it is not what the inspector writes.
+        EngineError: the file cannot be read, or has other content.
     """
     return parse(_read(path), str(path))
 
 
 def parse(text: str, source: str = "the inspector's answer") -> LayerList:
-    """Reads what the inspector says of an engine.
+    """Reads layers from the JSON of TensorRT's inspector.
 
     Args:
         text: JSON, {"Layers": [...], "Bindings": [...]}.
-        source: for errors.
+        source: name of the text in errors.
 
     Raises:
-        EngineError: it is something else, or says nothing of layers.
+        EngineError: the text has other content, or lists no layers.
     """
     content = _load(text, source)
     entries = content.get("Layers") if isinstance(content, dict) else None
@@ -216,17 +216,20 @@ def parse(text: str, source: str = "the inspector's answer") -> LayerList:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"{source}: a layer is not as TensorRT writes it ({error!r})") from error
     bindings = content.get("Bindings")
-    names = tuple(str(name) for name in bindings) if isinstance(bindings, list) else ()
+    names = tuple(map(str, bindings)) if isinstance(bindings, list) else ()
     if names:
-        layers = tuple(_constants_apart(layers, names))
+        layers = tuple(_separate_constants(layers, names))
     return LayerList(layers, names, detailed=any(isinstance(entry, dict) for entry in entries))
 
 
 def read_times(path: Path) -> dict[str, float]:
-    """Milliseconds of layers by name, from a file of trtexec --exportProfile.
+    """Reads the layers' times from a file of `trtexec --exportProfile`.
+
+    Returns:
+        Milliseconds by the layer's name: the median, or the average of older versions.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: the file cannot be read, or has other content.
     """
     content = _load(_read(path), str(path))
     try:
@@ -239,10 +242,6 @@ def read_times(path: Path) -> dict[str, float]:
             f'{path}: expected [{{"name": ..., "averageMs": ...}}, ...], as trtexec --exportProfile writes it'
         )
     return times
-
-
-def _all_tensors(layer: Layer) -> tuple[LayerTensor, ...]:
-    return (*layer.inputs, *layer.constants, *layer.outputs)
 
 
 def _read(path: Path) -> str:
@@ -271,14 +270,13 @@ def _layer(entry: str | dict, index: int) -> Layer:
         tactic=str(entry.get("TacticName") or ""),
         nodes=module_names.node_names(str(entry.get("Metadata") or "")),
         weights_bytes=sum(_BYTES.get(dtype, 0) * count for dtype, count in _weights(attributes)),
-        stream=int(entry.get("StreamId") or 0),
         attributes=attributes,
         index=index,
     )
 
 
-def _constants_apart(layers: Sequence[Layer], bindings: Sequence[str]) -> Iterator[Layer]:
-    """The layers with what no layer computes and nobody gives taken from their inputs."""
+def _separate_constants(layers: Sequence[Layer], bindings: Sequence[str]) -> Iterator[Layer]:
+    """Moves the inputs that are no binding and that no layer computes to the constants."""
     computed = {tensor.name for layer in layers for tensor in layer.outputs}.union(bindings)
     for layer in layers:
         constants = tuple(tensor for tensor in layer.inputs if tensor.name not in computed)
@@ -291,22 +289,14 @@ def _constants_apart(layers: Sequence[Layer], bindings: Sequence[str]) -> Iterat
 
 
 def _tensors(entries: Sequence[dict] | None) -> tuple[LayerTensor, ...]:
-    return tuple(
-        LayerTensor(
-            name=str(entry.get("Name", "")),
-            shape=tuple(int(size) for size in entry.get("Dimensions") or ()),
-            # Up to TensorRT 10 in one text, then in two.
-            dtype=_dtype(_format(entry)),
-            layout=_layout(_format(entry)),
-        )
-        for entry in entries or ()
-    )
-
-
-def _format(entry: dict) -> str:
-    if "Format/Datatype" in entry:
-        return str(entry["Format/Datatype"])
-    return f"{entry.get('Datatype') or ''} {entry.get('Format') or ''}"
+    found = []
+    for entry in entries or ():
+        # One text up to TensorRT 10, later two.
+        words = str(entry.get("Format/Datatype") or "")
+        words = words or f"{entry.get('Datatype') or ''} {entry.get('Format') or ''}"
+        shape = tuple(int(size) for size in entry.get("Dimensions") or ())
+        found.append(LayerTensor(str(entry.get("Name", "")), shape, _dtype(words), _layout(words)))
+    return tuple(found)
 
 
 def _dtype(words: str) -> str:
@@ -315,19 +305,17 @@ def _dtype(words: str) -> str:
 
 
 def _layout(words: str) -> str:
-    """Channels last or vectorised orders in TensorRT's words, "linear" for row-major, else ""."""
+    """Returns "linear" for row-major, TensorRT's words for channels last and vectorised orders, else ""."""
     if "linear" in words.lower():
         return "linear"
-    described = re.sub(
-        r"\b(N/A|format|[A-Z]*(FP|INT|BF)\d+|Half|Float|BFloat16|Bool)\b", "", words, flags=re.I
-    )
-    return " ".join(described.split())
+    types = r"\b(N/A|format|[A-Z]*(FP|INT|BF)\d+|Half|Float|BFloat16|Bool)\b"
+    return " ".join(re.sub(types, "", words, flags=re.I).split())
 
 
 def _weights(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Type and number of each array of weights: {"Weights": {"Type": "Half", "Count": 9408}}."""
-    found = []
-    for value in attributes.values():
-        if isinstance(value, dict) and "Type" in value and isinstance(value.get("Count"), int):
-            found.append((_dtype(str(value["Type"])), value["Count"]))
-    return found
+    """Returns type and number of elements of each array: {"Weights": {"Type": "Half", "Count": 9408}}."""
+    return [
+        (_dtype(str(value["Type"])), value["Count"])
+        for value in attributes.values()
+        if isinstance(value, dict) and "Type" in value and isinstance(value.get("Count"), int)
+    ]

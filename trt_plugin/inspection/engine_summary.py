@@ -49,7 +49,7 @@ class TensorReport:
 
 
 @dataclass(frozen=True)
-class Summary:
+class EngineSummary:
     """An engine as a whole.
 
     Attributes:
@@ -82,7 +82,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Times:
+class EngineTimes:
     """What a profiled engine took.
 
     Attributes:
@@ -103,7 +103,7 @@ class Times:
 
 def read_engine(
     path: Path, device: int = 0, libraries: Sequence[Path] = ()
-) -> tuple[Summary, LayerList | None, str]:
+) -> tuple[EngineSummary, LayerList | None, str]:
     """Loads an engine and asks TensorRT's inspector.
 
     Args:
@@ -134,7 +134,7 @@ def read_engine(
     loaded = free - call("cudaMemGetInfo")[0]
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-    summary = Summary(
+    summary = EngineSummary(
         engine_bytes=path.stat().st_size,
         built_with=".".join(map(str, version or ())),
         tensorrt_version=trt.__version__,
@@ -167,7 +167,7 @@ def measure(
     warmup: int = 20,
     inputs: Mapping[str, np.ndarray] | None = None,
     nvtx: bool = False,
-) -> Times:
+) -> EngineTimes:
     """Times an engine and its layers.
 
     Args:
@@ -188,7 +188,7 @@ def measure(
         profiled = runner.profile(arrays, iterations=runs)
     names = dict.fromkeys(name for run in profiled for name in run)
     medians = {name: statistics.median(run.get(name, 0.0) for run in profiled) for name in names}
-    return Times(samples, graph, medians)
+    return EngineTimes(samples, graph, medians)
 
 
 def example_inputs(runner: EngineRunner) -> dict[str, np.ndarray]:

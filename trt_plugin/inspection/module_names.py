@@ -102,6 +102,6 @@ def family_of(block: Path) -> Path:
     return block
 
 
-def text(path: Path) -> str:
+def path_text(path: Path) -> str:
     """backbone.stages.2 for its parts."""
     return ".".join(path) or "(top)"

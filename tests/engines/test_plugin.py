@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.plugin_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES, build, define_plugin, save
 
 import trt_plugin
 from benchmarks.errors import relative_error, truth
 from benchmarks.problems import BY_NAME, Problem
 from tests import plugin_engines
 from tests.comparison import TOLERANCE
-from tests.plugin_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES, build, define_plugin, save
 
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -61,7 +61,7 @@ def test_node_that_a_pass_made_belongs_to_what_it_takes(program):
     assert layer_names.node_names(graph)[made] == "/layers.1/neg"
 
 
-class Layer:
+class StandInLayer:
     def __init__(self, kind: str) -> None:
         self.type, self.name, self.metadata = SimpleNamespace(name=kind), "theirs", ""
 
@@ -70,13 +70,13 @@ class Network:
     """Stands in for tensorrt.INetworkDefinition, which exists only where there is a GPU."""
 
     def __init__(self) -> None:
-        self.layers: list[Layer] = []
+        self.layers: list[StandInLayer] = []
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def get_layer(self, index: int) -> Layer:
+    def get_layer(self, index: int) -> StandInLayer:
         return self.layers[index]
 
 
@@ -92,7 +92,7 @@ class Interpreter(torch.fx.Interpreter):
     def run_node(self, n):
         if stack := n.meta.get("nn_module_stack"):
             stack.popitem()
-        self.ctx.net.layers += map(Layer, self.KINDS.get(n.name.split("_")[0], ()))
+        self.ctx.net.layers += map(StandInLayer, self.KINDS.get(n.name.split("_")[0], ()))
         return super().run_node(n)
 
 
@@ -143,3 +143,70 @@ def test_names_of_an_exported_graph():
         "/Add",
         "/Range",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "operator"),
+    [
+        ("/backbone/stages.2/blocks.5/attn/qkv/MatMul_3", "backbone.stages.2.blocks.5.attn.qkv", "MatMul"),
+        ("/encoder/layers.0/ffn/fc1/linear_12 [MATRIX_MULTIPLY]", "encoder.layers.0.ffn.fc1", "linear"),
+        (
+            "[CONVOLUTION]-[aten_ops.convolution]-[backbone.patch_embed.projection/convolution]",
+            "backbone.patch_embed.projection",
+            "convolution",
+        ),
+        (
+            "FusedMultiScaleDeformableAttention-[encoder.layers.3.self_attn/fused_attention_3]",
+            "encoder.layers.3.self_attn",
+            "fused_attention",
+        ),
+        (
+            "[MATRIX_MULTIPLY]_[aten_ops_linear]_[encoder_layers_1_ffn_fc1/linear_matrix_multiply]",
+            "(top)",
+            "linear_matrix_multiply",
+        ),
+        ("node_topk__0", "(top)", "topk"),
+        ("/Reshape", "(top)", "Reshape"),
+        ("", "(top)", ""),
+    ],
+)
+def test_module_and_operator_of_a_node(name, path, operator):
+    found = module_names.split(name)
+    assert (module_names.path_text(found[0]), found[1]) == (path, operator)
+
+
+def test_names_are_read_as_they_are_written():
+    scopes = [
+        "",
+        "backbone",
+        "backbone.stages.2",
+        "backbone.stages.2.blocks.5",
+        "backbone.stages.2.blocks.5.attn",
+    ]
+    name = module_names.node_name(scopes, "MatMul_4")
+    assert name == "/backbone/stages.2/blocks.5/attn/MatMul_4"
+    assert module_names.split(name) == (("backbone", "stages", "2", "blocks", "5", "attn"), "MatMul")
+    assert module_names.node_name([], "Add") == module_names.node_name([""], "Add") == "/Add"
+    assert module_names.node_name(["a.b", "c"], "Add") == "/a.b/c/Add"
+
+
+@pytest.mark.parametrize("separator", ["", "\x1e", "\x1f"])
+def test_nodes_in_metadata(separator):
+    text = separator.join(
+        ("[ONNX Layer: /a/Add]", "[Torch Node: /b.0/mul_2]", "[ONNX Layer: x [y]]", "[ONNX Layer: /a/Add]")
+    )
+    assert module_names.node_names(text) == ("/a/Add", "/b.0/mul_2", "x [y]")
+    assert module_names.node_names("") == ()
+
+
+def test_origin_is_the_module_of_most_nodes():
+    origin = module_names.origin_of(["/a.0/norm/Add", "/a.0/attn/MatMul_1", "/a.0/attn/Add + /a.0/attn/Mul"])
+    assert origin.path == ("a", "0", "attn")
+    assert origin.operators == ("Add", "MatMul", "Mul")
+    assert module_names.origin_of([]).path == ()
+
+
+def test_block_is_the_innermost_numbered_module():
+    assert module_names.block_of(("encoder", "layers", "0", "self_attn")) == ("encoder", "layers", "0")
+    assert module_names.block_of(("query_selection", "norm")) == ("query_selection",)
+    assert module_names.block_of(()) == ()

@@ -1,4 +1,4 @@
-"""Engines of one plugin node, made through TensorRT's network API, for the tests of plugin and runner."""
+"""Builds engines of one plugin node with TensorRT's network API, for the tests of plugin and runner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import trt_plugin
 from benchmarks.trt_engines import INPUT_NAMES
@@ -13,8 +14,8 @@ from trt_plugin.engine_error import EngineError
 from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
-# (smallest, usual, largest) shape of an input
-Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""(smallest, usual, largest) shape of an input."""
 
 
 def create_plugin(operator: str, points_per_level: list[int] | None = None, packed: bool = False):
@@ -36,7 +37,7 @@ def create_plugin(operator: str, points_per_level: list[int] | None = None, pack
 
 def build(
     define: Callable,
-    ranges: Mapping[str, Range] | None = None,
+    ranges: Mapping[str, ShapeRange] | None = None,
     *,
     strongly_typed: bool = True,
     verbosity: str = "DETAILED",
@@ -44,10 +45,10 @@ def build(
     """Builds an engine.
 
     Args:
-        define: fills the network that it is given.
+        define: adds the layers to a network.
         ranges: shapes of the dynamic inputs.
-        strongly_typed: else with the flag FP16, and TensorRT chooses.
-        verbosity: what the engine tells of its layers, the name of a ProfilingVerbosity.
+        strongly_typed: whether the network sets the types. If not, TensorRT may choose FP16.
+        verbosity: name of the ProfilingVerbosity.
 
     Raises:
         EngineError: with TensorRT's messages.
@@ -81,7 +82,7 @@ def define_plugin(
     dtypes: Mapping[str, str],
     points_per_level: list[int] | None = None,
 ) -> Callable:
-    """For `build`: a network of one plugin node with an input tensor for each of its inputs, and "output".
+    """Returns a function for `build`: it adds one plugin node, its inputs, and the output "output".
 
     Args:
         operator: the plugin's name.
@@ -114,10 +115,9 @@ def save(folder: Path, plan: bytes) -> Path:
     return path
 
 
-def missing_plugin() -> str | None:
-    """Why the plugin cannot be used here, or None."""
+def plugin_or_skip() -> None:
+    """Loads the plugin library; skips the test where that is impossible."""
     try:
         trt_plugin.load()
     except EngineError as error:
-        return str(error)
-    return None
+        pytest.skip(str(error))

@@ -1,0 +1,245 @@
+"""The engine runner: engine files that it refuses, and with a GPU engines that it runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import trt_plugin
+from benchmarks.problems import BY_NAME
+from tests.engines.engine_samples import METADATA, plan_header, run_python
+from tests.engines.plugin_engines import (
+    FUSED_ATTENTION,
+    INPUT_NAMES,
+    build,
+    define_plugin,
+    plugin_or_skip,
+    save,
+)
+from trt_plugin import EngineError, engine_file
+from trt_plugin.engine_file import built_with
+
+# Without a GPU.
+
+
+def test_import_brings_no_torch_tensorrt_or_cuda():
+    heavy = (
+        "{'torch', 'tensorrt', 'cuda', 'tensorrt_bindings'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    done = run_python(
+        "-c", f"import sys, trt_plugin.run; trt_plugin.EngineRunner; assert not {heavy}, {heavy}"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_header_tells_the_version():
+    assert built_with(plan_header((10, 3, 0, 1))) == (10, 3, 0, 1)
+    assert built_with(plan_header()[:20]) is None
+    assert built_with(b"PK" + plan_header()) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"", "is empty"),
+        (b"\x08\x07\x12\x07pytorch" * 10, "is not a TensorRT engine"),
+        (plan_header()[:27], "is not a TensorRT engine"),
+    ],
+    ids=["missing", "empty", "other", "short"],
+)
+def test_wrong_file_is_one_line(tmp_path, content, message):
+    path = tmp_path / "model.engine"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(EngineError, match=message) as caught:
+        trt_plugin.EngineRunner(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "message", "expected"),
+    [
+        (
+            b"\x0a\x05\x00\x12",
+            "The engine plan file is not compatible with this version of TensorRT, expecting library version "
+            "10.6.0.26 got 10.5.0.18, please rebuild.",
+            "was built by TensorRT 10.5.0.18, and this is TensorRT 10.6.0: export it again",
+        ),
+        (
+            b"\x0a\x06\x00\x1a",
+            "Version tag does not match. Note: Current Version: 239, Serialized Engine Version: 238",
+            "and this is TensorRT 10.6.0: export it again",
+        ),
+        (b"\x0a\x06\x00\x1a", "assertion plan->header.size == blobSize failed", "is truncated or damaged"),
+    ],
+    ids=["library version", "version tag", "truncated"],
+)
+def test_reason_of_a_refused_engine(monkeypatch, version, message, expected):
+    """TensorRT's own messages about an engine of another version, which no machine here could build."""
+    monkeypatch.setattr(engine_file, "import_tensorrt", lambda: SimpleNamespace(__version__="10.6.0"))
+    content = plan_header()
+    assert expected in engine_file._reason(content[:24] + version + content[28:], message, "")
+
+
+def test_missing_library_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("MSDA_TRT_PLUGIN", str(tmp_path / "nowhere.so"))
+    with pytest.raises(EngineError, match=r"nowhere.so, named by \$MSDA_TRT_PLUGIN, does not exist"):
+        trt_plugin.library_path()
+
+
+def test_wrong_library_is_named(tmp_path):
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
+    library = tmp_path / "plugin.so"
+    library.write_text("not a library")
+    done = run_python("-c", "import trt_plugin; trt_plugin.load()", MSDA_TRT_PLUGIN=str(library))
+    assert f"EngineError: the TensorRT plugin library {library} cannot be loaded" in done.stderr
+
+
+# With a GPU.
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, np.ndarray]:
+    problem = BY_NAME["pyramid"].fused_inputs()
+    return {name: x.numpy() for name, x in zip(INPUT_NAMES[FUSED_ATTENTION], problem[:-1], strict=True)}
+
+
+@pytest.fixture(scope="module")
+def plan(inputs) -> bytes:
+    """An engine of the fused plugin: N from 1 to 2, and 100 to 256 queries."""
+    plugin_or_skip()
+    shapes, ranges = {}, {}
+    for name, array in inputs.items():
+        smallest = largest = shape = array.shape
+        if name == "value":
+            smallest = (1, *shape[1:])
+        elif name in INPUT_NAMES[FUSED_ATTENTION][3:]:
+            smallest = (1, 100, *shape[2:])
+        shapes[name] = tuple(-1 if low < high else low for low, high in zip(smallest, largest, strict=True))
+        if -1 in shapes[name]:
+            ranges[name] = (smallest, shape, largest)
+    dtypes = {name: array.dtype.name for name, array in inputs.items()}
+    return build(define_plugin(FUSED_ATTENTION, shapes, dtypes), ranges)
+
+
+def cut(inputs: dict[str, np.ndarray], batch: int, queries: int) -> dict[str, np.ndarray]:
+    """The first images and queries."""
+    taken = {"value": inputs["value"][:batch]}
+    taken |= {name: inputs[name][:batch, :queries] for name in INPUT_NAMES[FUSED_ATTENTION][3:]}
+    return {**inputs, **taken}
+
+
+@pytest.mark.gpu
+def test_graph_replay_equals_enqueueing(tmp_path, plan, inputs):
+    path = save(tmp_path, plan)
+    with trt_plugin.EngineRunner(path, cuda_graph=False) as runner:
+        expected = runner(inputs)["output"]
+        assert not runner.uses_cuda_graph
+    with trt_plugin.EngineRunner(path) as runner:
+        first = runner(inputs)["output"]
+        assert runner.uses_cuda_graph
+        replayed = runner(inputs)["output"]
+        other = runner({**inputs, "value": 2 * inputs["value"]})["output"]
+    np.testing.assert_array_equal(first, expected)
+    np.testing.assert_array_equal(replayed, expected)
+    np.testing.assert_array_equal(other, 2 * expected)
+    assert np.abs(expected).sum() > 0
+
+
+@pytest.mark.gpu
+def test_shapes_take_turns(tmp_path, plan, inputs):
+    sizes = [(1, 100), (2, 256), (1, 256), (2, 101)]
+    with trt_plugin.EngineRunner(save(tmp_path, plan), max_sessions=3) as runner:
+        whole = runner(inputs)["output"]
+        for batch, queries in sizes * 3:
+            output = runner(cut(inputs, batch, queries))["output"]
+            np.testing.assert_allclose(output, whole[:batch, :queries], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_runner_describes_the_engine(tmp_path, plan, inputs):
+    path = save(tmp_path, plan)
+    METADATA.save(path.with_suffix(".json"))
+    with trt_plugin.EngineRunner(path) as runner:
+        assert runner.metadata == METADATA
+        assert list(runner.inputs) == list(inputs)
+        assert runner.inputs["spatial_shapes"] == ((4, 2), "int64")
+        assert runner.inputs["value"] == ((-1, *inputs["value"].shape[1:]), "float32")
+        assert runner.outputs == {"output": ((-1, -1, 256), "float32")}
+        samples = runner.time(inputs, iterations=7, warmup=2)
+    assert len(samples) == 7 and min(samples) > 0
+    with pytest.raises(EngineError, match="closed"):
+        runner(inputs)
+    assert built_with(plan) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: {k: v for k, v in x.items() if k != "value"}, ValueError, r"missing \['value'\]"),
+        (lambda x: {**x, "image": x["value"]}, ValueError, r"missing \[\], unknown \['image'\]"),
+        (
+            lambda x: {**x, "value": x["value"][0]},
+            ValueError,
+            r"value: expected shape \[1 to 2, 256, 8, 32\]",
+        ),
+        (
+            lambda x: cut(x, 2, 99),
+            ValueError,
+            r"reference_points: expected shape \[1 to 2, 100 to 256, 4, 2\]",
+        ),
+        (lambda x: {**x, "value": x["value"].astype(int)}, TypeError, "value: expected float32, got int64"),
+    ],
+    ids=["missing", "unknown", "rank", "range", "type"],
+)
+def test_wrong_call_is_named_and_the_runner_goes_on(tmp_path, plan, inputs, change, error, message):
+    with trt_plugin.EngineRunner(save(tmp_path, plan)) as runner:
+        with pytest.raises(error, match=message):
+            runner(change(inputs))
+        assert runner(inputs)["output"].shape == (2, 256, 256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "library", "message"),
+    [
+        (lambda plan: plan[: len(plan) // 2], "", "is truncated or damaged: export it again (TensorRT: "),
+        (lambda plan: plan[:200], "", "is truncated or damaged: export it again (TensorRT: "),
+        # Cut off too: TensorRT reads an engine of which only these bytes differ.
+        (
+            lambda plan: plan[:24] + bytes([9, 9, 9, 9]) + plan[28 : len(plan) // 2],
+            "",
+            "was built by TensorRT 9.9.9.9, and this is",
+        ),
+        (lambda plan: plan, "/nowhere.so", "needs a plugin that is not registered: the TensorRT"),
+    ],
+    ids=["half", "header", "version", "plugin"],
+)
+def test_refused_engine_is_one_line(tmp_path, plan, change, library, message):
+    """In a process of its own: TensorRT and the plugins of this process stay as they are."""
+    path = save(tmp_path, change(plan))
+    code = f"import trt_plugin\ntry: trt_plugin.EngineRunner({str(path)!r})\n"
+    code += "except trt_plugin.EngineError as error: print(error)"
+    done = run_python("-c", code, gpu=True, **({"MSDA_TRT_PLUGIN": library} if library else {}))
+    (line,) = done.stdout.splitlines()
+    assert message in line, done.stderr
+
+
+@pytest.mark.gpu
+def test_command_runs_an_engine_without_torch(tmp_path, plan, inputs):
+    path = save(tmp_path, plan)
+    np.savez(tmp_path / "x.npz", **inputs)
+    command = [str(path), "--inputs", f"{tmp_path}/x.npz", "--out", f"{tmp_path}/y.npz", "--time", "5"]
+    code = f"import sys\nfrom trt_plugin.run import main\nassert main({command!r}) == 0\n"
+    done = run_python("-c", f"{code}print('torch imported:', 'torch' in sys.modules)", gpu=True)
+    assert done.returncode == 0, done.stderr
+    assert "torch imported: False" in done.stdout
+    assert "GPU time of 5 runs (CUDA graph): median" in done.stdout
+    with trt_plugin.EngineRunner(path) as runner:
+        expected = runner(inputs)["output"]
+    with np.load(tmp_path / "y.npz") as file:
+        np.testing.assert_array_equal(file["output"], expected)
