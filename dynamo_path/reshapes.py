@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from codetr.detector import sizes
+from codetr.export.constant_reshape import constant_reshape
 
 VIEWS = (
     torch.ops.aten.view.default,
@@ -46,12 +46,13 @@ def simplify_reshapes(module: torch.fx.GraphModule) -> int:
 def reshape_target(
     before: Sequence[int | torch.SymInt], after: Sequence[int | torch.SymInt]
 ) -> list[int] | None:
-    """The shape that makes a reshape from `before` give `after`, see `codetr.detector.sizes.reshape_target`."""
+    """The shape that makes a reshape from `before` give `after`, see
+    `codetr.export.constant_reshape`."""
     stays = [
         axis < len(before) and _expression(before[axis]) == _expression(size)
         for axis, size in enumerate(after)
     ]
-    target = sizes.reshape_target([size if isinstance(size, int) else None for size in after], stays)
+    target = constant_reshape([size if isinstance(size, int) else None for size in after], stays)
     return None if target is None else list(target)
 
 

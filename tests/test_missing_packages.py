@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.cli_runs import ROOT
+from tests.detector.detect_runs import ROOT
 from tests.coco_folders import write_dataset
 from tools.scenes import __main__ as scenes
 from tools.scenes import sources

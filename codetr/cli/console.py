@@ -1,4 +1,4 @@
-"""What the command line prints: tables, times, a progress bar. Plain without rich."""
+"""Output of the commands: tables, times, a progress bar."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
 from codetr.results import Detections
 
 MAX_ROWS = 50
+_MANY = 3  # steps from which a progress bar helps
 _STAGES = ("read", "preprocess", "inference", "postprocess", "draw")
 
 
 @contextmanager
-def progress(total: int, shown: bool, doing: str = "detecting") -> Iterator[Callable[[int], None]]:
+def progress(total: int, doing: str = "detecting") -> Iterator[Callable[[int], None]]:
     """Shows a progress bar on stderr while the block runs; yields a function that advances it.
 
+    A bar appears on a terminal only, and from three steps on.
+
     Args:
-        total: the number that is to be reached.
-        shown: whether to show it; where stderr is no terminal or rich is missing, nothing is shown.
-        doing: the word before the bar.
+        total: number of steps.
+        doing: word before the bar.
     """
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        shown = False
-    if not shown or not sys.stderr.isatty():
+    if total < _MANY or not sys.stderr.isatty():
         yield lambda count: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -38,7 +40,7 @@ def progress(total: int, shown: bool, doing: str = "detecting") -> Iterator[Call
 
 
 def print_results(pictures: Sequence[tuple[str, Detections]]) -> None:
-    """Prints a table: the detections of a single picture, or one row a picture of many."""
+    """Prints a table: the detections of a single picture, or one row for each of many pictures."""
     if len(pictures) == 1:
         name, detections = pictures[0]
         title = f"{name}: {_count(len(detections), 'detection')}"
@@ -63,10 +65,10 @@ def print_results(pictures: Sequence[tuple[str, Detections]]) -> None:
 
 
 def print_times(times: Sequence[Mapping[str, float]]) -> None:
-    """Prints the milliseconds a picture took by stage: the only run's, or the median without the first run.
+    """Prints the milliseconds per picture by stage: of the only run, or the median of all runs but the first.
 
     Args:
-        times: a mapping from stage to milliseconds for each run of the network; the first holds the warm-up.
+        times: milliseconds by stage for each run of the network. The first run contains the warm-up.
     """
     first = times[0]
     steady = times[1:] if len(times) > 1 else times
@@ -85,14 +87,7 @@ def print_times(times: Sequence[Mapping[str, float]]) -> None:
 def _print_table(
     title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: range
 ) -> None:
-    try:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-    except ImportError:
-        _print_plain_table(title, headers, rows, right_aligned)
-        return
-    # A pipe has no width to keep to; nothing is cut there.
+    # A pipe has no width, so nothing is cut there.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     table = Table(title=escape(title), title_justify="left", title_style="bold")
     for column, header in enumerate(headers):
@@ -102,21 +97,8 @@ def _print_table(
     console.print(table)
 
 
-def _print_plain_table(
-    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: range
-) -> None:
-    widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
-    print(title)
-    for row in (headers, *rows):
-        cells = (
-            cell.rjust(width) if column in right_aligned else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip())
-
-
 def _summary(names: Sequence[str]) -> str:
-    """["cup", "spoon", "cup"] -> "2 cup, 1 spoon"."""
+    """Turns ["cup", "spoon", "cup"] into "2 cup, 1 spoon"."""
     return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
 
 

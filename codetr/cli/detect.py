@@ -1,188 +1,165 @@
-"""The command `codetr`: `codetr detect` on pictures, `codetr train` and `codetr evaluate` on COCO-style data.
-
-Exit status: 0, all pictures are done; 1, something failed while running, or some of many pictures could not
-be processed (the others are done, and detections.json holds them); 2, wrong arguments or no readable picture.
-Every failure ends in one line "codetr: error: …" on stderr (see `codetr.cli.command`); files are whole or absent.
-
-Nothing here imports Torch: `--backend tensorrt` and `--backend onnxruntime` run without it.
-"""
+"""The command `codetr detect`. It imports Torch for the torch backend only."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from codetr.cli.command import UsageError, complain, one_line, run_command
+from cyclopts import Group, Parameter
+
+from codetr.cli.argument_types import Folder
 from codetr.cli.console import print_results, print_times, progress
-from codetr.cli.network_options import check_network, make_detector, tell_shrunk_images
-from codetr.cli.parser import make_parser
-from codetr.cli.pictures import OutputFolder, Picture, find_pictures
+from codetr.cli.pictures import Picture, find_pictures, output_folder, printable, save_picture
+from codetr.cli.program import complain
+from codetr.detector.detector import Detector
+from codetr.detector.network_options import NetworkOptions
+from codetr.detector.preprocess import ImageError, check_image, load_image
+from codetr.draw import draw_detections
+from codetr.errors import UsageError, one_line
+from codetr.results import Detections, coco_document, write_document
 from codetr.weights import DEMO
 
-PROGRAM = "codetr"
-_MANY = 3  # pictures from which a progress bar helps
+_PROGRAM = "codetr"
+_DETECTIONS = Group("Detections", sort_key=2)
+_DEFAULTS = NetworkOptions()
+_DEMO_NOTE = f"model: {DEMO}, which knows twenty kinds of drawn objects; for COCO's 80 classes give --model"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+def detect(
+    images: Annotated[list[str], Parameter(metavar="IMAGE", negative=())],
+    /,
+    *,
+    out: Folder = Path("out"),
+    batch: Annotated[int, Parameter(metavar="N")] = 1,
+    network: NetworkOptions = _DEFAULTS,
+    threshold: Annotated[float, Parameter(alias="--conf", group=_DETECTIONS, metavar="S")] = 0.3,
+    classes: Annotated[
+        list[str] | None, Parameter(consume_multiple=True, group=_DETECTIONS, metavar="CLASS")
+    ] = None,
+    top: Annotated[int | None, Parameter(group=_DETECTIONS, metavar="K")] = None,
+    nms: Annotated[Literal["soft", "hard", "none"] | None, Parameter(group=_DETECTIONS)] = None,
+    nms_iou: Annotated[float | None, Parameter(group=_DETECTIONS, metavar="IOU")] = None,
+) -> int:
+    """Detect objects in pictures.
+
+    Writes each picture with its boxes drawn, and all detections in detections.json (COCO's form).
+
+    For example:
+
+    codetr detect scene.jpg
+
+    codetr detect apple.jpg --model runs/fruit --conf 0.5 --classes apple pear
+
+    codetr detect street.jpg --model co_dino_swin_l --precision fp16 --out found
+
+    codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found
+
+    codetr detect photo.jpg --onnx model.onnx --device cpu --out found
+
+    Exit status: 0, all pictures are done; 1, a failure, or some of many pictures were left out;
+    2, wrong options or no readable picture.
 
     Args:
-        argv: the arguments; default sys.argv[1:].
-
-    Returns:
-        The exit status, see the module's docstring.
+        images: Files, folders (their pictures without subfolders) or quoted globs.
+        out: Folder for the pictures and detections.json.
+        batch: Pictures in one run of the network.
+        threshold: Least score.
+        classes: Detect only these classes, by name or by number from 0.
+        top: Largest number of detections in a picture.
+        nms: Non-maximum suppression. Default: as the model was published.
+        nms_iou: Overlap from which boxes of a class suppress each other.
     """
-
-    def command() -> int:
-        arguments = make_parser(_run_detect, _run_train, _run_evaluate).parse_args(argv)
-        return arguments.run(arguments)
-
-    return run_command(command, PROGRAM)
-
-
-def _run_detect(arguments: argparse.Namespace) -> int:
-    model = arguments.model
-    check_network(arguments)
-    if arguments.model != model:
-        print(f"model: {DEMO}, which knows twenty kinds of drawn objects; for COCO's 80 classes give --model")
-    pictures = find_pictures(arguments.images)
-    options = {name: getattr(arguments, name) for name in ("threshold", "nms", "nms_iou", "top", "classes")}
-    return _detect(pictures, arguments.out, partial(make_detector, arguments), arguments.batch, options)
-
-
-def _run_train(arguments: argparse.Namespace) -> int:
-    from codetr.cli.train import run_train
-
-    return run_train(arguments)
-
-
-def _run_evaluate(arguments: argparse.Namespace) -> int:
-    from codetr.cli.evaluate import run_evaluate
-
-    return run_evaluate(arguments)
+    detector = Detector(backend=network.make_backend(), labels=network.labels)
+    options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}
+    detector.check_options(**options, batch=batch)
+    pictures = find_pictures(images)
+    with output_folder(out, pictures), detector:
+        run = _Run(detector, options, out, len(pictures))
+        readable = [picture for picture in pictures if run.can_read(picture)]
+        if not readable:
+            raise UsageError(f"none of the {len(pictures)} pictures could be read")
+        if (network.model, network.engine, network.onnx) == (None, None, None):
+            print(_DEMO_NOTE)
+        detector.backend.load()
+        with progress(len(readable)) as advance:
+            for start in range(0, len(readable), batch):
+                run.detect(readable[start : start + batch])
+                advance(min(batch, len(readable) - start))
+        if not run.found:
+            raise UsageError(f"none of the {len(pictures)} pictures could be processed")
+        info = {"description": "codetr detect", "network": detector.backend.description, **options}
+        document = coco_document(run.found, detector.class_names, info)
+        write_document(out / "detections.json", document)
+    print_results(run.found)
+    print_times(run.times_ms)
+    if detector.shrunk_note is not None:
+        complain("note", detector.shrunk_note, _PROGRAM)
+    written = str(run.written[0]) if len(run.written) == 1 else f"{len(run.written)} pictures"
+    print(printable(f"wrote {written} and {out / 'detections.json'}"))
+    if run.failures:
+        left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"
+        complain("error", f"{left_out}, see the warnings above", _PROGRAM)
+    return 1 if run.failures else 0
 
 
 @dataclass
 class _Run:
-    """What has been done so far."""
+    """The pictures done so far."""
 
-    found: list[tuple[str, Any]]
-    times_ms: list[Mapping[str, float]]
+    detector: Detector
+    options: Mapping[str, Any]
+    out: Path
+    total: int
+    found: list[tuple[str, Detections]] = field(default_factory=list)
+    times_ms: list[Mapping[str, float]] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
     failures: int = 0
 
-
-def _detect(
-    pictures: list[Picture],
-    out: Path,
-    make_detector: Callable[[], Any],
-    batch: int,
-    options: Mapping[str, Any],
-) -> int:
-    """Detects in all pictures, writes and prints the results. Returns the exit status."""
-    from codetr.results import coco_document, write_document
-
-    with OutputFolder(out, pictures) as folder:
-        run = _Run([], [])
-        readable = list(_readable(pictures, run))
-        with make_detector() as detector:
-            try:
-                detector.check_options(**options)
-            except ValueError as error:
-                raise UsageError(f"--{one_line(error)}") from error
-            with progress(len(readable), shown=len(readable) >= _MANY) as advance:
-                for start in range(0, len(readable), batch):
-                    _detect_chunk(
-                        readable[start : start + batch], detector, folder, options, run, len(pictures)
-                    )
-                    advance(min(batch, len(readable) - start))
-            if not run.found:
-                raise UsageError(f"none of the {len(pictures)} pictures could be processed")
-            info = {"description": "codetr detect", "network": detector.backend.description, **options}
-            write_document(
-                folder.path / "detections.json", coco_document(run.found, detector.class_names, info)
-            )
-        print_results(run.found)
-        print_times(run.times_ms)
-        tell_shrunk_images(detector, PROGRAM)
-        print(f"wrote {folder.summary()}")
-    if run.failures:
-        left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"
-        complain("error", f"{left_out}, see the warnings above", PROGRAM)
-        return 1
-    return 0
-
-
-def _readable(pictures: list[Picture], run: _Run) -> Iterator[Picture]:
-    """Drops pictures whose header shows that they are none, before a model is loaded for them."""
-    from codetr.detector.preprocess import ImageError, check_image
-
-    for picture in pictures:
+    def can_read(self, picture: Picture) -> bool:
+        """Reads a picture's header, before a model is loaded for it."""
         try:
             check_image(picture.path)
-            yield picture
         except (ImageError, FileNotFoundError) as error:
-            _report_unreadable(error, run, len(pictures))
-    if run.failures == len(pictures):
-        raise UsageError(f"none of the {len(pictures)} pictures could be read")
+            self._fail(error)
+            return False
+        return True
 
-
-def _report_unreadable(error: Exception, run: _Run, total: int) -> None:
-    if total == 1:
-        raise UsageError(one_line(error)) from error
-    _report_failure(one_line(error), run)
-
-
-def _report_failure(message: str, run: _Run) -> None:
-    complain("warning", f"{message}; left out", PROGRAM)
-    run.failures += 1
-
-
-def _detect_chunk(
-    chunk: list[Picture],
-    detector: Any,
-    folder: OutputFolder,
-    options: Mapping[str, Any],
-    run: _Run,
-    total: int,
-) -> None:
-    """Reads, detects, draws and saves the pictures of one batch."""
-    from codetr.detector.preprocess import ImageError, load_image
-    from codetr.draw import draw_detections
-
-    started = time.perf_counter()
-    images, names = [], []
-    for picture in chunk:
+    def detect(self, chunk: Sequence[Picture]) -> None:
+        """Reads, detects, draws and saves the pictures of one batch."""
+        started = time.perf_counter()
+        images, pictures = [], []
+        for picture in chunk:
+            try:
+                images.append(load_image(picture.path))
+                pictures.append(picture)
+            except (ImageError, FileNotFoundError) as error:
+                self._fail(error)
+        if not images:
+            return
+        read = time.perf_counter()
         try:
-            images.append(load_image(picture.path))
-            names.append(picture)
-        except (ImageError, FileNotFoundError) as error:
-            _report_unreadable(error, run, total)
-    if not images:
-        return
-    read = time.perf_counter()
-    try:
-        results = detector.detect_batch(images, **options)
-    except ValueError as error:  # pictures that this network cannot take, a 5000x3 strip for one
-        if total == 1:
-            raise
-        for picture in names:
-            _report_failure(f"{picture.path}: {one_line(error)}", run)
-        return
-    detected = time.perf_counter()
-    for picture, image, found in zip(names, images, results, strict=True):
-        drawn = draw_detections(image, found.boxes_xyxy_px, found.scores, found.labels, found.class_names)
-        folder.save_picture(picture, drawn)
-        run.found.append((picture.name, found))
-    share = 1000.0 / len(images)
-    outer = {"read": (read - started) * share, "draw": (time.perf_counter() - detected) * share}
-    run.times_ms.append({**outer, **results[0].times_ms})
+            results = self.detector.detect_batch(images, **self.options)
+        except ValueError as error:  # the network cannot take these sizes, such as a strip of 5000x3 pixels
+            if self.total == 1:
+                raise
+            for picture in pictures:
+                self._fail(ImageError(f"{picture.path}: {one_line(error)}"))
+            return
+        detected = time.perf_counter()
+        for picture, image, found in zip(pictures, images, results, strict=True):
+            drawn = draw_detections(image, found.boxes_xyxy_px, found.scores, found.labels, found.class_names)
+            self.written.append(save_picture(self.out / picture.output_name, drawn))
+            self.found.append((picture.name, found))
+        share = 1000.0 / len(images)
+        outer = {"read": (read - started) * share, "draw": (time.perf_counter() - detected) * share}
+        self.times_ms.append({**outer, **results[0].times_ms})
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def _fail(self, error: Exception) -> None:
+        """Leaves a picture out; raises if it is the only one."""
+        if self.total == 1:
+            raise UsageError(one_line(error)) from error
+        complain("warning", f"{one_line(error)}; left out", _PROGRAM)
+        self.failures += 1

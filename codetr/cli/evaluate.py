@@ -21,7 +21,6 @@ from codetr.evaluation.run import Run, detect_all
 from trt_plugin.atomic_files import atomic_write
 
 _PACKAGES = ("codetr-tensorrt", "torch", "tensorrt", "onnxruntime", "onnxruntime-gpu", "pycocotools", "numpy")
-_MANY = 3  # pictures from which a progress bar helps
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
@@ -49,7 +48,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         with make_detector(options) as detector:
             network = detector.backend.description
             print(f"{count} pictures of {dataset.annotation_file}; {network}", flush=True)
-            with progress(count, shown=count >= _MANY) as advance:
+            with progress(count) as advance:
                 run = detect_all(
                     detector,
                     dataset,

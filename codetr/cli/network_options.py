@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
+from dataclasses import fields
 
-from codetr.cli.command import UsageError, check_file, complain, one_line, positive, to_path, weights_source
-from codetr.detector.detector import BACKENDS, FILES, NMS_METHODS, PRECISIONS, Detector
-from codetr.detector.sizes import InputSizes
-from codetr.detector.torch_backend import TorchBackend
+from codetr.cli.command import complain, positive, to_path
+from codetr.detector.detector import Detector
+from codetr.detector.network_options import NetworkOptions
+from codetr.detector.postprocess import NMS_METHODS
+from codetr.detector.torch_backend import TORCH_PRECISIONS as PRECISIONS
 from codetr.weights import DEMO
 
-_FIXED = ("model", "weights", "precision")
+BACKENDS = ("torch", "onnxruntime", "tensorrt")
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,122 +112,27 @@ def add_graph_nms_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_network(options: argparse.Namespace) -> None:
-    """Checks what `add_network_arguments` added, and fills in backend and model where they are not given.
-
-    Raises:
-        UsageError: options contradict each other, a file is not there, or an engine's or ONNX file's metadata
-            cannot be read.
-    """
-    if options.engine is not None and options.onnx is not None:
-        raise UsageError("--engine and --onnx: give one of them")
-    if options.backend is None:
-        given = [backend for backend, (name, _) in FILES.items() if getattr(options, name) is not None]
-        options.backend = given[0] if given else "torch"
-    for backend, (name, _) in FILES.items():
-        if getattr(options, name) is not None and options.backend != backend:
-            raise UsageError(f"--{name}: goes with --backend {backend}, got --backend {options.backend}")
-        if getattr(options, name) is None and options.backend == backend:
-            raise UsageError(f"--backend {backend}: needs --{name} FILE")
-    if options.imgsz is not None:
-        for name in ("max_size", "height", "width"):
-            if getattr(options, name) is not None:
-                raise UsageError(f"--imgsz: does not go with --{name.replace('_', '-')}")
-    if (options.height is None) != (options.width is None):
-        raise UsageError("--height and --width: give both or neither")
-    if options.height is not None and options.max_size is not None:
-        raise UsageError("--max-size: does not go with --height and --width")
-    if options.backend == "torch":
-        _check_torch(options)
-    else:
-        _check_file(options, *FILES[options.backend])
-
-
-def _check_file(options: argparse.Namespace, name: str, kind: str) -> None:
-    """Refuses what an engine or ONNX file has fixed, and one that is not there or has no metadata."""
-    file = getattr(options, name)
-    for fixed in _FIXED:
-        if getattr(options, fixed) is not None:
-            raise UsageError(f"--{fixed.replace('_', '-')}: is fixed in the {kind} {file}, leave it out")
-    if name == "engine" and not options.device.startswith(("auto", "cuda")):
-        raise UsageError(f"--device {options.device}: an engine runs on a GPU, give auto, cuda or cuda:<i>")
-    check_file(f"--{name}", file)
-    if not Path(file).with_suffix(".json").is_file():
-        raise UsageError(f"--{name} {file}: its metadata {Path(file).stem}.json is not beside it")
-    from trt_plugin import ArtifactMetadata, EngineError
-
-    try:
-        metadata = ArtifactMetadata.load(Path(file).with_suffix(".json"))
-        sizes = InputSizes.of_artifact(metadata)
-    except (EngineError, ValueError) as error:
-        raise UsageError(f"--{name}: {one_line(error)}") from error
-    chosen = options.max_size, options.height, options.width
-    if options.imgsz is not None:
-        chosen = (None, *options.imgsz) if isinstance(options.imgsz, tuple) else (options.imgsz, None, None)
-    refusal = sizes.refusal(kind, file, *chosen)
-    if refusal is not None:
-        name = refusal[0] if options.imgsz is None else "imgsz"
-        raise UsageError(f"--{name.replace('_', '-')}: {refusal[1]}")
-    for option in ("nms", "nms_iou"):
-        if metadata.nms_in_graph and getattr(options, option, None) is not None:
-            inside = f"{metadata.nms['method']}, IoU {metadata.nms['iou_threshold']}"
-            raise UsageError(
-                f"--{option.replace('_', '-')}: is fixed in the {kind} {file} ({inside}), leave it out"
-            )
-
-
-def _check_torch(options: argparse.Namespace) -> None:
-    """Refuses an unknown model and weights that are neither a file, a URL nor a known name."""
-    if options.model is None:
-        if options.weights is not None:
-            raise UsageError("--weights: goes with --model, whose weights they are")
-        options.model = DEMO
-    weights_source(options.model, options.weights)
+    """Checks what `add_network_arguments` added."""
+    _network(options).make_backend()
 
 
 def make_detector(options: argparse.Namespace) -> Detector:
-    """Loads the network of checked options.
-
-    Raises:
-        UsageError: the ONNX file or the class names are not what they should be.
-        ValueError, RuntimeError, ImportError: as `codetr.Detector`.
-    """
-    try:
-        detector = Detector(
-            options.model,
-            options.weights,
-            backend=options.backend,
-            engine=options.engine,
-            onnx=options.onnx,
-            device=options.device,
-            precision=options.precision or "fp32",
-            max_size=options.max_size,
-            height=options.height,
-            width=options.width,
-            imgsz=options.imgsz,
-        )
-    except ValueError as error:
-        if options.backend != "onnxruntime":
-            raise
-        raise UsageError(f"--onnx: {one_line(error)}") from error
-    if options.labels is not None:
-        try:
-            detector.rename_classes(options.labels)
-        except ValueError as error:
-            detector.close()
-            raise UsageError(f"--{one_line(error)}") from error
+    """Loads the network of checked options."""
+    network = _network(options)
+    backend = network.make_backend()
+    detector = Detector(backend=backend, labels=network.labels)
+    backend.load()
     return detector
 
 
+def _network(options: argparse.Namespace) -> NetworkOptions:
+    return NetworkOptions(**{item.name: getattr(options, item.name) for item in fields(NetworkOptions)})
+
+
 def tell_shrunk_images(detector: Detector, program: str) -> None:
-    """Says on stderr how many images a file's fixed size made much smaller because of their orientation."""
-    count, size = detector.shrunk_images, detector.backend.preprocessor
-    if count and not isinstance(detector.backend, TorchBackend):
-        complain(
-            "note",
-            f"{count} images shrank to fit the fixed input of {size.height}x{size.width}, which suits the "
-            "other orientation; --dynamic-size of an export suits both",
-            program,
-        )
+    """Prints `Detector.shrunk_note`."""
+    if detector.shrunk_note is not None:
+        complain("note", detector.shrunk_note, program)
 
 
 # Types of arguments.

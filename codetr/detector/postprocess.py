@@ -1,7 +1,7 @@
-"""Non-maximum suppression of detections, in NumPy. No Torch; `codetr.export.graph_nms` is what a graph can hold of it.
+"""Non-maximum suppression of detections in NumPy. `codetr.export.graph_nms` is its form inside a graph.
 
-Meaning and defaults are those of mmcv's `batched_nms` as upstream configures it for Co-DINO: classes do not
-suppress each other, soft-NMS (arXiv 1704.04503) with linear decay from IoU 0.8.
+Meaning and defaults are those of mmcv's `batched_nms` in upstream's configuration of Co-DINO: classes do not
+suppress each other, and soft-NMS (arXiv 1704.04503) decays scores linearly from IoU 0.8.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+
+NMS_METHODS = ("soft", "hard", "none")
 
 
 def apply_nms(
@@ -29,17 +31,20 @@ def apply_nms(
         boxes: [K, 4], (x1, y1, x2, y2), any unit.
         scores: [K].
         labels: [K].
-        method: "hard" drops boxes whose IoU with a kept one is above the threshold; "soft" lowers their
-            scores and drops them below `min_score`; "none" only sorts.
-        iou_threshold: of "hard", and of "soft" with linear decay (from the threshold on).
-        decay: of "soft": by 1 - IoU from the threshold on, or by exp(-IoU^2 / sigma) always.
-        max_per_img: keeps at most so many.
+        method: "hard" drops boxes whose IoU with a kept one is above the threshold. "soft" lowers their
+            scores and drops them below `min_score`. "none" only sorts.
+        iou_threshold: for "hard", and for "soft" with linear decay.
+        decay: for "soft": the factor 1 - IoU from the threshold on ("linear"), or exp(-IoU^2 / sigma) for
+            all.
+        sigma: see `decay`.
+        min_score: see `method`.
+        max_per_img: largest number of kept boxes.
 
     Returns:
-        boxes, scores (fp32; those of soft-NMS are the lowered ones) and labels of what is kept, best first.
+        boxes, scores (fp32, lowered by soft-NMS) and labels of the kept boxes, best first.
 
     Raises:
-        ValueError: an unknown method or decay, or shapes that do not belong together.
+        ValueError: unknown method or decay, or shapes that do not match.
     """
     boxes = np.asarray(boxes, dtype=np.float32)
     scores = np.asarray(scores, dtype=np.float32)
@@ -64,7 +69,7 @@ def apply_nms(
 def apply_nms_to_batch(
     boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, **options: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Does `apply_nms` to each image and pads what it keeps, as a network with NMS inside does.
+    """Applies `apply_nms` to each image and pads the results, as a network with NMS in its graph does.
 
     Args:
         boxes: [N, K, 4], (x1, y1, x2, y2), any unit.
@@ -73,8 +78,8 @@ def apply_nms_to_batch(
         options: arguments of `apply_nms`.
 
     Returns:
-        boxes [N, K, 4], scores [N, K], labels [N, K] of what is kept, best first, then zeros, and -1 for
-        labels.
+        boxes [N, K, 4], scores [N, K], labels [N, K]: the kept ones, best first. The remaining rows are zero,
+        with label -1.
 
     Raises:
         ValueError: as `apply_nms`.
@@ -87,7 +92,7 @@ def apply_nms_to_batch(
 
 
 def _class_wise_iou(boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """[K, K] fp32, zero between classes and where both boxes are empty."""
+    """Returns the IoU [K, K] fp32, zero between classes and between two empty boxes."""
     x1, y1, x2, y2 = boxes.T
     area = (x2 - x1) * (y2 - y1)
     width = np.minimum(x2[:, None], x2) - np.maximum(x1[:, None], x1)
@@ -99,7 +104,7 @@ def _class_wise_iou(boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _hard_nms(iou: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Returns the indices kept, best first."""
+    """Returns the kept indices, best first."""
     kept = []
     suppressed = np.zeros(len(scores), dtype=bool)
     for index in np.argsort(-scores, kind="stable"):
@@ -110,7 +115,7 @@ def _hard_nms(iou: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarr
 
 
 def _soft_weights(iou: np.ndarray, threshold: float, decay: str, sigma: float) -> np.ndarray:
-    """[K, K]: the factor on the second box's score when the first is kept."""
+    """Returns [K, K]: the factor on the second box's score once the first is kept."""
     if decay == "linear":
         return np.where(iou >= threshold, 1 - iou, np.float32(1))
     if decay == "gaussian":
@@ -119,9 +124,9 @@ def _soft_weights(iou: np.ndarray, threshold: float, decay: str, sigma: float) -
 
 
 def _soft_nms(weights: np.ndarray, scores: np.ndarray, min_score: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices kept, best first, and all scores, lowered.
+    """Returns the kept indices, best first, and all lowered scores.
 
-    As in mmcv, the very first box is kept whatever its score.
+    As in mmcv, the first box is kept even below `min_score`.
     """
     scores = scores.copy()
     kept = []

@@ -1,20 +1,20 @@
-"""Sizes of an export's input: fixed, or ranges with the size that an engine is tuned for. No Torch."""
+"""Sizes of a network's input: what an export allows, and what a caller chooses. Imports no Torch."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from codetr.errors import ArgumentError
+
 SIZE_DIVISOR = 32
-"""A dynamic height or width is a multiple of this: every map of the backbone then halves evenly."""
+"""Dynamic heights and widths are multiples of this, so that every map of the backbone halves evenly."""
 
 
-class Range(NamedTuple):
-    """Smallest, usual and largest of a size; all the same where it is fixed."""
+class SizeRange(NamedTuple):
+    """Smallest, usual and largest value of one dimension; all equal for a fixed dimension."""
 
     min: int
     opt: int
@@ -22,41 +22,46 @@ class Range(NamedTuple):
 
     @property
     def dynamic(self) -> bool:
-        """Whether the size is decided at run time."""
+        """Whether the size is known only at run time."""
         return self.min < self.max
 
     def __str__(self) -> str:
         return "-".join(map(str, self)) if self.dynamic else str(self.opt)
 
 
-def fixed(size: int) -> Range:
-    """The range of one size."""
-    return Range(size, size, size)
+def fixed(size: int) -> SizeRange:
+    """Returns the range that holds one size."""
+    return SizeRange(size, size, size)
 
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Of `images` [N, 3, H, W] and `image_shapes` [N, 2].
+    """Sizes of the inputs `images` [N, 3, H, W] and `image_shapes` [N, 2] of an exported network.
 
     Attributes:
         batch: N.
         height, width: H and W in pixels.
     """
 
-    batch: Range
-    height: Range
-    width: Range
+    batch: SizeRange
+    height: SizeRange
+    width: SizeRange
 
     @classmethod
     def of_artifact(cls, metadata: Any) -> InputSizes:
-        """The sizes of an exported file, of its `trt_plugin.ArtifactMetadata`.
+        """Reads the sizes of an exported file.
+
+        Args:
+            metadata: a `trt_plugin.ArtifactMetadata`.
 
         Raises:
-            ValueError: heights and widths that pictures cannot be padded to.
+            ValueError: pictures cannot be padded to the file's heights and widths.
         """
         usual = [metadata.batch, 3, metadata.resize["height"], metadata.resize["width"]]
-        shapes = metadata.profiles.get("images", dict.fromkeys(Range._fields, usual))
-        batch, _, height, width = (Range(*sizes) for sizes in zip(*(shapes[name] for name in Range._fields)))
+        shapes = metadata.profiles.get("images", dict.fromkeys(SizeRange._fields, usual))
+        batch, _, height, width = (
+            SizeRange(*sizes) for sizes in zip(*(shapes[name] for name in SizeRange._fields))
+        )
         result = cls(batch, height, width)
         if result.resizable and any(side % SIZE_DIVISOR for side in (*height, *width)):
             raise ValueError(
@@ -67,51 +72,23 @@ class InputSizes:
 
     @property
     def dynamic(self) -> bool:
-        """Whether any of them is decided at run time."""
+        """Whether any size is known only at run time."""
         return self.batch.dynamic or self.resizable
 
     @property
     def resizable(self) -> bool:
-        """Whether height or width is decided at run time."""
+        """Whether the height or the width is known only at run time."""
         return self.height.dynamic or self.width.dynamic
 
-    def refusal(
-        self, kind: str, file: str | Path, max_size: int | None, height: int | None, width: int | None
-    ) -> tuple[str, str] | None:
-        """Finds the first size that a caller gave and the exported file cannot follow.
-
-        Args:
-            kind: "engine" or "ONNX file".
-            file: path of the file.
-            max_size, height, width: as `codetr.Detector` has them.
-
-        Returns:
-            (name of the argument, what is wrong with it), or None.
-        """
-        for name, size in (("max_size", max_size), ("height", height), ("width", width)):
-            if size is None:
-                continue
-            if not self.resizable:
-                return name, f"is fixed in the {kind} {file}, leave it out"
-            if name == "max_size":
-                continue
-            least, _, most = getattr(self, name)
-            if size % SIZE_DIVISOR or not least <= size <= most:
-                return name, (
-                    f"expected a multiple of {SIZE_DIVISOR} from {least} to {most}, the range of {file}, "
-                    f"got {size}"
-                )
-        return None
-
     def shapes(self) -> dict[str, list[int]]:
-        """Shape of each input, -1 for a size decided at run time."""
+        """Returns the shape of each input, with -1 for a dynamic size."""
         n, h, w = (-1 if size.dynamic else size.opt for size in (self.batch, self.height, self.width))
         return {"images": [n, 3, h, w], "image_shapes": [n, 2]}
 
     def profiles(self) -> dict[str, dict[str, list[int]]]:
-        """Smallest ("min"), usual ("opt") and largest ("max") shape of each input with a dynamic size."""
+        """Returns the "min", "opt" and "max" shape of each input that has a dynamic size."""
         profiles: dict[str, dict[str, list[int]]] = {"images": {}, "image_shapes": {}}
-        for which in Range._fields:
+        for which in SizeRange._fields:
             n, h, w = (getattr(size, which) for size in (self.batch, self.height, self.width))
             profiles["images"][which] = [n, 3, h, w]
             profiles["image_shapes"][which] = [n, 2]
@@ -121,55 +98,95 @@ class InputSizes:
         return f"{self.batch} x 3 x {self.height} x {self.width}"
 
 
-def batch_range(text: str) -> Range:
-    """Type of an argument: "4"; "1-8", tuned for the first; or "1-4-8", tuned for the one between."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?(?:-(\d+))?", text, re.ASCII)
-    numbers = [int(number) for number in match.groups() if number is not None] if match else []
-    if not numbers or numbers[0] < 1:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number above 0, or a range such as 1-8, got {text!r}"
-        )
-    if len(numbers) == 2:
-        numbers.insert(1, numbers[0])
-    return _ordered(text, numbers if len(numbers) == 3 else numbers * 3)
-
-
-def size_ranges(text: str) -> tuple[Range, Range]:
-    """Type of an argument: MIN-OPT-MAX, each one number of pixels (a square) or HEIGHTxWIDTH.
-
-    Returns:
-        Of height and width, multiples of `SIZE_DIVISOR`.
-    """
-    match = re.fullmatch(r"-".join([r"(\d+)(?:x(\d+))?"] * 3), text, re.ASCII)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"expected MIN-OPT-MAX, such as 512-768x1152-1344 (HEIGHTxWIDTH, or one number), got {text!r}"
-        )
-    heights = [int(number) for number in match.groups()[::2]]
-    widths = [int(width or height) for height, width in zip(heights, match.groups()[1::2])]
-    wrong = next((size for size in (*heights, *widths) if size < 1 or size % SIZE_DIVISOR), None)
-    if wrong is not None:
-        raise argparse.ArgumentTypeError(f"expected multiples of {SIZE_DIVISOR}, got {wrong} in {text!r}")
-    return _ordered(text, heights), _ordered(text, widths)
-
-
-def _ordered(text: str, numbers: list[int]) -> Range:
-    if numbers != sorted(numbers):
-        raise argparse.ArgumentTypeError(f"expected MIN <= OPT <= MAX, got {text!r}")
-    return Range(*numbers)
-
-
-def reshape_target(sizes: Sequence[int | None], stays: Sequence[bool]) -> tuple[int, ...] | None:
-    """The constant shape that makes a reshape give a shape of symbols: 0 copies a size, -1 is what is left.
+@dataclass(frozen=True)
+class ChosenSize:
+    """The input size that a caller chooses. Without a choice pictures are resized as the model was published.
 
     Args:
-        sizes: of the result, None for a symbol.
-        stays: whether the size is that of the same dimension before.
+        max_size: limit of the resized picture's longer side, pixels.
+        height: fixed input height, pixels; pictures are fitted into it and padded.
+        width: fixed input width, pixels; given with `height`.
+        imgsz: the resized picture's longer side, which may exceed the published size; or (height, width); or
+            either as text, "640" or "480x640".
 
-    Returns:
-        None if a constant cannot say it: two sizes or more would be left over, or one is 0 itself.
+    Raises:
+        ArgumentError: a size is not positive, or two choices contradict each other.
     """
-    target = tuple(
-        size if size is not None else 0 if same else -1 for size, same in zip(sizes, stays, strict=True)
-    )
-    return target if target.count(-1) <= 1 and 0 not in sizes else None
+
+    max_size: int | None = None
+    height: int | None = None
+    width: int | None = None
+    imgsz: int | tuple[int, int] | str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("max_size", "height", "width") if getattr(self, name) is not None]
+        for name in given:
+            if getattr(self, name) < 1:
+                raise ArgumentError(name, f"expected a positive number of pixels, got {getattr(self, name)}")
+        if self.imgsz is not None:
+            if given:
+                raise ArgumentError("imgsz", f"expected alone, got {' and '.join(given)} too")
+            object.__setattr__(self, "imgsz", _image_size(self.imgsz))
+        if (self.height is None) != (self.width is None):
+            missing = "height" if self.height is None else "width"
+            raise ArgumentError(missing, "expected a size, height and width belong together, got none")
+        if self.height is not None and self.max_size is not None:
+            raise ArgumentError("max_size", "expected none with a fixed height and width")
+
+    @property
+    def height_width(self) -> tuple[int, int] | None:
+        """The fixed height and width, or None."""
+        if isinstance(self.imgsz, tuple):
+            return self.imgsz
+        return None if self.height is None else (self.height, self.width)
+
+    @property
+    def argument(self) -> str | None:
+        """Name of the argument that holds the choice; None without one."""
+        names = ("imgsz", "max_size", "height", "width")
+        return next((name for name in names if getattr(self, name) is not None), None)
+
+    def scale(self, published: Sequence[int] | None) -> tuple[int, int] | None:
+        """Returns the limits (long side, short side) of a resized picture; None for no limit.
+
+        Args:
+            published: the model's own limits; None if they are not known.
+        """
+        if isinstance(self.imgsz, int):
+            return self.imgsz, self.imgsz
+        if self.max_size is None:
+            return None if published is None else (max(published), min(published))
+        limits = published or (self.max_size,)
+        return min(max(limits), self.max_size), min(min(limits), self.max_size)
+
+    def check_fits(self, sizes: InputSizes, file: str) -> None:
+        """Checks that an exported file can take the size.
+
+        Args:
+            sizes: the file's.
+            file: kind and path of the file, for the message.
+
+        Raises:
+            ArgumentError: the file has a fixed size, or one outside of its range was chosen.
+        """
+        if self.argument is not None and not sizes.resizable:
+            raise ArgumentError(self.argument, f"is fixed in the {file}, leave it out")
+        for name, size in zip(("height", "width"), self.height_width or ()):
+            least, _, most = getattr(sizes, name)
+            if size % SIZE_DIVISOR or not least <= size <= most:
+                raise ArgumentError(
+                    name if self.imgsz is None else "imgsz",
+                    f"expected a multiple of {SIZE_DIVISOR} from {least} to {most}, the range of the {file}, "
+                    f"got {size}",
+                )
+
+
+def _image_size(imgsz: object) -> int | tuple[int, int]:
+    words = "x".join(map(str, imgsz)) if isinstance(imgsz, (tuple, list)) else str(imgsz)
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:[x,]([1-9]\d{0,4}))?", words, re.ASCII)
+    if match is None:
+        raise ArgumentError("imgsz", f"expected pixels (640) or HEIGHTxWIDTH (480x640), got {imgsz!r}")
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+Range = SizeRange

@@ -1,22 +1,34 @@
-"""Runs the detector in PyTorch, on the CPU or a GPU. Torch is imported when a backend is made."""
+"""Runs the detector in PyTorch, on the CPU or a GPU. `load` imports Torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from codetr.detector.preprocess import make_preprocessor
+from codetr.config import Config
+from codetr.detector.backend import split_device
+from codetr.detector.preprocess import Preprocessor
+from codetr.detector.sizes import ChosenSize
+from codetr.errors import ArgumentError
+from codetr.weights import choose_weights, default_weights, model_config
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+TORCH_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 class TorchBackend:
-    """Runs `codetr.CoDino` in PyTorch. Arguments as `Detector`."""
+    """Runs `codetr.CoDino`. The constructor reads the configuration only; `load` reads the weights.
+
+    Args:
+        model, weights, device, precision: see `codetr.Detector`.
+        size: input size.
+
+    Raises:
+        ArgumentError: an argument is not what `codetr.Detector` expects.
+    """
 
     batch: int | None = None
 
@@ -25,45 +37,50 @@ class TorchBackend:
         model: Any,
         weights: Any = None,
         device: str = "auto",
-        precision: str = "fp32",
-        max_size: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
+        precision: str | None = None,
+        size: ChosenSize | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+        self.precision = precision or "fp32"
+        if self.precision not in TORCH_PRECISIONS:
+            raise ArgumentError(
+                "precision", f"expected one of {', '.join(TORCH_PRECISIONS)}, got {precision!r}"
+            )
+        self._kind, self._index = split_device(device)
+        self.config = model if isinstance(model, Config) else model_config(model)
+        self._weights = _weights_of(model, self.config, weights)
+        self.class_names = self.config.label_names
+        self.nms = dataclasses.asdict(self.config.nms)
+        self.preprocessor = Preprocessor.of_config(self.config, size)
+        self.model: Any = None
+        self.description = f"{self.config.name}, PyTorch, {self.precision}"
+
+    def load(self) -> TorchBackend:
+        """Loads the weights on the device; returns the backend.
+
+        Raises:
+            ValueError: the weights are missing, damaged, or another model's.
+            RuntimeError: there is no such device.
+        """
         import torch
 
         import codetr
 
-        self._torch = torch
-        self.device = _torch_device(device)
-        self.precision = precision
-        config = codetr.load_config(model) if isinstance(model, (str, Path)) else model
-        if weights is None:
-            from codetr.weights import KNOWN_WEIGHTS, default_weights
-
-            weights = default_weights(model, config)
-            if weights is None:
-                known = ", ".join(KNOWN_WEIGHTS)
-                raise ValueError(
-                    f"weights: none are known for model {config.name!r} (known: {known}), give a checkpoint"
-                )
-        self.model = codetr.CoDino(config).eval()
-        codetr.load_checkpoint(self.model, weights)
-        if precision in ("fp16", "bf16"):
-            self.model.set_precision(precision)
+        self.device = _torch_device(self._kind, self._index)
+        self.model = codetr.CoDino(self.config).eval()
+        codetr.load_checkpoint(self.model, self._weights)
+        if self.precision in ("fp16", "bf16"):
+            self.model.set_precision(self.precision)
         self.model.to(self.device)
-        self.class_names = config.label_names
-        self.nms = dataclasses.asdict(config.nms)
-        self.preprocessor = make_preprocessor(config, max_size, height, width)
-        self.description = f"{config.name}, PyTorch {torch.__version__}, {self._device_name()}, {precision}"
+        where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        self.description = f"{self.config.name}, PyTorch {torch.__version__}, {where}, {self.precision}"
+        return self
 
     def __call__(
         self, images: np.ndarray, image_shapes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Runs the model; see `Backend`."""
-        torch = self._torch
+        """Runs the model, see `codetr.detector.backend.Backend`."""
+        import torch
+
         try:
             with torch.inference_mode(), allow_tf32(torch, self.precision == "tf32"):
                 outputs = self.model(
@@ -79,37 +96,38 @@ class TorchBackend:
         return boxes, scores, labels
 
     def close(self) -> None:
-        """Drops the model."""
+        """Frees the model."""
         self.model = None
 
-    def _device_name(self) -> str:
-        return self._torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+
+def _weights_of(model: Any, config: Config, weights: Any) -> Any:
+    """Returns the checkpoint, or its default."""
+    if isinstance(weights, Mapping):
+        return weights
+    if not isinstance(model, Config):
+        return choose_weights(model, None if weights is None else str(weights))
+    weights = default_weights(model, config) if weights is None else weights
+    if weights is None:
+        raise ArgumentError("weights", f"expected weights, none are published for {config.name!r}, got none")
+    return weights
 
 
-def _torch_device(device: str) -> Any:
-    """Turns "auto", "cpu", "cuda" or "cuda:i" into a torch.device that exists here."""
+def _torch_device(kind: str, index: int | None) -> Any:
     import torch
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
-        raise ValueError(f"device: expected auto, cpu, cuda or cuda:<number>, got {device!r}")
-    if kind == "cuda":
-        if not torch.cuda.is_available():
-            raise RuntimeError(
-                f"device {device}: PyTorch finds no GPU here (nvidia-smi shows the driver's view)"
-            )
-        if index and int(index) >= torch.cuda.device_count():
-            raise RuntimeError(
-                f"device {device}: there are {torch.cuda.device_count()} GPU(s), counted from 0"
-            )
-    return torch.device(device)
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    name = kind if index is None else f"{kind}:{index}"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f"device {name}: PyTorch finds no GPU here (nvidia-smi shows the driver's view)")
+    if index is not None and index >= torch.cuda.device_count():
+        raise RuntimeError(f"device {name}: there are {torch.cuda.device_count()} GPU(s), counted from 0")
+    return torch.device(name)
 
 
 @contextmanager
 def allow_tf32(torch: Any, allowed: bool) -> Iterator[None]:
-    """Sets whether fp32 products may round their factors to TF32, and puts the caller's settings back."""
+    """Sets whether fp32 products may round their factors to TF32; restores the settings afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = allowed

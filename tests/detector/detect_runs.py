@@ -1,4 +1,4 @@
-"""`codetr detect` for tests: a network that always finds the same, and what a run writes and prints."""
+"""Runs of `codetr detect` for tests, and a network that always finds the same."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from codetr.cli.detect import main
+from codetr.cli.app import main
 from codetr.coco_classes import COCO_CLASSES
 from codetr.detector.preprocess import Preprocessor
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/golden"
 CUP, SPOON = COCO_CLASSES.index("cup"), COCO_CLASSES.index("spoon")
 
 
 class FakeBackend:
-    """Finds in every image a cup (its left half), a weaker cup almost there, and a spoon."""
+    """Finds a cup (the image's left half), a second cup that overlaps it, and a spoon."""
 
     class_names = COCO_CLASSES
     description = "fake"
@@ -27,7 +27,10 @@ class FakeBackend:
         self.nms = {"method": "hard", "iou_threshold": 0.8}
         self.batch = batch
         self.shapes: list[tuple[int, ...]] = []
-        self.closed = False
+        self.loaded = self.closed = False
+
+    def load(self) -> None:
+        self.loaded = True
 
     def __call__(self, images, image_shapes):
         self.shapes.append(images.shape)
@@ -42,16 +45,24 @@ class FakeBackend:
         self.closed = True
 
 
+def detect(*arguments: object) -> int:
+    """Runs `codetr detect`; returns the exit status."""
+    return main(["detect", *map(str, arguments)])
+
+
 def run(*arguments: object) -> int:
+    """Runs `codetr detect` with COCO's classes."""
     weights = GOLDEN / "codino_swin_tiny.safetensors"
-    return main(["detect", *map(str, arguments), "--model", "co_dino_r50", "--weights", str(weights)])
+    return detect(*arguments, "--model", "co_dino_r50", "--weights", weights)
 
 
 def load(out: Path) -> dict:
+    """Reads the detections.json of a run."""
     return json.loads((out / "detections.json").read_text(encoding="utf-8"))
 
 
 def error_line(capsys) -> str:
+    """Returns the error, which must be one line."""
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("codetr: error: "), lines
     return lines[0]

@@ -17,7 +17,7 @@ from codetr.detector.detector import Detector
 from codetr.detector.preprocess import Batch, Preprocessor
 from codetr.detector.sizes import InputSizes, Range, batch_range, fixed, size_ranges
 from codetr.export.request import make_parser, request_from, size_note
-from tests.test_runner import METADATA
+from tests.engines.engine_samples import METADATA
 from trt_plugin import EngineError, TensorInfo
 
 DYNAMIC = InputSizes(Range(1, 1, 8), *size_ranges("512-768x1152-1344"))

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of `codetr detect`, which name this module in `pytest_plugins`."""
+"""Fixtures of the detector's tests: a network that always finds the same, and pictures."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import codetr.detector.detector
-from tests.cli_runs import FakeBackend
+from codetr.detector import network_options
+from tests.detector.detect_runs import FakeBackend
 
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Replaces the torch backend; the command line is the real one."""
-    monkeypatch.setattr(codetr.detector.detector, "TorchBackend", FakeBackend)
+    """Replaces the torch backend. The command line is the real one."""
+    monkeypatch.setattr(network_options, "TorchBackend", FakeBackend)
 
 
 @pytest.fixture

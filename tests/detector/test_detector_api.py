@@ -11,7 +11,7 @@ from codetr.detector.detector import Detector
 from codetr.detector.preprocess import load_image, make_preprocessor
 from codetr.detector.torch_backend import allow_tf32
 from tests.cli_runs import GOLDEN, FakeBackend
-from tests.test_runner import METADATA
+from tests.engines.engine_samples import METADATA
 from tests.test_sizes import dynamic_metadata
 
 pytest_plugins = ("tests.cli_fixtures",)
