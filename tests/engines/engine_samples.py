@@ -1,0 +1,93 @@
+"""What the tests of engines share: metadata, recorded layers, engine files, processes without a GPU."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trt_plugin
+from trt_plugin.inspection import engine_layers
+from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECORDED = Path(__file__).parent / "recorded"
+
+METADATA = trt_plugin.ArtifactMetadata(
+    model="co_dino_r50",
+    inputs=[{"name": "images", "shape": [1, 3, 64, 96], "dtype": "float32"}],
+    outputs=[{"name": "boxes", "shape": [1, 300, 4], "dtype": "float32"}],
+    class_names=["person", "Fahrrad", "飞机"],
+    mean=[123.675, 116.28, 103.53],
+    std=[58.395, 57.12, 57.375],
+    resize={"height": 64, "width": 96, "mode": "fit_pad"},
+    max_per_img=300,
+    nms={"method": "soft", "iou_threshold": 0.8},
+    precision="fp16",
+    batch=1,
+    tensorrt_version="10.6.0",
+    plugin_version="1",
+    gpu="NVIDIA H200",
+    torch_version="2.11.0",
+    source_weights="co_dino_r50",
+)
+SUMMARY = EngineSummary(
+    engine_bytes=3 * 2**20,
+    built_with="10.6.0.26",
+    tensorrt_version="10.6.0.post1",
+    gpu="NVIDIA H0",
+    verbosity="DETAILED",
+    layers=102,
+    inputs=(TensorReport("images", (-1, 3, 8, 8), "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)),),
+    outputs=(TensorReport("boxes", (-1, 300, 4), "float32"),),
+    profiles=2,
+    device_memory_bytes=5 * 2**20,
+    loaded_bytes=7 * 2**20,
+    streamable_weights_bytes=0,
+    auxiliary_streams=1,
+)
+
+
+def recorded(name: str) -> engine_layers.LayerList:
+    """Layers of a real engine with their times: "onnx" or "dynamo"."""
+    times = engine_layers.read_times(RECORDED / f"{name}_times.json")
+    return engine_layers.read_file(RECORDED / f"{name}_layers.json").with_times(times)
+
+
+def plan_header(version: tuple[int, int, int, int] = (10, 6, 0, 26)) -> bytes:
+    """The beginning of an engine file."""
+    return struct.pack("<II", 0x74727466, 0) + bytes(16) + bytes(version) + bytes(100)
+
+
+def run_python(*arguments: str, gpu: bool = False, **environment: str) -> subprocess.CompletedProcess:
+    """Runs Python in the source tree; without `gpu`, CUDA shows it none."""
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env={**os.environ, **hidden, **environment},
+    )
+
+
+def hide_package(folder: Path, package: str) -> str:
+    """Returns the PYTHONPATH of a process without this package but, for others, with TensorRT."""
+    if package != "tensorrt":
+        pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
+    # A module of that name which is no package hides the real one.
+    (folder / f"{package}.py").write_text("raise ImportError('hidden by a test')")
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def only_error(done: subprocess.CompletedProcess) -> str:
+    """The one line on stderr of a command that failed."""
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    (line,) = (line for line in done.stderr.splitlines() if "experimental in TensorRT" not in line)
+    assert "error: " in line
+    return line

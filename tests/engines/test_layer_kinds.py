@@ -1,0 +1,105 @@
+"""Kinds of layers: of real engines, of generated kernels, by TensorRT's type, and of plugins."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.engines.engine_samples import recorded
+from trt_plugin.inspection.layer_kinds import (
+    ATTENTION,
+    GEMM,
+    MOVEMENT,
+    MSDA,
+    NORMALISATION,
+    OTHER,
+    SORT,
+    classify,
+)
+
+
+@pytest.mark.parametrize("name", ["onnx", "dynamo"])
+def test_kinds_of_real_layers(name):
+    """Compares with the tactics of TensorRT 10.6, which `layer_kinds` reads in another way."""
+    found = recorded(name)
+    counts = Counter(layer.kind for layer in found.layers)
+    assert counts[MSDA] == len(found.plugins) > 2
+    assert counts[SORT] == 2
+    for layer in found.layers:
+        if layer.tactic.startswith("_gemm_mha"):
+            assert layer.kind == ATTENTION, layer
+        elif layer.tactic.startswith("sm"):  # sm80_xmma_gemm…, sm90_xmma_fprop…
+            assert layer.kind == GEMM, layer
+        elif layer.type in ("signal", "wait", "shape_call", "Constant"):
+            assert layer.kind == OTHER, layer
+        elif "layer_norm" in str(layer.nodes) or "LayerNorm" in str(layer.nodes):
+            assert layer.kind == NORMALISATION, layer
+        else:
+            assert layer.kind not in (GEMM, MSDA) or layer.is_plugin, layer
+    assert counts[GEMM] == sum(layer.tactic.startswith("sm") for layer in found.layers)
+    assert counts[NORMALISATION] >= 14 and counts[MOVEMENT] >= 10 and counts[ATTENTION] >= 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "node", "kind"),
+    [
+        ("AddAddCasMeaSubMulMea", "", NORMALISATION),
+        ("AddSqrDivMulCasMulAddResTra", "", NORMALISATION),
+        ("Gno", "", NORMALISATION),
+        ("MulAddResTraMov", "norm/native_group_norm_4", NORMALISATION),
+        ("Mov", "norm/InstanceNormalization", MOVEMENT),
+        ("TranReshMove", "", MOVEMENT),
+        ("ResSel", "", OTHER),
+        ("AddDivCasErfCasAddMulMul", "", OTHER),
+        ("Top", "", SORT),
+        ("FcAddRelu", "", GEMM),
+        ("MaxSubExpSumDiv", "", ATTENTION),
+    ],
+)
+def test_kind_of_a_generated_kernel(steps, node, kind):
+    nodes = (f"/encoder/layers.0/{node}",) if node else ()
+    assert classify(f"__myl_{steps}_myl3_9", "kgen", f"__myl_{steps}_0x1", nodes) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "layer_type", "tactic", "node", "kind"),
+    [
+        (
+            "__myl_FcAddCasMeaSubMulMea_myl4_1",
+            "fusion",
+            "sm80_xmma_gemm_f16",
+            "norm1/LayerNormalization",
+            GEMM,
+        ),
+        ("a+b_myl3_2", "gemm", "sm90_xmma_gemm_f16f16", "self_attn/MatMul", GEMM),
+        ("conv", "CaskConvolution", "sm80_xmma_fprop_implicit_gemm", "", GEMM),
+        ("_gemm_mha_v2_myl3_6", "kgen", "_gemm_mha_v2_0xabc", "", ATTENTION),
+        ("softmax", "SoftMax", "", "", ATTENTION),
+        ("topk", "TopK", "", "", SORT),
+        ("Reformatting CopyNode for Input Tensor 0 to conv", "Reformat", "", "", MOVEMENT),
+        ("(Unnamed Layer* 4) [Shuffle]", "Shuffle", "", "", MOVEMENT),
+        ("relu", "PointWiseV2", "", "ffn/Relu", OTHER),
+        ("x_myl1_1", "wait", "", "", OTHER),
+        ("/encoder/layers.0/norm1/LayerNormalization", "", "", "", OTHER),
+    ],
+)
+def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
+    nodes = (f"/encoder/layers.0/{node}",) if node else ()
+    assert classify(name, layer_type, tactic, nodes) == kind
+
+
+@pytest.mark.parametrize(
+    ("plugin", "kind"),
+    [
+        ("FusedMultiScaleDeformableAttention", MSDA),
+        ("MultiscaleDeformableAttnPlugin_TRT", MSDA),
+        ("EfficientNMS_TRT", SORT),
+        ("CustomQKVToContextPluginDynamic", ATTENTION),
+        ("InstanceNormalization_TRT", NORMALISATION),
+        ("MyActivation", OTHER),
+    ],
+)
+def test_kind_of_a_plugin(plugin, kind):
+    assert classify("node", "PluginV3", "", (), {"PluginType": plugin}) == kind
+    assert classify(plugin, "PluginV2", "", ()) == kind
