@@ -6,7 +6,7 @@ Both operators, all types, forward and backward, over small problems: borders, N
 of range, empty, ragged, one-cell levels, odd head sizes, unaligned and strided tensors, and level sizes that
 lie. Results are held against the reference on the CPU, so that a kernel that did not run is noticed.
 
-`MSDA_FORWARD` and `MSDA_BACKWARD` force a kernel (kernels/include/msda/choose.h); what it cannot run is
+`MSDA_FORWARD` and `MSDA_BACKWARD` force a kernel (kernels/include/msda/forward_choice.h); what it cannot run is
 counted as left out.
 """
 

@@ -21,13 +21,13 @@
 #include <vector>
 
 #include "msda/backward_work.h"
-#include "msda/cpu.h"
+#include "msda/cpu_forward.h"
 #include "msda/cpu_backward.h"
 #include "msda/params.h"
 #include "problem.h"
 
 #ifdef MSDA_WITH_CUDA
-#include "msda/launch.h"
+#include "msda/launchers.h"
 
 // Lives in Torch's CUDA library. Weak, so that this object also loads into a Torch without CUDA.
 extern "C" __attribute__((weak)) AOTITorchError

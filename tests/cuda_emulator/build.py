@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels"
 
 FLAGS = (
-    "-std=c++17",
+    "-std=c++20",
     "-fPIC",
     "-g1",  # line numbers for messages
     # CUDA sources look at the same bits through several types, which nvcc takes.

@@ -6,7 +6,7 @@
 
 #include "emulator.h"
 #include "guarded.h"
-#include "msda/launch.h"
+#include "msda/launchers.h"
 #include "msda/params.h"
 
 namespace {

@@ -1,12 +1,11 @@
-// From a problem to compiled kernels. Each value type is compiled in a file of its own
-// (kernels/src).
+// From a problem to compiled backward kernels. kernels/src compiles each value type by itself.
 #pragma once
 
-#include "msda/backward.cuh"
-#include "msda/backward_fixed.cuh"
+#include "msda/backward_choice.h"
+#include "msda/backward_general.cuh"
 #include "msda/backward_group.cuh"
-#include "msda/backward_reference.cuh"
-#include "msda/choose_backward.h"
+#include "msda/backward_reference_points.cuh"
+#include "msda/fixed_point.cuh"
 
 namespace msda {
 
@@ -22,7 +21,7 @@ cudaError_t run_backward_group(BackwardKernel kernel, const Problem& problem,
                                                                         tiles, stream);
 }
 
-// The gradients but that of the reference points, by a kernel that can_run() the problem.
+// Makes all gradients but that of the reference points, by a kernel that can_run() the problem.
 template <typename T>
 cudaError_t run_backward_kernel(BackwardKernel kernel, const Problem& problem,
                                 const BackwardArguments& arguments, const BackwardWork& work,
@@ -43,7 +42,7 @@ cudaError_t run_backward_kernel(BackwardKernel kernel, const Problem& problem,
   return cudaErrorInvalidValue;
 }
 
-// All gradients that are wanted, by a kernel that can_run() the problem.
+// Makes all gradients that the caller wants, by a kernel that can_run() the problem.
 template <typename T>
 cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
                          const BackwardArguments& arguments, cudaStream_t stream) {

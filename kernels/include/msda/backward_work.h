@@ -1,11 +1,11 @@
-// The memory that a backward works with beside its results: how much, and what lies where. Plain
-// C++; the launchers allocate nothing, so their callers ask here.
+// The work memory of a backward: its size and what lies where. The caller allocates it, because
+// the launchers allocate nothing. Plain C++.
 //
-//   sums       where grad_value is wanted deterministic: its sums in fixed point (see
-//              backward_fixed.cuh), 8 bytes for each of the N*S*M*D elements, 16 with double values
-//   exponents  with it: how large a head's contributions can be, [N, M]
-//   moved      where the gradient of the reference points is wanted: that of every sample's pixel,
-//              [N, Q, M, K, 2] of the type of the sums
+//   sums         for a deterministic grad_value: its sums in fixed point (fixed_point.cuh), 8 bytes
+//                for each of the N*S*M*D elements, 16 with double values
+//   exponents    with sums: bounds of the contributions of each head, [N, M]
+//   grad_pixels  for the gradient of the reference points: that of every sample's pixel
+//                coordinates, [N, Q, M, K, 2] of the type of the sums
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,19 @@ namespace msda {
 struct BackwardWork {
   int64_t* sums = nullptr;
   int32_t* exponents = nullptr;
-  void* moved = nullptr;
-  size_t bytes = 0;        // of all of them
-  int32_t query_bits = 0;  // the least i with 2^i >= Q
-  int32_t point_bits = 0;  // the same of K
+  void* grad_pixels = nullptr;
+  size_t bytes = 0;        // of all three
+  int32_t query_bits = 0;  // ceil(log2(Q))
+  int32_t point_bits = 0;  // ceil(log2(K))
 };
 
-// The least i with 2^i >= x.
 inline int32_t ceil_log2(int64_t x) {
   int32_t exponent = 0;
   while (exponent < 62 && (int64_t{1} << exponent) < x) ++exponent;
   return exponent;
 }
 
-// What arguments.work holds; with a null pointer there, only `bytes` means something.
+// The layout of arguments.work. Where that is null, only `bytes` is set.
 inline BackwardWork backward_work(const Problem& problem, const BackwardArguments& arguments) {
   const bool is_double = problem.value_type == DataType::kFloat64;
   BackwardWork work;
@@ -47,8 +46,8 @@ inline BackwardWork backward_work(const Problem& problem, const BackwardArgument
   work.sums = static_cast<int64_t*>(take(
       arguments.deterministic, heads * problem.num_cells * problem.head_dim, is_double ? 16 : 8));
   work.exponents = static_cast<int32_t*>(take(arguments.deterministic, heads, 4));
-  work.moved = take(arguments.grad_reference_points != nullptr,
-                    heads * problem.num_queries * problem.total_points, is_double ? 16 : 8);
+  work.grad_pixels = take(arguments.grad_reference_points != nullptr,
+                          heads * problem.num_queries * problem.total_points, is_double ? 16 : 8);
   return work;
 }
 

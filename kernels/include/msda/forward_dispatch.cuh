@@ -1,117 +1,107 @@
-// From a problem to a compiled kernel. Each value type is compiled in a file of its own
-// (kernels/src).
+// From a problem to a compiled forward kernel. kernels/src compiles each value type by itself.
 #pragma once
 
-#include "msda/choose.h"
-#include "msda/forward.cuh"
+#include "msda/forward_choice.h"
+#include "msda/forward_general.cuh"
 #include "msda/forward_group.cuh"
 
 namespace msda {
 
-// Runs a kernel that can_run() the problem.
-template <typename T>
-cudaError_t run_forward(ForwardKernel kernel, const Problem& problem,
-                        const ForwardArguments& arguments, cudaStream_t stream);
-
-// Threads of a block, blocks of a multiprocessor, samples that a lane reads together; measured
-// with kernels/lab/forward.cu. Many queries: as many warps as fit hide the time that memory takes.
-// Medium: as many, in smaller blocks. Few: there are not so many, so every warp has more loads
-// under way.
-template <typename T, ForwardKernel kKernel>
-struct GroupShape {
-  static constexpr bool kFew = kKernel == ForwardKernel::kFew;
-  static constexpr bool kMedium = kKernel == ForwardKernel::kMedium;
-  static constexpr int kThreads = kFew ? 128 : kMedium ? 256 : sizeof(T) == 2 ? 512 : 384;
-  static constexpr int kBlocks = kFew || kMedium ? 4 : 2;
-  static constexpr int kFlight = !kFew ? 1 : sizeof(T) == 2 ? 4 : 2;
-};
-
-template <typename T, int kHeadDim, Locations kLocations, bool kWide, ForwardKernel kKernel>
-cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
-                      cudaStream_t stream) {
-  using Shape = GroupShape<T, kKernel>;
-#define MSDA_GROUP(NUM_HEADS, LEVELS)                                                              \
-  launch_forward_group<GroupConfig<T, kHeadDim, kLocations, kWide, NUM_HEADS, LEVELS, Shape::kFew, \
-                                   Shape::kThreads, Shape::kBlocks, Shape::kFlight>>(              \
-      problem, arguments, stream)
-  if constexpr (kHeadDim == 32 && !kWide) {
-    if (has_compiled_points(problem, arguments)) {
-      switch (problem.num_levels) {
-        case 3:
-          return MSDA_GROUP(8, 3);
-        case 4:
-          return MSDA_GROUP(8, 4);
-        case 5:
-          return MSDA_GROUP(8, 5);
-      }
-    }
-  }
-  if constexpr (Shape::kMedium) {
-    return cudaErrorInvalidValue;
-  } else {
-    return MSDA_GROUP(0, 0);
-  }
-#undef MSDA_GROUP
+// Calls run(constant) with the std::integral_constant of `number` among kNumbers.
+template <int... kNumbers, typename Run>
+cudaError_t with_constant(int64_t number, const Run& run) {
+  cudaError_t status = cudaErrorInvalidValue;
+  static_cast<void>(
+      ((number == kNumbers && (status = run(std::integral_constant<int, kNumbers>()), true)) ||
+       ...));
+  return status;
 }
 
-template <typename T, int kHeadDim, Locations kLocations, bool kWide>
+// The launch of each kernel, the fastest of those that kernels/lab measured
+// (kernels/lab/README.md).
+//   many    As many warps as fit hide the latency of memory.
+//   medium  The same warps in smaller blocks, which shorten the tail wave: 81 us instead of 84 at
+//           608x608, but 191 us instead of 183 at 768x1152 (fp16, fused, near; H200).
+//   few     The GPU is not full, so each lane has more loads under way: 7.0 us instead of 12.2 with
+//           the launch of "many" (900 queries at 768x1152, fp16, boxes; H200).
+template <typename T, ForwardKernel kKernel>
+constexpr GroupSpec group_launch() {
+  constexpr bool k16Bit = sizeof(T) == 2;
+  switch (kKernel) {
+    case ForwardKernel::kFew:
+      return {
+          .persistent = false, .threads = 128, .blocks = 4, .samples_in_flight = k16Bit ? 4 : 2};
+    case ForwardKernel::kMedium:
+      return {.threads = 256, .blocks = 4};
+    default:
+      return {.threads = k16Bit ? 512 : 384, .blocks = 2};
+  }
+}
+
+// head_dim, locations and float_inputs are those of `kForm`.
+template <typename T, ForwardKernel kKernel, GroupSpec kForm>
+cudaError_t run_group(const Problem& problem, const ForwardArguments& arguments,
+                      cudaStream_t stream) {
+  const auto run = [&](auto num_heads, auto num_levels) {
+    constexpr GroupSpec kSpec = [] {
+      GroupSpec spec = group_launch<T, kKernel>();
+      spec.head_dim = kForm.head_dim;
+      spec.locations = kForm.locations;
+      spec.float_inputs = kForm.float_inputs;
+      spec.num_heads = decltype(num_heads)::value;
+      spec.num_levels = decltype(num_levels)::value;
+      return spec;
+    }();
+    return launch_forward_group<GroupConfig<T, kSpec>>(problem, arguments, stream);
+  };
+  if constexpr (kForm.head_dim == 32 && !kForm.float_inputs) {
+    if (has_known_levels(problem, arguments)) {
+      return with_constant<3, 4, 5>(problem.num_levels, [&](auto num_levels) {
+        return run(std::integral_constant<int, 8>(), num_levels);
+      });
+    }
+  }
+  if constexpr (kKernel == ForwardKernel::kMedium) {
+    return cudaErrorInvalidValue;
+  } else {
+    return run(std::integral_constant<int, 0>(), std::integral_constant<int, 0>());
+  }
+}
+
+template <typename T, GroupSpec kForm>
 cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
                       const ForwardArguments& arguments, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2 && kHeadDim == 32 && !kWide) {
+  if constexpr (sizeof(T) == 2 && kForm.head_dim == 32 && !kForm.float_inputs) {
     if (kernel == ForwardKernel::kMedium) {
-      return run_group<T, kHeadDim, kLocations, kWide, ForwardKernel::kMedium>(problem, arguments,
-                                                                               stream);
+      return run_group<T, ForwardKernel::kMedium, kForm>(problem, arguments, stream);
     }
   }
   return kernel == ForwardKernel::kFew
-             ? run_group<T, kHeadDim, kLocations, kWide, ForwardKernel::kFew>(problem, arguments,
-                                                                              stream)
-             : run_group<T, kHeadDim, kLocations, kWide, ForwardKernel::kMany>(problem, arguments,
-                                                                               stream);
+             ? run_group<T, ForwardKernel::kFew, kForm>(problem, arguments, stream)
+             : run_group<T, ForwardKernel::kMany, kForm>(problem, arguments, stream);
 }
 
-template <typename T, Locations kLocations, bool kWide>
-cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
-                      const ForwardArguments& arguments, cudaStream_t stream) {
-  switch (problem.head_dim) {
-    case 16:
-      return run_group<T, 16, kLocations, kWide>(kernel, problem, arguments, stream);
-    case 32:
-      return run_group<T, 32, kLocations, kWide>(kernel, problem, arguments, stream);
-    case 64:
-      return run_group<T, 64, kLocations, kWide>(kernel, problem, arguments, stream);
-  }
-  return cudaErrorInvalidValue;
-}
-
-template <typename T, Locations kLocations>
-cudaError_t run_group(ForwardKernel kernel, const Problem& problem,
-                      const ForwardArguments& arguments, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2) {
-    if (problem.location_type == DataType::kFloat32) {
-      return run_group<T, kLocations, true>(kernel, problem, arguments, stream);
-    }
-  }
-  return run_group<T, kLocations, false>(kernel, problem, arguments, stream);
-}
-
+// Runs a kernel that can_run() the problem.
 template <typename T>
 cudaError_t run_forward(ForwardKernel kernel, const Problem& problem,
                         const ForwardArguments& arguments, cudaStream_t stream) {
+  if (kernel == ForwardKernel::kGeneral) return launch_forward<T>(problem, arguments, stream);
   if constexpr (sizeof(T) <= 4) {
-    if (kernel != ForwardKernel::kGeneral) {
-      switch (problem.locations) {
-        case Locations::kGiven:
-          return run_group<T, Locations::kGiven>(kernel, problem, arguments, stream);
-        case Locations::kReferencePoints:
-          return run_group<T, Locations::kReferencePoints>(kernel, problem, arguments, stream);
-        case Locations::kReferenceBoxes:
-          return run_group<T, Locations::kReferenceBoxes>(kernel, problem, arguments, stream);
-      }
-      return cudaErrorInvalidValue;
-    }
+    const bool float_inputs = sizeof(T) == 2 && problem.location_type == DataType::kFloat32;
+    return with_constant<0, 1, 2>(static_cast<int>(problem.locations), [&](auto locations) {
+      return with_constant<16, 32, 64>(problem.head_dim, [&](auto head_dim) {
+        return with_constant < 0,
+               sizeof(T) == 2 > (float_inputs, [&](auto floats) {
+                              constexpr GroupSpec kForm{
+                                  .head_dim = decltype(head_dim)::value,
+                                  .locations = static_cast<Locations>(decltype(locations)::value),
+                                  .float_inputs = decltype(floats)::value != 0};
+                              return run_group<T, kForm>(kernel, problem, arguments, stream);
+                            });
+      });
+    });
   }
-  return launch_forward<T>(problem, arguments, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace msda

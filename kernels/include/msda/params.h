@@ -1,8 +1,8 @@
-// The contract between the kernels and whoever calls them: sizes, types and pointers of one
-// problem. Plain C++, no CUDA: the Torch operator, the TensorRT plugin and the tests fill the same
-// structs and get the same words from check().
+// The contract between the kernels and their callers: sizes, types and pointers of one problem.
+// Plain C++. The Torch operator, the TensorRT plugin and the tests fill these structs, and check()
+// gives all of them the same messages.
 //
-// Shape letters (everywhere in this library):
+// Shape letters, everywhere in this repository:
 //   N  batch     S  cells of all levels, sum of H_l * W_l
 //   M  heads     D  channels of a head
 //   Q  queries   L  levels
@@ -10,19 +10,20 @@
 //   K  points of all levels, sum of P_l
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace msda {
 
-// The levels' numbers of points travel to the GPU as kernel arguments; this bounds that array.
+// points_per_level is a kernel argument; this bounds its length.
 inline constexpr int64_t kMaxLevels = 32;
 
 enum class DataType : int32_t { kFloat32, kFloat16, kBFloat16, kFloat64 };
 
 // How the sampling locations are given.
 enum class Locations : int32_t {
-  kGiven,            // sampling_locations and attention_weights, as they are
+  kGiven,            // sampling_locations and attention_weights
   kReferencePoints,  // [N,Q,L,2]: (x, y) + offset / (W, H); softmax over K inside
   kReferenceBoxes,   // [N,Q,L,4]: (cx, cy) + offset / P * (w, h) * 0.5; softmax over K inside
 };
@@ -41,9 +42,9 @@ struct Problem {
   DataType location_type = DataType::kFloat32;  // sampling_locations or sampling_offsets
   DataType weight_type = DataType::kFloat32;    // attention_weights or attention_logits
   bool int64_shapes = true;  // spatial_shapes, level_start_index: int64, else int32
-  // Elements from a query (n,q) to the next one in sampling_locations and in attention_weights:
-  // more than a query has where they are columns of a wider tensor, as of one projection that gives
-  // offsets and logits.
+  // Elements from a query (n,q) to the next in sampling_locations and in attention_weights. Strides
+  // are larger than a query's elements where both are columns of a wider tensor, for example of one
+  // projection that makes offsets and logits.
   int64_t location_stride = 0;
   int64_t weight_stride = 0;
 
@@ -51,7 +52,7 @@ struct Problem {
     return batch_size == 0 || num_queries == 0 || num_heads == 0 || head_dim == 0;
   }
 
-  // Elements that a query has in attention_weights, and half of those in sampling_locations.
+  // A query's elements in attention_weights, and half of those in sampling_locations.
   int64_t points_of_query() const { return num_heads * total_points; }
   void set_dense() {
     location_stride = 2 * points_of_query();
@@ -62,8 +63,8 @@ struct Problem {
   }
 };
 
-// All tensors are dense and row-major, but for the strides of a Problem. Pointers need the
-// alignment of their element only.
+// Tensors are contiguous, except for the strides of a Problem. Pointers need no more alignment than
+// their elements.
 struct ForwardArguments {
   const void* value = nullptr;              // [N, S, M, D]
   const void* spatial_shapes = nullptr;     // [L, 2] = (H, W)
@@ -75,24 +76,21 @@ struct ForwardArguments {
   void* output = nullptr;                    // [N, Q, M, D]
 };
 
-// Gradients of the operator: of attention with given locations, of fused_attention with the other
-// two.
+// The gradients of attention (Locations::kGiven) or of fused_attention (reference points, boxes).
 struct BackwardArguments {
   ForwardArguments forward;           // output is not read
   const void* grad_output = nullptr;  // [N, Q, M, D], value_type
-  // [N, S, M, D] float (double with double values); zeroed by the caller, added to.
+  // [N, S, M, D] float (double with double values); zeros, to which the kernels add.
   void* grad_value = nullptr;
-  // [N, Q, M, K, 2], location_type; written: of the locations, or of the offsets.
+  // [N, Q, M, K, 2], location_type: of the locations or the offsets.
   void* grad_sampling_locations = nullptr;
-  // [N, Q, M, K], weight_type; written: of the weights, or of the logits.
+  // [N, Q, M, K], weight_type: of the weights or the logits.
   void* grad_attention_weights = nullptr;
-  // [N, Q, L, 2 or 4], the type of reference_points; written. Null where nobody wants it.
+  // [N, Q, L, 2 or 4], the type of reference_points. Null: not wanted.
   void* grad_reference_points = nullptr;
-  // Whether grad_value has to be equal to the last bit in every run; the other gradients always
-  // are.
+  // Whether grad_value is to be equal to the last bit in every run. The other gradients always are.
   bool deterministic = false;
-  // Zeroed by the caller, aligned to 16 bytes; its size depends on what is wanted
-  // (backward_work.h).
+  // Zeros, aligned to 16 bytes; backward_work() tells the size (backward_work.h).
   void* work = nullptr;
 };
 
@@ -110,7 +108,21 @@ inline const char* name(DataType type) {
   return "unknown";
 }
 
-// Says in one sentence what is wrong with the problem; empty when nothing is.
+// Bytes of an element.
+inline size_t size_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat16:
+    case DataType::kBFloat16:
+      return 2;
+    case DataType::kFloat32:
+      return 4;
+    case DataType::kFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+// Returns one sentence about what is wrong with the problem, or an empty string.
 inline std::string check(const Problem& problem) {
   const auto got = [](const char* what, int64_t expected, int64_t actual) {
     return std::string(what) + " should be " + std::to_string(expected) + ", got " +

@@ -1,23 +1,13 @@
-// Loads, stores and adds of a few consecutive channels at once, widened to the type of the sums.
+// Vectors of consecutive elements, widened to the type of the sums when they are read.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
-#include <type_traits>
+#include "msda/packed.cuh"
 
 namespace msda {
 
-// The type that coordinates, weights and sums have for values of type T.
+// The type of coordinates, weights and sums for values of type T.
 template <typename T>
-struct Accumulate {
-  using type = float;
-};
-template <>
-struct Accumulate<double> {
-  using type = double;
-};
+using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
@@ -25,98 +15,71 @@ __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename T>
-__device__ __forceinline__ T narrow(typename Accumulate<T>::type x);
-template <>
-__device__ __forceinline__ float narrow<float>(float x) {
-  return x;
-}
-template <>
-__device__ __forceinline__ double narrow<double>(double x) {
-  return x;
-}
-template <>
-__device__ __forceinline__ __half narrow<__half>(float x) {
-  return __float2half_rn(x);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
+__device__ __forceinline__ T narrow(Accumulate<T> x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
 }
 
-// kSize consecutive elements; the address must be a multiple of the whole vector's size. Read
-// through operator[], which widens.
+// kSize consecutive elements at an address that is a multiple of the vector's size.
 template <typename T, int kSize>
 struct alignas(sizeof(T) * kSize) Vector {
-  using Real = typename Accumulate<T>::type;
-  T element[kSize];
-  __device__ __forceinline__ Real operator[](int i) const { return widen(element[i]); }
-  __device__ __forceinline__ void set(int i, Real x) { element[i] = narrow<T>(x); }
+  // 16-bit elements stay the 32-bit words that they were loaded as. nvcc would take arrays of
+  // halves apart, and put them together again around every condition.
+  static constexpr bool kPacked = sizeof(T) == 2 && kSize % 2 == 0;
+  using Word = std::conditional_t<kPacked, uint32_t, T>;
+  Word word[kPacked ? kSize / 2 : kSize];
+
+  __device__ __forceinline__ Accumulate<T> operator[](int i) const {
+    if constexpr (kPacked) {
+      const float2 pair = unpack(bits<Packed<T>>(word[i / 2]));
+      return i % 2 ? pair.y : pair.x;
+    } else {
+      return widen(word[i]);
+    }
+  }
+  __device__ __forceinline__ void set(int i, Accumulate<T> x) {
+    reinterpret_cast<T*>(word)[i] = narrow<T>(x);
+  }
 };
 
-// Pairs of 16-bit elements stay the 32-bit words that they were loaded as: arrays of halves would
-// be taken apart and put together again around every condition.
-template <int kSize>
-struct alignas(2 * kSize) Words {
-  static_assert(kSize % 2 == 0);
-  uint32_t word[kSize / 2];
-};
-template <int kSize>
-struct Vector<__half, kSize> : Words<kSize> {
-  __device__ __forceinline__ float operator[](int i) const {
-    const __half2 pair = reinterpret_cast<const __half2&>(this->word[i / 2]);
-    return i % 2 ? __high2float(pair) : __low2float(pair);
-  }
-  __device__ __forceinline__ void set(int i, float x) {
-    reinterpret_cast<__half*>(this->word)[i] = __float2half_rn(x);
-  }
-};
-template <int kSize>
-struct Vector<__nv_bfloat16, kSize> : Words<kSize> {
-  __device__ __forceinline__ float operator[](int i) const {
-    return __uint_as_float(i % 2 ? this->word[i / 2] & 0xffff0000u : this->word[i / 2] << 16);
-  }
-  __device__ __forceinline__ void set(int i, float x) {
-    reinterpret_cast<__nv_bfloat16*>(this->word)[i] = __float2bfloat16_rn(x);
-  }
-};
-template <typename T>
-struct Vector<T, 1> {
-  using Real = typename Accumulate<T>::type;
-  T element;
-  __device__ __forceinline__ Real operator[](int) const { return widen(element); }
-  __device__ __forceinline__ void set(int, Real x) { element = narrow<T>(x); }
-};
-template <>
-struct Vector<__half, 1> {
-  __half element;
-  __device__ __forceinline__ float operator[](int) const { return widen(element); }
-  __device__ __forceinline__ void set(int, float x) { element = narrow<__half>(x); }
-};
-template <>
-struct Vector<__nv_bfloat16, 1> {
-  __nv_bfloat16 element;
-  __device__ __forceinline__ float operator[](int) const { return widen(element); }
-  __device__ __forceinline__ void set(int, float x) { element = narrow<__nv_bfloat16>(x); }
-};
+// The word of kBytes that one load reads.
+template <int kBytes>
+using WordOf = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
 
-// The read-only path: nothing that a kernel reads is written while it runs.
+// Loads up to 16 bytes.
 template <typename T, int kSize>
 __device__ __forceinline__ Vector<T, kSize> load(const T* address) {
-  Vector<T, kSize> vector;
   if constexpr (kSize == 1) {
-    vector.element = __ldg(address);
-  } else if constexpr (sizeof(vector) == 16) {
-    reinterpret_cast<uint4&>(vector) = __ldg(reinterpret_cast<const uint4*>(address));
-  } else if constexpr (sizeof(vector) == 8) {
-    reinterpret_cast<uint2&>(vector) = __ldg(reinterpret_cast<const uint2*>(address));
+    return {__ldg(address)};
   } else {
-    static_assert(sizeof(vector) == 4);
-    reinterpret_cast<uint32_t&>(vector) = __ldg(reinterpret_cast<const uint32_t*>(address));
+    using Word = WordOf<sizeof(Vector<T, kSize>)>;
+    return bits<Vector<T, kSize>>(
+        load_word<Cached::kNormal>(reinterpret_cast<const Word*>(address)));
   }
-  return vector;
 }
 
-// Zeros where the condition is false, and then the address is not read.
+// kSize consecutive elements, each in a register of its own, loaded once. The sampling inputs of
+// forward_lane.cuh: as the words of a Vector they make nvcc spill.
+template <typename T, int kSize>
+struct Scalars {
+  T element[kSize];
+
+  __device__ __forceinline__ void load_once(const T* address) {
+    using Word = WordOf<sizeof(element)>;
+    const Word word = load_word<Cached::kEvictFirst>(reinterpret_cast<const Word*>(address));
+    memcpy(element, &word, sizeof(element));
+  }
+  __device__ __forceinline__ float operator[](int i) const { return widen(element[i]); }
+};
+
+// Zeros where the condition is false; the address is not read then.
 template <typename T, int kSize>
 __device__ __forceinline__ Vector<T, kSize> load_if(bool condition, const T* address) {
   Vector<T, kSize> vector{};
@@ -125,35 +88,11 @@ __device__ __forceinline__ Vector<T, kSize> load_if(bool condition, const T* add
 }
 
 template <typename T, int kSize>
-__device__ __forceinline__ void store(T* address,
-                                      const typename Accumulate<T>::type (&sums)[kSize]) {
+__device__ __forceinline__ void store(T* address, const Accumulate<T> (&sums)[kSize]) {
   Vector<T, kSize> vector;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) vector.set(i, sums[i]);
   *reinterpret_cast<Vector<T, kSize>*>(address) = vector;
-}
-
-// Atomically adds kSize values to consecutive addresses, aligned to the vector; in fours where the
-// GPU has vector atomics (compute capability 9.0).
-template <typename Real, int kSize>
-__device__ __forceinline__ void atomic_add(Real* address, const Real (&values)[kSize]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr bool kVectorAtomics = sizeof(Real) == 4 && kSize % 4 == 0;
-#else
-  constexpr bool kVectorAtomics = false;
-#endif
-  if constexpr (kVectorAtomics) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#pragma unroll
-    for (int i = 0; i < kSize; i += 4) {
-      atomicAdd(reinterpret_cast<float4*>(address + i),
-                make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]));
-    }
-#endif
-  } else {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) atomicAdd(address + i, values[i]);
-  }
 }
 
 template <typename Real>
@@ -162,12 +101,12 @@ struct Pair {
   Real y;
 };
 
-// A tensor of scalars or (x, y) pairs that has either the value's type or the type of the sums,
-// read (and written) one element after the other.
+// Reads and writes one element after the other of a tensor of scalars or (x, y) pairs. The tensor
+// has the value's type, or, where `widened`, the type of the sums.
 template <typename T, bool kConst = true>
 class Cursor {
  public:
-  using Real = typename Accumulate<T>::type;
+  using Real = Accumulate<T>;
   using Byte = std::conditional_t<kConst, const char, char>;
   using Address = std::conditional_t<kConst, const void*, void*>;
 

@@ -1,11 +1,13 @@
-// Which backward kernel takes a problem: the one place that decides, for every wrapper. Plain C++.
+// Which backward kernel runs a problem: this file decides for every wrapper. Plain C++.
 //
-//   general  backward.cuh        any size, type, alignment; deterministic sums
-//   group    backward_group.cuh  the usual head sizes
-//   tile     backward_group.cuh  the same, the queries in tiles of neighbouring cells
+//   general  backward_general.cuh  any size, type and alignment; deterministic sums
+//   group    backward_group.cuh    16, 32 or 64 channels a head
+//   tile     backward_group.cuh    the same; a block takes a tile of queries
+//
+// The names are the values of MSDA_BACKWARD, which forces a kernel.
 #pragma once
 
-#include "msda/choose.h"
+#include "msda/forward_choice.h"
 
 namespace msda {
 
@@ -26,13 +28,13 @@ inline const char* name(BackwardKernel kernel) {
   return "unknown";
 }
 
-// The group kernels keep the weights' gradients of a fused problem's points in shared memory.
+// The group kernels keep the weight gradients of a fused problem's points in shared memory.
 inline constexpr int32_t kMaxKeptPoints = 64;
 
-// Whether the kernels with compiled-in head sizes can take the problem.
-inline bool has_usual_form(const Problem& problem, const BackwardArguments& arguments) {
+// Whether the group kernels can run the problem.
+inline bool fits_group_kernels(const Problem& problem, const BackwardArguments& arguments) {
   const size_t pair_bytes = 2 * size_of(problem.location_type);
-  return has_usual_sizes(problem) && !arguments.deterministic &&
+  return has_group_sizes(problem) && !arguments.deterministic &&
          (problem.locations == Locations::kGiven || problem.total_points <= kMaxKeptPoints) &&
          aligned(arguments.forward.value, 4 * size_of(problem.value_type)) &&
          aligned(arguments.grad_output, 4 * size_of(problem.value_type)) &&
@@ -44,13 +46,13 @@ inline bool has_usual_form(const Problem& problem, const BackwardArguments& argu
 
 inline bool can_run(BackwardKernel kernel, const Problem& problem,
                     const BackwardArguments& arguments) {
-  return kernel == BackwardKernel::kGeneral || has_usual_form(problem, arguments);
+  return kernel == BackwardKernel::kGeneral || fits_group_kernels(problem, arguments);
 }
 
 // The fastest kernel.
 inline BackwardKernel choose_backward(const Problem& problem, const BackwardArguments& arguments) {
-  if (!has_usual_form(problem, arguments)) return BackwardKernel::kGeneral;
-  // As many queries as cells: an encoder, most likely, whose neighbours share cells.
+  if (!fits_group_kernels(problem, arguments)) return BackwardKernel::kGeneral;
+  // As many queries as cells: probably an encoder, whose neighbouring queries share cells.
   return problem.num_queries == problem.num_cells ? BackwardKernel::kTile : BackwardKernel::kGroup;
 }
 

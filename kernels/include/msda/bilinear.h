@@ -1,8 +1,8 @@
-// The arithmetic of one sample, shared by every kernel, on the GPU and on the CPU.
+// The arithmetic of one bilinear sample, shared by the kernels of the GPU and of the CPU.
 //
-// A location (x, y) in [0, 1] of a level of H x W cells lies at the pixel (x * W - 0.5, y * H -
-// 0.5): F.grid_sample with align_corners=False and zero padding (Deformable DETR, arXiv:2010.04159,
-// eq. 3).
+// A location (x, y) in [0, 1] of a level of H x W cells has the pixel coordinates (x * W - 0.5,
+// y * H - 0.5), in cells; cell 0 has its centre at 0. This is F.grid_sample with
+// align_corners=False and zero padding (Deformable DETR, arXiv:2010.04159, eq. 3).
 #pragma once
 
 #include <cmath>
@@ -16,17 +16,16 @@
 
 namespace msda {
 
-// A pixel coordinate split into its cell, an integral number, and the fraction towards the next
-// one. Splitting before adding keeps the fraction exact: a float at pixel 300 alone is off by 1e-5
-// cells.
+// A pixel coordinate, split into its cell, an integer, and the fraction towards the next cell.
+// Splitting before adding keeps the fraction exact; a float near 300 alone is off by 1e-5 cells.
 template <typename Real>
 struct Coordinate {
   Real cell;
   Real fraction;
 };
 
-// a * b rounded once: a contracted multiply-add would make the remainder below meaningless.
-// (The CPU sources are compiled with -ffp-contract=off for the same reason.)
+// a * b, rounded once. A contracted multiply-add would make the remainders below meaningless. (The
+// CPU sources are compiled with -ffp-contract=off for the same reason.)
 MSDA_HOST_DEVICE float multiply(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -46,7 +45,7 @@ MSDA_HOST_DEVICE double multiply_add(double a, double b, double c) { return fma(
 MSDA_HOST_DEVICE float round_down(float x) { return floorf(x); }
 MSDA_HOST_DEVICE double round_down(double x) { return floor(x); }
 
-// The pixel of location * size - 0.5.
+// location * size - 0.5.
 template <typename Real>
 MSDA_HOST_DEVICE Coordinate<Real> at_location(Real location, Real size) {
   const Real scaled = multiply(location, size);
@@ -56,26 +55,26 @@ MSDA_HOST_DEVICE Coordinate<Real> at_location(Real location, Real size) {
   return {cell, (pixel - cell) + remainder};
 }
 
-// The pixel of reference * size + offset - 0.5, the offset in cells.
+// reference * size + offset - 0.5; the offset is in cells.
 template <typename Real>
 MSDA_HOST_DEVICE Coordinate<Real> at_offset(Real reference, Real offset, Real size) {
   const Real scaled = multiply(reference, size);
   const Real remainder = multiply_add(reference, size, -scaled);
-  const Real whole = round_down(scaled);
-  const Real rest = ((scaled - whole) + remainder) + (offset - Real(0.5));
+  const Real cell = round_down(scaled);
+  const Real rest = ((scaled - cell) + remainder) + (offset - Real(0.5));
   const Real step = round_down(rest);
-  return {whole + step, rest - step};
+  return {cell + step, rest - step};
 }
 
-// How many cells an offset of one is, along one axis of a reference box: the box's size in [0, 1]
-// of the level, halved, over the level's number of points, in cells.
+// The pixels that an offset of 1 moves a sample by, along one axis of a reference box: half of the
+// box's size in [0, 1], over the level's number of points, times the level's size in cells.
 template <typename Real>
-MSDA_HOST_DEVICE Real cells_per_offset(Real box_size, int32_t num_points, Real size) {
+MSDA_HOST_DEVICE Real pixels_per_offset(Real box_size, int32_t num_points, Real size) {
   return box_size * (Real(0.5) / static_cast<Real>(num_points)) * size;
 }
 
-// True when at least one of the two cells that a coordinate lies between is inside the level; false
-// for anything not finite, so that such a sample reads nothing.
+// Whether at least one of the two cells that a coordinate lies between is inside the level. False
+// for a coordinate that is not finite, so that such a sample reads nothing.
 template <typename Real>
 MSDA_HOST_DEVICE bool touches(Coordinate<Real> coordinate, Real size) {
   return coordinate.cell >= Real(-1) && coordinate.cell < size;
@@ -85,8 +84,8 @@ MSDA_HOST_DEVICE bool touches(Coordinate<Real> coordinate, Real size) {
 struct Level {
   int32_t height;
   int32_t width;
-  int32_t start;  // first cell of the level among all cells
-  bool valid;     // lies inside the value tensor; one that does not is skipped, never read
+  int32_t start;  // index of the first cell among the cells of all levels
+  bool valid;     // whether it lies inside the value tensor; kernels skip a level that does not
 };
 
 template <typename Index>
@@ -112,16 +111,15 @@ MSDA_HOST_DEVICE Level read_level(const void* spatial_shapes, const void* level_
                           static_cast<const int32_t*>(level_start_index), level, num_cells);
 }
 
-// The four cells around a sample: whether each exists, and its bilinear weight.
-// Order: top left, top right, bottom left, bottom right.
+// The four cells around a sample: top left, top right, bottom left, bottom right.
 template <typename Real>
 struct Corners {
   int32_t top_left;  // index of the top left cell within its level; may lie outside
   bool inside[4];
-  Real weight[4];
+  Real weight[4];  // bilinear
 };
 
-// Both coordinates must touch the level.
+// The corners of a sample whose coordinates both touch the level.
 template <typename Real>
 MSDA_HOST_DEVICE Corners<Real> corners(Coordinate<Real> x, Coordinate<Real> y, const Level& level) {
   const int32_t column = static_cast<int32_t>(x.cell);

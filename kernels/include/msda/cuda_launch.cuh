@@ -1,4 +1,4 @@
-// One way to launch a kernel.
+// Launches of kernels on a stream, and what they ask of the current device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace msda {
 
-// An attribute of the current device.
+// Reads an attribute of the current device.
 inline cudaError_t get_attribute(cudaDeviceAttr attribute, int& value) {
   int device = 0;
   const cudaError_t status = cudaGetDevice(&device);
@@ -29,8 +29,18 @@ cudaError_t launch(void (*kernel)(Parameters...), const dim3& blocks, int thread
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// With neighbouring blocks close to each other: in clusters of two, where the GPU has clusters. An
-// odd number of blocks becomes one more.
+// Launches one thread for each of `count` outputs or more, in a linear grid.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_linear(void (*kernel)(Parameters...), int64_t count, int threads,
+                          cudaStream_t stream, const Arguments&... arguments) {
+  const int64_t blocks = (count + threads - 1) / threads;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), threads, stream, arguments...);
+}
+
+// Launches clusters of two blocks, which run on one multiprocessor or on two neighbouring ones, on
+// GPUs that have clusters (compute capability 9.0 and later). An odd number of blocks becomes even.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_pairs(void (*kernel)(Parameters...), int64_t blocks, int threads,
                          cudaStream_t stream, const Arguments&... arguments) {

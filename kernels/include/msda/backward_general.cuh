@@ -1,97 +1,60 @@
-// Backward of multi-scale deformable attention, with given locations and fused.
+// Backward of multi-scale deformable attention, with given locations and fused: "general" of
+// backward_choice.h, which runs any problem.
 //
-// Problem   for every sample: the gradient of its weight (grad_output . sample), of its pixel
-//           (grad_output . change of the sample across a cell, times the weight), and of the four
-//           cells it read (grad_output times weight times bilinear weight, added up over all
-//           samples). Given locations: the pixel's times the level's size. Fused: the pixel's times
-//           the cells of one offset, and of the logits weight * (gradient of the weight - sum over
-//           all points of weight * gradient of the weight); the pixels' gradients are kept for
-//           those of the reference points (backward_reference.cuh).
-// Layout    as forward.cuh. grad_value is float (double with double values) whatever the value's
-//           type: thousands of samples may add to one cell, and 16-bit sums would lose them.
-// Threads   a group of lanes, a power of two up to a warp, works on one (n,q,m); each lane takes
+// Problem   Three gradients of every sample:
+//             weight  grad_output . sample
+//             pixel   grad_output . (difference of the sample across a cell) * weight
+//             cells   grad_output * weight * bilinear weight, summed over all samples of a cell
+//           The gradient of a given location is that of the pixel times the level's size. Fused:
+//           that of an offset is that of the pixel times the pixels per offset; that of a logit is
+//           weight * (gradient of the weight - sum over all points of weight * gradient). The work
+//           memory keeps the gradients of the pixels for those of the reference points
+//           (backward_reference_points.cuh).
+// Layout    as forward_general.cuh. grad_value is float (double with double values) whatever the
+//           value's type: thousands of samples may add to one cell, and 16-bit sums would lose
+//           them.
+// Threads   A group of lanes, a power of two up to a warp, works on one (n,q,m); each lane takes
 //           kVec channels at a time: 16 bytes of grad_value where D and the addresses allow, else
-//           one channel. The three dot products of a point are summed over the group by shuffles;
-//           its first lane writes them. Blocks of 256 threads, no shared memory. Fused: a first
-//           pass over the points has the sum that the logits' gradients need.
+//           one channel. Shuffles sum the three dot products of a point over the group, whose first
+//           lane writes them. Fused: a first pass over the points makes the sum that the gradients
+//           of the logits need.
 // Traffic   per point and D channels: four corners of value read (fused: twice), four corners of
 //           grad_value added to by atomics (of four floats at once on compute capability 9.0 and
 //           later).
-// Limits    those of check() in params.h. With float sums grad_value is not deterministic, for the
-//           order of the atomics varies; with fixed-point sums (backward_fixed.cuh) it is. All
+// Registers REGISTERS.
+//           256 threads a block, no shared memory.
+// Limits    those of check() in params.h. With float sums grad_value is not deterministic, because
+//           the order of the atomics varies; with fixed-point sums (fixed_point.cuh) it is. The
 //           other gradients have one writer and a fixed order of sums.
 #pragma once
 
-#include "msda/backward_fixed.cuh"
-#include "msda/choose_backward.h"
-#include "msda/forward.cuh"
+#include "msda/backward_choice.h"
+#include "msda/fixed_point.cuh"
+#include "msda/forward_general.cuh"
+#include "msda/softmax.cuh"
 
 namespace msda {
 
 inline constexpr int kBackwardThreads = 256;
-
-template <typename Real>
-__device__ __forceinline__ Real sum_over_group(Real x, int group_size) {
-  for (int distance = group_size / 2; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(kWholeWarp, x, distance);
-  }
-  return x;
-}
-
-// The softmax of an item's logits: exp(logit - largest) * scale.
-template <typename Real>
-struct Softmax {
-  Real largest = 0;
-  Real scale = 1;
-  __device__ __forceinline__ Real operator()(Real logit) const {
-    return exp(logit - largest) * scale;
-  }
-};
-
-// By the lanes of a group together.
-template <typename T, typename Real = typename Accumulate<T>::type>
-__device__ __forceinline__ Softmax<Real> make_softmax(const Cursor<T>& first_logit,
-                                                      int64_t num_points, int lane,
-                                                      int group_size) {
-  Softmax<Real> softmax;
-  softmax.largest = -INFINITY;
-  Cursor<T> logits = first_logit;
-  logits.advance(lane);
-  for (int64_t point = lane; point < num_points; point += group_size, logits.advance(group_size)) {
-    softmax.largest = max(softmax.largest, logits.scalar());
-  }
-  for (int distance = group_size / 2; distance > 0; distance /= 2) {
-    softmax.largest = max(softmax.largest, __shfl_xor_sync(kWholeWarp, softmax.largest, distance));
-  }
-  Real total = 0;
-  logits = first_logit;
-  logits.advance(lane);
-  for (int64_t point = lane; point < num_points; point += group_size, logits.advance(group_size)) {
-    total += softmax(logits.scalar());
-  }
-  softmax.scale = Real(1) / sum_over_group(total, group_size);
-  return softmax;
-}
 
 // One sample as its group sees it.
 template <typename Real>
 struct PointOfItem {
   Coordinate<Real> x, y;
   Real weight;
-  Pair<Real> cells;  // pixels that one unit of what was given moves the sample by: cells of an
-                     // offset, or the level's size
-  bool touches;      // reads any cell
+  Pair<Real> scale;  // pixels that one unit of the location or offset moves the sample by
+  bool touches;      // whether it reads a cell
 };
 
 // Calls visit(level, point) for the points of an item in their order.
 template <typename T, bool kFused, bool kAligned, typename Visit>
 __device__ __forceinline__ void for_each_point(const Problem& problem,
                                                const ForwardArguments& arguments, int64_t item,
-                                               const Softmax<typename Accumulate<T>::type>& softmax,
+                                               const Softmax<Accumulate<T>>& softmax,
                                                const Visit& visit) {
-  using Real = typename Accumulate<T>::type;
+  using Real = Accumulate<T>;
   const bool boxes = problem.locations == Locations::kReferenceBoxes;
-  const int64_t query = item / problem.num_heads;
+  const int64_t query_index = item / problem.num_heads;
   const int64_t first_point = item * problem.total_points;
   Cursor<T> locations(arguments.sampling_locations, 2 * first_point,
                       problem.location_type != problem.value_type);
@@ -104,17 +67,17 @@ __device__ __forceinline__ void for_each_point(const Problem& problem,
     const Real height = static_cast<Real>(level.height);
     const int num_points = problem.points_per_level[level_index];
     PointOfItem<Real> point{};
-    point.cells = {kFused ? Real(1) : width, kFused ? Real(1) : height};
+    point.scale = {kFused ? Real(1) : width, kFused ? Real(1) : height};
     Pair<Real> reference{};
     if constexpr (kFused) {
       Cursor<Real> cursor(arguments.reference_points,
-                          (boxes ? 4 : 2) * (query * problem.num_levels + level_index), true);
+                          (boxes ? 4 : 2) * (query_index * problem.num_levels + level_index), true);
       reference = cursor.template pair<kAligned>();
       if (boxes) {
         cursor.advance(2);
         const Pair<Real> size = cursor.template pair<kAligned>();
-        point.cells = {cells_per_offset(size.x, num_points, width),
-                       cells_per_offset(size.y, num_points, height)};
+        point.scale = {pixels_per_offset(size.x, num_points, width),
+                       pixels_per_offset(size.y, num_points, height)};
       }
     }
     for (int i = 0; i < num_points; ++i, locations.advance(2), weights.advance(1)) {
@@ -123,7 +86,7 @@ __device__ __forceinline__ void for_each_point(const Problem& problem,
       if constexpr (kFused) {
         point.weight = softmax(point.weight);
         const Pair<Real> offset =
-            boxes ? Pair<Real>{location.x * point.cells.x, location.y * point.cells.y} : location;
+            boxes ? Pair<Real>{location.x * point.scale.x, location.y * point.scale.y} : location;
         point.x = at_offset(reference.x, offset.x, width);
         point.y = at_offset(reference.y, offset.y, height);
       } else {
@@ -141,18 +104,18 @@ __global__ void __launch_bounds__(kBackwardThreads)
     backward_kernel(const __grid_constant__ Problem problem,
                     const __grid_constant__ BackwardArguments arguments,
                     const __grid_constant__ BackwardWork work, const int group_size) {
-  using Real = typename Accumulate<T>::type;
+  using Real = Accumulate<T>;
   constexpr bool kAligned = kVec > 1;
   const ForwardArguments& forward = arguments.forward;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kBackwardThreads + threadIdx.x;
   const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
-  // Every lane of a warp takes part in its shuffles: those past the end repeat the last item.
+  // Lanes past the end repeat the last item, because shuffles need every lane.
   const bool writes = thread / group_size < items;
   const int64_t item = writes ? thread / group_size : items - 1;  // (n, q, m)
   const int lane = threadIdx.x % group_size;
-  const int64_t query = item / problem.num_heads;
-  const int64_t head = item - query * problem.num_heads;
-  const int64_t batch = query / problem.num_queries;
+  const int64_t query_index = item / problem.num_heads;
+  const int64_t head = item - query_index * problem.num_heads;
+  const int64_t batch = query_index / problem.num_queries;
 
   const bool wide_locations = problem.location_type != problem.value_type;
   const bool wide_weights = problem.weight_type != problem.value_type;
@@ -160,7 +123,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   Cursor<T, false> grad_locations(arguments.grad_sampling_locations, 2 * first_point,
                                   wide_locations);
   Cursor<T, false> grad_weights(arguments.grad_attention_weights, first_point, wide_weights);
-  Real* moved = static_cast<Real*>(work.moved) + 2 * first_point;
+  Real* grad_pixels = static_cast<Real*>(work.grad_pixels) + 2 * first_point;
 
   const int cell_stride = static_cast<int>(problem.num_heads * problem.head_dim);
   const int head_dim = static_cast<int>(problem.head_dim);
@@ -173,7 +136,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   };
 
   Softmax<Real> softmax;
-  Real mean_grad_weight = 0;  // weighted
+  Real weighted_sum = 0;  // of the gradients of the weights
   if constexpr (kFused) {
     softmax = make_softmax(Cursor<T>(forward.attention_weights, first_point, wide_weights),
                            problem.total_points, lane, group_size);
@@ -196,10 +159,10 @@ __global__ void __launch_bounds__(kBackwardThreads)
               for (int k = 0; k < kVec; ++k) product += grad[k] * cell[k];
               if (corner.inside[c]) sample += corner.weight[c] * product;
             }
-            mean_grad_weight += point.weight * sample;
+            weighted_sum += point.weight * sample;
           }
         });
-    mean_grad_weight = sum_over_group(mean_grad_weight, group_size);
+    weighted_sum = sum_over_group(weighted_sum, group_size);
   }
 
   const FixedPoint<Real> fixed(
@@ -213,7 +176,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
           const Corners<Real> corner = corners(point.x, point.y, level);
           const Real fx = point.x.fraction;
           const Real fy = point.y.fraction;
-          // How each corner's weight changes with the coordinates.
+          // The derivatives of the corners' weights.
           const Real along_x[4] = {fy - 1, 1 - fy, -fy, fy};
           const Real along_y[4] = {fx - 1, -fx, 1 - fx, fx};
           for (int channel = lane * kVec; channel < head_dim; channel += group_size * kVec) {
@@ -229,13 +192,13 @@ __global__ void __launch_bounds__(kBackwardThreads)
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
               const int64_t offset = top_left + at_corner(level, c);
-              const Real scale = point.weight * corner.weight[c];
+              const Real corner_weight = point.weight * corner.weight[c];
               Real product = 0;
               Real grad_cell[kVec];
 #pragma unroll
               for (int k = 0; k < kVec; ++k) {
                 product += grad[k] * cell[c][k];
-                grad_cell[k] = scale * grad[k];
+                grad_cell[k] = corner_weight * grad[k];
               }
               if (writes && corner.inside[c]) {
                 Real* const grad_value = static_cast<Real*>(arguments.grad_value);
@@ -248,7 +211,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
                   atomic_add<Real, kVec>(grad_value + offset, grad_cell);
                 }
               }
-              // Outside nothing is sampled: an infinite grad_output times zero would be NaN.
+              // A cell outside is not sampled: an infinite grad_output times zero would be NaN.
               if (!corner.inside[c]) product = 0;
               grad_weight += corner.weight[c] * product;
               grad_x += along_x[c] * product;
@@ -260,21 +223,20 @@ __global__ void __launch_bounds__(kBackwardThreads)
         grad_x = sum_over_group(grad_x, group_size);
         grad_y = sum_over_group(grad_y, group_size);
         if (writes && lane == 0) {
-          // A sample that reads nothing moves nothing, be its weight or its box what it may.
+          // A sample that reads no cell has a gradient of zero, even with a weight of NaN.
           const Pair<Real> pixel = {point.touches ? point.weight * grad_x : Real(0),
                                     point.touches ? point.weight * grad_y : Real(0)};
-          grad_locations.store(0, point.touches ? pixel.x * point.cells.x : Real(0));
-          grad_locations.store(1, point.touches ? pixel.y * point.cells.y : Real(0));
-          grad_weights.store(
-              0, kFused ? point.weight * (grad_weight - mean_grad_weight) : grad_weight);
-          if (kFused && work.moved != nullptr) {
-            moved[0] = pixel.x;
-            moved[1] = pixel.y;
+          grad_locations.store(0, point.touches ? pixel.x * point.scale.x : Real(0));
+          grad_locations.store(1, point.touches ? pixel.y * point.scale.y : Real(0));
+          grad_weights.store(0, kFused ? point.weight * (grad_weight - weighted_sum) : grad_weight);
+          if (kFused && work.grad_pixels != nullptr) {
+            grad_pixels[0] = pixel.x;
+            grad_pixels[1] = pixel.y;
           }
         }
         grad_locations.advance(2);
         grad_weights.advance(1);
-        moved += 2;
+        grad_pixels += 2;
       });
 }
 
@@ -284,21 +246,19 @@ cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arg
   int group_size = 1;
   while (group_size < 32 && group_size * kVec < problem.head_dim) group_size *= 2;
   const int64_t threads = problem.batch_size * problem.num_queries * problem.num_heads * group_size;
-  const int64_t blocks = (threads + kBackwardThreads - 1) / kBackwardThreads;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  return launch(backward_kernel<T, kVec, kFused, kFixed>, blocks, kBackwardThreads, stream, problem,
-                arguments, work, group_size);
+  return launch_linear(backward_kernel<T, kVec, kFused, kFixed>, threads, kBackwardThreads, stream,
+                       problem, arguments, work, group_size);
 }
 
 template <typename T, bool kFused>
 cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
                             const BackwardWork& work, cudaStream_t stream) {
-  // One channel a lane for integers: neighbouring lanes have neighbouring sums.
+  // One channel a lane, so that neighbouring lanes add to neighbouring integers.
   if (arguments.deterministic) {
     return launch_backward<T, 1, kFused, true>(problem, arguments, work, stream);
   }
   // 16 bytes of grad_value a lane, so that the atomics of neighbouring lanes are adjacent.
-  constexpr int kVec = 16 / sizeof(typename Accumulate<T>::type);
+  constexpr int kVec = 16 / sizeof(Accumulate<T>);
   return can_vectorise<T>(problem, arguments.forward) && aligned(arguments.grad_output, 16) &&
                  aligned(arguments.grad_value, 16)
              ? launch_backward<T, kVec, kFused, false>(problem, arguments, work, stream)

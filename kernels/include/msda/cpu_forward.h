@@ -1,4 +1,4 @@
-// The operator on the CPU: the same samples as on the GPU (sampling.h), for tests, exports and
+// The operator on the CPU, with the arithmetic of the GPU (bilinear.h): for tests, exports and
 // machines without a GPU. A caller with several threads splits the range of items among them.
 //
 // T is the value's type: float, double, or a 16-bit type that converts to and from float.
@@ -10,15 +10,15 @@
 #include <type_traits>
 #include <vector>
 
+#include "msda/bilinear.h"
 #include "msda/params.h"
-#include "msda/sampling.h"
 
 namespace msda::cpu {
 
 template <typename T>
 using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Reads and writes a tensor that has either the value's type or the type of the sums.
+// Reads and writes a tensor of either the value's type or the type of the sums.
 template <typename T>
 class Elements {
  public:
@@ -42,8 +42,8 @@ class Elements {
   bool widened_;
 };
 
-// Calls sample(k, weight, x, y, level) for each of the K points of one (n, q, m), inside or not.
-// item = (n * Q + q) * M + m. The fused weights are normalised already.
+// Calls sample(k, weight, x, y, level) for each of the K points of one (n,q,m), also for points
+// outside their level. item = (n * Q + q) * M + m. weight: after the softmax.
 template <typename T, typename Sample>
 void for_each_sample(const Problem& problem, const ForwardArguments& arguments, int64_t item,
                      const Sample& sample) {
@@ -53,10 +53,10 @@ void for_each_sample(const Problem& problem, const ForwardArguments& arguments, 
   const Elements<T> weights(arguments.attention_weights, problem.weight_type, problem.value_type);
   const Real* const references = static_cast<const Real*>(arguments.reference_points);
   const bool fused = problem.locations != Locations::kGiven;
-  const int64_t row = item / problem.num_heads;
+  const int64_t query_index = item / problem.num_heads;
   const int64_t first_point = item % problem.num_heads * problem.total_points;  // of the query's
-  const int64_t first_location = row * problem.location_stride + 2 * first_point;
-  const int64_t first_weight = row * problem.weight_stride + first_point;
+  const int64_t first_location = query_index * problem.location_stride + 2 * first_point;
+  const int64_t first_weight = query_index * problem.weight_stride + first_point;
 
   Real largest = -std::numeric_limits<Real>::infinity();
   Real total_weight = 0;
@@ -75,7 +75,7 @@ void for_each_sample(const Problem& problem, const ForwardArguments& arguments, 
                                    problem.int64_shapes, level_index, problem.num_cells);
     const Real width = static_cast<Real>(level.width);
     const Real height = static_cast<Real>(level.height);
-    const int64_t reference = row * problem.num_levels + level_index;
+    const int64_t reference = query_index * problem.num_levels + level_index;
     const int32_t num_points = problem.points_per_level[level_index];
     for (int32_t i = 0; i < num_points; ++i, ++k) {
       const Real location_x = locations.get(first_location + 2 * k);
@@ -94,8 +94,8 @@ void for_each_sample(const Problem& problem, const ForwardArguments& arguments, 
           break;
         case Locations::kReferenceBoxes: {
           const Real* const box = references + 4 * reference;
-          x = at_offset(box[0], location_x * cells_per_offset(box[2], num_points, width), width);
-          y = at_offset(box[1], location_y * cells_per_offset(box[3], num_points, height), height);
+          x = at_offset(box[0], location_x * pixels_per_offset(box[2], num_points, width), width);
+          y = at_offset(box[1], location_y * pixels_per_offset(box[3], num_points, height), height);
           break;
         }
       }
@@ -110,7 +110,7 @@ bool touches_level(const Level& level, Coordinate<Real> x, Coordinate<Real> y) {
          touches(y, static_cast<Real>(level.height));
 }
 
-// Output rows of the items first to last (exclusive) of the N * Q * M.
+// Makes the output of the items first to last (exclusive) of the N * Q * M.
 template <typename T>
 void forward(const Problem& problem, const ForwardArguments& arguments, int64_t first,
              int64_t last) {
@@ -133,9 +133,9 @@ void forward(const Problem& problem, const ForwardArguments& arguments, int64_t 
             const int64_t cell = static_cast<int64_t>(level.start) + corner.top_left +
                                  (c >= 2 ? level.width : 0) + c % 2;
             const T* const value = head_value + cell * cell_stride;
-            const Real scale = weight * corner.weight[c];
+            const Real corner_weight = weight * corner.weight[c];
             for (int64_t d = 0; d < problem.head_dim; ++d) {
-              sums[d] += scale * static_cast<Real>(value[d]);
+              sums[d] += corner_weight * static_cast<Real>(value[d]);
             }
           }
         });

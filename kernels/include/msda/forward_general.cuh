@@ -1,58 +1,59 @@
-// Forward of multi-scale deformable attention, with given locations and fused.
+// Forward of multi-scale deformable attention, with given locations and fused: "general" of
+// forward_choice.h, which runs any problem. The best kernel to read first.
 //
 // Problem   out[n,q,m,:] = sum over levels l and points p of
 //           weight[n,q,m,l,p] * bilinear(value of level l, head m; location[n,q,m,l,p])
-//           (inner sum of eq. 3, Deformable DETR, arXiv:2010.04159). Outside samples count 0.
+//           (inner sum of eq. 3, Deformable DETR, arXiv:2010.04159). Cells outside a level count 0.
 //           Fused: weight is the softmax of the logits over all levels and points, and the location
 //           comes from a reference point and an offset (params.h).
-// Layout    value [N,S,M,D] and out [N,Q,M,D] row-major, stored as float, half, bfloat16 or double;
-//           coordinates, weights and sums are float (double with double values).
-// Threads   one thread makes kVec consecutive channels of one (n,q,m): 16 bytes where D and the
+// Layout    value [N,S,M,D] and out [N,Q,M,D], stored as float, half, bfloat16 or double.
+//           Coordinates, weights and sums are float (double with double values).
+// Threads   One thread makes kVec consecutive channels of one (n,q,m): 16 bytes where D and the
 //           addresses allow, else one channel. Thread t writes the t-th vector of the output, so
 //           stores coalesce, and the lanes of a head read consecutive parts of the same cells. All
-//           lanes of a head compute the same coordinates from broadcast loads. Blocks of 256
-//           threads, no shared memory; the fused kernel reads the logits twice (largest, then
-//           weights) from L1.
-// Traffic   per output vector and point: four corners of 16 bytes, one location, one weight. Every
-//           byte of value is wanted many times; what misses L1 is served by L2.
+//           lanes of a head compute the same coordinates from broadcast loads. The fused kernel
+//           reads the logits twice: for their maximum, and for the weights.
+// Traffic   per output vector and point: four corners of 16 bytes, one location, one weight. Each
+//           cell is read by many samples; L2 serves what misses L1.
+// Registers sm_90, 16-byte vectors: REGISTERS.
+//           256 threads a block, no shared memory.
 // Limits    those of check() in params.h. Deterministic: no atomics, a fixed order of sums.
 #pragma once
 
-#include "msda/choose.h"
-#include "msda/launch.h"
-#include "msda/launch_kernel.cuh"
-#include "msda/sampling.h"
+#include "msda/bilinear.h"
+#include "msda/cuda_launch.cuh"
+#include "msda/forward_choice.h"
 #include "msda/vector.cuh"
 
 namespace msda {
 
 inline constexpr int kForwardThreads = 256;
-inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
 template <typename T, int kVec, Locations kLocations>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(const __grid_constant__ Problem problem,
                    const __grid_constant__ ForwardArguments arguments) {
-  using Real = typename Accumulate<T>::type;
+  using Real = Accumulate<T>;
   constexpr bool kAligned = kVec > 1;
   const int64_t vectors_per_head = problem.head_dim / kVec;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kForwardThreads + threadIdx.x;
-  const int64_t item = thread / vectors_per_head;  // (n, q, m)
-  const int64_t query = item / problem.num_heads;  // (n, q)
-  if (query >= problem.batch_size * problem.num_queries) return;
-  const int64_t head = item - query * problem.num_heads;
-  const int64_t batch = query / problem.num_queries;
+  const int64_t item = thread / vectors_per_head;        // (n, q, m)
+  const int64_t query_index = item / problem.num_heads;  // (n, q)
+  if (query_index >= problem.batch_size * problem.num_queries) return;
+  const int64_t head = item - query_index * problem.num_heads;
+  const int64_t batch = query_index / problem.num_queries;
   const int64_t channel = (thread - item * vectors_per_head) * kVec;
 
   const int64_t first_point = head * problem.total_points;  // of the query's
   Cursor<T> location_cursor(arguments.sampling_locations,
-                            query * problem.location_stride + 2 * first_point,
+                            query_index * problem.location_stride + 2 * first_point,
                             problem.location_type != problem.value_type);
-  Cursor<T> weight_cursor(arguments.attention_weights, query * problem.weight_stride + first_point,
+  Cursor<T> weight_cursor(arguments.attention_weights,
+                          query_index * problem.weight_stride + first_point,
                           problem.weight_type != problem.value_type);
 
-  // Softmax in two passes over the logits: their largest first, then the weights as they are used,
-  // and one division at the end.
+  // The softmax: the maximum of the logits here, the exponentials where they are used, and one
+  // division at the end.
   Real largest = 0;
   if constexpr (kLocations != Locations::kGiven) {
     largest = -INFINITY;
@@ -75,23 +76,23 @@ __global__ void __launch_bounds__(kForwardThreads)
     const Real width = static_cast<Real>(level.width);
     const Real height = static_cast<Real>(level.height);
     const T* const level_value = head_value + static_cast<int64_t>(level.start) * cell_stride;
-    const int64_t row_stride = static_cast<int64_t>(level.width) * cell_stride;
+    const int64_t line_stride = static_cast<int64_t>(level.width) * cell_stride;
     const int num_points = problem.points_per_level[level_index];
 
     Pair<Real> reference{};
-    Pair<Real> cells{};  // of an offset of one
+    Pair<Real> scale{};  // pixels per offset
     if constexpr (kLocations == Locations::kReferencePoints) {
       Cursor<Real> cursor(arguments.reference_points,
-                          2 * (query * problem.num_levels + level_index), true);
+                          2 * (query_index * problem.num_levels + level_index), true);
       reference = cursor.template pair<kAligned>();
     } else if constexpr (kLocations == Locations::kReferenceBoxes) {
       Cursor<Real> cursor(arguments.reference_points,
-                          4 * (query * problem.num_levels + level_index), true);
+                          4 * (query_index * problem.num_levels + level_index), true);
       reference = cursor.template pair<kAligned>();
       cursor.advance(2);
       const Pair<Real> size = cursor.template pair<kAligned>();
-      cells = {cells_per_offset(size.x, num_points, width),
-               cells_per_offset(size.y, num_points, height)};
+      scale = {pixels_per_offset(size.x, num_points, width),
+               pixels_per_offset(size.y, num_points, height)};
     }
 
     for (int i = 0; i < num_points; ++i, location_cursor.advance(2), weight_cursor.advance(1)) {
@@ -108,26 +109,26 @@ __global__ void __launch_bounds__(kForwardThreads)
           x = at_offset(reference.x, location.x, width);
           y = at_offset(reference.y, location.y, height);
         } else {
-          x = at_offset(reference.x, location.x * cells.x, width);
-          y = at_offset(reference.y, location.y * cells.y, height);
+          x = at_offset(reference.x, location.x * scale.x, width);
+          y = at_offset(reference.y, location.y * scale.y, height);
         }
       }
       if (!level.valid || !touches(x, width) || !touches(y, height)) continue;
 
       const Corners<Real> corner = corners(x, y, level);
       const T* const top_left = level_value + static_cast<int64_t>(corner.top_left) * cell_stride;
-      // All four loads are under way before the first is used.
+      // All four loads are in flight before the first is used.
       Vector<T, kVec> value[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         value[c] = load_if<T, kVec>(
-            corner.inside[c], top_left + (c >= 2 ? row_stride : 0) + (c % 2 ? cell_stride : 0));
+            corner.inside[c], top_left + (c >= 2 ? line_stride : 0) + (c % 2 ? cell_stride : 0));
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const Real scale = weight * corner.weight[c];
+        const Real corner_weight = weight * corner.weight[c];
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) sums[k] += scale * value[c][k];
+        for (int k = 0; k < kVec; ++k) sums[k] += corner_weight * value[c][k];
       }
     }
   }
@@ -140,14 +141,14 @@ __global__ void __launch_bounds__(kForwardThreads)
   store<T, kVec>(static_cast<T*>(arguments.output) + item * problem.head_dim + channel, sums);
 }
 
-// Whether 16 bytes of channels, and an (x, y) pair, can be read at once.
+// Whether a thread can read 16 bytes of channels, and an (x, y) pair, at once.
 template <typename T>
 bool can_vectorise(const Problem& problem, const ForwardArguments& arguments) {
-  using Real = typename Accumulate<T>::type;
+  using Real = Accumulate<T>;
   return problem.head_dim % static_cast<int64_t>(16 / sizeof(T)) == 0 &&
          aligned(arguments.value, 16) &&
-         aligned_rows(arguments.sampling_locations, problem.location_stride, problem.location_type,
-                      2 * size_of(problem.location_type)) &&
+         aligned_queries(arguments.sampling_locations, problem.location_stride,
+                         problem.location_type, 2 * size_of(problem.location_type)) &&
          aligned(arguments.reference_points, 2 * sizeof(Real));
 }
 
@@ -156,10 +157,8 @@ cudaError_t launch_forward(const Problem& problem, const ForwardArguments& argum
                            cudaStream_t stream) {
   const int64_t threads =
       problem.batch_size * problem.num_queries * problem.num_heads * (problem.head_dim / kVec);
-  const int64_t blocks = (threads + kForwardThreads - 1) / kForwardThreads;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  return launch(forward_kernel<T, kVec, kLocations>, blocks, kForwardThreads, stream, problem,
-                arguments);
+  return launch_linear(forward_kernel<T, kVec, kLocations>, threads, kForwardThreads, stream,
+                       problem, arguments);
 }
 
 template <typename T, int kVec>

@@ -1,4 +1,4 @@
-// The launchers: they choose a kernel, and the compiled code for the value's type.
+// The launchers: they choose a kernel, and its compiled code for the value's type.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 
-#include "msda/choose.h"
-#include "msda/choose_backward.h"
-#include "msda/launch.h"
+#include "msda/backward_choice.h"
+#include "msda/forward_choice.h"
+#include "msda/launchers.h"
 
 namespace msda {
 
@@ -24,14 +24,15 @@ namespace {
 constexpr char kForwardVariable[] = "MSDA_FORWARD";
 constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
 
-// Sets `kernel` to the one that an environment variable names, for tests and benchmarks of every
-// kernel in turn. Returns false if the variable names none. Reads the variable at every call.
+// Sets `kernel` to the one that an environment variable names, so that tests and benchmarks can run
+// every kernel. Returns false where the variable has a value that names none. Reads it at every
+// call.
 template <typename Kernel, size_t kCount>
 bool force(const char* variable, const Kernel (&kernels)[kCount], Kernel& kernel) {
-  const char* const said = std::getenv(variable);
-  if (said == nullptr || *said == '\0') return true;
+  const char* const wanted = std::getenv(variable);
+  if (wanted == nullptr || *wanted == '\0') return true;
   for (const Kernel known : kernels) {
-    if (std::strcmp(said, name(known)) != 0) continue;
+    if (std::strcmp(wanted, name(known)) != 0) continue;
     kernel = known;
     return true;
   }

@@ -1,0 +1,28 @@
+// The launchers, which every wrapper calls. They launch on the caller's stream, allocate nothing
+// and never synchronise. The problem has passed check(); for an empty problem they launch nothing.
+// Pointers are device pointers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "msda/backward_work.h"
+#include "msda/params.h"
+
+namespace msda {
+
+// attention (Locations::kGiven) and fused_attention (reference points, boxes).
+cudaError_t forward(const Problem& problem, const ForwardArguments& arguments, cudaStream_t stream);
+
+// The gradients of both. The problem is dense(), and arguments.work has
+// backward_work(problem, arguments).bytes bytes (backward_work.h).
+cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
+                     cudaStream_t stream);
+
+// MSDA_FORWARD and MSDA_BACKWARD force a kernel by its name. Where one of them names no kernel, the
+// launchers return cudaErrorInvalidValue, and this function returns a message that lists the names;
+// otherwise it returns an empty string.
+std::string check_environment();
+
+}  // namespace msda
