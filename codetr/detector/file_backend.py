@@ -32,10 +32,10 @@ class FileBackend:
         import trt_plugin
 
         self.file = Path(file)
-        self.metadata_file = self.file.with_suffix(".json")
         if not self.file.is_file():
             found = "is a folder" if self.file.is_dir() else "no such file"
             raise ArgumentError(self.argument, f"expected an {self.kind}, got {str(file)!r}, {found}")
+        self.metadata_file = self.file.with_suffix(".json")
         if not self.metadata_file.is_file():
             raise ArgumentError(
                 self.argument, f"{self.metadata_file}: expected the metadata, got no such file"

@@ -52,3 +52,4 @@ class TensorRTBackend(FileBackend):
         """Frees the engine."""
         if self._runner is not None:
             self._runner.close()
+            self._runner = None

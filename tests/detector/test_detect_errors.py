@@ -1,4 +1,4 @@
-"""`codetr detect`: each failure is one line that names the option or the picture, and leaves no half result."""
+"""`codetr detect`: each failure is one line that names its cause, and leaves no half result."""
 
 from __future__ import annotations
 

@@ -1,20 +1,19 @@
-"""`codetr.Detector`, as a user of the library calls it."""
+"""`codetr.Detector` as a caller of the library uses it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
-from codetr.cli.network_options import tell_shrunk_images
 from codetr.detector.detector import Detector
-from codetr.detector.preprocess import load_image, make_preprocessor
+from codetr.detector.file_backend import FileBackend
+from codetr.detector.preprocess import Batch, load_image
+from codetr.detector.sizes import SizeRange
 from codetr.detector.torch_backend import allow_tf32
-from tests.cli_runs import GOLDEN, FakeBackend
-from tests.engines.engine_samples import METADATA
-from tests.test_sizes import dynamic_metadata
-
-pytest_plugins = ("tests.cli_fixtures",)
+from tests.detector.detect_runs import GOLDEN, FakeBackend
 
 
 def test_detector_takes_paths_and_arrays(photos):
@@ -33,7 +32,6 @@ def test_detector_takes_paths_and_arrays(photos):
 
 def test_detector_takes_pil_images_and_tensors(photos):
     """All kinds of pictures give the network the same pixels, EXIF rotation applied."""
-    torch = pytest.importorskip("torch")
     backend = FakeBackend()
     detector = Detector(backend=backend)
     image = load_image(photos / "b.png")
@@ -62,7 +60,7 @@ def test_detector_takes_pil_images_and_tensors(photos):
         (tensor * 1.0, r"torch.float32 \[3, 90, 60\]"),
         (tensor.permute(2, 1, 0), r"torch.uint8 \[60, 90, 3\]"),
     ):
-        with pytest.raises(ValueError, match=f"image: expected a tensor .*, got {got}"):
+        with pytest.raises(ValueError, match=f"images: expected a tensor .*, got {got}"):
             detector.detect(wrong)
 
 
@@ -93,19 +91,19 @@ def test_imgsz():
             64,
             96,
         )
-    with pytest.raises(ValueError, match="imgsz: does not go with max_size, height and width"):
-        Detector(model, imgsz=64, max_size=64)
 
 
-def test_images_that_shrink_are_told(photos, capsys):
-    """A landscape input shrinks portrait images; the commands say how many."""
-    detector = Detector(backend=FakeBackend(fixed=True))
+def test_note_on_images_that_shrink(photos):
+    """A landscape input of an exported file shrinks portrait images."""
+
+    class File(FakeBackend, FileBackend):
+        pass
+
+    detector = Detector(backend=File(fixed=True))
     detector.detect([photos / "a.jpg"])
-    tell_shrunk_images(detector, "codetr")
-    assert capsys.readouterr().err == ""
+    assert detector.shrunk_note is None
     detector.detect([photos / "a.jpg", photos / "b.png"])
-    tell_shrunk_images(detector, "codetr")
-    assert capsys.readouterr().err.startswith("codetr: note: 1 images shrank to fit the fixed input of 64x96")
+    assert detector.shrunk_note.startswith("1 images shrank to fit the fixed input of 64x96")
 
 
 def test_fixed_batch_is_filled(photos):
@@ -121,21 +119,14 @@ def test_fixed_batch_is_filled(photos):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weights": "w"}, "weights: goes with model"),
+        ({"weights": "w"}, "weights: expected none without a model, got w"),
         ({"backend": "onnx"}, "backend: expected torch, onnxruntime or tensorrt, got 'onnx'"),
-        ({"backend": "tensorrt"}, "engine: expected the path of an engine, got None"),
+        ({"backend": "tensorrt"}, "engine: expected an engine, got none"),
+        ({"backend": "onnxruntime"}, "onnx: expected an ONNX file, got none"),
         ({"backend": "tensorrt", "engine": "e", "model": "m"}, "model: is fixed in the engine e"),
-        (
-            {"backend": "tensorrt", "engine": "e", "onnx": "o"},
-            "onnx: goes with backend='onnxruntime', got backend='tensorrt'",
-        ),
-        ({"engine": "e"}, "engine: goes with backend='tensorrt', got backend='torch'"),
-        ({"backend": "onnxruntime"}, "onnx: expected the path of an ONNX file, got None"),
-        ({"backend": "onnxruntime", "onnx": "o", "weights": "w"}, "weights: is fixed in the ONNX file o"),
-        (
-            {"model": "m", "precision": "int8"},
-            "precision: expected one of fp32, tf32, fp16, bf16, got 'int8'",
-        ),
+        ({"engine": "e", "onnx": "o"}, "onnx: expected none with the backend tensorrt, got o"),
+        ({"precision": "int8"}, "precision: expected one of fp32, tf32, fp16, bf16, got 'int8'"),
+        ({"labels": ["a", "b"]}, "labels: expected 20 names, one for each class, got 2"),
     ],
 )
 def test_detector_arguments(arguments, message):
@@ -143,35 +134,8 @@ def test_detector_arguments(arguments, message):
         Detector(**arguments)
 
 
-@pytest.mark.parametrize(("backend", "name"), [("tensorrt", "engine"), ("onnxruntime", "onnx")])
-def test_detector_needs_the_file(tmp_path, backend, name):
-    path = tmp_path / "model.file"
-    with pytest.raises(FileNotFoundError, match=r"model\.file: no such file"):
-        Detector(backend=backend, **{name: path})
-    path.write_bytes(b"content")
-    with pytest.raises(FileNotFoundError, match=r"model\.json: no such file; .* metadata lies beside it"):
-        Detector(backend=backend, **{name: path})
-
-
-@pytest.mark.parametrize(("backend", "name"), [("tensorrt", "engine"), ("onnxruntime", "onnx")])
-def test_sizes_of_a_file(tmp_path, backend, name):
-    """What the file cannot follow is said before it is loaded."""
-    path = tmp_path / "model.file"
-    path.write_bytes(b"content")
-    METADATA.save(tmp_path / "model.json")
-    kind = {"engine": "engine", "onnx": "ONNX file"}[name]
-    for size in ("max_size", "height", "width"):
-        with pytest.raises(ValueError, match=f"{size}: is fixed in the {kind} {path}, leave it out"):
-            Detector(backend=backend, **{name: path, size: 64})
-    dynamic_metadata().save(tmp_path / "model.json")
-    message = f"height: expected a multiple of 32 from 512 to 1344, the range of {path}, got 2000"
-    with pytest.raises(ValueError, match=message):
-        Detector(backend=backend, **{name: path}, height=2000, width=512)
-
-
 @pytest.mark.parametrize("allowed", [False, True])
 def test_tf32_is_set_while_the_model_runs(allowed):
-    torch = pytest.importorskip("torch")
     switches = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [switch.allow_tf32 for switch in switches]
     with pytest.raises(RuntimeError), allow_tf32(torch, allowed):
@@ -183,9 +147,6 @@ def test_tf32_is_set_while_the_model_runs(allowed):
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_torch_backend(photos, precision):
     """The real model: sizes mixed in one batch; each picture's boxes lie in it."""
-    pytest.importorskip("torch")
-    from safetensors.torch import load_file
-
     tensors = load_file(GOLDEN / "codino_swin_tiny.safetensors")
     weights = {name[len("param/") :]: value for name, value in tensors.items() if name.startswith("param/")}
     with Detector(
@@ -199,11 +160,27 @@ def test_torch_backend(photos, precision):
         assert (found.boxes_xyxy_px >= 0).all() and (found.boxes_xyxy_px <= limits).all()
 
 
-def test_max_size_limits_both_sides():
-    class Config:
-        mean, std, resize_scale = (0.0,) * 3, (1.0,) * 3, (1333, 800)
+@pytest.mark.parametrize(
+    ("batch", "count", "runs"),
+    [
+        (SizeRange(1, 1, 4), 6, [4, 2]),
+        (SizeRange(3, 3, 4), 5, [4, 3]),
+        (SizeRange(2, 2, 4), 1, [2]),
+        (4, 6, [4, 4]),
+        (None, 6, [6]),
+    ],
+)
+def test_runs_of_a_backend_with_limits(batch, count, runs):
+    sizes = []
 
-    assert make_preprocessor(Config).scale == (1333, 800)
-    assert make_preprocessor(Config, max_size=1000).scale == (1000, 800)
-    assert make_preprocessor(Config, max_size=600).scale == (600, 600)
-    assert make_preprocessor(Config, height=64, width=32).target_size(10, 10) == (32, 32)
+    def backend(images, image_shapes):
+        sizes.append(len(images))
+        return image_shapes[:, None], image_shapes[:, :1], image_shapes[:, 1:]
+
+    backend.batch = batch
+    detector = object.__new__(Detector)
+    detector.backend = backend
+    shapes = np.arange(2 * count).reshape(count, 2)
+    boxes, _, _ = detector._run(Batch(np.zeros((count, 3, 4, 4)), shapes, shapes, shapes))
+    assert sizes == runs
+    assert np.array_equal(boxes[:, 0], shapes)

@@ -1,4 +1,4 @@
-"""`codetr detect` with an engine or an ONNX file: without Torch, and what is wrong with the files."""
+"""`codetr.Detector` and `codetr detect` with an engine or an ONNX file: without Torch, and unusable files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from codetr.cli.detect import main
-from tests.cli_runs import ROOT, error_line, load
-from tests.test_sizes import dynamic_metadata
-from trt_plugin import ArtifactMetadata
-
-pytest_plugins = ("tests.cli_fixtures",)
-
+from codetr.detector.detector import Detector
+from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
+from codetr.errors import ArgumentError
+from tests.detector.detect_runs import ROOT, detect, error_line, load
+from tests.detector.exported_metadata import dynamic_metadata, fixed_metadata
 
 ENGINE_SCRIPT = """
 import sys, types
@@ -36,12 +34,12 @@ class Runner:
         assert shapes.shape == (2, 2) and shapes.dtype == np.int64
         boxes = np.zeros((2, 3, 4), np.float32)
         boxes[:, 0] = np.tile(shapes[:, ::-1], 2) * (0, 0, 1, 1)
-        boxes[:, 1], boxes[:, 2] = np.nan, boxes[:, 0]  # what is not finite neither counts nor suppresses
+        boxes[:, 1], boxes[:, 2] = np.nan, boxes[:, 0]  # non-finite rows neither count nor suppress
         scores = np.float32([[0.8, 0.9, np.nan]] * 2)
         return {"boxes": boxes, "scores": scores, "labels": np.int32([[1, 0, 1]] * 2)}
 
 trt_plugin.EngineRunner = Runner
-from codetr.cli.detect import main
+from codetr.cli.app import main
 status = main(sys.argv[1:])
 assert "torch" not in sys.modules and "tensorrt" not in sys.modules, "imported"
 sys.exit(status)
@@ -50,13 +48,13 @@ sys.exit(status)
 
 ONNX_SCRIPT = """
 import sys
-from codetr.cli.detect import main
+from codetr.cli.app import main
 status = main(sys.argv[1:])
 assert "torch" not in sys.modules and "tensorrt" not in sys.modules, "imported"
 sys.exit(status)
 """
 
-# What the fake engine answers.
+# Gives the outputs of the fake engine.
 ONNX_GRAPH = """
 <ir_version: 8, opset_import: ["": 17]>
 found (float[2, 3, 64, 96] images, int64[2, 2] image_shapes)
@@ -80,7 +78,7 @@ def engine(tmp_path) -> Path:
     """An engine file (its content is never read: the runner is a fake) with its metadata."""
     path = tmp_path / "model.engine"
     path.write_bytes(b"engine")
-    make_metadata().save(path.with_suffix(".json"))
+    fixed_metadata().save(path.with_suffix(".json"))
     return path
 
 
@@ -90,39 +88,11 @@ def onnx_file(tmp_path) -> Path:
     parser = pytest.importorskip("onnx.parser", reason="onnx is not installed")
     path = tmp_path / "model.onnx"
     path.write_bytes(parser.parse_model(ONNX_GRAPH).SerializeToString())
-    make_metadata().save(path.with_suffix(".json"))
+    fixed_metadata().save(path.with_suffix(".json"))
     return path
 
 
-def make_metadata() -> ArtifactMetadata:
-    return ArtifactMetadata(
-        model="tiny",
-        inputs=[
-            {"name": "images", "shape": [2, 3, 64, 96], "dtype": "float32"},
-            {"name": "image_shapes", "shape": [2, 2], "dtype": "int64"},
-        ],
-        outputs=[
-            {"name": "boxes", "shape": [2, 3, 4], "dtype": "float32"},
-            {"name": "scores", "shape": [2, 3], "dtype": "float32"},
-            {"name": "labels", "shape": [2, 3], "dtype": "int32"},
-        ],
-        class_names=["cat", "dog"],
-        mean=[0.0, 0.0, 0.0],
-        std=[1.0, 1.0, 1.0],
-        resize={"height": 64, "width": 96, "mode": "fit_pad"},
-        max_per_img=3,
-        nms={"method": "soft", "iou_threshold": 0.8},
-        precision="fp32",
-        batch=2,
-        tensorrt_version="10.6.0",
-        plugin_version="1",
-        gpu="none",
-        torch_version="2.11.0",
-        source_weights="random",
-    )
-
-
-def detect(script: str, *arguments: object) -> subprocess.CompletedProcess:
+def detect_in_process(script: str, *arguments: object) -> subprocess.CompletedProcess:
     """`codetr detect` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", script, "detect", *map(str, arguments)]
@@ -131,7 +101,7 @@ def detect(script: str, *arguments: object) -> subprocess.CompletedProcess:
 
 def test_engine_without_torch(engine, photos, tmp_path):
     given = ["--engine", engine, "--out", tmp_path / "out", "--batch", 3]
-    done = detect(ENGINE_SCRIPT, photos, photos / "deep", *given)
+    done = detect_in_process(ENGINE_SCRIPT, photos, photos / "deep", *given)
     assert done.returncode == 0, done.stderr
     assert_found(load(tmp_path / "out"))
 
@@ -139,7 +109,7 @@ def test_engine_without_torch(engine, photos, tmp_path):
 def test_onnx_without_torch(onnx_file, photos, tmp_path):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     given = ["--onnx", onnx_file, "--out", tmp_path / "out", "--batch", 3, "--device", "cpu"]
-    done = detect(ONNX_SCRIPT, photos, photos / "deep", *given)
+    done = detect_in_process(ONNX_SCRIPT, photos, photos / "deep", *given)
     assert done.returncode == 0, done.stderr
     document = load(tmp_path / "out")
     assert_found(document)
@@ -164,7 +134,7 @@ def test_metadata_of_another_engine(engine, photos, tmp_path):
     ):
         text = path.read_text()
         path.write_text(text.replace(old, new))
-        done = detect(ENGINE_SCRIPT, photos, "--engine", engine, "--out", tmp_path / "out")
+        done = detect_in_process(ENGINE_SCRIPT, photos, "--engine", engine, "--out", tmp_path / "out")
         path.write_text(text)
         assert (done.returncode, done.stdout) == (1, "closed\n")
         assert done.stderr.startswith(
@@ -173,99 +143,98 @@ def test_metadata_of_another_engine(engine, photos, tmp_path):
         assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("option", ["--engine", "--onnx"])
+FILES = pytest.mark.parametrize(
+    ("argument", "kind", "backend"),
+    [("engine", "engine", "tensorrt"), ("onnx", "ONNX file", "onnxruntime")],
+)
+
+
+@FILES
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
-        (["--model", "co_dino_r50"], "--model: is fixed in the {file}, leave it out"),
-        (["--weights", "w.pth"], "--weights: is fixed in the {file}, leave it out"),
-        (["--precision", "fp16"], "--precision: is fixed in the {file}, leave it out"),
-        (["--height", "600"], "--height and --width: give both or neither"),
-        (["--backend", "torch"], "{option}: goes with --backend {backend}, got --backend torch"),
-        (["--engine", "other", "--onnx", "other"], "--engine and --onnx: give one of them"),
+        ({"model": "co_dino_r50"}, "model: is fixed in the {file}, leave it out"),
+        ({"weights": "w.pth"}, "weights: is fixed in the {file}, leave it out"),
+        ({"precision": "fp16"}, "precision: is fixed in the {file}, leave it out"),
+        ({"max_size": 64}, "max_size: is fixed in the {file}, leave it out"),
+        ({"height": 64, "width": 64}, "height: is fixed in the {file}, leave it out"),
+        ({"imgsz": 64}, "imgsz: is fixed in the {file}, leave it out"),
+        ({"height": 64}, "width: expected a size"),
+        ({"backend": "torch"}, "{argument}: expected none with the backend torch"),
+        ({"device": "gpu"}, "device: expected auto, "),
     ],
 )
-def test_contradictions(photos, tmp_path, capsys, option, arguments, message):
-    path = tmp_path / "model"
-    kind, backend = {"--engine": ("engine", "tensorrt"), "--onnx": ("ONNX file", "onnxruntime")}[option]
-    assert main(command(photos, tmp_path, option, path, *arguments)) == 2
-    assert message.format(file=f"{kind} {path}", option=option, backend=backend) in error_line(capsys)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("option", "kind"), [("--engine", "engine"), ("--onnx", "ONNX file")])
-def test_sizes(photos, tmp_path, capsys, option, kind):
-    """What the file cannot follow is said before it is loaded."""
-
-    def fails(metadata: ArtifactMetadata, *arguments: object) -> str:
-        metadata.save(path.with_suffix(".json"))
-        assert main(command(photos, tmp_path, option, path, *arguments)) == 2
-        assert not (tmp_path / "out").exists()
-        return error_line(capsys).removeprefix("codetr: error: ")
-
+def test_contradictions(tmp_path, argument, kind, backend, options, message):
     path = tmp_path / "model.file"
     path.write_bytes(b"content")
-    both = ["--height", 608, "--width", 608]
-    assert (
-        fails(make_metadata(), "--max-size", 600)
-        == f"--max-size: is fixed in the {kind} {path}, leave it out"
-    )
-    assert fails(make_metadata(), *both) == f"--height: is fixed in the {kind} {path}, leave it out"
-    assert fails(dynamic_metadata(), "--max-size", 600, *both).startswith(
-        "--max-size: does not go with --height"
-    )
-    assert fails(dynamic_metadata(), "--height", 608, "--width", 2000) == (
-        f"--width: expected a multiple of 32 from 512 to 1344, the range of {path}, got 2000"
-    )
+    fixed_metadata().save(path.with_suffix(".json"))
+    with pytest.raises(ArgumentError) as caught:
+        Detector(**{argument: path, **options})
+    assert message.format(file=f"{kind} {path}", argument=argument) in str(caught.value)
 
 
-def test_an_engine_runs_on_a_gpu(engine, photos, tmp_path, capsys):
-    assert main(command(photos, tmp_path, "--engine", engine, "--device", "cpu")) == 2
-    assert "--device cpu: an engine runs on a GPU" in error_line(capsys)
+def test_an_engine_runs_on_a_gpu(engine):
+    with pytest.raises(ArgumentError, match="device: expected auto, cuda or cuda:<number>, got 'cpu'"):
+        Detector(engine=engine, device="cpu")
 
 
-@pytest.mark.parametrize(("option", "backend"), [("--engine", "tensorrt"), ("--onnx", "onnxruntime")])
-def test_files_that_are_not_there(photos, tmp_path, capsys, option, backend):
+@FILES
+def test_size_outside_of_the_range(tmp_path, argument, kind, backend):
+    path = tmp_path / "model.file"
+    path.write_bytes(b"content")
+    dynamic_metadata().save(path.with_suffix(".json"))
+    for options, name, got in (
+        ({"height": 608, "width": 2000}, "width", 2000),
+        ({"imgsz": (600, 608)}, "imgsz", 600),
+        ({"imgsz": "480x640"}, "imgsz", 480),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            Detector(**{argument: path, **options})
+        words = (
+            f"{name}: expected a multiple of 32 from 512 to 1344, the range of the {kind} {path}, got {got}"
+        )
+        assert str(caught.value) == words
+
+
+@FILES
+def test_files_that_are_not_there(photos, tmp_path, capsys, argument, kind, backend):
     def fails(*arguments: object) -> str:
-        assert main(command(photos, tmp_path, "--backend", backend, *arguments)) == 2
+        assert detect(photos, "--out", tmp_path / "out", "--backend", backend, *arguments) == 2
         assert not (tmp_path / "out").exists()
         return error_line(capsys)
 
-    path = tmp_path / "model.file"
-    assert f"--backend {backend}: needs {option} FILE" in fails()
-    assert f"{option}: expected a path, got ''" in fails(option, "")
-    assert f"{option} {path}: no such file" in fails(option, path)
+    path, option = tmp_path / "model.file", f"--{argument}"
+    assert f"{option}: expected an {kind}, got none" in fails()
+    assert f"{option}: expected an {kind}, got '.', is a folder" in fails(option, "")
+    assert f"{option}: expected an {kind}, got '{path}', no such file" in fails(option, path)
     path.write_bytes(b"content")
-    assert f"{option} {path}: its metadata model.json is not beside it" in fails(option, path)
-    path.with_suffix(".json").write_text("{}")
-    assert f"{option}: the metadata {path.with_suffix('.json')}: expected an object with" in fails(
-        option, path
-    )
+    metadata = path.with_suffix(".json")
+    assert f"{option}: {metadata}: expected the metadata, got no such file" in fails(option, path)
+    metadata.write_text("{}")
+    assert f"{option}: the metadata {metadata}: expected an object with" in fails(option, path)
 
 
 def test_wrong_onnx_files(onnx_file, photos, tmp_path, capsys):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    command = [photos, "--out", tmp_path / "out", "--onnx", onnx_file, "--device", "cpu"]
     metadata = onnx_file.with_suffix(".json")
     metadata.write_text(metadata.read_text().replace("96", "128"))
-    assert main(command(photos, tmp_path, "--onnx", onnx_file, "--device", "cpu")) == 2
+    assert detect(*command) == 2
     assert (
         f"--onnx: {metadata}: is the metadata of another file: images is [2, 3, 64, 128] in it and "
         f"[2, 3, 64, 96] in {onnx_file}" in error_line(capsys)
     )
     onnx_file.write_bytes(b"no graph")
-    assert main(command(photos, tmp_path, "--onnx", onnx_file, "--device", "cpu")) == 2
+    assert detect(*command) == 2
     assert f"--onnx: {onnx_file}: onnxruntime cannot run it (" in error_line(capsys)
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_onnxruntime(onnx_file, photos, tmp_path, capsys, monkeypatch):
+def test_onnxruntime_that_is_missing_or_without_a_gpu(onnx_file, monkeypatch):
+    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        with pytest.raises(RuntimeError, match="device cuda: this onnxruntime has no CUDA provider"):
+            OnnxRuntimeBackend(onnx_file, "cuda").load()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert main(command(photos, tmp_path, "--onnx", onnx_file)) == 1
-    assert error_line(capsys) == (
-        "codetr: error: onnxruntime is missing: pip install onnxruntime (or onnxruntime-gpu)"
-    )
-    assert not (tmp_path / "out").exists()
-
-
-def command(photos: Path, folder: Path, *arguments: object) -> list[str]:
-    return ["detect", str(photos), "--out", str(folder / "out"), *map(str, arguments)]
+    with pytest.raises(ImportError, match="onnxruntime is missing: pip install onnxruntime"):
+        Detector(onnx=onnx_file)

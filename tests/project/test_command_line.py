@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line, exit status, checks of files before the work is done."""
+"""The command line layer: errors in one line, exit status, and the list of commands without Torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from codetr.cli.command import UsageError, check_writable, one_line, run_command
+from codetr.cli.app import COMMANDS
+from codetr.cli.app import main as codetr_main
+from codetr.cli.program import run_program
+from codetr.errors import ArgumentError, UsageError, one_line
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
         (MemoryError("no 3 GiB"), "out of memory: no 3 GiB"),
-        (ModuleNotFoundError("x", name="torch.nn"), "the package torch is not installed: pip install codetr"),
+        (ModuleNotFoundError("x", name="torch.nn"), "the package torch is not installed: pip install"),
         (ImportError("cuda is not here"), "cuda is not here"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (OSError(2, "No such file", "a.txt"), "a.txt: No such file"),
@@ -39,57 +42,65 @@ def test_long_errors_are_cut_unless_they_have_a_summary():
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(UsageError("x"), 2), (ValueError("x"), 1), (KeyboardInterrupt(), 130)]
+    ("error", "status", "line"),
+    [
+        (ArgumentError("max_size", "expected 1, got 2"), 2, "p: error: --max-size: expected 1, got 2\n"),
+        (UsageError("x"), 2, "p: error: x\n"),
+        (ValueError("x"), 1, "p: error: x\n"),
+    ],
 )
-def test_status(error, status, capsys, monkeypatch):
+def test_status(error, status, line, capsys, monkeypatch):
     def command() -> int:
         raise error
 
-    assert run_command(command, "p") == status
-    assert capsys.readouterr().err in ("p: error: x\n", "p: error: interrupted\n")
-    assert run_command(lambda: 7) == 7
+    assert run_program(command, [], "p") == status
+    assert capsys.readouterr().err == line
+    assert run_program(lambda: 7, [], "p") == 7
     monkeypatch.setenv("CODETR_TRACEBACK", "1")
-    if status != 130:
-        with pytest.raises(ValueError):
-            run_command(command)
+    with pytest.raises(ValueError):
+        run_program(command, [], "p")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_output_that_cannot_be_written():
-    """A full disk and a closed pipe (codetr … | head): no traceback of Python's own flush at the exit."""
+    """A full disk and a closed pipe (codetr … | head) give no traceback at the interpreter's exit."""
     code = (
-        "from codetr.cli.command import run_command\nraise SystemExit(run_command(lambda: print('x') or 0, 'p'))"
+        "from codetr.cli.program import run_program\ndef command(): print('x')\n"
+        "raise SystemExit(run_program(command, [], 'p'))"
     )
 
-    def run(stdout) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
+    def run(stdout) -> tuple[int, bytes]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT, check=False)
         return done.returncode, done.stderr
 
     with open("/dev/full", "w") as full:
-        assert run(full) == (1, "p: error: No space left on device\n")
+        assert run(full) == (1, b"p: error: No space left on device\n")
     read, write = os.pipe()
     os.close(read)
     try:
-        assert run(write) == (1, "")
+        assert run(write) == (1, b"")
     finally:
         os.close(write)
 
 
-def test_writable_is_known_before(tmp_path):
-    (tmp_path / "file").touch()
-    check_writable("--out", tmp_path / "new" / "folder" / "x.json")
-    for path, message in (
-        (tmp_path, f"--out {tmp_path}: is a folder, not a file"),
-        (tmp_path / "file" / "x.json", "cannot write there"),
-        (Path("/proc/x.json"), "--out /proc/x.json: cannot write there"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            check_writable("--out", path)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+def test_help_lists_every_command_without_torch():
+    code = (
+        "import sys; from codetr.cli.app import main; status = main(['--help'])\n"
+        "assert not {'torch', 'onnx', 'tensorrt', 'cv2'} & set(sys.modules); sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for _, name, _, _ in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for _, name, _, _ in COMMANDS])
+def test_every_command_has_help(name, capsys):
+    assert codetr_main([name, "--help"]) == 0
+    assert "Usage: codetr " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["detect"]])
+def test_command_is_needed(capsys, arguments):
+    assert codetr_main(arguments) == 2
+    assert "--help)" in capsys.readouterr().err

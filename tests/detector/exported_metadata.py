@@ -1,0 +1,54 @@
+"""Metadata of exported files with fixed and with dynamic sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from codetr.detector.sizes import InputSizes, SizeRange
+from trt_plugin import ArtifactMetadata
+
+DYNAMIC = InputSizes(SizeRange(1, 1, 8), SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344))
+
+
+def fixed_metadata() -> ArtifactMetadata:
+    """Two images of 64 x 96 pixels, two classes."""
+    return ArtifactMetadata(
+        model="tiny",
+        inputs=[
+            {"name": "images", "shape": [2, 3, 64, 96], "dtype": "float32"},
+            {"name": "image_shapes", "shape": [2, 2], "dtype": "int64"},
+        ],
+        outputs=[
+            {"name": "boxes", "shape": [2, 3, 4], "dtype": "float32"},
+            {"name": "scores", "shape": [2, 3], "dtype": "float32"},
+            {"name": "labels", "shape": [2, 3], "dtype": "int32"},
+        ],
+        class_names=["cat", "dog"],
+        mean=[0.0, 0.0, 0.0],
+        std=[1.0, 1.0, 1.0],
+        resize={"height": 64, "width": 96, "mode": "fit_pad"},
+        max_per_img=3,
+        nms={"method": "soft", "iou_threshold": 0.8},
+        precision="fp32",
+        batch=2,
+        tensorrt_version="10.6.0",
+        plugin_version="1",
+        gpu="none",
+        torch_version="2.11.0",
+        source_weights="random",
+    )
+
+
+def dynamic_metadata(scale: list[int] | None = None, /, **changed: list[int]) -> ArtifactMetadata:
+    """The sizes `DYNAMIC`.
+
+    Args:
+        scale: (long side, short side) by which the model resizes pictures.
+        changed: shapes of `images` in its profile by "min", "opt" or "max".
+    """
+    shapes = DYNAMIC.shapes()
+    inputs = [{"name": name, "shape": shapes[name], "dtype": "float32"} for name in shapes]
+    resize = {"height": 768, "width": 1152, "mode": "fit_pad"} | ({"scale": scale} if scale else {})
+    profiles = DYNAMIC.profiles()
+    profiles["images"] |= changed
+    return dataclasses.replace(fixed_metadata(), inputs=inputs, resize=resize, batch=1, profiles=profiles)
