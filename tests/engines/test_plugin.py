@@ -6,20 +6,27 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.plugin_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES, build, define_plugin, save
 
 import trt_plugin
 from benchmarks.errors import relative_error, truth
 from benchmarks.problems import BY_NAME, Problem
-from tests import plugin_engines
 from tests.comparison import TOLERANCE
+from tests.engines.engine_samples import run_python
+from tests.engines.plugin_engines import (
+    ATTENTION,
+    FUSED_ATTENTION,
+    INPUT_NAMES,
+    build,
+    define_plugin,
+    plugin_or_skip,
+    save,
+)
 
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -27,104 +34,66 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Path:
-    reason = plugin_engines.missing_plugin()
-    if reason:
-        pytest.skip(reason)
+    plugin_or_skip()
     return trt_plugin.library_path()
 
 
-def python(code: str) -> str:
-    """Runs code in a process of its own, with its standard error after its output."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def output_of(code: str) -> str:
+    """Output and errors of code in a process of its own."""
+    done = run_python("-c", code, gpu=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
 # Without a GPU.
 
+LOADERS = {"load": "trt_plugin.load()", "dlopen": "ctypes.CDLL(str(trt_plugin.library_path()))"}
+
 
 @pytest.mark.parametrize("ways", ["load", "load load", "dlopen load", "load dlopen"])
 def test_every_way_of_loading_registers_each_creator_once(ways):
-    calls = {
-        "load": "trt_plugin.load()",
-        "dlopen": "import tensorrt, ctypes; ctypes.CDLL(str(trt_plugin.library_path()))",
-    }
-    code = ["import trt_plugin", *(calls[way] for way in ways.split())]
-    code.append("import tensorrt as trt")
-    code.append("creators = trt.get_plugin_registry().all_creators")
-    code.append("ours = [c for c in creators if c.plugin_namespace == 'msda']")
-    code.append("print('creators', *sorted(c.name + ':' + c.plugin_version for c in ours))")
+    code = f"""
+import ctypes, tensorrt as trt, trt_plugin
+{"; ".join(LOADERS[way] for way in ways.split())}
+creators = [c for c in trt.get_plugin_registry().all_creators if c.plugin_namespace == "msda"]
+print("creators", *sorted(c.name + ":" + c.plugin_version for c in creators))
+"""
     expected = " ".join(["creators", *sorted(f"{name}:1" for name in OPERATORS)])
-    assert expected in python("\n".join(code)).splitlines()
+    assert expected in output_of(code).splitlines()
 
 
-def test_fields_of_the_creators():
-    import tensorrt as trt
-
-    for operator, names in (
-        (ATTENTION, ["points_per_level"]),
-        (FUSED_ATTENTION, ["points_per_level", "packed"]),
-    ):
-        creator = trt.get_plugin_registry().get_creator(operator, "1", "msda")
-        fields = [(field.name, field.type) for field in creator.field_names]
-        assert fields == [(name, trt.PluginFieldType.INT32) for name in names]
-
-
-@pytest.mark.parametrize(
-    ("operator", "packed"), [(ATTENTION, False), (FUSED_ATTENTION, False), (FUSED_ATTENTION, True)]
-)
-@pytest.mark.parametrize("points", [None, [3, 6, 1]])
-def test_plugin_keeps_its_fields(operator, packed, points):
-    import tensorrt as trt
-
-    plugin = plugin_engines.create_plugin(operator, points, packed)
-    core = plugin.get_capability_interface(trt.PluginCapabilityType.CORE)
-    assert (core.plugin_name, core.plugin_version, core.plugin_namespace) == (operator, "1", "msda")
-    made = plugin.get_capability_interface(trt.PluginCapabilityType.BUILD)
-    assert made.num_outputs == 1
-    said = "points_per_level=[3,6,1]" if points else "equal points per level"
-    assert made.metadata_string == ("packed, " if packed else "") + said
-    assert made.metadata_string in made.timing_cache_id
+WRONG_FIELDS = [
+    (ATTENTION, "points_per_level", [1, -1], "INT32", "points_per_level: expected numbers from 0"),
+    (ATTENTION, "points_per_level", [0, 0], "INT32", "points_per_level: expected numbers that are not"),
+    (ATTENTION, "points_per_level", [1.0], "FLOAT32", "points_per_level: expected a field of type"),
+    (
+        ATTENTION,
+        "points_per_level",
+        [1] * 33,
+        "INT32",
+        "points_per_level: expected at most 32 levels",
+    ),
+    (ATTENTION, "num_heads", [1], "INT32", 'unknown field "num_heads", expected points_per_level'),
+    (FUSED_ATTENTION, "packed", [2], "INT32", "packed: expected one number"),
+    (FUSED_ATTENTION, "packed", [1, 1], "INT32", "packed: expected one number"),
+    (FUSED_ATTENTION, "packed", [1.0], "FLOAT32", "packed: expected one number"),
+]
 
 
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        (
-            "'points_per_level', np.array([1, -1], np.int32), INT32",
-            "points_per_level: expected numbers from 0",
-        ),
-        (
-            "'points_per_level', np.array([0, 0], np.int32), INT32",
-            "points_per_level: expected numbers that are not",
-        ),
-        (
-            "'points_per_level', np.array([1.0], np.float32), FLOAT32",
-            "points_per_level: expected a field of type",
-        ),
-        (
-            "'points_per_level', np.ones(33, np.int32), INT32",
-            "points_per_level: expected at most 32 levels, got 33",
-        ),
-        ("'num_heads', np.ones(1, np.int32), INT32", 'unknown field "num_heads", expected points_per_level'),
-        ("'packed', np.full(1, 2, np.int32), INT32", "packed: expected one number"),
-        ("'packed', np.ones(2, np.int32), INT32", "packed: expected one number"),
-        ("'packed', np.ones(1, np.float32), FLOAT32", "packed: expected one number"),
-    ],
-)
-def test_wrong_field_is_refused_with_a_message(field, message):
-    operator = FUSED_ATTENTION if message.startswith("packed") else ATTENTION
-    output = python(
+def test_wrong_field_is_refused_with_a_message():
+    output = output_of(
         f"""
 import numpy as np, tensorrt as trt, trt_plugin
 trt_plugin.load()
-INT32, FLOAT32 = trt.PluginFieldType.INT32, trt.PluginFieldType.FLOAT32
-creator = trt.get_plugin_registry().get_creator("{operator}", "1", "msda")
-fields = trt.PluginFieldCollection([trt.PluginField({field})])
-assert creator.create_plugin("attention", fields, trt.TensorRTPhase.BUILD) is None
+for operator, name, values, kind, _ in {WRONG_FIELDS!r}:
+    creator = trt.get_plugin_registry().get_creator(operator, "1", "msda")
+    values = np.array(values, kind.lower())
+    fields = trt.PluginFieldCollection([trt.PluginField(name, values, getattr(trt.PluginFieldType, kind))])
+    assert creator.create_plugin("attention", fields, trt.TensorRTPhase.BUILD) is None
 """
     )
-    assert f"msda::{operator}: {message}" in output
+    for operator, _, _, _, message in WRONG_FIELDS:
+        assert f"msda::{operator}: {message}" in output
 
 
 @pytest.fixture(scope="session")
@@ -245,19 +214,13 @@ def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, 
 @pytest.mark.parametrize(
     ("fields", "inputs", "message"),
     [
-        (
-            "packed",
-            "-",
-            "level_start_index, reference_points, projection), got 6",
-        ),
+        ("packed", "-", "level_start_index, reference_points, projection), got 6"),
         ("-", "packed", "reference_points, sampling_offsets, attention_logits), got 5"),
     ],
 )
 def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library, fields, inputs, message):
-    tensors = GOOD[FUSED_ATTENTION, inputs].split()
-    lines, errors = run_probe(probe, library, FUSED_ATTENTION, fields, tensors)
-    assert lines[:2] == ["types -1", "shapes -1"]
-    assert message in errors
+    lines, errors = run_probe(probe, library, FUSED_ATTENTION, fields, GOOD[FUSED_ATTENTION, inputs].split())
+    assert lines[:2] == ["types -1", "shapes -1"] and message in errors
 
 
 @pytest.mark.parametrize(("operator", "fields", "index", "tensor", "message"), BAD)
@@ -371,85 +334,32 @@ def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator)
     assert_close(output, truth(inputs), torch.float16)
 
 
-# case -> what the message says. One process of its own makes them all, since plugins report to the first
-# logger that TensorRT was given in a process, and that may be another test's.
-FAILURES = {
-    f"{operator} {case}": (INPUT_NAMES[operator][index], message)
-    for operator in OPERATORS
-    for case, index, message in (
-        ("static shape", -1, "with Q=256 (from "),
-        ("dynamic shape", -1, "with Q=256 (from "),
-        ("shape at run time", -1, "with Q=256 (from "),
-        ("type", 2, "expected int64 (as spatial_shapes), got int32"),
-    )
-}
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("case", ["build", "run"])
+def test_wrong_shape_stops_build_and_run_and_is_named(tmp_path, operator, case):
+    """In a process of its own: plugins report to the first logger that TensorRT was given in a process."""
+    arguments = (operator, case, str(tmp_path))
+    done = run_python("-c", f"from tests.engines.test_plugin import fail; fail(*{arguments!r})", gpu=True)
+    assert done.returncode == 1 and "EngineError: " in done.stderr
+    expected = f"msda::{operator}: {INPUT_NAMES[operator][-1]}: expected"
+    assert any(expected in line and "with Q=256 (from " in line for line in done.stderr.splitlines())
 
 
-def fail(operator: str, case: str, folder: Path) -> None:
-    """Does what a case of FAILURES names, and should raise EngineError."""
+def fail(operator: str, case: str, folder: str) -> None:
+    """Gives the last input of an engine one query less than the others, when it is built or when it runs."""
     inputs = make_inputs(operator, BY_NAME["pyramid"])
-    if case == "type":
-        inputs = inputs._replace(level_start_index=inputs.level_start_index.int())
-        build(define(operator, inputs))
     names = INPUT_NAMES[operator]
     shapes = {name: tuple(tensor.shape) for name, tensor in zip(names, inputs[:-1], strict=True)}
-    last = names[-1]
-    batch, queries, *others = shapes[last]
-    fewer = (batch, queries - 1, *others)
-    if case == "static shape":
-        build(define(operator, inputs, {**shapes, last: fewer}))
-    if case == "dynamic shape":
-        build(define(operator, inputs, {**shapes, last: (batch, -1, *others)}), {last: (fewer, fewer, fewer)})
-    assert case == "shape at run time"
+    batch, queries, *others = shapes[names[-1]]
+    if case == "build":
+        build(define(operator, inputs, {**shapes, names[-1]: (batch, queries - 1, *others)}))
     ranges = {}
-    for name in names[3:]:  # those with Q
+    for name in names[3:]:  # the inputs with Q
         batch, queries, *others = shape = shapes[name]
         ranges[name] = ((batch, queries - 1, *others), shape, shape)
         shapes[name] = (batch, -1, *others)
-    path = save(folder, build(define(operator, inputs, shapes), ranges))
+    path = save(Path(folder), build(define(operator, inputs, shapes), ranges))
     arrays = as_arrays(operator, inputs)
     with trt_plugin.EngineRunner(path) as runner:
-        runner({**arrays, last: arrays[last][:, :-1]})
-
-
-def failures(folder: str) -> dict[str, str]:
-    """The message of every case of FAILURES."""
-    messages = {}
-    for name in FAILURES:
-        operator, _, case = name.partition(" ")
-        try:
-            fail(operator, case, Path(folder))
-            messages[name] = "no error"
-        except Exception as error:
-            messages[name] = f"{type(error).__name__}: {error}"
-    return messages
-
-
-@pytest.fixture(scope="module")
-def failure_messages(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("failures")
-    code = (
-        "import json; from tests import test_plugin; "
-        f"print(json.dumps(test_plugin.failures({str(folder)!r})))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[1],
-    )
-    assert done.returncode == 0, done.stderr
-    # A library built with another major version's headers writes to stderr what it cannot log.
-    return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", FAILURES)
-def test_wrong_input_stops_build_and_run_and_is_named(failure_messages, case):
-    argument, message = FAILURES[case]
-    found = failure_messages[case]
-    assert found.startswith("EngineError: ")
-    said = f"{found}\n{failure_messages['stderr']}".splitlines()
-    expected = f"msda::{case.split()[0]}: {argument}: expected"
-    assert any(expected in line and message in line for line in said)
+        runner({**arrays, names[-1]: arrays[names[-1]][:, :-1]})
