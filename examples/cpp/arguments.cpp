@@ -10,48 +10,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Makes a check whose error reads "--top: expected a whole number above 0, got '0'".
-CLI::Validator expect(std::string const& what,
-                      std::function<bool(std::string const&)> const& fine) {
-  const auto check = [=](std::string const& text) {
-    return fine(text) ? std::string() : concat("expected ", what, ", got '", text, "'");
+// Accepts a text that matches a pattern. Else the error reads "expected auto or cuda, got 'gpu'".
+CLI::Validator expect(std::string const& what, std::string const& pattern) {
+  const auto check = [what, regex = std::regex(pattern)](std::string const& text) {
+    return std::regex_match(text, regex) ? "" : concat("expected ", what, ", got '", text, "'");
   };
   return CLI::Validator(check, "");
 }
 
-CLI::Validator expect_match(std::string const& what, std::string const& pattern) {
-  return expect(what, [regex = std::regex(pattern)](std::string const& text) {
-    return std::regex_match(text, regex);
-  });
-}
-
-bool is_fraction(std::string const& text) {
-  double number = -1;
-  return CLI::detail::lexical_cast(text, number) && number >= 0 && number <= 1;
-}
-
 void add_options(CLI::App& app, Program const& program, Options& options) {
-  const auto count = expect_match("a whole number above 0", "[1-9][0-9]{0,8}");
-  const auto fraction = expect("a number from 0 to 1", is_fraction);
-  const auto library = expect("a file", [](std::string const& path) { return fs::exists(path); });
-  const auto file = expect(
-      "a file", [](std::string const& path) { return !path.empty() && !fs::is_directory(path); });
-  const auto folder = expect("a folder", [](std::string const& path) {
-    return !path.empty() && (!fs::exists(path) || fs::is_directory(path));
-  });
+  const CLI::Range count(1, 999999999), fraction(0.0, 1.0);
+  const CLI::Validator new_folder = CLI::ExistingDirectory | CLI::NonexistentPath;
   app.option_defaults()->take_last();
   app.add_option("IMAGE", options.pictures, "pictures, or folders of them")->required()->take_all();
   app.add_option(program.model_option, options.model, program.model_help)->required();
   app.add_option("--out", options.out,
                  "folder for the pictures and detections.json; made if missing")
-      ->check(folder);
+      ->check(new_folder);
   app.add_option("--json", options.json, "the detections, in place of detections.json in --out")
-      ->check(file);
+      ->check(CLI::ExistingFile | CLI::NonexistentPath);
   app.add_option("--threshold", options.threshold, "least score; default: 0.3")->check(fraction);
   app.add_option("--top", options.top, "at most so many detections a picture, the best")
       ->check(count);
   app.add_option("--nms", options.nms, "soft, hard or none; default: as the model was published")
-      ->check(expect_match("soft, hard or none", "soft|hard|none"));
+      ->check(CLI::IsMember({"soft", "hard", "none"}));
   app.add_option("--nms-iou", options.nms_iou,
                  "overlap (IoU) from which boxes of a class suppress each other")
       ->check(fraction);
@@ -74,11 +56,12 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
   app.add_option("--plugins", options.plugins,
                  "library with TensorRT plugins, may be repeated; default: $MSDA_TRT_PLUGIN, or "
                  "libmsda_trt_plugin.so beside this program")
-      ->check(library)
+      ->check(CLI::ExistingFile)
       ->allow_extra_args(false)
       ->take_all();
   if (!program.library_option.empty()) {
-    app.add_option(program.library_option, options.library, program.library_help)->check(library);
+    app.add_option(program.library_option, options.library, program.library_help)
+        ->check(CLI::ExistingFile);
   }
   const std::string cpu = program.runs_on_cpu ? "cpu, " : "";
   const auto set_device = [&options](std::string const& text) {
@@ -87,8 +70,8 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
   };
   app.add_option_function<std::string>("--device", set_device,
                                        concat("number of the GPU, ", cpu, "or auto; default: auto"))
-      ->check(expect_match(concat("auto, ", cpu, "cuda, cuda:<number> or a GPU's number"),
-                           concat("auto|cuda|(cuda:)?[0-9]{1,4}", cpu.empty() ? "" : "|cpu")));
+      ->check(expect(concat("auto, ", cpu, "cuda, cuda:<number> or a GPU's number"),
+                     concat("auto|cuda|(cuda:)?[0-9]{1,4}", cpu.empty() ? "" : "|cpu")));
   if (program.has_cuda_graph) {
     app.add_flag_callback(
         "--no-cuda-graph", [&] { options.cuda_graph = false; },
@@ -98,10 +81,10 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
                  "also time so many runs of the network on the first pictures")
       ->check(count);
   app.add_option("--dump", options.dump, "folder for the network's inputs and outputs, .npy files")
-      ->check(folder);
+      ->check(new_folder);
   app.add_option("--replay", options.replay,
                  "folder with boxes.npy, scores.npy and labels.npy, which replace the network")
-      ->check(folder);
+      ->check(CLI::ExistingDirectory);
 }
 
 void check_files(Program const& program, Options const& options) {

@@ -79,13 +79,14 @@ InputSizes read_sizes(Json const& object, std::map<std::string, Profile> const& 
   const auto found = profiles.find("images");
   if (found == profiles.end()) return sizes;
   auto const& [min, opt, max] = found->second;
-  bool ordered = true;
+  bool ordered = min.size() == 4 && opt.size() == 4 && max.size() == 4;  // [N, 3, H, W]
   size_t axis = 0;
   for (SizeRange* range : {&sizes.batch, &sizes.height, &sizes.width}) {
-    *range = {static_cast<int>(min.at(axis)), static_cast<int>(opt.at(axis)),
-              static_cast<int>(max.at(axis))};
+    if (!ordered) break;
+    *range = {static_cast<int>(min[axis]), static_cast<int>(opt[axis]),
+              static_cast<int>(max[axis])};
     ordered &= 1 <= range->min && range->min <= range->opt && range->opt <= range->max;
-    axis += axis == 0 ? 2 : 1;  // [N, 3, H, W]
+    axis += axis == 0 ? 2 : 1;
   }
   // Pictures are padded to multiples of the divisor, which have to be within the range.
   const int sides[] = {sizes.height.min, sizes.height.max, sizes.width.min, sizes.width.max};

@@ -1,4 +1,4 @@
-"""`codetr_detect_torch`, the optional C++ program on TorchScript modules, against the module in Python."""
+"""`codetr_detect_torch`: TorchScript modules detect as in Python."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from codetr.detector.preprocess import load_image
-from codetr.detector.sizes import Range
-from tests.detect_program import ROOT, Network, Outputs, find_program, read_document, run
+from codetr.detector.sizes import SizeRange
+from tests.cpp.detect_program import COFFEE, Network, Outputs, find_program, read_document, refused, run
 
 PROGRAM = "codetr_detect_torch"
 pytestmark = [
@@ -19,12 +19,12 @@ pytestmark = [
         find_program(PROGRAM) is None,
         reason="codetr_detect_torch is not built: cmake -DCODETR_DETECT_TORCH=ON",
     ),
-    pytest.mark.filterwarnings("ignore"),  # torch.jit is deprecated, and what Torch-TensorRT saves for C++
+    pytest.mark.filterwarnings("ignore"),  # torch.jit is deprecated, but Torch-TensorRT saves it for C++
 ]
 
 
-class Detector(torch.nn.Module):
-    """Boxes and scores that depend on the pixels, the padding and N."""
+class TinyDetector(torch.nn.Module):
+    """Gives boxes and scores that depend on the pixels, the padding and N."""
 
     def forward(self, images: torch.Tensor, image_shapes: torch.Tensor):
         means = images.mean(dim=(2, 3))  # [N, 3]
@@ -35,29 +35,31 @@ class Detector(torch.nn.Module):
         return boxes, scores, torch.arange(3, device=images.device).expand(scores.shape)
 
 
-class Python(Network):
-    """The module behind Python's detector."""
+class TinyNetwork(Network):
+    """Runs the module for Python's detector."""
 
     def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> Outputs:
         super().__call__(images, image_shapes)
-        outputs = Detector()(torch.from_numpy(images), torch.from_numpy(image_shapes))
+        outputs = TinyDetector()(torch.from_numpy(images), torch.from_numpy(image_shapes))
         return tuple(output.numpy() for output in outputs)
 
 
-def make_module(folder, height: int | Range = 96, width: int | Range = 128, batch: int | Range = 1) -> Python:
-    """Writes net.ts and net.json; returns the network for the expected document."""
+def make_module(
+    folder, height: int | SizeRange = 96, width: int | SizeRange = 128, batch: int | SizeRange = 1
+) -> TinyNetwork:
+    """Writes net.ts and net.json. Returns the network for the expected document."""
     empty = tuple(np.zeros((1, 3, *shape), np.float32) for shape in ((4,), (), ()))
-    network = Python(height, width, empty, batch=batch)
+    network = TinyNetwork(height, width, empty, batch=batch)
     sizes = network.sizes
     count, height, width = sizes.batch.opt, sizes.height.opt, sizes.width.opt
     inputs = torch.zeros(count, 3, height, width), torch.ones(count, 2, dtype=torch.int64)
     folder.mkdir()
-    torch.jit.save(torch.jit.trace(Detector(), inputs), folder / "net.ts")
+    torch.jit.save(torch.jit.trace(TinyDetector(), inputs), folder / "net.ts")
     (folder / "net.json").write_text(json.dumps(network.metadata()), encoding="utf-8")
     return network
 
 
-SIZES = Range(64, 96, 160), Range(64, 128, 192)
+SIZES = SizeRange(64, 96, 160), SizeRange(64, 128, 192)
 
 
 @pytest.mark.parametrize(
@@ -66,24 +68,23 @@ SIZES = Range(64, 96, 160), Range(64, 128, 192)
         ((96, 128, 1), None, [1, 96, 128]),
         ((96, 128, 2), None, [2, 96, 128]),
         ((*SIZES, 1), None, [1, 128, 192]),
-        ((*SIZES, Range(1, 1, 2)), 3, [2, 160, 192]),
-        ((*SIZES, Range(2, 2, 4)), None, [2, 128, 192]),
+        ((*SIZES, SizeRange(1, 1, 2)), 3, [2, 160, 192]),
+        ((*SIZES, SizeRange(2, 2, 4)), None, [2, 128, 192]),
         ((*SIZES, 2), 3, [2, 160, 192]),
-        ((96, 128, Range(1, 1, 4)), 4, [3, 96, 128]),
+        ((96, 128, SizeRange(1, 1, 4)), 4, [3, 96, 128]),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_module_detects_as_in_python(tmp_path, shape, together, timed, device):
-    """`timed`: N, H, W of the first run."""
+    """Checks the document, and N, H, W of the timed run, which is the first."""
     network = make_module(tmp_path / "net", *shape)
-    files = [ROOT / "assets/coffee.jpg", tmp_path / "small.png", tmp_path / "tall.png"]
+    files = [COFFEE, tmp_path / "small.png", tmp_path / "tall.png"]
     Image.new("RGB", (40, 30), (200, 10, 90)).save(files[1])
     Image.new("RGB", (20, 70), (20, 210, 190)).save(files[2])
     options = ["--device", device, "--threshold", "0", "--benchmark", "3", "--json", tmp_path / "out.json"]
     options += [] if together is None else ["--batch", together]
-    done = run("--model", tmp_path / "net/net.ts", *options, *files, program=PROGRAM)
-    assert done.returncode == 0, done.stderr
+    run("--model", tmp_path / "net/net.ts", *options, *files, program=PROGRAM)
     document, info = read_document(tmp_path / "out.json")
     names = [image["file_name"] for image in document["images"]]
     expected = network.expected(names, [load_image(file) for file in files], batch=together, threshold=0)
@@ -97,22 +98,19 @@ def test_module_detects_as_in_python(tmp_path, shape, together, timed, device):
     assert benchmark["runs"][0]["samples"] == 3
 
 
-def test_what_is_wrong_is_one_line(tmp_path):
+def test_errors(tmp_path):
     make_module(tmp_path / "net")
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    module = tmp_path / "net/net.ts"
+    module, text = tmp_path / "net/net.ts", tmp_path / "text.so"
     options = ["--model", module, "--device", "cpu", tmp_path / "a.png"]
-    missing = run(*options, "--torchtrt", tmp_path / "no.so", program=PROGRAM)
-    assert missing.returncode == 2 and "no.so: no such file" in missing.stderr
-    text = tmp_path / "text.so"
+
+    def error(*more: object, status: int = 1) -> str:
+        return refused(*options, *more, program=PROGRAM, status=status)
+
     text.write_text("no library")
-    unloadable = run(*options, "--torchtrt", text, program=PROGRAM)
-    assert unloadable.returncode == 1 and f"--torchtrt: {text}: " in unloadable.stderr
-    assert run(*options, "--no-cuda-graph", program=PROGRAM).returncode == 2
+    assert error("--torchtrt", text).startswith(f"--torchtrt: {text}: ")
+    assert error("--no-cuda-graph", status=2).endswith("not expected: --no-cuda-graph")
     torch.jit.save(torch.jit.script(torch.nn.ReLU()), module)
-    wrong = run(*options, program=PROGRAM)
-    assert wrong.returncode == 1 and f"{module}: the module does not run: " in wrong.stderr
+    assert error().startswith(f"{module}: the module does not run: ")
     module.write_bytes(b"no module")
-    damaged = run(*options, program=PROGRAM)
-    assert damaged.returncode == 1 and f"{module}: cannot be loaded: " in damaged.stderr
-    assert all(len(done.stderr.splitlines()) == 1 for done in (missing, unloadable, wrong, damaged))
+    assert error().startswith(f"{module}: cannot be loaded: ")

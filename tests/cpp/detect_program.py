@@ -1,4 +1,4 @@
-"""The C++ program `codetr_detect` for tests: where it is, and a run of it on given outputs of a network."""
+"""The C++ program `codetr_detect` for tests: where it is, and a network that gives it recorded outputs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,57 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
+import pytest
 
 from codetr.detector.detector import Detector
-from codetr.detector.preprocess import Batch, Preprocessor
-from codetr.detector.sizes import InputSizes, Range, fixed
+from codetr.detector.preprocess import Preprocessor
+from codetr.detector.sizes import ChosenSize, InputSizes, SizeRange, fixed
 from codetr.results import Detections, coco_document
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILT = ROOT / "trt_plugin"
+ROOT = Path(__file__).resolve().parents[2]
+COFFEE = ROOT / "codetr/demo/coffee.jpg"
+SCENES = sorted(ROOT.glob("tests/scenes/val/*.jpg"))
 Outputs = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""boxes [N, K, 4] float32, scores [N, K] float32, labels [N, K] int64, of N pictures."""
+"""boxes [N, K, 4] float32, scores [N, K] float32, labels [N, K] int64 of N pictures."""
 
 
 def find_program(name: str = "codetr_detect") -> Path | None:
-    """$CODETR_DETECT (or its namesake), or where `make` builds it; None if it is not there."""
-    path = Path(os.environ.get(name.upper()) or BUILT / name)
+    """Returns $CODETR_DETECT (or $CODETR_DETECT_TORCH), or the program that `make build` builds."""
+    path = Path(os.environ.get(name.upper()) or ROOT / "trt_plugin" / name)
     return path if path.is_file() else None
 
 
-def run(*arguments: object, program: str = "codetr_detect") -> subprocess.CompletedProcess:
+needs_program = pytest.mark.skipif(
+    find_program() is None,
+    reason="codetr_detect is not built: it needs TensorRT, CUDA, OpenCV, CLI11 and nlohmann_json",
+)
+
+
+def run(
+    *arguments: object, program: str = "codetr_detect", status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program, which has to end with `status`."""
     command = [str(find_program(program)), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def refused(*arguments: object, status: int = 2, **options: Any) -> str:
+    """Runs the program, which has to end with one line. Returns it, without the program's name.
+
+    OpenCV's decoders and TensorRT may print lines before.
+    """
+    *_, line = run(*arguments, status=status, **options).stderr.splitlines()
+    name, _, message = line.partition(": error: ")
+    assert name == options.get("program", "codetr_detect"), line
+    return message
 
 
 class Input(NamedTuple):
-    """What a network got for a picture."""
+    """A picture in the network's input."""
 
     image: np.ndarray  # [3, H, W]
     image_shape: np.ndarray  # [2]
@@ -45,38 +70,39 @@ class Input(NamedTuple):
 
 @dataclasses.dataclass
 class Network:
-    """A network that gives the same outputs to the program and to Python's detector.
+    """Gives the same outputs to the program and to Python's detector; a `codetr.detector.backend.Backend`.
 
     Attributes:
-        height, width: of its input; a range if they are dynamic.
-        outputs: for each picture that it sees, in order.
-        batch: how many pictures it takes.
+        height, width, batch: of its input; a range if they are dynamic.
+        outputs: for each picture in order; by default nothing, for any number of pictures.
         scale: limits of a picture's longer and shorter side, in the metadata; None for none.
         chosen: max_size, height and width that the detector is given.
-        inputs: of each picture that Python's detector gave it, after `detect`.
+        inputs: the pictures that Python's detector gave it, after `detect`.
     """
 
-    height: int | Range
-    width: int | Range
-    outputs: Outputs
+    height: int | SizeRange
+    width: int | SizeRange
+    outputs: Outputs = (
+        np.zeros((200, 0, 4), np.float32),
+        np.zeros((200, 0), np.float32),
+        np.zeros((200, 0), np.int64),
+    )
     class_names: Sequence[str] = ("cup", "spoon", "bowl")
     nms: Mapping[str, Any] | None = dataclasses.field(
         default_factory=lambda: {"method": "soft", "iou_threshold": 0.8}
     )
     mean: Sequence[float] = (123.675, 116.28, 103.53)
     std: Sequence[float] = (58.395, 57.12, 57.375)
-
-    batch: int | Range = 1
+    batch: int | SizeRange = 1
     scale: Sequence[int] | None = None
     chosen: Mapping[str, int] = dataclasses.field(default_factory=dict)
     inputs: list[Input] = dataclasses.field(default_factory=list)
 
-    # As codetr.detector.detector.Backend.
     description = "net, TensorRT 10.6.0, none, fp32"
 
     @property
     def preprocessor(self) -> Preprocessor:
-        return Preprocessor.of_artifact(SimpleNamespace(**self.metadata()), **self.chosen)
+        return Preprocessor.of_artifact(SimpleNamespace(**self.metadata()), ChosenSize(**self.chosen))
 
     @property
     def sizes(self) -> InputSizes:
@@ -85,15 +111,16 @@ class Network:
         )
 
     def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> Outputs:
-        # What is beyond the pictures repeats the last.
+        # Rows after the last picture repeat it.
         rows = np.minimum(len(self.inputs) + np.arange(len(images)), len(self.outputs[0]) - 1)
         self.inputs += (Input(*pair, len(images)) for pair in zip(images, image_shapes, strict=True))
         return tuple(output[rows] for output in self.outputs)
 
     def metadata(self) -> dict[str, Any]:
-        """Of an engine that has this network."""
+        """Returns the metadata of an engine with this network."""
         rows = self.outputs[1].shape[1]
         shapes, count = self.sizes.shapes(), -1 if self.sizes.batch.dynamic else self.sizes.batch.opt
+        resize = {"height": self.sizes.height.opt, "width": self.sizes.width.opt, "mode": "fit_pad"}
         return {
             "format": 1,
             "model": "net",
@@ -109,12 +136,7 @@ class Network:
             "class_names": list(self.class_names),
             "mean": list(self.mean),
             "std": list(self.std),
-            "resize": {
-                "height": self.sizes.height.opt,
-                "width": self.sizes.width.opt,
-                "mode": "fit_pad",
-                **({} if self.scale is None else {"scale": list(self.scale)}),
-            },
+            "resize": resize if self.scale is None else {**resize, "scale": list(self.scale)},
             "profiles": self.sizes.profiles(),
             "max_per_img": max(1, rows),
             "nms": dict(self.nms or {"method": "hard", "iou_threshold": 0.8}),
@@ -129,18 +151,17 @@ class Network:
         }
 
     def save(self, folder: Path) -> list[object]:
-        """Writes metadata and outputs; returns the program's options that use them."""
+        """Writes metadata and outputs. Returns the program's options that use them."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "net.json").write_text(json.dumps(self.metadata()), encoding="utf-8")
         for name, output in zip(("boxes", "scores", "labels"), self.outputs, strict=True):
             np.save(folder / f"{name}.npy", output)
-        chosen = [f"--{name.replace('_', '-')}={size}" for name, size in self.chosen.items()]
-        return ["--engine", folder / "net.engine", "--replay", folder, *chosen]
+        return ["--engine", folder / "net.engine", "--replay", folder, *options_of(self.chosen)]
 
     def detect(
         self, images: Sequence[np.ndarray], batch: int | None = None, **options: Any
     ) -> list[Detections]:
-        """What Python's detector makes of the same outputs.
+        """Runs Python's detector on the same outputs.
 
         Args:
             images: the pictures.
@@ -151,30 +172,46 @@ class Network:
         self.inputs = []
         for start in range(0, len(images), together):
             found += detector.detect_batch(images[start : start + together], **options)
-            del self.inputs[len(found) :]  # those that fill up the last run
+            del self.inputs[len(found) :]  # the rows that filled up the last run
         return found
 
     def expected(self, names: Sequence[str], images: Sequence[np.ndarray], **options: Any) -> dict[str, Any]:
-        """The document that Python's detector makes of the same outputs, without its "info"."""
+        """Returns the document of Python's detector on the same outputs, without its "info"."""
         found = self.detect(list(images), **options)
         document = coco_document(list(zip(names, found, strict=True)), self.class_names)
         return {name: value for name, value in json.loads(json.dumps(document)).items() if name != "info"}
 
-    def input(self, images: Sequence[np.ndarray]) -> Batch:
-        """Python's input of the network."""
-        return self.preprocessor.batch(images)
+
+def options_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Turns {"nms_iou": 0.5} into ["--nms-iou=0.5"]; leaves out None."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items() if value is not None]
 
 
-def no_outputs(count: int) -> Outputs:
-    """Of a network that finds nothing in so many pictures."""
-    return (
-        np.zeros((count, 0, 4), np.float32),
-        np.zeros((count, 0), np.float32),
-        np.zeros((count, 0), np.int64),
-    )
+def save_pictures(folder: Path, images: Sequence[np.ndarray]) -> list[Path]:
+    """Writes RGB pictures as PNG files."""
+    files = [folder / f"{index}.png" for index in range(len(images))]
+    for file, image in zip(files, images, strict=True):
+        cv2.imwrite(str(file), image[..., ::-1])
+    return files
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A detections.json: the document without its "info", and that."""
+    """Reads a detections.json: the document without its "info", and the "info"."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return document, document.pop("info")
+
+
+def crowd(count: int, rng: np.random.Generator) -> Outputs:
+    """Draws boxes, scores and labels of a picture with many overlaps, some with an IoU of exactly 1/2.
+
+    Some boxes are outside of the picture, upside down, non-finite or padding, and some scores are equal.
+    """
+    places = rng.choice([0.0, 20.0, 45.0], (count, 2))
+    starts = places + rng.choice([0.0, 0.0, 1.0, 3.3, -30.0], (count, 2))
+    ends = places + rng.choice([20.0, 40.0, 16.0, 21.7, 200.0, -5.0], (count, 2))
+    boxes = np.concatenate([starts, ends], axis=1).astype(np.float32)
+    scores = rng.choice([0.9, 0.5, 0.25, 0.003, 0.001], count) * rng.choice([1.0, rng.random()], count)
+    labels = rng.choice([0, 0, 1, 2, -1], count)
+    boxes[rng.random((count, 4)) < 0.02] = rng.choice([np.nan, np.inf, -np.inf])
+    scores[rng.random(count) < 0.03] = np.nan
+    return boxes, scores.astype(np.float32), labels.astype(np.int64)

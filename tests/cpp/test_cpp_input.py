@@ -1,0 +1,198 @@
+"""`codetr_detect`: its network's input equals that of Python's detector, bit for bit."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from codetr.detector.preprocess import load_image
+from codetr.detector.sizes import SizeRange
+from tests.cpp.detect_program import (
+    COFFEE,
+    SCENES,
+    Network,
+    crowd,
+    needs_program,
+    read_document,
+    run,
+    save_pictures,
+)
+
+pytestmark = needs_program
+
+
+def check_dump(folder: Path, network: Network) -> None:
+    """Checks pixels, sizes and N against what Python's detector gave to the network."""
+    images, image_shapes, input_shapes = (
+        np.load(folder / f"{name}.npy") for name in ("images", "image_shapes", "input_shapes")
+    )
+    expected = [[one.batch, *one.image.shape[1:]] for one in network.inputs]
+    np.testing.assert_array_equal(input_shapes, expected)
+    np.testing.assert_array_equal(image_shapes, [one.image_shape for one in network.inputs])
+    assert images.shape == (len(expected), 3, *input_shapes[:, 1:].max(axis=0))
+    for image, one in zip(images, network.inputs, strict=True):
+        _, height, width = one.image.shape
+        np.testing.assert_array_equal(image[:, :height, :width], one.image)
+        assert not image[:, height:].any() and not image[:, :, width:].any()
+
+
+sizes = st.tuples(st.integers(1, 90), st.integers(1, 90))
+ranges = st.lists(st.integers(1, 4), min_size=3, max_size=3).map(
+    lambda sides: SizeRange(*(32 * side for side in sorted(sides)))
+)
+batches = st.integers(1, 3) | st.lists(st.integers(1, 4), min_size=3, max_size=3).map(
+    lambda counts: SizeRange(*sorted(counts))
+)
+scales = st.none() | st.tuples(st.integers(1, 300), st.integers(1, 300)).map(
+    lambda sides: tuple(sorted(sides, reverse=True))
+)
+
+
+@st.composite
+def dynamic_inputs(draw) -> tuple:
+    """Draws batch, height, width, scale, the sizes that the detector is given, and sizes of pictures."""
+    sides = {"height": draw(ranges), "width": draw(ranges)}
+    chosen = {}
+    if any(side.dynamic for side in sides.values()):
+        fixed = {name: st.integers(side.min // 32, side.max // 32) for name, side in sides.items()}
+        chosen = draw(
+            st.just({})
+            | st.fixed_dictionaries({"max_size": st.integers(1, 300)})
+            | st.fixed_dictionaries({name: count.map(lambda n: 32 * n) for name, count in fixed.items()})
+        )
+    odd_sizes = (
+        sizes
+        | st.tuples(st.integers(1, 3), st.integers(100, 3000))  # very wide
+        | st.tuples(st.integers(100, 3000), st.integers(1, 3))
+        | st.tuples(st.integers(1, 3), st.integers(1, 3))
+        | st.tuples(st.integers(100, 300), st.integers(100, 300))  # larger than the largest input
+    )
+    pictures = draw(st.lists(odd_sizes, min_size=1, max_size=7))
+    return draw(batches), *sides.values(), draw(scales), chosen, pictures
+
+
+@st.composite
+def fixed_inputs(draw) -> tuple:
+    """Draws a fixed input, and pictures that are shrunk, enlarged, halved exactly or kept."""
+    height, width = draw(sizes)
+    same = st.sampled_from([(height, width), (2 * height, 2 * width), (2 * height + 1, 2 * width)])
+    return draw(batches), height, width, None, {}, draw(st.lists(sizes | same, min_size=1, max_size=6))
+
+
+@given(dynamic_inputs() | fixed_inputs(), st.none() | st.integers(1, 6), st.integers(0, 2**32 - 1))
+@example((SizeRange(2, 2, 3), SizeRange(32, 32, 96), 64, None, {}, [(40, 40)] * 5), 5, 0)
+@example(
+    (2, SizeRange(32, 64, 96), SizeRange(32, 64, 128), None, {}, [(1, 3000), (3000, 1), (1, 1)]), None, 0
+)
+@example((SizeRange(1, 1, 4), 96, 100, (50, 40), {}, [(30, 40)] * 3), None, 0)
+@example((1, SizeRange(32, 64, 128), SizeRange(32, 64, 128), (80, 50), {"max_size": 60}, [(30, 40)]), 1, 0)
+@example((1, SizeRange(32, 64, 128), 64, (80, 50), {"height": 96, "width": 64}, [(30, 40), (40, 30)]), 2, 0)
+def test_input_and_document_equal_python(shape, together, seed):
+    """Compares runs of several pictures that are padded to one size."""
+    rng = np.random.default_rng(seed)
+    batch, height, width, scale, chosen, pictures = shape
+    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in pictures]
+    outputs = tuple(map(np.stack, zip(*(crowd(12, rng) for _ in images), strict=True)))
+    network = Network(height, width, outputs, batch=batch, scale=scale, chosen=chosen)
+    options = [] if together is None else ["--batch", together]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = save_pictures(folder, images)
+        written = ["--dump", folder / "dump", "--json", folder / "out.json"]
+        run(*network.save(folder / "net"), *written, *options, *files)
+        document, _ = read_document(folder / "out.json")
+        assert document == network.expected([file.name for file in files], images, batch=together)
+        check_dump(folder / "dump", network)
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "chosen"),
+    [
+        ((384, 512), None, {}),
+        ((SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344)), (1333, 800), {}),
+        ((SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344)), None, {"max_size": 1000}),
+        ((SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344)), None, {"height": 544, "width": 1344}),
+    ],
+    ids=str,
+)
+def test_photos_equal_python(tmp_path, size, scale, chosen):
+    """Compares photos, a strip, a pole, one pixel, and a picture larger than the largest input."""
+    rng = np.random.default_rng(0)
+    odd = [(20, 2000), (2500, 30), (1, 1), (1500, 1400)]
+    files = save_pictures(tmp_path, [rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in odd])
+    files += [COFFEE, *SCENES[:3]]
+    network = Network(*size, batch=SizeRange(1, 1, 8), scale=scale, chosen=chosen)
+    run(*network.save(tmp_path / "net"), "--dump", tmp_path / "dump", "--batch", 3, *files)
+    network.detect([load_image(file) for file in files], batch=3)
+    check_dump(tmp_path / "dump", network)
+
+
+def picture_kinds(folder: Path, side: int) -> dict[str, Path]:
+    """Writes a picture of every kind, side x side. Returns the files by name."""
+    rng = np.random.default_rng(1)
+    rgba = Image.fromarray(cv2.resize(rng.integers(0, 256, (6, 6, 4), dtype=np.uint8), (side, side)), "RGBA")
+    rgb, gray = rgba.convert("RGB"), rgba.convert("L")
+    files = {}
+
+    def save(image: Image.Image, name: str, **options) -> None:
+        files[name] = folder / name
+        image.save(files[name], **options)
+
+    for sampling in (0, 1, 2):
+        save(rgb, f"sampling{sampling}.jpg", subsampling=sampling, quality=80)
+    save(rgb, "progressive.jpg", progressive=True)
+    save(gray, "gray.jpg")
+    for name, image in {"rgb": rgb, "rgba": rgba, "gray": gray, "gray_alpha": rgba.convert("LA")}.items():
+        save(image, f"{name}.png")
+    save(rgb, "transparent_colour.png", transparency=rgb.getpixel((3, 3)))
+    save(rgb.convert("1"), "bits.png")
+    save(rgb.quantize(200), "palette.png")
+    save(rgb.quantize(4), "small_palette.png", bits=2)
+    save(rgb.quantize(16), "transparent_palette.png", transparency=bytes(range(0, 256, 16)))
+    files["deep.png"] = folder / "deep.png"
+    cv2.imwrite(str(files["deep.png"]), rng.integers(0, 65536, (side, side, 3), dtype=np.uint16))
+    exif = Image.Exif()
+    for turn in range(1, 10):  # 9 is no orientation
+        exif[0x0112] = turn
+        save(rgb, f"exif{turn}.jpg", exif=exif)
+        save(rgb, f"exif{turn}.png", exif=exif)
+    save(rgb, "lossy.webp")
+    save(rgba, "alpha.webp", lossless=True)
+    save(rgb, "rgb.bmp")
+    save(rgb, "rgb.tif")
+    return files
+
+
+def dumped(folder: Path, files: list[Path], side: int) -> np.ndarray:
+    """Returns the pixels [N, 3, side, side] that the program reads from pictures of this size."""
+    network = Network(side, side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    run(*network.save(folder / "net"), "--dump", folder / "dump", *files)
+    return np.load(folder / "dump/images.npy")
+
+
+def test_every_kind_of_picture_is_decoded_as_in_python(tmp_path):
+    files = picture_kinds(tmp_path, 48)
+    different = [
+        name
+        for pixels, (name, file) in zip(dumped(tmp_path, [*files.values()], 48), files.items(), strict=True)
+        if not np.array_equal(pixels.transpose(1, 2, 0), load_image(file))
+    ]
+    assert different == []
+
+
+def test_cmyk_and_16_bit_gray_are_rounded_differently(tmp_path):
+    """OpenCV converts them by other formulas than Pillow."""
+    rng = np.random.default_rng(1)
+    smooth = cv2.resize(rng.integers(0, 256, (6, 6, 4), dtype=np.uint8), (48, 48))
+    files = [tmp_path / "cmyk.jpg", tmp_path / "deep_gray.png"]
+    Image.frombytes("CMYK", (48, 48), smooth.tobytes()).save(files[0], quality=95)
+    Image.fromarray(rng.integers(0, 65536, (48, 48), dtype=np.uint16)).save(files[1])
+    for pixels, file, most in zip(dumped(tmp_path, files, 48), files, (2, 1), strict=True):
+        assert np.abs(pixels.transpose(1, 2, 0) - load_image(file)).max() <= most
