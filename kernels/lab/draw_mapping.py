@@ -1,4 +1,4 @@
-"""Draws how the forward kernel's threads share the work (README, "How the forward kernel works"):
+"""Draws how the threads of the forward group kernels share the work, for kernels/README.md:
 
 python kernels/lab/draw_mapping.py assets/thread_mapping.png
 """

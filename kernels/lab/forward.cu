@@ -1,15 +1,15 @@
-// Times and checks many forms of the forward kernels, to choose the numbers in
-// forward_dispatch.cuh. Needs nothing but a GPU.
+// Times and checks forms of the forward kernels, to choose the launches of forward_dispatch.cuh. It
+// links neither Torch nor TensorRT. README.md lists what lost.
 //
-//   nvcc -std=c++17 -O3 -arch=sm_90 -I../include -o forward forward.cu ../src/forward_fp64.cu
+//   nvcc -std=c++20 -O3 -arch=sm_90 -I../include -o forward forward.cu ../src/kernels_fp64.cu
 //   ./forward [--height 768] [--width 1152] [--batch 1] [--packed 0] [--only TEXT]
 //
-// The problem is the encoder of a five-scale Co-DINO (and its decoder, 900 queries): 8 heads of 32
-// channels, 4 points. Locations near: the published initial offsets plus noise of 1.5 cells;
-// uniform: anywhere. Cold cache: launches alternate between two sets of inputs, each as large as an
-// H200's L2; warm: they repeat one. Times are the median of 20 graphs of 10 launches; errors are
-// relative to the general kernel in double on the same inputs. --packed 1: a query's offsets and
-// logits (locations and weights) are one row of one tensor.
+// The problem is an encoder layer of a five-scale Co-DINO, and a decoder layer of 900 queries: 8
+// heads of 32 channels, 4 points. Locations "near" are the published initial offsets plus noise of
+// 1.5 cells; "uniform" locations lie anywhere. With a cold cache, launches alternate between two
+// sets of inputs, each as large as an H200's L2; with a warm one they repeat one set. Times are the
+// median of 20 graphs of 10 launches. Errors are relative to the general kernel in double.
+// --packed 1: a query's offsets and logits (or locations and weights) are columns of one tensor.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -63,14 +63,14 @@ __global__ void fill_normal(float* out, int64_t count, uint32_t seed) {
   if (i < count) out[i] = normal(seed, i);
 }
 
-// reference [N,Q,L,2 or 4], offsets [N,Q,M,K,2]; one thread for each (n,q).
+// Makes reference [N,Q,L,2 or 4], offsets and locations [N,Q,M,K,2]; one thread for each (n,q).
 __global__ void fill_samples(const int64_t* shapes, int levels, int heads, int points,
-                             int64_t queries, int64_t rows, bool encoder, bool boxes, bool near,
+                             int64_t queries, int64_t count, bool encoder, bool boxes, bool near,
                              float* reference, float* offsets, float* locations, uint32_t seed) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (row >= rows) return;
-  int64_t query = row % queries;
-  float x = uniform(seed, 2 * row), y = uniform(seed, 2 * row + 1);
+  const int64_t query_index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (query_index >= count) return;
+  int64_t query = query_index % queries;
+  float x = uniform(seed, 2 * query_index), y = uniform(seed, 2 * query_index + 1);
   if (encoder) {
     int level = 0;
     while (query >= shapes[2 * level] * shapes[2 * level + 1]) {
@@ -80,10 +80,10 @@ __global__ void fill_samples(const int64_t* shapes, int levels, int heads, int p
     x = (query % shapes[2 * level + 1] + 0.5f) / shapes[2 * level + 1];
     y = (query / shapes[2 * level + 1] + 0.5f) / shapes[2 * level];
   }
-  const float w = 0.05f + 0.35f * uniform(seed + 1, 2 * row);
-  const float h = 0.05f + 0.35f * uniform(seed + 1, 2 * row + 1);
+  const float w = 0.05f + 0.35f * uniform(seed + 1, 2 * query_index);
+  const float h = 0.05f + 0.35f * uniform(seed + 1, 2 * query_index + 1);
   for (int level = 0; level < levels; ++level) {
-    float* const r = reference + (row * levels + level) * (boxes ? 4 : 2);
+    float* const r = reference + (query_index * levels + level) * (boxes ? 4 : 2);
     r[0] = x;
     r[1] = y;
     if (boxes) {
@@ -93,7 +93,7 @@ __global__ void fill_samples(const int64_t* shapes, int levels, int heads, int p
     const float columns = shapes[2 * level + 1], lines = shapes[2 * level];
     for (int head = 0; head < heads; ++head) {
       for (int point = 0; point < points; ++point) {
-        const int64_t i = ((row * heads + head) * levels + level) * points + point;
+        const int64_t i = ((query_index * heads + head) * levels + level) * points + point;
         const float angle = 2.0f * head / heads;
         const float dx = cospif(angle), dy = sinpif(angle), longest = fmaxf(fabsf(dx), fabsf(dy));
         const float unit_x = boxes ? 0.5f / points * w : 1.0f / columns;
@@ -180,7 +180,7 @@ class Bench {
     problem.set_dense();
     problem.locations = locations;
     problem.value_type = problem.location_type = problem.weight_type = kType<T>;
-    const int64_t rows = problem.batch_size * problem.num_queries, items = rows * 8;
+    const int64_t queries = problem.batch_size * problem.num_queries, items = queries * 8;
     outputs_ = items * 32;
     int64_t* const device_shapes = allocate<int64_t>(10);
     int64_t* const device_starts = allocate<int64_t>(5);
@@ -204,10 +204,10 @@ class Bench {
       double *wide_value, *wide_locations, *wide_weights;
       fill_normal<<<blocks_of(values), 256>>>(scratch, values, 11 + s);
       a.value = store(scratch, values, wide_value);
-      float* const reference = allocate<float>(rows * 5 * (boxes ? 4 : 2));
-      fill_samples<<<blocks_of(rows), 256>>>(device_shapes, 5, 8, 4, problem.num_queries, rows,
-                                             encoder, boxes, near, reference, scratch, other,
-                                             23 + s);
+      float* const reference = allocate<float>(queries * 5 * (boxes ? 4 : 2));
+      fill_samples<<<blocks_of(queries), 256>>>(device_shapes, 5, 8, 4, problem.num_queries,
+                                                queries, encoder, boxes, near, reference, scratch,
+                                                other, 23 + s);
       a.reference_points = fused ? reference : nullptr;
       a.sampling_locations = store(fused ? scratch : other, items * 40, wide_locations);
       fill_normal<<<blocks_of(items * 20), 256>>>(scratch, items * 20, 37 + s);
@@ -219,10 +219,10 @@ class Bench {
         wide.attention_weights = wide_weights;
         double* wide_reference = nullptr;
         if (fused) {
-          wide_reference = allocate<double>(rows * 5 * (boxes ? 4 : 2));
-          float* const same = allocate<float>(rows * 5 * (boxes ? 4 : 2));
-          convert<float><<<blocks_of(rows * 5 * (boxes ? 4 : 2)), 256>>>(
-              reference, same, wide_reference, rows * 5 * (boxes ? 4 : 2));
+          wide_reference = allocate<double>(queries * 5 * (boxes ? 4 : 2));
+          float* const same = allocate<float>(queries * 5 * (boxes ? 4 : 2));
+          convert<float><<<blocks_of(queries * 5 * (boxes ? 4 : 2)), 256>>>(
+              reference, same, wide_reference, queries * 5 * (boxes ? 4 : 2));
         }
         wide.reference_points = wide_reference;
         sets_[0].truth = allocate<double>(outputs_);
@@ -237,7 +237,7 @@ class Bench {
         cudaFree(wide_locations);
         cudaFree(wide_weights);
       }
-      if (options.packed) pack(a, rows);
+      if (options.packed) pack(a, queries);
     }
     if (options.packed) problem.location_stride = problem.weight_stride = 480;
     cudaFree(scratch);
@@ -294,13 +294,14 @@ class Bench {
     cudaStreamDestroy(stream);
   }
 
-  template <typename Config>
+  template <msda::GroupSpec kSpec>
   void group(const std::string& title) {
+    using Config = msda::GroupConfig<T, kSpec>;
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, msda::forward_group_kernel<Config>), "attributes");
-    measure(title + " levels " + std::to_string(Config::kLevels) + " threads " +
-                std::to_string(Config::kThreads) + " x" + std::to_string(Config::kBlocks) +
-                " flight " + std::to_string(Config::kFlight) + (Config::kFew ? " few" : "") +
+    measure(title + " levels " + std::to_string(kSpec.num_levels) + " threads " +
+                std::to_string(kSpec.threads) + " x" + std::to_string(kSpec.blocks) + " flight " +
+                std::to_string(kSpec.samples_in_flight) + (kSpec.persistent ? "" : " few") +
                 " regs " + std::to_string(attributes.numRegs) +
                 (attributes.localSizeBytes ? " spills" : ""),
             msda::launch_forward_group<Config>);
@@ -309,15 +310,15 @@ class Bench {
   Problem problem;
 
  private:
-  // Brings 8 * 20 points' offsets and logits into rows of one tensor.
-  static void pack(ForwardArguments& arguments, int64_t rows) {
+  // Makes the offsets and logits of 8 * 20 points columns of one tensor.
+  static void pack(ForwardArguments& arguments, int64_t queries) {
     constexpr size_t kPitch = 480 * sizeof(T);
     const auto move = [&](const void*& from, T* to, size_t bytes) {
-      check(cudaMemcpy2D(to, kPitch, from, bytes, bytes, rows, cudaMemcpyDefault), "pack");
+      check(cudaMemcpy2D(to, kPitch, from, bytes, bytes, queries, cudaMemcpyDefault), "pack");
       cudaFree(const_cast<void*>(from));
       from = to;
     };
-    T* const packed = allocate<T>(rows * 480);
+    T* const packed = allocate<T>(queries * 480);
     move(arguments.sampling_locations, packed, 320 * sizeof(T));
     move(arguments.attention_weights, packed + 320, 160 * sizeof(T));
   }
@@ -329,14 +330,27 @@ class Bench {
   double* sums_ = nullptr;
 };
 
-#define MANY(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                               \
-  bench.template group<                                                                            \
-      msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, false, THREADS, BLOCKS, FLIGHT>>( \
-      title)
-#define FEW(HEADS, LEVELS, THREADS, BLOCKS, FLIGHT)                                               \
-  bench.template group<                                                                           \
-      msda::GroupConfig<T, 32, kLocations, false, HEADS, LEVELS, true, THREADS, BLOCKS, FLIGHT>>( \
-      title)
+// Launches of persistent blocks, and of one block for each tile.
+constexpr msda::GroupSpec many(int threads, int blocks, int samples_in_flight = 1) {
+  return {.threads = threads, .blocks = blocks, .samples_in_flight = samples_in_flight};
+}
+constexpr msda::GroupSpec few(int threads, int blocks, int samples_in_flight) {
+  msda::GroupSpec spec = many(threads, blocks, samples_in_flight);
+  spec.persistent = false;
+  return spec;
+}
+
+// The problem of this program, with levels known at compile time or read at run time.
+constexpr msda::GroupSpec known(msda::GroupSpec spec, Locations locations) {
+  spec.locations = locations;
+  spec.num_heads = 8;
+  spec.num_levels = 5;
+  return spec;
+}
+constexpr msda::GroupSpec unknown(msda::GroupSpec spec, Locations locations) {
+  spec.locations = locations;
+  return spec;
+}
 
 const char* name(Locations locations) {
   return locations == Locations::kGiven             ? "given"
@@ -351,16 +365,16 @@ void encoder(const Options& options, const std::string& type) {
     const std::string title = type + " encoder " + name(kLocations) + (near ? " near" : " uniform");
     bench.measure(title + " general", msda::launch_forward<T>);
     if constexpr (sizeof(T) == 2) {
-      MANY(8, 5, 512, 2, 1);
-      MANY(8, 5, 256, 4, 1);
-      MANY(8, 5, 384, 2, 2);
-      MANY(8, 5, 1024, 1, 1);
-      MANY(0, 0, 512, 2, 1);
-      MANY(0, 0, 384, 3, 1);
+      bench.template group<known(many(512, 2), kLocations)>(title);
+      bench.template group<known(many(256, 4), kLocations)>(title);
+      bench.template group<known(many(384, 2, 2), kLocations)>(title);
+      bench.template group<known(many(1024, 1), kLocations)>(title);
+      bench.template group<unknown(many(512, 2), kLocations)>(title);
+      bench.template group<unknown(many(384, 3), kLocations)>(title);
     } else {
-      MANY(8, 5, 384, 2, 1);
-      MANY(8, 5, 256, 3, 1);
-      MANY(0, 0, 384, 2, 1);
+      bench.template group<known(many(384, 2), kLocations)>(title);
+      bench.template group<known(many(256, 3), kLocations)>(title);
+      bench.template group<unknown(many(384, 2), kLocations)>(title);
     }
   }
 }
@@ -372,19 +386,17 @@ void decoder(const Options& options, const std::string& type) {
     const std::string title = type + " decoder " + name(kLocations) + (warm ? " warm" : " cold");
     bench.measure(title + " general", msda::launch_forward<T>);
     if constexpr (sizeof(T) == 2) {
-      FEW(8, 5, 128, 4, 4);
-      FEW(8, 5, 128, 5, 2);
-      FEW(0, 0, 128, 4, 4);
-      MANY(8, 5, 512, 2, 1);
+      bench.template group<known(few(128, 4, 4), kLocations)>(title);
+      bench.template group<known(few(128, 5, 2), kLocations)>(title);
+      bench.template group<unknown(few(128, 4, 4), kLocations)>(title);
+      bench.template group<known(many(512, 2), kLocations)>(title);
     } else {
-      FEW(8, 5, 128, 4, 2);
-      FEW(0, 0, 128, 4, 2);
-      MANY(8, 5, 384, 2, 1);
+      bench.template group<known(few(128, 4, 2), kLocations)>(title);
+      bench.template group<unknown(few(128, 4, 2), kLocations)>(title);
+      bench.template group<known(many(384, 2), kLocations)>(title);
     }
   }
 }
-#undef MANY
-#undef FEW
 
 }  // namespace
 

@@ -15,7 +15,7 @@
 // Cost      8 (double: 16) bytes of work memory for each element of grad_value, cleared before and
 //           read once after; atomics of 8 bytes instead of 16; one more pass over grad_output and
 //           the weights. One encoder layer at 768x1152: 5.39 ms instead of 1.75 ms (fp32; H200).
-// Registers REGISTERS;
+// Registers sm_90: 28 to 34, no spills;
 //           256 threads a block.
 #pragma once
 

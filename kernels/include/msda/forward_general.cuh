@@ -15,7 +15,8 @@
 //           reads the logits twice: for their maximum, and for the weights.
 // Traffic   per output vector and point: four corners of 16 bytes, one location, one weight. Each
 //           cell is read by many samples; L2 serves what misses L1.
-// Registers sm_90, 16-byte vectors: REGISTERS.
+// Registers sm_90, 16-byte vectors: float 48 to 60, 16-bit types 59 to 64, double 60 to 76, no
+//           spills, except 8 bytes of the float kernel with given locations; one channel: 40 to 64.
 //           256 threads a block, no shared memory.
 // Limits    those of check() in params.h. Deterministic: no atomics, a fixed order of sums.
 #pragma once

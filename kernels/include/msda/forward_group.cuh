@@ -23,9 +23,10 @@
 //           again with masked samples; likewise where a level has a single row or column.
 // Sums      float values in float. 16-bit values: the four corners of a sample are blended in
 //           packed 16-bit arithmetic, and the samples are added up in float.
-// Registers sm_90, 5 known levels, fused: "many" and "medium" 64 (16-bit values, 1024 threads a
-//           multiprocessor) or 80 (float, 768 threads), "few" 128 (512 threads). "many" spills 8
-//           bytes in some forms, outside its loops. 2,192 bytes of shared memory a block.
+// Registers sm_90: "many" and "medium" 64 or less (16-bit values: 1,024 threads a multiprocessor)
+// or
+//           80 (float: 768 threads); some of their forms spill 8 or 16 bytes a thread. "few" 128 or
+//           less (512 threads), no spills. 2,192 bytes of shared memory a block.
 // Limits    Deterministic: no atomics, a fixed order of sums.
 #pragma once
 
