@@ -17,8 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
-from onnx_path.surgery.graph import attribute, constant, is_op
-from onnx_path.surgery.protos import replace_nodes
+from onnx_path.surgery.graph.protobuf import replace_nodes
+from onnx_path.surgery.graph.traversal import attribute, constant, is_op
 
 OLDEST_OPSET = 15  # Shape has a start and an end since then
 OFFSETS, LOGITS = 4, 5  # inputs of the node

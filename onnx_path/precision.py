@@ -19,9 +19,16 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.operator import ATTENTION, NVIDIA_DOMAIN
-from onnx_path.surgery.graph import STANDARD_DOMAINS, attribute, constant, has_subgraph, is_op, static_values
-from onnx_path.surgery.recast import Recast, drop_idle_casts, is_constant, is_weight
-from onnx_path.surgery.types import ATTENTIONS, Types
+from onnx_path.surgery.graph.element_types import ATTENTIONS, Types
+from onnx_path.surgery.graph.traversal import (
+    STANDARD_DOMAINS,
+    attribute,
+    constant,
+    has_subgraph,
+    is_op,
+    static_values,
+)
+from onnx_path.surgery.rewrite.recast import Recast, drop_idle_casts, is_constant, is_weight
 
 PRECISIONS = {"fp32": None, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 OLDEST_OPSET = {"fp16": 11, "bf16": 13}

@@ -1,229 +1,154 @@
-"""`python -m onnx_path.surgeon`: one node for each multi-scale deformable attention in an ONNX file.
+"""`python -m onnx_path.surgeon`: replaces decomposed MSDA in an ONNX file by one node each.
 
-Exporters write the operator as dozens of GridSample, Slice, Transpose and Reshape nodes. The command finds
-these by what they compute, whatever they are called, and replaces them by a node of domain `msda` (see
-`onnx_path.operator`), or by NVIDIA's plugin. Every replacement is proven on random numbers in onnxruntime,
-and so is the whole model. Exit status: 0 done, also if there was nothing to replace; 1 failed, or not as many
-replaced as --expect says; 2 wrong arguments or a file that will not do.
+Exporters write the operator as dozens of GridSample, Slice, Transpose and Reshape nodes. The surgeon finds
+them by what they compute, not by their names. `operate` does the same to a model in memory;
+`onnx_path.surgery` tells how.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    check_writable,
-    one_line,
-    run_command,
-    to_path,
-    whole,
-)
-from onnx_path import requirements
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt
 
-if __name__ == "__main__":
-    requirements.stop_without_graph_packages("onnxruntime")
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import complain, run_program
+from codetr.errors import ArgumentError, UsageError, one_line
+from onnx_path.json_report import check_output, write_json
 
-import onnx
+if TYPE_CHECKING:
+    from onnx_path.surgery.pipeline import UnknownOperator, operate
+    from onnx_path.surgery.verify.model_comparison import OutputsDiffer
+    from onnx_path.surgery.verify.report import NearMiss, Replacement, SurgeryReport
 
-from onnx_path.arguments import add_json, write_report
-from onnx_path.custom_operators import nodes_of
-from onnx_path.operator import OPERATORS
-from onnx_path.surgery import bodies, files, runtime
-from onnx_path.surgery.check import DISTURBANCE, OutputsDiffer, compare
-from onnx_path.surgery.operation import Operation
-from onnx_path.surgery.report import NearMiss, Replacement, Report
+_MODULES = {
+    "operate": "onnx_path.surgery.pipeline",
+    "UnknownOperator": "onnx_path.surgery.pipeline",
+    "OutputsDiffer": "onnx_path.surgery.verify.model_comparison",
+    "NearMiss": "onnx_path.surgery.verify.report",
+    "Replacement": "onnx_path.surgery.verify.report",
+    "SurgeryReport": "onnx_path.surgery.verify.report",
+}
+__all__ = [
+    "NearMiss",
+    "OutputsDiffer",
+    "Replacement",
+    "SurgeryReport",
+    "UnknownOperator",
+    "main",
+    "operate",
+    "surgeon",
+]
 
-__all__ = ["NearMiss", "Replacement", "Report", "UnknownOperator", "main", "operate"]
 
-TARGETS = ("msda", "nvidia")
+def __getattr__(name: str):
+    """Imports the public names when they are used, so that the command's help needs no ONNX packages."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 class UnexpectedNumber(ValueError):
-    """Another number of attentions was replaced than the caller expected."""
-
-
-class UnknownOperator(ValueError):
-    """The model cannot be compared with its original: onnxruntime does not know an operator in it."""
-
-
-def operate(
-    model: onnx.ModelProto,
-    *,
-    target: str = "msda",
-    fuse: bool = True,
-    function_body: bool = True,
-    check: bool = True,
-    seed: int = 0,
-    folder: Path | None = None,
-) -> tuple[onnx.ModelProto, Report]:
-    """Replaces decomposed multi-scale deformable attention in a model.
-
-    Args:
-        model: stays as it is. Weights may lie outside of it (`onnx.load(…, load_external_data=False)`), as
-            they must beyond 2 GB.
-        target: "msda", nodes of our plugin, or "nvidia", of MultiscaleDeformableAttnPlugin_TRT.
-        fuse: use FusedMultiScaleDeformableAttention where softmax and locations stand before the attention as
-            it has them. Target nvidia has no such node.
-        function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
-        check: compare all outputs of the two models on random inputs.
-        seed: of all random numbers.
-        folder: where weights outside of the model lie.
-
-    Returns:
-        The rewritten model, `model` itself if nothing was replaced, and what was done.
-
-    Raises:
-        ValueError: `target` is unknown; `UnknownOperator`; `runtime.CannotRun`, onnxruntime refuses the
-            model; `OutputsDiffer`, the outputs of the models are not the same.
-        ImportError: onnxruntime is missing.
-    """
-    if target not in TARGETS:
-        raise ValueError(f"target: expected one of {', '.join(TARGETS)}, got {target!r}")
-    operation = Operation(model, target, fuse, seed, folder)
-    operation.run()
-    if (
-        left_over := operation.left_over()
-    ):  # samplers by gathers that no attention took up: they stay as they were
-        misses = operation.near_misses
-        operation = Operation(model, target, fuse, seed, folder, left_over)
-        operation.run()
-        operation.near_misses[:0] = [miss for miss in misses if miss.node in left_over]
-    nodes, misses = len(model.graph.node), tuple(operation.near_misses)
-    already = sum(node.op_type in (*OPERATORS, bodies.NVIDIA) for node in nodes_of(model))
-    if not operation.replacements:
-        return model, Report((), misses, nodes, nodes, None, already=already)
-    if check and operation.unknown:
-        raise UnknownOperator(
-            f"onnxruntime does not know the operator {operation.unknown[0]}, so the outputs cannot be "
-            "compared; --no-check rewrites without"
-        )
-    result = operation.result(function_body=True)
-    error, notes = None, operation.notes
-    if check:
-        disturbance = max(DISTURBANCE, *(replacement.error for replacement in operation.replacements))
-        compared = compare(model, result, operation.inputs, folder, disturbance)
-        error = compared.error
-        notes += [*compared.notes, *([runtime.STAND_IN] if compared.stand_in else [])]
-    if not function_body:
-        del result.functions[:]
-    nodes_after = len(result.graph.node)
-    replacements = tuple(operation.replacements)
-    return result, Report(replacements, misses, nodes, nodes_after, error, tuple(notes), already)
+    """The surgeon replaced another number of attentions than the caller expects."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(surgeon, argv, "python -m onnx_path.surgeon")
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
-    source, out = arguments.input, arguments.output
-    _check_paths(source, out, arguments.json)
+def surgeon(
+    model: Annotated[InputFile, Parameter(metavar="IN.onnx")],
+    out: Annotated[OutputFile, Parameter(metavar="OUT.onnx")],
+    /,
+    *,
+    target: Literal["msda", "nvidia"] = "msda",
+    no_check: bool = False,
+    no_function_body: bool = False,
+    no_fuse: bool = False,
+    expect: NonNegativeInt | None = None,
+    seed: int = 0,
+    json: OutputFile | None = None,
+) -> int:
+    """Replace decomposed multi-scale deformable attention in an ONNX file by one node each.
+
+    Onnxruntime proves every replacement on random numbers, and compares the outputs of both files.
+
+    Exit status: 0, done, also if there was nothing to replace; 1, failed, or not as many replaced as
+    expected; 2, wrong options or an unusable file.
+
+    Args:
+        model: file to read.
+        out: file to write, another than IN.onnx.
+        target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
+        no_check: write without comparing the outputs of both files.
+        no_function_body: leave out the standard operators that let any runtime run the nodes.
+        no_fuse: leave softmax and locations outside the nodes.
+        expect: write nothing unless so many attentions were replaced.
+        seed: seed of the random numbers.
+        json: write the report to this file.
+    """
     try:
-        model = files.load(source)
-        files.check_valid(source, model)
+        check_output("out", out, (model,))
+    except ArgumentError as error:  # a positional argument, no option
+        raise UsageError(f"OUT.onnx: {error.problem}") from error
+    check_output("json", json, (model, out))
+    from onnx_path.surgery.graph import model_files
+    from onnx_path.surgery.graph.onnx_session import CannotRun
+    from onnx_path.surgery.pipeline import UnknownOperator, operate
+    from onnx_path.surgery.verify.model_comparison import OutputsDiffer
+
+    try:
+        original = model_files.load(model)
+        model_files.check_valid(model, original)
         result, report = operate(
-            model,
-            target=arguments.target,
-            fuse=not arguments.no_fuse,
-            function_body=not arguments.no_function_body,
-            check=not arguments.no_check,
-            seed=arguments.seed,
-            folder=source.parent,
+            original,
+            target=target,
+            fuse=not no_fuse,
+            function_body=not no_function_body,
+            check=not no_check,
+            seed=seed,
+            folder=model.parent,
         )
-    except files.BadModel as error:
+    except model_files.BadModel as error:
         raise UsageError(one_line(error)) from error
-    except (UnknownOperator, runtime.CannotRun) as error:
-        raise UsageError(f"{source}: {one_line(error)}") from error
+    except (UnknownOperator, CannotRun) as error:
+        raise UsageError(f"{model}: {one_line(error)}") from error
     except OutputsDiffer as error:
         raise OutputsDiffer(f"{out} is not written: {error}") from error
-    if arguments.expect not in (None, len(report.replacements)):
-        raise UnexpectedNumber(f"{out} is not written: {_difference(report, arguments.expect)}")
-    if result is model:
-        files.copy(source, out, model)
+    if expect not in (None, len(report.replacements)):
+        raise UnexpectedNumber(f"{out} is not written: {_difference(report, expect)}")
+    if result is original:
+        model_files.copy(model, out, original)
     else:
-        files.save(result, out, source)
-    if arguments.json is not None:
-        write_report(arguments.json, dataclasses.asdict(report))
+        model_files.save(result, out, model)
+    if json is not None:
+        write_json(json, dataclasses.asdict(report))
     _print(report, out)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m onnx_path.surgeon",
-        description="Replace decomposed multi-scale deformable attention in an ONNX file by one node each.",
-    )
-    parser.add_argument("input", metavar="IN.onnx", type=to_path, help="the file to read")
-    parser.add_argument(
-        "output", metavar="OUT.onnx", type=to_path, help="the file to write, another than IN.onnx"
-    )
-    parser.add_argument(
-        "--target",
-        choices=TARGETS,
-        default="msda",
-        help="whose nodes to write: our plugin's, or NVIDIA's MultiscaleDeformableAttnPlugin_TRT "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--no-check", action="store_true", help="write without comparing the outputs of both files"
-    )
-    parser.add_argument(
-        "--no-function-body",
-        action="store_true",
-        help="leave out the standard operators that let any runtime run the nodes",
-    )
-    parser.add_argument(
-        "--no-fuse", action="store_true", help="leave softmax and locations outside of the nodes"
-    )
-    parser.add_argument(
-        "--expect",
-        metavar="N",
-        type=whole,
-        help="fail and write nothing unless N multi-scale deformable attentions were replaced",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: %(default)s)")
-    add_json(parser)
-    return parser
-
-
-def _check_paths(source: Path, out: Path, report: Path | None) -> None:
-    check_file("IN.onnx", source)
-    check_writable("OUT.onnx", out)
-    if out.exists() and out.samefile(source):
-        raise UsageError(f"OUT.onnx {out}: is the file to read; name another")
-    if report is not None:
-        check_writable("--json", report)
-        if report.absolute() in (source.absolute(), out.absolute()):
-            raise UsageError(f"--json {report}: is IN.onnx or OUT.onnx; name another file")
-
-
-def _print(report: Report, out: Path) -> None:
+def _print(report: SurgeryReport, out: Path) -> None:
     for replacement in report.replacements:
         print(f"replaced {replacement}", file=sys.stderr)
     for miss in report.near_misses:
         print(f"kept {miss}", file=sys.stderr)
     for note in report.notes:
-        print(f"note: {note}", file=sys.stderr)
+        complain("note", note)
     if not report.replacements:
-        found = (
-            "nothing replaced"
-            if report.near_misses
-            else "no decomposed multi-scale deformable attention found"
-        )
+        found = "no decomposed multi-scale deformable attention found"
+        found = "nothing replaced" if report.near_misses else found
         print(f"{found}{_already(report)}: {out} is a copy of the file read", file=sys.stderr)
         return
-    error = (
-        "not compared" if report.max_error is None else f"largest relative difference {report.max_error:.1e}"
-    )
+    error = "not compared"
+    if report.max_error is not None:
+        error = f"largest relative difference {report.max_error:.1e}"
     print(
         f"wrote {out}: {len(report.replacements)} replaced{_already(report)}, {report.nodes_before} -> "
         f"{report.nodes_after} nodes; outputs: {error}",
@@ -231,13 +156,13 @@ def _print(report: Report, out: Path) -> None:
     )
 
 
-def _difference(report: Report, expected: int) -> str:
-    """Says how many were replaced in place of `expected`, and of the first that was not, why."""
+def _difference(report: SurgeryReport, expected: int) -> str:
+    """Returns how many were replaced instead of `expected`, and why the first of the others was not."""
     text = f"{len(report.replacements)} replaced, expected {expected}{_already(report)}"
     return f"{text}; kept {report.near_misses[0]}" if report.near_misses else text
 
 
-def _already(report: Report) -> str:
+def _already(report: SurgeryReport) -> str:
     nodes = "1 MSDA node" if report.already == 1 else f"{report.already} MSDA nodes"
     return f" (the file read has {nodes} already)" if report.already else ""
 

@@ -16,7 +16,7 @@ ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from onnx_path import operator  # noqa: E402
 from onnx_path.precision import ASKED, SCORES, convert_precision  # noqa: E402
 from onnx_path.surgeon import operate  # noqa: E402
-from onnx_path.surgery.protos import copied  # noqa: E402
+from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx_zoo import ZOO  # noqa: E402
 

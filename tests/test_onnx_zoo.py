@@ -16,7 +16,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from onnx_path.surgery.protos import replace_nodes  # noqa: E402
+from onnx_path.surgery.graph.protobuf import replace_nodes  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx_zoo import OPSETS, ZOO, every  # noqa: E402
 

@@ -1,11 +1,15 @@
-"""Parts of `onnx_path.surgeon`: finding decomposed MSDA in an ONNX graph, proving what it is, replacing it.
+"""The graph surgery: one node for each decomposed multi-scale deformable attention (MSDA) in an ONNX graph.
 
-In the order of the work: `files` reads and writes, `probe` measures shapes, `gathers` turns sampling by
-gathers into GridSample, `regions` follows samples to their weighted sum, `roles` tells what the region's
-tensors are, `fusion` takes softmax and locations in, `levels` and `rewrite` draft the nodes, `proof` compares
-numbers, `operation` does all this, `check` compares whole models, `report` says what was done.
+`pipeline.operate` runs four steps. Each step returns new immutable objects; the last line writes a new model.
 
-Beneath: `layouts` tells where each element of a tensor comes from, `movement` that of ONNX nodes, `origins`
-looks upstream by it; `graph` walks and cuts, `draft` holds nodes that are not in the graph yet, `bodies` are
-those of our nodes, `runtime` and `precision` run models.
+    find     `find.samplers` lists the bilinear samplers: GridSample nodes, and gathers that compute the same.
+             `find.regions` follows the samples to their weighted sum.
+    roles    `find.recognise_msda` decides whether a region is MSDA, and which tensor has which role.
+             `find.recognise_fused_inputs` looks for softmax and locations in front of it.
+    draft    `rewrite.operator_nodes` drafts the replacement: the operator, its inputs, its result.
+    verify   `verify.proof` runs region and draft on random numbers; `verify.model_comparison` runs both
+    models.
+
+Two rooms lie beneath. `graph` reads, measures, cuts and runs ONNX graphs. `layouts` tells where each element
+of a tensor comes from.
 """

@@ -1,4 +1,4 @@
-"""Taking into the operator what stands before it: softmax, and locations from references and offsets.
+"""Finding what the fused operator computes itself: softmax, and locations from reference points and offsets.
 
 locations = reference + offsets / (W, H), or (cx, cy) + offsets / P · (w, h) · 0.5 with references of four
 columns, and weights = softmax(logits) over the points of all levels.
@@ -13,30 +13,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import attribute, is_op
-from onnx_path.surgery.layouts import Layout, LayoutError, concat
-from onnx_path.surgery.movement import is_movement, moved, source_of
-from onnx_path.surgery.origins import Candidate, origins
-from onnx_path.surgery.probe import Probe
-from onnx_path.surgery.regions import NotAttention
-from onnx_path.surgery.roles import Roles, Sizes
+from onnx_path.surgery.find.candidates import Candidate, origins
+from onnx_path.surgery.find.recognise_msda import Parts, Roles, Sizes
+from onnx_path.surgery.find.samplers import NotAttention
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.traversal import attribute, is_op
+from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat
+from onnx_path.surgery.layouts.movement import moved, source_of
 
-HEAD = 2  # axis of locations
+HEAD = 2  # the axis of the heads in locations
 
 
 @dataclass(frozen=True, eq=False)
 class FusedRoles:
-    """What the fused operator's inputs can be made from, at one probe; each as in `Roles`.
+    """The tensors that the fused operator's inputs can be made from, at one probe, as in `Roles`.
 
     Attributes:
-        reference_points: [N, Q, L, 2 or 4], or two parts, (cx, cy) and (w, h), to be joined.
+        reference_points: [N, Q, L, 2 or 4], or the two parts (cx, cy) and (w, h).
         sampling_offsets: [N, Q, M, L, P, 2] or [N, Q, M, K, 2].
         attention_logits: [N, Q, M, K].
     """
 
-    reference_points: tuple[tuple[Candidate, ...], ...]
-    sampling_offsets: tuple[tuple[Candidate, ...], ...]
-    attention_logits: tuple[tuple[Candidate, ...], ...]
+    reference_points: Parts
+    sampling_offsets: Parts
+    attention_logits: Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +44,9 @@ class _Factor:
     """One factor of a product.
 
     Attributes:
-        origins: the tensors that it was moved from, the nearest last; none of numbers.
-        inverse: the product is divided by it.
-        numbers: of a known factor, one for every point and coordinate: [K, 2].
+        origins: the tensors that it was moved from, the nearest last; empty for a static factor.
+        inverse: whether the product is divided by it.
+        numbers: of a static factor, one for every point and coordinate: [K, 2].
     """
 
     origins: tuple[Candidate, ...] = ()
@@ -54,11 +54,11 @@ class _Factor:
     numbers: np.ndarray | None = None
 
 
-def understand(roles: Roles, probe: Probe) -> FusedRoles:
-    """Finds what softmax and locations are computed from.
+def recognise_fused(roles: Roles, probe: Probe) -> FusedRoles:
+    """Finds the inputs of softmax and locations.
 
     Raises:
-        NotAttention, LayoutError: they are not computed so.
+        NotAttention, LayoutError: the graph computes weights or locations in another way.
     """
     if len(roles.locations) > 1 or len(roles.weights) > 1 or not roles.locations[0] or not roles.weights[0]:
         raise NotAttention("levels have locations or weights of their own")
@@ -67,7 +67,7 @@ def understand(roles: Roles, probe: Probe) -> FusedRoles:
     node = top.value.producer()
     if not is_op(node, "Add") or (top.scale, top.shift) != (1, 0):
         raise NotAttention("locations are no sum")
-    sides = [_operand(top, x, probe) for x in node.inputs]
+    sides = [top.operand(x, probe) for x in node.inputs]
     for centre, offset in (sides, sides[::-1]):
         if not _moves(centre.layout, HEAD):
             reference, offsets = _locations(centre, offset, roles.sizes, probe)
@@ -85,20 +85,7 @@ def _logits(weights: Candidate, sizes: Sizes, probe: Probe) -> tuple[Candidate, 
     still = all((places == places[0]).all() for i, places in enumerate(along) if i != axis)
     if not still or len(set(along[axis])) != weights.shape[axis]:
         raise NotAttention("the softmax is not over all points")
-    return tuple(_carried(node.inputs[0], weights.shape, layout, probe))
-
-
-def _carried(value: ir.Value, shape: Sequence[int], layout: Layout, probe: Probe) -> Iterator[Candidate]:
-    """The tensors that a value was moved from, with a layout that is known over the value."""
-    for candidate in origins(value, probe):
-        yield replace(candidate, layout=layout.after(candidate.layout, shape))
-
-
-def _operand(result: Candidate, value: ir.Value, probe: Probe) -> Candidate:
-    """One input of an elementwise node, under the layout of something over the node's result."""
-    shape = probe.shape(value)
-    layout = result.layout.after(Layout.of(shape).expand(result.shape), result.shape)
-    return Candidate(value, shape, layout)
+    return tuple(origins(Candidate(node.inputs[0], weights.shape, layout), probe))
 
 
 def _moves(layout: Layout, axis: int) -> bool:
@@ -106,10 +93,10 @@ def _moves(layout: Layout, axis: int) -> bool:
 
 
 def _locations(centre: Candidate, offset: Candidate, sizes: Sizes, probe: Probe):
-    """The parts of the reference points, and the candidates for the offsets."""
+    """Returns the parts of the reference points, and the candidates for the offsets."""
     points = np.array(sizes.points)
     widths_heights = np.array([(w, h) for h, w in sizes.levels], np.float64)
-    centres = tuple(_carried(centre.value, centre.shape, centre.layout, probe))
+    centres = origins(centre, probe)
     factors = list(_factors(offset, sizes, probe, {c.value for c in centres}))
     scale = np.ones((int(points.sum()), 2))
     tensors = []
@@ -117,7 +104,7 @@ def _locations(centre: Candidate, offset: Candidate, sizes: Sizes, probe: Probe)
         if factor.numbers is not None:
             scale = scale / factor.numbers if factor.inverse else scale * factor.numbers
         elif factor.inverse:
-            raise NotAttention("offsets are divided by something that is not known")
+            raise NotAttention("offsets are divided by a tensor that depends on the model's inputs")
         else:
             tensors.append(factor)
     offsets = [f for f in tensors if _moves(f.origins[-1].layout, HEAD)] or tensors[:1]
@@ -139,7 +126,7 @@ def _locations(centre: Candidate, offset: Candidate, sizes: Sizes, probe: Probe)
 
 
 def _boxes(centres: Sequence[Candidate], extents: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Tensors that hold both: (cx, cy, w, h)."""
+    """Yields tensors that hold both: (cx, cy, w, h)."""
     for centre in centres:
         for extent in extents:
             if centre.value is extent.value and centre.shape[-1] == 4:
@@ -147,17 +134,17 @@ def _boxes(centres: Sequence[Candidate], extents: Sequence[Candidate]) -> Iterat
 
 
 def _leveled(candidates: Iterable[Candidate], sizes: Sizes) -> Iterator[Candidate]:
-    """The candidates that hold one entry for each level, under that layout."""
+    """Yields the candidates that hold one entry for each level, under that layout."""
     for candidate in candidates:
-        with contextlib.suppress(LayoutError):  # one for each point, say: repeated further down
+        with contextlib.suppress(LayoutError):  # one entry for each point, say: a later one may do
             yield replace(candidate, layout=_of_levels(candidate.layout, sizes))
 
 
 def _of_levels(layout: Layout, sizes: Sizes) -> Layout:
-    """From [N, Q, M, L, P, 2] or [N, Q, M, K, 2] to [N, Q, L, 2].
+    """Reduces a layout [N, Q, M, L, P, 2] or [N, Q, M, K, 2] to [N, Q, L, 2].
 
     Raises:
-        LayoutError: it is not the same for all heads and points of a level.
+        LayoutError: heads or points of a level differ.
     """
     image, query, head, point, column = _of_points(layout, sizes).tables
     starts = np.cumsum([0, *sizes.points])[:-1]
@@ -174,14 +161,14 @@ def _factors(
     whole: Collection[ir.Value],
     inverse: bool = False,
 ) -> Iterator[_Factor]:
-    """Takes a product apart, through movements and divisions, into tensors that are none.
+    """Splits a product into its factors, through movements and divisions.
 
     Args:
         candidate: the product, under the layout of the locations.
         sizes: of the attention.
         probe: of the graph.
-        whole: products that are not taken apart, such as reference points scaled by valid ratios.
-        inverse: the product is divided by.
+        whole: products that are not split, such as reference points scaled by valid ratios.
+        inverse: whether the factors divide.
     """
     trail = [candidate]
     while True:
@@ -197,18 +184,17 @@ def _factors(
         if is_op(node, "Mul", "Div") and at.value not in whole:
             for i, x in enumerate(node.inputs):
                 divisor = is_op(node, "Div") and i == 1
-                yield from _factors(_operand(at, x, probe), sizes, probe, whole, inverse ^ divisor)
+                yield from _factors(at.operand(x, probe), sizes, probe, whole, inverse ^ divisor)
             return
         if is_op(node, "Concat") and (joined := _joined(at, sizes, probe, whole)) is not None:
             numbers, source = joined
-            upstream = _carried(source.value, source.shape, source.layout, probe)
-            # The Concat and what was moved from it hold the products.
+            # The Concat, and tensors moved from it, hold the products.
             nearer = trail[::-1] if (numbers == 1).all() else ()
             yield _Factor(inverse=inverse, numbers=numbers)
-            yield _Factor((*upstream, *nearer), inverse)
+            yield _Factor((*origins(source, probe), *nearer), inverse)
             return
         source = source_of(at.value)
-        if source is None or probe.shape(source) is None or not is_movement(node):
+        if source is None or probe.shape(source) is None:
             break
         shape = probe.shape(source)
         try:
@@ -222,15 +208,15 @@ def _factors(
 def _joined(
     at: Candidate, sizes: Sizes, probe: Probe, whole: Collection[ir.Value]
 ) -> tuple[np.ndarray, Candidate] | None:
-    """Takes apart a Concat of products of one tensor with a number for each level: (w, h) · 0.5 / P_l, say.
+    """Splits a Concat of products of one tensor with a number for each level, such as (w, h) · 0.5 / P_l.
 
     Returns:
-        The numbers [K, 2] and the tensor, or None if it is no such Concat.
+        The numbers [K, 2] and the tensor, or None if the Concat is another.
     """
     try:
         source, layout, scale = _scaled(at.value, probe, whole)
         layout = at.layout.after(layout, at.shape)
-        numbers = scale.reshape(-1)[_indices(_of_points(at.layout, sizes))]
+        numbers = scale.reshape(-1)[_of_points(at.layout, sizes).indices()]
     except LayoutError:
         return None
     if source is at.value or (numbers != numbers[:1, :1, :1]).any():
@@ -241,13 +227,13 @@ def _joined(
 def _scaled(
     value: ir.Value, probe: Probe, whole: Collection[ir.Value]
 ) -> tuple[ir.Value, Layout, np.ndarray]:
-    """The tensor that all of a value's elements are multiples of elements of: itself, if there is no other.
+    """Finds a tensor such that every element of a value is a multiple of one of its elements.
 
     Returns:
-        The tensor, the value's layout over it, and the factors, in the value's shape.
+        The tensor, at worst the value itself; the value's layout over it; the factors, in the value's shape.
 
     Raises:
-        LayoutError: parts come from one tensor in a way that no layout expresses.
+        LayoutError: no layout expresses how the parts come from the tensor.
     """
     shape = probe.shape(value)
     if shape is None:
@@ -279,17 +265,9 @@ def _scaled(
         return itself
     source, layout, scale = _scaled(below, probe, whole)
     step = moved(node, value, [Layout.of(scale.shape)], probe)
-    return source, step.after(layout, scale.shape), scale.reshape(-1)[_indices(step)]
-
-
-def _indices(layout: Layout) -> np.ndarray:
-    """Flat indices of all elements, in the layout's shape."""
-    indices = layout.base
-    for table in layout.tables:
-        indices = indices[..., None, :] + table
-    return indices[..., 0]
+    return source, step.after(layout, scale.shape), scale.reshape(-1)[step.indices()]
 
 
 def _of_points(layout: Layout, sizes: Sizes) -> Layout:
-    """What the locations have, as [N, Q, M, K, 2]."""
+    """Reshapes a layout of locations to [N, Q, M, K, 2]."""
     return layout.reshape((*sizes.samples[:3], sum(sizes.points), 2))

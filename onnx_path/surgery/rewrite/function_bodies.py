@@ -1,4 +1,4 @@
-"""Bodies of the nodes that surgery writes, in the opset of the model that they go into."""
+"""Function bodies of the nodes that the surgery writes, in the opset of the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from onnx_path.operator import NVIDIA_DOMAIN
 
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
-"""NVIDIA's plugin: inputs as `msda.attention`'s with int32 sizes, result [N, Q, M, D]; equal points only."""
+"""NVIDIA's plugin: inputs as of `msda.attention`, sizes in int32, result [N, Q, M, D]; equal points only."""
 
 LOWEST_OPSET = 16
-"""Of the standard operators as the bodies use them; GridSample exists since then, too."""
+"""The oldest version of the standard operators that has all that the bodies use."""
 
 _nvidia = onnxscript.values.Opset(NVIDIA_DOMAIN, 1)
 _msda = onnxscript.values.Opset(operator.DOMAIN, operator.DOMAIN_VERSION)
@@ -25,7 +25,7 @@ _msda = onnxscript.values.Opset(operator.DOMAIN, operator.DOMAIN_VERSION)
 def MultiscaleDeformableAttnPlugin_TRT(
     value, spatial_shapes, level_start_index, sampling_locations, attention_weights
 ):
-    """NVIDIA's plugin by our operator, which joins heads and channels."""
+    """NVIDIA's plugin as MultiScaleDeformableAttention, which joins heads and channels."""
     joined = _msda.MultiScaleDeformableAttention(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights
     )
@@ -35,14 +35,11 @@ def MultiscaleDeformableAttnPlugin_TRT(
 
 
 def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
-    """Returns the bodies that a target's nodes need.
-
-    What the bodies use means the same in all opsets from `LOWEST_OPSET` on, and a function must be of its
-    model's opset.
+    """Returns the bodies that a target's nodes need, in the opset of their model, as ONNX demands.
 
     Args:
-        opset: the model's version of the standard operators.
-        target: msda or nvidia.
+        opset: the model's version of the standard operators, at least `LOWEST_OPSET`.
+        target: "msda" or "nvidia".
     """
     bodies = operator.function_bodies()
     if target == "nvidia":
@@ -56,7 +53,7 @@ def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
 
 
 def add(model: ir.Model, target: str) -> None:
-    """Adds the bodies that a target's nodes need to a model that holds such nodes."""
+    """Adds the bodies to a model that holds nodes of a target."""
     for body in functions(model.opset_imports[""], target):
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function

@@ -1,4 +1,4 @@
-"""Element types of a graph's tensors, and which of a node's tensors a type may be, by ONNX's own schemas."""
+"""Element types of a graph's tensors, and the tensors of a node that may be 16-bit, by ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
-from onnx_path.surgery.graph import STANDARD_DOMAINS, attribute, has_subgraph, is_op
+from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
 
 ATTENTIONS = {(DOMAIN, ATTENTION): (0,), (DOMAIN, FUSED_ATTENTION): (0, 4, 5)}
-"""Our nodes, with the inputs that get the value's type; locations, weights and references stay float32."""
+"""MSDA nodes, and their inputs that get the type of value; locations, weights and references stay float32."""
 
 _FLOAT = ir.DataType.FLOAT
 _DOMAINS = (DOMAIN, NVIDIA_DOMAIN)  # their nodes' results have the type of the first input
@@ -19,10 +19,10 @@ _NARROW_INPUTS = ATTENTIONS | {("", "Resize"): (0,)}  # TensorRT takes Resize's 
 
 
 class Types:
-    """The element types of all values of a main graph, inferred where the file does not say them.
+    """The element types of all values of a main graph, inferred where the file does not give them.
 
     Attributes:
-        of: by value, None where unknown.
+        of: the type of each value, None where unknown.
     """
 
     def __init__(self, graph: ir.Graph, opset: int) -> None:
@@ -36,13 +36,13 @@ class Types:
                 self.of[value] = self._infer(node, i)
 
     def floats(self, values: Iterable[ir.Value | None]) -> list[ir.Value]:
-        """Those of some values that are float32."""
+        """Returns the values that are float32."""
         return [value for _, value in self._places(values)]
 
     def narrow_places(self, node: ir.Node, narrow: ir.DataType) -> tuple[Collection[int], Collection[int]]:
-        """The float32 inputs and outputs of a node that can be of type `narrow`; none if not the first input.
+        """Returns the places of float32 inputs and outputs that can be of type `narrow`.
 
-        What else is float32 stays so, `scales` of Resize for instance.
+        Both are empty unless the first input can. Other inputs stay float32, `scales` of Resize for instance.
         """
         domain = "" if node.domain in STANDARD_DOMAINS else node.domain
         only = _NARROW_INPUTS.get((domain, node.op_type))
@@ -73,7 +73,7 @@ class Types:
             return None
 
     def _infer_inputs(self, node: ir.Node) -> None:
-        """Inputs of one type parameter have one type: results of unknown operators get theirs so."""
+        """Gives results of unknown operators a type: inputs of one type parameter have one type."""
         if (schema := self._schema(node)) is None:
             return
         kinds = [
@@ -98,7 +98,9 @@ class Types:
             return self.of.get(node.inputs[0])
         if value.dtype is None and has_subgraph(node):
             bodies = [x.as_graph() for x in node.attributes.values() if x.type == ir.AttributeType.GRAPH]
-            return bodies[0].outputs[place + is_op(node, "Loop")].dtype  # Loop's gives its condition first
+            return (
+                bodies[0].outputs[place + is_op(node, "Loop")].dtype
+            )  # the body of Loop gives its condition first
         schema = self._schema(node)
         if value.dtype is not None or schema is None:
             return value.dtype
@@ -115,7 +117,7 @@ def _formal(formals: Sequence, place: int):
 
 
 def _allowed(schema: onnx.defs.OpSchema, kind: str) -> Sequence[str]:
-    """The types that a type parameter admits, none if it is a type itself."""
+    """Returns the types that a type parameter admits, none if it is itself a type."""
     for constraint in schema.type_constraints:
         if constraint.type_param_str == kind:
             return list(constraint.allowed_type_strs)
@@ -123,5 +125,5 @@ def _allowed(schema: onnx.defs.OpSchema, kind: str) -> Sequence[str]:
 
 
 def _named(kind: str) -> ir.DataType | None:
-    """The element type of "tensor(int64)" and the like."""
+    """Returns the element type of a name such as "tensor(int64)"."""
     return ir.DataType.__members__.get(kind.removeprefix("tensor(").removesuffix(")").upper())

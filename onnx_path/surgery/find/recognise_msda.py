@@ -1,28 +1,30 @@
-"""What the tensors of a region are: value, sampling locations, attention weights, and their layouts.
+"""Deciding whether a region is MSDA, and which of its tensors is value, locations, weights and result.
 
-Letters: N images, S cells, M heads, D channels of a head, Q queries, K points of all levels. GridSample fixes
-most roles (image or head, channel, row and column of the level, x and y); what is summed over are the points;
-what is left in the grid are the queries. All sizes are those of one probe.
+Letters: N images, S cells, M heads, D channels of a head, Q queries, K points of all levels. A sampler fixes
+most
+roles: image or head, channel, row and column of the level, x and y. The axes summed over are the points. The
+axes that remain in the grid are the queries. All sizes are those of one probe.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.layouts import Layout, LayoutError, concat, factors, merge, row_major, view
-from onnx_path.surgery.origins import Candidate, common, origins
-from onnx_path.surgery.probe import Probe
-from onnx_path.surgery.regions import ANCHOR, CHANNEL, COLUMN, IMAGE, ROW, Flow, NotAttention, Region, Term
+from onnx_path.surgery.find.candidates import Candidate, common, origins
+from onnx_path.surgery.find.regions import CHANNEL, COLUMN, IMAGE, ROW, SAMPLER, Flow, Region, Term
+from onnx_path.surgery.find.samplers import NotAttention
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat, factors, merge, row_major, view
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The operator's sizes at one probe."""
+    """The sizes of an MSDA operator."""
 
     images: int
     queries: int
@@ -33,7 +35,7 @@ class Sizes:
 
     @property
     def ragged(self) -> bool:
-        """Levels have unlike numbers of points."""
+        """Whether levels have different numbers of points."""
         return len(set(self.points)) > 1
 
     @property
@@ -43,33 +45,37 @@ class Sizes:
         return (self.images, self.queries, self.heads, *points)
 
 
+Parts = tuple[tuple[Candidate, ...], ...]
+"""Candidates for an input of the operator: one list for the whole input, or one for each part of it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """A region understood, at one probe.
+    """The roles of a region's tensors, at one probe.
 
     Attributes:
         sizes: of the operator.
-        anchors: numbers of the GridSample nodes in the order of the levels.
-        value, locations, weights: tensors that each can be made from, the most upstream first: one list, or
-            one list a level where the levels have no tensor in common.
+        levels: the sampled tensors in the order of the levels.
+        value, locations, weights: tensors that each can be made from, the most upstream first. One list, or
+            one list for each level if the levels share no tensor.
         outputs: the region's ends, laid out over [N, Q, M · D].
     """
 
     sizes: Sizes
-    anchors: tuple[int, ...]
-    value: tuple[tuple[Candidate, ...], ...]
-    locations: tuple[tuple[Candidate, ...], ...]
-    weights: tuple[tuple[Candidate, ...], ...]
+    levels: tuple[Candidate, ...]
+    value: Parts
+    locations: Parts
+    weights: Parts
     outputs: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Axes:
-    """How an output's axes run through samples and weights: (size, step) with 5 + 1 coordinates each."""
+    """An output's axes through samples and weights: (size, step), where a step has 5 + 1 coordinates."""
 
     images: list[tuple[int, np.ndarray]]
     queries: list[tuple[int, np.ndarray]]
-    direction: int  # ROW or COLUMN: where the queries are
+    direction: int  # ROW or COLUMN, along which the queries lie
     unit: int  # rows or columns between two queries
 
     @property
@@ -79,31 +85,32 @@ class _Axes:
 
 @dataclass(frozen=True, eq=False)
 class _Tap:
-    """One sample of an output element: which, relative to the element's own coordinates, and its weight.
+    """One sample of an output element and its weight, relative to the element's own coordinates.
 
     `axes` tells how both move from element to element.
     """
 
-    anchor: int
+    sampler: int
     place: np.ndarray
     weight_source: ir.Value
     weight: int
     axes: _Axes
 
 
-def understand(region: Region, probe: Probe) -> Roles:
+def recognise(region: Region, probe: Probe) -> Roles:
     """Finds the roles of a region's tensors.
 
     Raises:
-        NotAttention, LayoutError: they are not those of multi-scale deformable attention.
+        NotAttention, LayoutError: the region is not multi-scale deformable attention.
     """
     flow = region.flows[0]
     taps = list(_taps(flow))
     axes = taps[0].axes
-    numbers = sorted({tap.anchor for tap in taps})
-    images = {n: origins(region.anchors[n].inputs[0], probe) for n in numbers}
-    grids = {n: origins(region.anchors[n].inputs[1], probe, True, 0.5, 0.5) for n in numbers}
-    shapes = {n: probe.shape(region.anchors[n].inputs[0]) for n in numbers}
+    numbers = sorted({tap.sampler for tap in taps})
+    levels = {n: region.samplers[n].images[probe.number] for n in numbers}
+    images = {n: origins(level, probe) for n, level in levels.items()}
+    grids = {n: region.samplers[n].locations[probe.number] for n in numbers}
+    shapes = {n: level.layout.shape for n, level in levels.items()}
     if len({shape[:2] for shape in shapes.values()}) > 1:
         raise NotAttention("the sampled tensors have unlike numbers of images, heads or channels")
     batch, head_dim = next(iter(shapes.values()))[:2]
@@ -113,7 +120,7 @@ def understand(region: Region, probe: Probe) -> Roles:
     first = {n: (shared or grids)[n][0].layout for n in numbers}
     by_level: dict[int, list[_Tap]] = {n: [] for n in numbers}
     for tap in taps:
-        by_level[tap.anchor].append(tap)
+        by_level[tap.sampler].append(tap)
     for n, level_taps in by_level.items():
         level_taps.sort(key=lambda tap: (_grid_offset(first[n], tap), tap.weight))
     if shared:
@@ -143,10 +150,10 @@ def understand(region: Region, probe: Probe) -> Roles:
     value = _joined(images, order, value_layout, (0, 2, 1, 3), 1)
     return Roles(
         sizes,
-        tuple(order),
+        tuple(levels[n] for n in order),
         value,
-        _shaped(_joined(grids, order, grid_layout, range(5), 3), (*sizes.samples, 2), sizes),
-        _shaped(_weights(by_level, order, heads, probe), sizes.samples, sizes),
+        _shaped(_joined(grids, order, grid_layout, range(5), 3), (*sizes.samples, 2)),
+        _shaped(_weights(by_level, order, heads, probe), sizes.samples),
         tuple(_output(end, flow, sizes) for end, flow in zip(region.ends, region.flows)),
     )
 
@@ -161,12 +168,12 @@ def _taps(flow: Flow) -> Iterator[_Tap]:
         weights = term.weights.base + merge(term.weights.tables[rank:])
         for place, weight in zip(samples, weights):
             if place[IMAGE] or place[CHANNEL]:
-                raise NotAttention("samples of several heads or channels are summed")
-            yield _Tap(int(place[ANCHOR]), place, term.weight_source, int(weight[0]), axes)
+                raise NotAttention("it holds only some of the images, heads or channels")
+            yield _Tap(int(place[SAMPLER]), place, term.weight_source, int(weight[0]), axes)
 
 
 def _places(term: Term) -> list[np.ndarray]:
-    """Which image or head, query and channel a tensor's axes run through: [n, 3] each."""
+    """Returns the image or head, the query and the channel along each axis of a tensor: [n, 3] each."""
     axes = _axes(term)
     tables = term.samples.tables[: term.rank]
     return [
@@ -182,8 +189,8 @@ def _axes(term: Term) -> _Axes:
     images, queries = [], []
     directions = set()
     for size, step in parts:
-        moving = [i for i in (ANCHOR, IMAGE, CHANNEL, ROW, COLUMN) if step[i]]
-        if len(moving) != 1 or moving[0] == ANCHOR:
+        moving = [i for i in (SAMPLER, IMAGE, CHANNEL, ROW, COLUMN) if step[i]]
+        if len(moving) != 1 or moving[0] == SAMPLER:
             raise NotAttention("an axis of the output runs through several axes of the samples")
         if moving[0] == IMAGE:
             images.append((size, step))
@@ -203,7 +210,7 @@ def _axes(term: Term) -> _Axes:
 
 
 def _heads(batch: int, image: Layout, grid: Layout, axes: _Axes) -> int:
-    """How many of GridSample's `batch` images are the heads of one image."""
+    """Returns how many of a sampler's `batch` images are the heads of one image."""
     tables = (image.tables[0], grid.tables[0])
     seams = [parts for parts in map(factors, tables) if len(parts) == 2]
     if seams:
@@ -228,15 +235,15 @@ def _grid_offset(layout: Layout, tap: _Tap) -> int:
     return int(layout.base[0] + rows[tap.place[ROW], 0] + columns[tap.place[COLUMN], 0])
 
 
-def _joined(candidates, order, layout_of, axes, axis) -> tuple[tuple[Candidate, ...], ...]:
-    """One list of candidates for all levels, or one a level.
+def _joined(candidates, order, layout_of, axes, axis) -> Parts:
+    """Returns one list of candidates for all levels, or one for each level.
 
     Args:
-        candidates: by anchor.
+        candidates: by sampler.
         order: of the levels.
-        layout_of: gives the input's layout for one level.
+        layout_of: returns the input's layout for one level.
         axes: the order of that layout's axes in the operator's input.
-        axis: along which the levels follow one another there.
+        axis: along which the operator's input holds the levels one after another.
     """
 
     def level(n: int, candidate: Candidate) -> Layout:
@@ -252,7 +259,9 @@ def _joined(candidates, order, layout_of, axes, axis) -> tuple[tuple[Candidate, 
         except LayoutError:
             continue
         joined.append(replace(candidate, layout=layout))
-    if not any(_is_view(c) for c in joined) and len(order) > 1:  # a part of it, or levels in another order
+    if (
+        not any(_is_view(c) for c in joined) and len(order) > 1
+    ):  # part of a tensor, or levels in another order
         return tuple(tuple(replace(c, layout=level(n, c)) for c in candidates[n]) for n in order)
     return (tuple(joined),)
 
@@ -265,8 +274,8 @@ def _is_view(candidate: Candidate) -> bool:
     return True
 
 
-def _shaped(parts, shape: tuple[int, ...], sizes: Sizes) -> tuple[tuple[Candidate, ...], ...]:
-    """Splits points into levels where the operator wants it; parts of one level stay as they are."""
+def _shaped(parts: Parts, shape: tuple[int, ...]) -> Parts:
+    """Splits points into levels where the operator expects it; parts of one level stay as they are."""
     if len(parts) > 1:
         return parts
     shaped = []
@@ -278,9 +287,9 @@ def _shaped(parts, shape: tuple[int, ...], sizes: Sizes) -> tuple[tuple[Candidat
     return (tuple(shaped),)
 
 
-def _weights(by_level, order, heads: int, probe: Probe) -> tuple[tuple[Candidate, ...], ...]:
-    """Candidates for the weights, [N, Q, M, K]."""
-    candidates, layouts = {}, {}
+def _weights(by_level: Mapping[int, Sequence[_Tap]], order, heads: int, probe: Probe) -> Parts:
+    """Returns the candidates for the weights, [N, Q, M, K]."""
+    candidates = {}
     for n in order:
         axes = by_level[n][0].axes
         batch = math.prod(size for size, _ in axes.images)
@@ -291,10 +300,8 @@ def _weights(by_level, order, heads: int, probe: Probe) -> tuple[tuple[Candidate
             raise NotAttention("points of one level have weights from several tensors")
         source = sources.pop()
         offsets = np.array([[tap.weight] for tap in by_level[n]])
-        layouts[n] = Layout(offsets[0], (image, queries, head, offsets - offsets[0]))
-        candidates[n] = origins(source, probe)
-        shape = probe.shape(source)
-        candidates[n] = [replace(c, layout=layouts[n].after(c.layout, shape)) for c in candidates[n]]
+        layout = Layout(offsets[0], (image, queries, head, offsets - offsets[0]))
+        candidates[n] = origins(replace(Candidate.of(source, probe), layout=layout), probe)
     return _joined(candidates, order, lambda n, layout: layout, range(4), 3)
 
 
@@ -306,7 +313,7 @@ def _weight_table(size: int, parts, coordinate: int, unit: int) -> np.ndarray:
 
 
 def _output(end: ir.Value, flow: Flow, sizes: Sizes) -> Candidate:
-    """The layout of an end of the region over [N, Q, M · D]."""
+    """Returns an end of the region, laid out over [N, Q, M · D]."""
     tables = []
     for place in _places(flow[0]):
         image, head = np.divmod(place[:, 0], sizes.heads)

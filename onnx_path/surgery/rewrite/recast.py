@@ -1,4 +1,4 @@
-"""Giving the nodes of a graph other float types: one cast for each tensor and type, weights converted."""
+"""Giving the nodes of a graph other float types: one Cast for each tensor and type, weights converted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import constant, is_op
+from onnx_path.surgery.graph.traversal import constant, is_op
 
 _FLOAT = ir.DataType.FLOAT
 
@@ -18,11 +18,12 @@ class Recast:
     """Makes some float32 tensors of a graph 16-bit.
 
     Attributes:
-        graph: is changed.
+        graph: changed in place.
         types: the element types of all its values.
-        narrow: the 16-bit type, `largest` its largest number.
-        beyond: float32 values that may hold larger numbers; they are clipped before a cast.
-        casts: number of Cast nodes inserted.
+        narrow: the 16-bit type.
+        largest: its largest number.
+        beyond: float32 values that may hold larger numbers; they are clipped before a Cast.
+        casts: the number of Cast nodes inserted.
     """
 
     graph: ir.Graph
@@ -41,8 +42,8 @@ class Recast:
         """Changes the graph.
 
         Args:
-            is_narrow: tells whether the producer of a float32 value shall give it in 16 bits.
-            wish: node, input -> the type that it shall get there; None if any will do.
+            is_narrow: returns whether the producer of a float32 value shall give it in 16 bits.
+            wish: returns the type that a node shall read at an input, None if any will do.
         """
         values = {value: is_narrow(value) for value, kind in self.types.items() if kind == _FLOAT}
         wishes = [(value, use, wish(use.node, use.idx)) for value in values for use in value.uses()]
@@ -58,7 +59,7 @@ class Recast:
             self._drop(value)
 
     def _copy(self, value: ir.Value, is_narrow: bool) -> ir.Value:
-        """The value in the other type."""
+        """Returns the value in the other type."""
         if value not in self._copies:
             self._copies[value] = self._cast(value, value, _FLOAT) if is_narrow else self._narrowed(value)
         return self._copies[value]
@@ -69,10 +70,8 @@ class Recast:
             return self._weight(value, constant(value), self.narrow)
         if value in self.beyond:
             return self._cast(value, self._clipped(value), self.narrow)
-        if (
-            is_op(producer, "Cast") and self.types[producer.inputs[0]] != _FLOAT
-        ):  # one cast from what it reads
-            source = producer.inputs[0]
+        if is_op(producer, "Cast") and self.types[producer.inputs[0]] != _FLOAT:
+            source = producer.inputs[0]  # one Cast instead of two
             return source if self.types[source] == self.narrow else self._cast(value, source, self.narrow)
         return self._cast(value, value, self.narrow)
 
@@ -94,7 +93,7 @@ class Recast:
         suffix: str,
         **attributes: int,
     ) -> ir.Value:
-        """A new node as soon as the value is there."""
+        """Inserts a node right behind the producer of its input."""
         name = self._name(f"{value.name}/{suffix}")
         made = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
         node = ir.node(op_type, inputs, attributes=attributes, outputs=[made], name=name)
@@ -107,7 +106,7 @@ class Recast:
         return made
 
     def _weight(self, value: ir.Value, array: np.ndarray, kind: ir.DataType, suffix: str = "") -> ir.Value:
-        """A new initializer; finite numbers too large for it become half of its largest."""
+        """Adds an initializer; finite numbers too large for its type become half of the largest."""
         if kind == self.narrow:
             large = np.isfinite(array) & (np.abs(array) > self.largest)
             array = np.where(large, np.sign(array) * np.float32(self.largest / 2), array).astype(kind.numpy())
@@ -118,7 +117,7 @@ class Recast:
         return made
 
     def _keep_output(self, value: ir.Value) -> None:
-        """A graph output keeps its name and type."""
+        """Keeps the name and type of a graph output."""
         name, value.name = value.name, self._name(f"{value.name}/{self.narrow.name.lower()}")
         wide = self._copy(value, True)
         wide.name = name
@@ -127,7 +126,7 @@ class Recast:
                 self.graph.outputs[i] = wide
 
     def _drop(self, value: ir.Value) -> None:
-        """Removes a constant or cast whose last reader has taken a copy."""
+        """Removes a constant or Cast whose last reader has taken a copy."""
         if value.uses() or value.is_graph_output() or value.is_graph_input():
             return
         if value.is_initializer():
@@ -143,7 +142,7 @@ class Recast:
 
 
 def drop_idle_casts(graph: ir.Graph, types: dict[ir.Value, ir.DataType | None]) -> None:
-    """Removes casts from float32 to float32, which would become casts from 16 bits or stand before others."""
+    """Removes Casts from float32 to float32, which would become Casts from 16 bits or precede others."""
     for node in list(graph):
         if not is_op(node, "Cast") or node.outputs[0].is_graph_output():
             continue
@@ -155,11 +154,11 @@ def drop_idle_casts(graph: ir.Graph, types: dict[ir.Value, ir.DataType | None]) 
 
 
 def is_constant(value: ir.Value) -> bool:
-    """True for initializers and results of Constant nodes."""
+    """Returns True for initializers and results of Constant nodes."""
     weight = value.const_value is not None and not value.is_graph_input()
     return weight or is_op(value.producer(), "Constant")
 
 
 def is_weight(value: ir.Value) -> bool:
-    """True for constants whose numbers are at hand, not in a file beside the model's."""
+    """Returns True for constants whose numbers lie in the model, not in another file."""
     return is_constant(value) and not isinstance(value.const_value, ir.ExternalTensor)

@@ -1,8 +1,8 @@
-"""What a model selects: read from a run of one model, and told to another.
+"""Selections of a model: TopK and thresholds, read from one run and given to another.
 
-Detectors take the best of thousands of cells (TopK), or those on one side of a threshold (Less and the like:
-Mask2Former's masked attention). Some scores are equal, to each other or to the threshold, but for their last
-digits. Two right attentions round otherwise, so such cells are selected otherwise, and what follows differs.
+Detectors take the best of thousands of cells (TopK), or those on one side of a threshold (Less and others, as
+in Mask2Former's masked attention). Some scores equal each other, or the threshold, but for their last digits.
+Two correct attentions round differently there, select different cells, and everything behind differs.
 """
 
 from __future__ import annotations
@@ -12,38 +12,40 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import STANDARD_DOMAINS, static_values
-from onnx_path.surgery.protos import copied, replace_nodes
+from onnx_path.surgery.graph.protobuf import copied, replace_nodes
+from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, static_values
 
 THRESHOLDS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _PREFIX = "selection/"
 
 
 def of(model: onnx.ModelProto) -> list[str]:
-    """The selections of a main graph, by their nodes' first outputs; none that sizes alone decide."""
+    """Returns the first outputs of a main graph's selections, without those that sizes alone decide."""
     static = {value.name for value in static_values(ir.from_proto(model).graph)}
     return [name for name, node in _nodes(model).items() if not static.issuperset(node.input)]
 
 
 def common(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
-    """The selections of both main graphs."""
+    """Returns the selections of both main graphs."""
     there = _nodes(after)
     return [name for name in of(before) if name in there]
 
 
 def choice_name(selection: str) -> str:
-    """What is selected, as an output of `telling` and an input of `told`: TopK's indices; for a threshold,
-    on which side of it each number is."""
+    """Returns the name of a selection's choice, an output of `telling` and an input of `told`.
+
+    The choice is TopK's indices, or the side of the threshold on which each number lies.
+    """
     return f"{_PREFIX}{selection}/choice"
 
 
 def scores_name(selection: str) -> str:
-    """What a selection is made from, as an output of both; for a threshold, distances from it."""
+    """Returns the name of a selection's scores, an output of both: for a threshold, the distances from it."""
     return f"{_PREFIX}{selection}/scores"
 
 
 def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
-    """A copy with two more outputs for each selection: all scores first, then all choices.
+    """Returns a copy with two more outputs for each selection: all scores first, then all choices.
 
     Scores are float32, choices int64 (TopK) or bool.
     """
@@ -61,7 +63,7 @@ def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProt
 
 
 def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
-    """A copy that selects as inputs say, with one more output for each selection: the scores."""
+    """Returns a copy that selects as additional inputs say, with the scores as additional outputs."""
     copy = copied(model)
     nodes = []
     for node in model.graph.node:
@@ -75,7 +77,7 @@ def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
 
 
 def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    """The nodes of a main graph that select, by their first outputs."""
+    """Returns the nodes of a main graph that select, by their first outputs."""
     return {
         node.output[0]: node
         for node in model.graph.node
@@ -84,7 +86,7 @@ def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 
 
 def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Nodes that give what a selection gives, for the choice that is an input."""
+    """Returns nodes with the outputs of a selection, for a choice that is an input."""
     name, *others = node.output
     choice = choice_name(name)
     make = onnx.helper.make_node
@@ -109,7 +111,7 @@ def _add_scores(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
 
 
 def _add_output(graph: onnx.GraphProto, tensor: str, output: onnx.ValueInfoProto) -> None:
-    """Under another name, for the tensor may be an output already; TensorRT gives an Identity none."""
+    """Adds an output by a Cast: the tensor may be an output already, and TensorRT merges an Identity."""
     dtype = output.type.tensor_type.elem_type
     graph.node.append(onnx.helper.make_node("Cast", [tensor], [output.name], to=dtype))
     graph.output.append(output)

@@ -1,9 +1,9 @@
-"""Layouts: where each element of a tensor comes from, through reshapes, transposes, slices and joins.
+"""Layouts: the origin of each element of a tensor, through reshapes, transposes, slices and concatenations.
 
-A layout gives an element at (i, j, …) the origin `base + tables[0][i] + tables[1][j] + …`. An origin is a
-vector of k whole numbers: one, the flat index into a source tensor, or several, the coordinates of a sample.
-One table an axis makes tracing as cheap for 20,000 queries as for two, and a tensor whose origins are no such
-sum is one that MSDA's arithmetic cannot come from. NumPy only.
+The element at (i, j, …) has the origin `base + tables[0][i] + tables[1][j] + …`. An origin is a vector of k
+whole numbers: the flat index into a source tensor (k = 1), or the coordinates of a sample. One table per axis
+makes tracing 20,000 queries as cheap as tracing two. MSDA produces no tensor whose origins are not such a
+sum.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 
 
 class LayoutError(ValueError):
-    """Elements come from places that a layout, or the asked one, cannot express."""
+    """No layout, or not the requested one, expresses where elements come from."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Origins of a tensor's elements.
+    """The origins of a tensor's elements.
 
     Attributes:
         base: [k], the origin of element (0, 0, …).
-        tables: for each axis [n, k], how the origin moves along it; row 0 is zero.
+        tables: for each axis [n, k], the change of the origin along it; row 0 is zero.
     """
 
     base: np.ndarray
@@ -33,7 +33,7 @@ class Layout:
 
     @staticmethod
     def of(shape: Sequence[int]) -> Layout:
-        """The layout of a tensor over itself: flat indices, row by row; k = 1."""
+        """Returns the layout of a tensor over itself: flat indices, row by row; k = 1."""
         if 0 in shape:
             raise LayoutError(f"a tensor of shape {list(shape)} is empty")
         strides = row_major(shape)
@@ -42,7 +42,7 @@ class Layout:
 
     @staticmethod
     def coordinates(shape: Sequence[int], tag: int) -> Layout:
-        """Origins (tag, i, j, …) of a tensor's elements at (i, j, …); k = 1 + rank."""
+        """Returns the layout with origins (tag, i, j, …) of the elements at (i, j, …); k = 1 + rank."""
         units = np.eye(1 + len(shape), dtype=np.int64)
         return Layout(
             units[0] * tag, tuple(np.arange(n)[:, None] * units[1 + i] for i, n in enumerate(shape))
@@ -56,7 +56,7 @@ class Layout:
         return Layout(self.base, tuple(self.tables[axis] for axis in order))
 
     def take(self, axis: int, indices: np.ndarray) -> Layout:
-        """Selects along an axis, as Slice, Split and Gather do; negative indices count from the end."""
+        """Selects along an axis as Slice, Split and Gather do; negative indices count from the end."""
         table = self.tables[axis][np.atleast_1d(indices)]
         return self._with(axis, table - table[0], self.base + table[0])
 
@@ -75,7 +75,7 @@ class Layout:
         """Splits and merges axes.
 
         Raises:
-            LayoutError: an axis would have to be split where it has no seam.
+            LayoutError: the origins along a new axis are no sum.
         """
         if math.prod(shape) != math.prod(self.shape):
             raise LayoutError(f"{list(self.shape)} has not as many elements as {list(shape)}")
@@ -95,12 +95,19 @@ class Layout:
             tables += split(merged, shape[first_new:new])
         return Layout(self.base, tuple(tables))
 
+    def indices(self) -> np.ndarray:
+        """Returns the flat index of every element's origin (k = 1), in the layout's shape."""
+        indices = self.base
+        for table in self.tables:
+            indices = indices[..., None, :] + table
+        return indices[..., 0]
+
     def after(self, other: Layout, shape: Sequence[int]) -> Layout:
-        """This layout over a tensor T, carried on over T's own source.
+        """Composes this layout over a tensor T with T's layout over its own source.
 
         Args:
-            other: T's layout.
-            shape: T's, into which this layout's flat indices are taken apart.
+            other: the layout of T.
+            shape: the sizes of T, which turn this layout's flat indices into coordinates.
         """
         start = np.unravel_index(self.base[0], shape)
         base = other.base + sum(table[i] for table, i in zip(other.tables, start))
@@ -133,7 +140,7 @@ def concat(layouts: Sequence[Layout], axis: int) -> Layout:
 
 
 def merge(tables: Sequence[np.ndarray], k: int = 1) -> np.ndarray:
-    """One table for several axes that become one, the last running fastest."""
+    """Returns the table of several axes merged to one, the last running fastest."""
     merged = np.zeros((1, k), np.int64)
     for table in tables:
         merged = (merged[:, None] + table[None]).reshape(-1, k)
@@ -141,10 +148,10 @@ def merge(tables: Sequence[np.ndarray], k: int = 1) -> np.ndarray:
 
 
 def split(table: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Tables of the axes that one axis is split into.
+    """Returns the tables of the axes that one axis is split into.
 
     Raises:
-        LayoutError: its origins are no sum over these axes.
+        LayoutError: the origins are no sum over these axes.
     """
     tables = []
     for size in sizes[:-1]:
@@ -159,10 +166,10 @@ def split(table: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def factors(table: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Takes a table apart into axes of even steps: (size, step) each, the last runs fastest; none for size 1.
+    """Splits a table into axes of even steps: (size, step) each, the last running fastest; none for size 1.
 
     Raises:
-        LayoutError: it is not made of such axes.
+        LayoutError: the table is not made of such axes.
     """
     size = len(table)
     if size == 1:
@@ -176,13 +183,13 @@ def factors(table: np.ndarray) -> list[tuple[int, np.ndarray]]:
 
 
 def row_major(shape: Sequence[int]) -> list[int]:
-    """Strides of a contiguous tensor, in elements."""
+    """Returns the strides of a contiguous tensor, in elements."""
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor is had from another that holds the same elements: Reshape, Transpose, Reshape."""
+    """Makes a tensor from another with the same elements: Reshape, Transpose, Reshape."""
 
     source: tuple[int, ...]
     split: tuple[int, ...]
@@ -191,7 +198,7 @@ class View:
 
     @property
     def num_nodes(self) -> int:
-        """0 to 3."""
+        """The number of nodes that this takes, 0 to 3."""
         if self.order == tuple(range(len(self.order))):
             return int(self.source != self.result)
         moved = tuple(self.split[i] for i in self.order)
@@ -199,10 +206,10 @@ class View:
 
 
 def view(layout: Layout, source: Sequence[int]) -> View:
-    """Returns how to get the tensor with a layout (k = 1) from its source.
+    """Returns the view that makes the tensor with a layout (k = 1) from its source.
 
     Raises:
-        LayoutError: the tensor leaves elements of the source out, or repeats some.
+        LayoutError: the tensor omits elements of the source, or repeats some.
     """
     parts = [(size, int(step[0])) for table in layout.tables for size, step in factors(table)]
     by_step = sorted(range(len(parts)), key=lambda i: -parts[i][1])
@@ -222,7 +229,7 @@ def view(layout: Layout, source: Sequence[int]) -> View:
 def _like_source(
     sizes: tuple[int, ...], order: tuple[int, ...], source: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits by the source's own axes, those of size 1 with them, if that spares the first Reshape."""
+    """Splits by the source's own axes, those of size 1 included, if that spares the first Reshape."""
     kept = [i for i, size in enumerate(source) if size != 1]
     if sizes != tuple(source[i] for i in kept):
         return sizes, order

@@ -1,4 +1,4 @@
-"""Copies of protobuf models, and other nodes in them."""
+"""Copying protobuf models, and replacing the nodes of a protobuf graph."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import onnx
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a whole model."""
+    """Returns a copy of a whole model."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Gives a graph other nodes, its own among them if need be."""
-    # A node of the graph is gone with it, so copies are made before.
+    """Replaces the nodes of a graph in place; `nodes` may contain nodes of the same graph."""
+    # Deleting a node from the graph invalidates it, so copies are made first.
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)

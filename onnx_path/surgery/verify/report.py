@@ -1,4 +1,4 @@
-"""What surgery did and did not do."""
+"""The report of the graph surgery."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Replacement:
-    """One MSDA that became one node.
+    """One decomposed MSDA that became one node.
 
     Attributes:
-        output: the tensor that the node, or what follows it, now makes.
+        output: the tensor that the node makes, perhaps through a Reshape and Transpose.
         op_type: of the node.
         levels: L.
         points: of each level.
         heads: M.
         head_dim: D.
-        nodes_removed: how many nodes less the graph has for it; the first of several that share nodes has
-            fewer.
-        form: how the sampling was written: "GridSample" or "gather".
-        error: largest relative difference of the node's result from the decomposed one's, on random tensors.
+        nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the last of
+            these counts them.
+        form: of the sampling in the file: "GridSample" or "gather".
+        error: largest relative difference between node and decomposed MSDA, on random tensors.
     """
 
     output: str
     op_type: str
     levels: int
     points: tuple[int, ...]
-    heads: int | None
-    head_dim: int | None
+    heads: int
+    head_dim: int
     nodes_removed: int
     form: str
     error: float
@@ -42,11 +42,11 @@ class Replacement:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """Something that looked like MSDA and stayed as it was.
+    """Nodes that look like MSDA and stay as they are.
 
     Attributes:
-        node: the first sampling node of it.
-        reason: why it stayed.
+        node: the first node that samples.
+        reason: why they stay.
     """
 
     node: str
@@ -57,15 +57,15 @@ class NearMiss:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The whole of it.
+class SurgeryReport:
+    """The result of the graph surgery on one model.
 
     Attributes:
         replacements, near_misses: in the order of the graph.
-        nodes_before, nodes_after: of the main graph, bodies of functions not counted.
+        nodes_before, nodes_after: number of nodes of the main graph, without function bodies.
         max_error: largest relative difference of the model's outputs, None if not compared.
-        notes: what else a user should know.
-        already: MSDA nodes, ours and NVIDIA's, that the model had before.
+        notes: further information for the user.
+        already: the number of MSDA nodes, ours and NVIDIA's, that the model had before.
     """
 
     replacements: tuple[Replacement, ...]

@@ -1,4 +1,4 @@
-"""ONNX files: read with their weights left where they are, written whole or not at all."""
+"""ONNX files: read with their weights left in place, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from codetr.cli.command import one_line
+from codetr.errors import one_line
 from trt_plugin.atomic_files import atomic_write, errors_about, new_folder
 
 
@@ -22,16 +22,16 @@ class BadModel(ValueError):
 
 
 def load(path: Path) -> onnx.ModelProto:
-    """Reads a model; weights that lie in files beside it stay there.
+    """Reads a model; weights in other files stay there.
 
     Raises:
-        BadModel: not an ONNX file, cut off, not valid, or its weights are missing.
-        OSError: it cannot be read.
+        BadModel: the file is no ONNX model, or its weights are missing or cut off.
+        OSError: the file cannot be read.
     """
     try:
         model = onnx.load(path, load_external_data=False)
-    except DecodeError as error:
-        raise BadModel(f"{path}: not an ONNX file, or a part of one is missing") from error
+    except DecodeError:
+        model = onnx.ModelProto()
     if not model.ir_version or not model.graph.output:
         raise BadModel(f"{path}: not an ONNX file, or a part of one is missing")
     for tensor in external_tensors(model):
@@ -40,7 +40,7 @@ def load(path: Path) -> onnx.ModelProto:
 
 
 def check_valid(path: Path, model: onnx.ModelProto) -> None:
-    """Raises `BadModel` if onnx's checker refuses a model that was read from `path`."""
+    """Raises `BadModel` if ONNX's checker refuses a model that was read from `path`."""
     try:
         onnx.checker.check_model(path if external_tensors(model) else model)
     except onnx.checker.ValidationError as error:
@@ -48,14 +48,14 @@ def check_valid(path: Path, model: onnx.ModelProto) -> None:
 
 
 def save(model: onnx.ModelProto, path: Path, source: Path) -> None:
-    """Writes a model, after a full check by onnx's checker, shape inference included.
+    """Writes a model after a full check by ONNX's checker, shape inference included.
 
-    Weights outside of the model stay where they are if `path` lies in their folder, else they are copied to
+    Weights outside the model stay in place if `path` lies in their folder. Otherwise they are copied to
     <path>.data.
 
     Args:
-        model: to write.
-        path: of the file.
+        model: the model to write.
+        path: the file to write.
         source: the file that the model was read from.
 
     Raises:
@@ -79,9 +79,9 @@ def save(model: onnx.ModelProto, path: Path, source: Path) -> None:
 
 
 def copy(source: Path, path: Path, model: onnx.ModelProto) -> None:
-    """Copies a model file byte by byte, with the files of its weights where it goes to another folder."""
+    """Copies a model file byte by byte, and the files of its weights if it goes to another folder."""
     if path.parent.resolve() != source.parent.resolve():
-        for location in dict.fromkeys(_location(tensor) for tensor in external_tensors(model)):
+        for location in dict.fromkeys(_external_data(tensor).location for tensor in external_tensors(model)):
             with atomic_write(path.parent / location) as temporary:
                 shutil.copyfile(source.parent / location, temporary)
     with atomic_write(path) as temporary:
@@ -89,28 +89,28 @@ def copy(source: Path, path: Path, model: onnx.ModelProto) -> None:
 
 
 def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
-    """The initializers that lie in other files."""
+    """Returns the initializers that lie in other files."""
     return [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
 
 
-def _location(tensor: onnx.TensorProto) -> str:
-    return onnx.external_data_helper.ExternalDataInfo(tensor).location
+def _external_data(tensor: onnx.TensorProto) -> onnx.external_data_helper.ExternalDataInfo:
+    return onnx.external_data_helper.ExternalDataInfo(tensor)
 
 
 def _check_external(path: Path, tensor: onnx.TensorProto) -> None:
-    info = onnx.external_data_helper.ExternalDataInfo(tensor)
-    file = path.parent / info.location
+    data = _external_data(tensor)
+    file = path.parent / data.location
     if not file.is_file():
-        raise BadModel(f"{path}: its weights are in {info.location}, which is not beside it")
-    if file.stat().st_size < (info.offset or 0) + (info.length or 0):
+        raise BadModel(f"{path}: its weights are in {data.location}, which is not beside it")
+    if file.stat().st_size < (data.offset or 0) + (data.length or 0):
         raise BadModel(
-            f"{path}: its weights file {info.location} is cut off, {tensor.name} lies beyond its end"
+            f"{path}: its weights file {data.location} is cut off, {tensor.name} lies beyond its end"
         )
 
 
 @contextlib.contextmanager
 def _staging(path: Path) -> Iterator[Path]:
-    """A folder whose files move beside `path` when the block ends well, the one of that name last."""
+    """Yields a folder whose files move beside `path` when the block ends well; the file `path` moves last."""
     prefix = f".{path.name}."
     with (
         new_folder(path.parent),

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import FLOATS, attribute, is_op
-from onnx_path.surgery.layouts import Layout, LayoutError, concat
-from onnx_path.surgery.probe import Probe
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.traversal import FLOATS, attribute, is_op
+from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _COPIES = ("Identity", "Dropout")
@@ -29,28 +29,29 @@ _OTHERS = (
 
 
 def is_movement(node: ir.Node | None) -> bool:
-    """True for a node whose outputs hold nothing but elements of its first input (Concat: of all)."""
+    """Returns True for a node whose outputs hold only elements of its first input (Concat: of all inputs)."""
     if is_op(node, "Cast", "CastLike"):
         return node.outputs[0].dtype in FLOATS and node.inputs[0].dtype in FLOATS
     return is_op(node, *_RESHAPES, *_COPIES, *_OTHERS)
 
 
 def source_of(value: ir.Value) -> ir.Value | None:
-    """The tensor that a value's producer moved its elements from, None at a Concat or other operator."""
+    """Returns the tensor that a value's elements were moved from, None at Concat and other operators."""
     node = value.producer()
     return node.inputs[0] if is_movement(node) and not is_op(node, "Concat") else None
 
 
 def moved(node: ir.Node, result: ir.Value, inputs: Sequence[Layout], probe: Probe) -> Layout:
-    """The layout of one of a node's outputs.
+    """Returns the layout of one output of a node.
 
     Args:
-        node: for which `is_movement` holds.
-        result: which output.
-        inputs: the layouts of its data: one, for Concat several.
+        node: a node for which `is_movement` holds.
+        result: the output.
+        inputs: the layouts of the node's data: one, for Concat several.
+        probe: of the graph.
 
     Raises:
-        LayoutError: elements come from places that no layout expresses, or that the probe does not know.
+        LayoutError: no layout expresses the movement, or it depends on the model's inputs.
     """
     layout = inputs[0]
     shape = _known(probe.shape(result), result)
@@ -70,14 +71,6 @@ def moved(node: ir.Node, result: ir.Value, inputs: Sequence[Layout], probe: Prob
         return _gather(node, layout, shape, probe)
     if is_op(node, "Tile"):
         return _tile(node, layout, probe)
-    return layout
-
-
-def trace(path: Sequence[ir.Value], probe: Probe) -> Layout:
-    """The layout of the last value of a path over the first; each comes from the one before by a movement."""
-    layout = Layout.of(_known(probe.shape(path[0]), path[0]))
-    for value in path[1:]:
-        layout = moved(value.producer(), value, [layout], probe)
     return layout
 
 

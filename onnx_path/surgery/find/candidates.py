@@ -1,28 +1,29 @@
-"""Where a tensor's elements come from, upstream: the tensors that the operator's inputs can be made from."""
+"""Tracing a tensor upstream: the tensors that an input of the operator can be made from."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import attribute, is_op
-from onnx_path.surgery.layouts import Layout, LayoutError, concat
-from onnx_path.surgery.movement import is_movement, moved, source_of
-from onnx_path.surgery.probe import Probe
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.traversal import attribute, is_op
+from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat
+from onnx_path.surgery.layouts.movement import is_movement, moved, source_of
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A tensor that an input of the operator can be made from.
+    """A tensor that an input of the operator can be made from: the input is scale · tensor + shift.
 
     Attributes:
         value: the tensor.
         shape: its sizes.
-        layout: the input's, over the tensor.
-        scale, shift: the input is scale · tensor + shift.
+        layout: of the input, over the tensor.
+        scale, shift: as above.
     """
 
     value: ir.Value
@@ -31,29 +32,32 @@ class Candidate:
     scale: float = 1.0
     shift: float = 0.0
 
+    @staticmethod
+    def of(value: ir.Value, probe: Probe, scale: float = 1.0, shift: float = 0.0) -> Candidate:
+        """Returns the candidate whose input is the tensor itself, scaled and shifted."""
+        shape = probe.shape(value)
+        return Candidate(value, shape, Layout.of(shape), scale, shift)
 
-def origins(
-    value: ir.Value,
-    probe: Probe,
-    affine: bool = False,
-    scale: float = 1.0,
-    shift: float = 0.0,
-    layout: Layout | None = None,
-) -> list[Candidate]:
-    """The tensors that a value was moved from, the most upstream first, with the value's layout over each.
+    def operand(self, value: ir.Value, probe: Probe) -> Candidate:
+        """Returns an input of the elementwise node that makes this tensor, under the same layout."""
+        shape = probe.shape(value)
+        layout = self.layout.after(Layout.of(shape).expand(self.shape), self.shape)
+        return Candidate(value, shape, layout)
+
+
+def origins(start: Candidate, probe: Probe, affine: bool = False) -> list[Candidate]:
+    """Returns the tensors that a candidate's tensor was moved from, the most upstream first, itself last.
 
     Args:
-        value: the tensor to trace.
+        start: the candidate to trace.
         probe: of the graph.
-        affine: also through multiplications and additions of one number.
-        scale, shift: scale · value + shift is what the candidates describe.
-        layout: of what is described, over the value; default: all of it.
+        affine: also trace through multiplication with, and addition of, a single number.
     """
-    shape = probe.shape(value)
-    found = [Candidate(value, shape, Layout.of(shape) if layout is None else layout, scale, shift)]
+    found = [start]
     while True:
         at = found[-1]
-        if is_op(at.value.producer(), "Concat"):
+        node = at.value.producer()
+        if is_op(node, "Concat"):
             return [*_joint_origins(at, probe, affine), *found[::-1]]
         step = None
         if (source := source_of(at.value)) is not None:
@@ -63,21 +67,37 @@ def origins(
         if step is None or probe.shape(step[0]) is None:
             return found[::-1]
         source, scale, shift = step
-        here = Layout.of(probe.shape(source))
         try:
-            if is_movement(at.value.producer()):
-                here = moved(at.value.producer(), at.value, [here], probe)
+            here = Layout.of(probe.shape(source))
+            if is_movement(node):
+                here = moved(node, at.value, [here], probe)
             layout = at.layout.after(here, at.shape)
         except LayoutError:
             return found[::-1]
         found.append(Candidate(source, probe.shape(source), layout, scale, shift))
 
 
+def common(candidates: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candidate]] | None:
+    """Returns the candidates that all lists share, in the order of the first list; None if there are none."""
+
+    def same(one: Candidate, other: Candidate) -> bool:
+        numbers = (one.scale, one.shift), (other.scale, other.shift)
+        return one.value is other.value and np.allclose(*numbers)
+
+    first, *others = candidates.values()
+    shared = [c for c in first if all(any(same(c, d) for d in other) for other in others)]
+    if not shared:
+        return None
+    return {n: [next(d for d in own if same(c, d)) for c in shared] for n, own in candidates.items()}
+
+
 def _joint_origins(at: Candidate, probe: Probe, affine: bool) -> list[Candidate]:
-    """Tensors that all parts of a Concat were moved from, as x and y were from the same locations."""
+    """Returns tensors that all parts of a Concat come from, such as the locations that x and y come from."""
     node = at.value.producer()
-    parts = {i: origins(x, probe, affine, at.scale, at.shift) for i, x in enumerate(node.inputs)}
-    shared = common(parts)
+    if any(probe.shape(x) is None for x in node.inputs):
+        return []
+    starts = [Candidate.of(x, probe, at.scale, at.shift) for x in node.inputs]
+    shared = common({i: origins(start, probe, affine) for i, start in enumerate(starts)})
     found = []
     for candidates in zip(*shared.values()) if shared else ():
         with contextlib.suppress(LayoutError):
@@ -87,7 +107,7 @@ def _joint_origins(at: Candidate, probe: Probe, affine: bool) -> list[Candidate]
 
 
 def _affine_source(at: Candidate, probe: Probe) -> tuple[ir.Value, float, float] | None:
-    """The tensor that a value is a multiple of, or a sum with a number; and the new scale and shift."""
+    """Returns the tensor that a value is an affine function of, and the new scale and shift."""
     node = at.value.producer()
     if (kept := _unclipped(at, probe)) is not None:
         return kept, at.scale, at.shift
@@ -111,7 +131,7 @@ def _affine_source(at: Candidate, probe: Probe) -> tuple[ir.Value, float, float]
 
 
 def _number(value: ir.Value, at: Candidate, probe: Probe) -> float | None:
-    """The number that a known tensor holds wherever it meets the elements described."""
+    """Returns the one number that a static tensor holds wherever it meets the described elements."""
     array = probe.value(value)
     if array is None or not array.size:
         return None
@@ -125,9 +145,9 @@ def _number(value: ir.Value, at: Candidate, probe: Probe) -> float | None:
 
 
 def _unclipped(at: Candidate, probe: Probe) -> ir.Value | None:
-    """What a Clip, or a Where after one, was given, if it only moves locations that are outside anyhow.
+    """Returns the input of a Clip, or of a Where after one, that moves only locations outside every level.
 
-    A location's samples are nothing but zeros from half a cell outside on, and levels have at least one cell.
+    Samples are zero from half a cell outside the level on, and a level has at least one cell.
     """
     node = at.value.producer()
 
@@ -148,21 +168,3 @@ def _unclipped(at: Candidate, probe: Probe) -> ir.Value | None:
             if is_op(clipped.producer(), "Clip") and outside(other, True):
                 return clipped if probe.shape(clipped) == at.shape else None
     return None
-
-
-def common(candidates: dict[int, list[Candidate]]) -> dict[int, list[Candidate]] | None:
-    """Those of each level's candidates that all levels have, None if there are none."""
-    lists = list(candidates.values())
-    shared = [
-        c.value
-        for c in lists[0]
-        if all(
-            any(d.value is c.value and np.allclose((d.scale, d.shift), (c.scale, c.shift)) for d in other)
-            for other in lists[1:]
-        )
-    ]
-    if not shared:
-        return None
-    return {
-        n: [next(c for c in own if c.value is value) for value in shared] for n, own in candidates.items()
-    }

@@ -1,0 +1,1 @@
+"""Finding MSDA: samplers, regions, and the roles of a region's tensors."""

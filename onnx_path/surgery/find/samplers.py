@@ -1,0 +1,300 @@
+"""Finding bilinear samplers: GridSample nodes, and gathers with arithmetic that compute the same.
+
+Sampling by gathers takes the Floor of pixel coordinates, gathers the four cells around each, and sums them by
+shares. Whether it equals GridSample is proven on numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_path.surgery.find.candidates import Candidate, common, origins
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.graph.partial_models import NotClosed
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.traversal import SHAPE_OPS, attribute, is_op
+from onnx_path.surgery.layouts.layout import LayoutError, concat
+from onnx_path.surgery.layouts.movement import is_movement
+from onnx_path.surgery.verify import proof
+
+GATHERS = ("Gather", "GatherElements", "GatherND")
+CORNERS = 4
+
+
+class NotAttention(ValueError):
+    """Samples, or their sum, that are not multi-scale deformable attention, and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler:
+    """Nodes that sample as MSDA does: bilinear, with zeros outside, corners not aligned.
+
+    Attributes:
+        name: of the node, or of its result.
+        result: the samples, [B, C, rows, columns] or [B, C, rows].
+        form: "GridSample" or "gather".
+        images: at each probe, the sampled tensor [B, C, H, W].
+        locations: at each probe, tensors that the locations [B, rows, columns, 2] can be made from, 0 to 1
+            across the level, the most upstream first.
+    """
+
+    name: str
+    result: ir.Value
+    form: str
+    images: tuple[Candidate, ...]
+    locations: tuple[tuple[Candidate, ...], ...]
+
+
+def find_samplers(
+    graph: ir.Graph, probes: Sequence[Probe], seed: int
+) -> Iterator[Sampler | tuple[str, NotAttention]]:
+    """Yields the samplers of a graph in its order, and the names of other GridSample nodes with a reason.
+
+    Args:
+        graph: in an order in which it can run.
+        probes: of the graph.
+        seed: of the random numbers that prove samplers by gathers.
+    """
+    by_gathers = {group.result.producer(): group for group in _gather_groups(graph)}
+    for node in graph:
+        if is_op(node, "GridSample"):
+            try:
+                yield _grid_sample(node, probes)
+            except NotAttention as error:
+                yield node.name or node.outputs[0].name, error
+        elif node in by_gathers and (sampler := _proven(by_gathers[node], probes, seed)):
+            yield sampler
+
+
+# GridSample
+
+
+def _grid_sample(node: ir.Node, probes: Sequence[Probe]) -> Sampler:
+    mode = attribute(node, "mode", "bilinear")
+    if mode not in ("bilinear", "linear"):
+        raise NotAttention(f"it samples by mode {mode}, not bilinear")
+    if (padding := attribute(node, "padding_mode", "zeros")) != "zeros":
+        raise NotAttention(f"its padding is {padding}, not zeros")
+    if attribute(node, "align_corners", 0):
+        raise NotAttention("it aligns corners")
+    for probe in probes:
+        shapes = [probe.shape(x) for x in (*node.inputs, *node.outputs)]
+        if None in shapes:
+            raise NotAttention(
+                "its sizes cannot be found, it depends on operators that onnxruntime does not know"
+            )
+        if len(shapes[0]) != 4:
+            raise NotAttention(f"it samples from a tensor of {len(shapes[0])} dimensions, not 4")
+        if any(0 in shape for shape in shapes):
+            raise NotAttention("it samples nothing at the sizes tried")
+    image, grid = node.inputs
+    return Sampler(
+        name=node.name or node.outputs[0].name,
+        result=node.outputs[0],
+        form="GridSample",
+        images=tuple(Candidate.of(image, probe) for probe in probes),
+        locations=tuple(
+            tuple(origins(Candidate.of(grid, probe, 0.5, 0.5), probe, affine=True)) for probe in probes
+        ),
+    )
+
+
+# Gathers
+
+
+@dataclass(frozen=True, eq=False)
+class _GatherGroup:
+    """Four gathers and their sum.
+
+    Attributes:
+        floors: the Floor nodes: one of x and y together, or two.
+        gathers: the nodes that read the corners.
+        result: the sum.
+    """
+
+    floors: tuple[ir.Node, ...]
+    gathers: tuple[ir.Node, ...]
+    result: ir.Value
+
+
+def _gather_groups(graph: ir.Graph) -> Iterator[_GatherGroup]:
+    """Yields four gathers by the same Floor nodes whose results are weighted and added."""
+    floors: dict[ir.Value, frozenset[ir.Node]] = {}
+    groups: dict[tuple, list[ir.Node]] = {}
+    for node in graph:
+        found = frozenset().union(*(floors.get(x, frozenset()) for x in node.inputs if x is not None))
+        if is_op(node, "Floor"):
+            found = frozenset((node,))
+        elif is_op(node, *GATHERS) and floors.get(node.inputs[1]):
+            *_, top = _sampled_tensors(node.inputs[0])
+            groups.setdefault((floors[node.inputs[1]], top), []).append(node)
+            continue
+        elif is_op(node, *SHAPE_OPS) or not found:
+            continue
+        floors.update({value: found for value in node.outputs})
+    order = {node: number for number, node in enumerate(graph)} if groups else {}
+    for (sources, _), gathers in groups.items():
+        if len(gathers) == CORNERS and len(sources) < 3 and (result := _sum(graph, gathers)) is not None:
+            yield _GatherGroup(tuple(sorted(sources, key=order.__getitem__)), tuple(gathers), result)
+
+
+def _sum(graph: ir.Graph, gathers: Sequence[ir.Node]) -> ir.Value | None:
+    """Returns the tensor in which all gathers have been added."""
+    parts: dict[ir.Value, frozenset[ir.Node]] = {node.outputs[0]: frozenset((node,)) for node in gathers}
+    for node in graph:
+        given = [parts[x] for x in node.inputs if x in parts]
+        if not given or node in gathers:
+            continue
+        single = len(given) == 1 and (is_movement(node) or is_op(node, "Mul"))
+        if single or is_op(node, "Add", "Sum"):
+            parts[node.outputs[0]] = frozenset().union(*given)
+            if len(parts[node.outputs[0]]) == len(gathers):
+                return node.outputs[0]
+    return None
+
+
+def _proven(group: _GatherGroup, probes: Sequence[Probe], seed: int) -> Sampler | None:
+    """Returns the sampler that a group of gathers is, None if it equals no GridSample."""
+    for sampler in _hypotheses(group, probes):
+        choices = zip(*sampler.locations)
+        try:
+            alternatives = next(choices)  # the most upstream tensor at every probe
+            for probe, image, locations in zip(probes, sampler.images, alternatives):
+                kinds = {image.value: "normal", locations.value: "locations"}
+                proof.prove(
+                    probe, sampler.result, kinds, _by_grid_sample(sampler, image, locations, probe), seed
+                )
+            return sampler
+        except (NotClosed, proof.Disagreement, onnx_session.CannotRun):
+            continue
+    return None
+
+
+def _by_grid_sample(sampler: Sampler, image: Candidate, locations: Candidate, probe: Probe):
+    """Returns a function that computes a sampler's result by GridSample."""
+    make = onnx.helper.make_tensor_value_info
+    names = ("image", "grid", "result")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("GridSample", names[:2], names[2:])],
+        "sampler",
+        [make(name, onnx.TensorProto.FLOAT, None) for name in names[:2]],
+        [make(names[2], onnx.TensorProto.FLOAT, None)],
+    )
+    opsets = [onnx.helper.make_opsetid("", 16)]
+    session = onnx_session.Session(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8))
+
+    def run(tensors: proof.Tensors) -> np.ndarray:
+        arrays = []
+        for c in (image, locations):
+            numbers = tensors[c.value].astype(np.float64).reshape(-1)[c.layout.indices()]
+            arrays.append((numbers * c.scale + c.shift).astype(np.float32))
+        (result,) = session.run({"image": arrays[0], "grid": 2 * arrays[1] - 1})
+        return result.reshape(probe.shape(sampler.result))
+
+    return run
+
+
+def _hypotheses(group: _GatherGroup, probes: Sequence[Probe]) -> Iterator[Sampler]:
+    """Yields the samplers that a group of gathers could be, for proof to choose from."""
+    shapes = [probe.shape(group.result) for probe in probes]
+    if any(shape is None or len(shape) not in (3, 4) for shape in shapes):
+        return
+    for value in _sampled_tensors(group.gathers[0].inputs[0]):
+        for sizes in _sizes(group, value, shapes, probes):
+            for floors in (group.floors, group.floors[::-1])[: len(group.floors)]:
+                try:
+                    each = zip(sizes, shapes, probes)
+                    locations = [_locations([x.inputs[0] for x in floors], *one) for one in each]
+                    own = [Candidate.of(value, probe) for probe in probes]
+                    images = [replace(c, layout=c.layout.reshape(n)) for c, n in zip(own, sizes)]
+                except (LayoutError, NotAttention):
+                    continue
+                shared = [c.value for c in locations[0]]
+                shared = [v for v in shared if all(any(c.value is v for c in one) for one in locations)]
+                locations = [tuple(next(c for c in one if c.value is v) for v in shared) for one in locations]
+                if shared:
+                    name = group.result.name
+                    yield Sampler(name, group.result, "gather", tuple(images), tuple(locations))
+
+
+def _sampled_tensors(value: ir.Value) -> Iterator[ir.Value]:
+    """Yields a value and the tensors that it was moved from, also without its border."""
+    while True:
+        yield value
+        node = value.producer()
+        if not (is_movement(node) or is_op(node, "Pad")) or is_op(node, "Concat", "Split", "Slice"):
+            return
+        value = node.inputs[0]
+
+
+def _sizes(
+    group: _GatherGroup, value: ir.Value, shapes: Sequence[tuple[int, ...]], probes: Sequence[Probe]
+) -> Iterator[list[tuple[int, ...]]]:
+    """Yields the sizes [B, C, H, W] that a sampled tensor could have, at every probe."""
+    own = [probe.shape(value) for probe in probes]
+    if any(shape is None for shape in own):
+        return
+    if all(len(shape) == 4 and shape[:2] == result[:2] for shape, result in zip(own, shapes)):
+        yield own
+        return
+    cells = [int(np.prod(shape)) // (result[0] * result[1]) for shape, result in zip(own, shapes)]
+    for widths in _widths(group, probes):
+        if all(n % w == 0 for n, w in zip(cells, widths)):
+            yield [(*result[:2], n // w, w) for result, n, w in zip(shapes, cells, widths)]
+
+
+def _widths(group: _GatherGroup, probes: Sequence[Probe]) -> list[tuple[int, ...]]:
+    """Returns the single numbers, at every probe, that enter the indices of cells: one is the width."""
+    pending, seen, found = [group.gathers[0].inputs[1]], set(), {}
+    while pending:
+        value = pending.pop()
+        if value in seen or value is None:
+            continue
+        seen.add(value)
+        arrays = [probe.value(value) for probe in probes]
+        if all(array is not None and array.size == 1 for array in arrays):
+            number = tuple(int(array.reshape(-1)[0]) for array in arrays)
+            if min(number) > 0:
+                found[number] = None
+        elif arrays[0] is None and not is_op(value.producer(), "Floor") and value.producer() is not None:
+            pending += value.producer().inputs
+    return list(found)
+
+
+def _locations(
+    pixels: Sequence[ir.Value], size: tuple[int, ...], shape: tuple[int, ...], probe: Probe
+) -> list[Candidate]:
+    """Returns the tensors that the locations [B, rows, columns, 2] can be made from.
+
+    Args:
+        pixels: the coordinates (x, y) in cells: one tensor [..., 2], or one for each.
+        size: [B, C, H, W] of the sampled tensor.
+        shape: of the sampler's result.
+        probe: of the graph.
+    """
+    columns = {}
+    for i, extent in enumerate((size[3], size[2])):
+        start = Candidate.of(
+            pixels[i % len(pixels)], probe, 1 / extent, 0.5 / extent
+        )  # (pixel + 0.5) / extent
+        layout = start.layout
+        if len(pixels) == 1:
+            layout = layout.take(len(layout.tables) - 1, np.array([i]))
+        layout = layout.reshape((size[0], *(shape[2:] if len(shape) == 4 else (shape[2], 1)), 1))
+        columns[i] = origins(replace(start, layout=layout), probe, affine=True)
+    joint = common(columns)
+    if joint is None:
+        raise NotAttention("x and y come from different tensors")
+    found = []
+    for x, y in zip(*joint.values()):
+        scale, shift = float(f"{x.scale:.9g}"), round(x.shift, 9)  # 1 and 0 but for roundings
+        try:
+            found.append(replace(x, layout=concat([x.layout, y.layout], -1), scale=scale, shift=shift))
+        except LayoutError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Reading, measuring, cutting and running ONNX graphs."""

@@ -1,0 +1,90 @@
+"""Running models in onnxruntime on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from onnx_path.surgery.graph.float32_models import in_float32, samples_in_float32
+
+STAND_IN = (
+    "the original's GridSample nodes on float64 ran in float32: onnxruntime's CPU provider has no other"
+)
+
+ort.set_default_logger_severity(4)  # fatal errors only; onnxruntime's C++ code writes straight to stderr
+
+
+class CannotRun(ValueError):
+    """Onnxruntime does not load or run a model."""
+
+
+class Session:
+    """A model loaded by onnxruntime on the CPU; its 16-bit tensors run in float32.
+
+    Attributes:
+        stand_in: whether float64 GridSample nodes run in float32, see `STAND_IN`.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: Path | None = None, optimise: bool = False) -> None:
+        """Loads a model.
+
+        Args:
+            model: the model; weights outside it lie in `folder`.
+            folder: of weights outside the model.
+            optimise: let onnxruntime fuse nodes; otherwise the graph runs as it stands.
+
+        Raises:
+            CannotRun: with onnxruntime's reason.
+        """
+        self.stand_in = False
+        model = in_float32(model)
+        try:
+            self._session = _load(model, folder, optimise)
+        except CannotRun as error:
+            if "GridSample" not in str(error) or "NOT_IMPLEMENTED" not in str(error):
+                raise
+            self.stand_in = True
+            self._session = _load(samples_in_float32(model), folder, optimise)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns all outputs.
+
+        Raises:
+            CannotRun: with onnxruntime's reason.
+        """
+        wanted = {x.name: x.type for x in self._session.get_inputs()}
+        tensors = {name: array for name, array in inputs.items() if name in wanted}
+        for name, array in tensors.items():
+            if wanted[name] == "tensor(float)":
+                tensors[name] = array.astype(np.float32, copy=False)
+        try:
+            return self._session.run(None, tensors)
+        except Exception as error:  # onnxruntime's exceptions have no other common base
+            raise CannotRun(" ".join(str(error).split())) from error
+
+
+def run(
+    model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], folder: Path | None = None
+) -> list[np.ndarray]:
+    """Loads a model, runs it once and returns all outputs; raises as `Session` does."""
+    return Session(model, folder).run(inputs)
+
+
+def _load(model: onnx.ModelProto, folder: Path | None, optimise: bool) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = False  # the arena keeps what a large model frees: twice the memory
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # Shape nodes early, which frees their inputs
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no other common base
+        raise CannotRun(" ".join(str(error).split())) from error

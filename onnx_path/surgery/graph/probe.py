@@ -1,0 +1,145 @@
+"""Measuring a graph at given input sizes: sizes of its tensors, and values that sizes alone decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.graph.partial_models import partial_model
+from onnx_path.surgery.graph.protobuf import replace_nodes
+from onnx_path.surgery.graph.traversal import (
+    SHAPE_OPS,
+    STANDARD_DOMAINS,
+    attribute,
+    constant,
+    is_op,
+    static_values,
+)
+
+
+class Probe:
+    """The sizes of a model's tensors in one run, and the values that follow from them.
+
+    Tensors computed from an operator that onnxruntime does not know have no known size.
+
+    Attributes:
+        number: of this run among the runs at different input sizes.
+    """
+
+    def __init__(
+        self, model: ir.Model, inputs: Mapping[str, np.ndarray], folder: Path | None = None, number: int = 0
+    ) -> None:
+        """Runs the model once for the sizes.
+
+        Args:
+            model: with names for all values.
+            inputs: the graph's inputs, by name.
+            folder: of weights outside the model.
+            number: as above.
+
+        Raises:
+            onnx_session.CannotRun: onnxruntime refuses the model at these sizes.
+        """
+        self.model = model
+        self.folder = folder
+        self.number = number
+        self._static = static_values(model.graph)
+        self._shapes = _shapes(model, inputs, folder)
+        self._values: dict[ir.Value, np.ndarray] = {}
+        self._sizes = {
+            node.outputs[0]: _size_of(node, self._shapes[node.inputs[0]])
+            for node in model.graph
+            if is_op(node, *SHAPE_OPS) and node.inputs[0] in self._shapes
+        }
+
+    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """Returns a tensor's sizes, None if they are not known."""
+        return self._shapes.get(value)
+
+    def value(self, value: ir.Value) -> np.ndarray | None:
+        """Returns a tensor's numbers if they follow from constants and sizes, else None."""
+        if value not in self._static:
+            return constant(value)
+        if value not in self._values:
+            array = constant(value)
+            self._values[value] = self.run({}, value) if array is None else array
+        return self._values[value]
+
+    def is_static(self, value: ir.Value) -> bool:
+        """Returns True for a tensor that follows from constants and sizes."""
+        return value in self._static
+
+    def run(self, tensors: Mapping[ir.Value, np.ndarray], output: ir.Value) -> np.ndarray:
+        """Runs the nodes between some tensors and an output, at the sizes of this probe.
+
+        Raises:
+            NotClosed: the output depends on other tensors.
+            onnx_session.CannotRun: onnxruntime cannot run the nodes.
+        """
+        if output in self._sizes:
+            return self._sizes[output]
+        inputs = self._sizes | dict(tensors)
+        part = partial_model(self.model, list(inputs), [output])
+        feed = {value.name: array for value, array in inputs.items()}
+        return onnx_session.run(part, feed, self.folder)[0]
+
+
+def runs(node: ir.Node, version: int, model: ir.Model) -> bool:
+    """Returns True for an operator that onnxruntime should know."""
+    if node.domain in STANDARD_DOMAINS:
+        return onnx.defs.has(node.op_type, version)
+    return node.domain.startswith(("com.microsoft", "ai.onnx")) or node.op_identifier() in model.functions
+
+
+def _shapes(
+    model: ir.Model, inputs: Mapping[str, np.ndarray], folder: Path | None
+) -> dict[ir.Value, tuple[int, ...]]:
+    proto = ir.to_proto(model)
+    shapes = {value: tuple(inputs[value.name].shape) for value in model.graph.inputs if value.name in inputs}
+    for value in model.graph.initializers.values():
+        if value.const_value is not None and value not in shapes:
+            shapes[value] = tuple(value.const_value.shape.numpy())
+    running = set(_runnable_nodes(model))
+    nodes, values = [], []
+    for copy, node in zip(proto.graph.node, model.graph, strict=True):
+        if node in running:
+            nodes.append(copy)
+            measured = [output for output in node.outputs if output.name and _is_tensor(output)]
+            # Right behind the node, so that onnxruntime can free large tensors early.
+            nodes += [onnx.helper.make_node("Shape", [x.name], [f"shape:{x.name}"]) for x in measured]
+            values += measured
+    replace_nodes(proto.graph, nodes)
+    del proto.graph.output[:]
+    proto.graph.output.extend(
+        onnx.helper.make_tensor_value_info(f"shape:{value.name}", onnx.TensorProto.INT64, None)
+        for value in values
+    )
+    if values:
+        results = onnx_session.run(proto, inputs, folder)
+        shapes.update({value: tuple(int(n) for n in result) for value, result in zip(values, results)})
+    return shapes
+
+
+def _runnable_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yields the nodes that depend only on operators that onnxruntime should know."""
+    version = model.graph.opset_imports.get("", 1)
+    known = {*model.graph.inputs, *model.graph.initializers.values()}
+    for node in model.graph:
+        if all(x is None or x in known for x in node.inputs) and runs(node, version, model):
+            known.update(node.outputs)
+            yield node
+
+
+def _size_of(node: ir.Node, shape: tuple[int, ...]) -> np.ndarray:
+    if node.op_type == "Size":
+        return np.array(np.prod(shape), np.int64)
+    return np.array(shape[slice(attribute(node, "start", 0), attribute(node, "end", None))], np.int64)
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)

@@ -1,0 +1,1 @@
+"""Layouts of tensors over other tensors, and the ONNX nodes that only move elements."""

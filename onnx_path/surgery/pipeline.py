@@ -1,0 +1,310 @@
+"""The graph surgery from a model to the rewritten model: find, roles, draft, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.version_converter
+import onnx_ir as ir
+
+from codetr.errors import ArgumentError
+from onnx_path import operator
+from onnx_path.custom_operators import nodes_of
+from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
+from onnx_path.surgery.find.recognise_msda import Roles, recognise
+from onnx_path.surgery.find.regions import NoRegion, Region, find_regions
+from onnx_path.surgery.find.samplers import NotAttention, Sampler, find_samplers
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.graph.partial_models import NotClosed, runnable
+from onnx_path.surgery.graph.probe import Probe, runs
+from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
+from onnx_path.surgery.layouts.layout import LayoutError
+from onnx_path.surgery.rewrite import function_bodies
+from onnx_path.surgery.rewrite.draft import Draft, insert
+from onnx_path.surgery.rewrite.operator_nodes import draft_attention, draft_fused_attention
+from onnx_path.surgery.verify import proof, random_inputs
+from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
+from onnx_path.surgery.verify.report import NearMiss, Replacement, SurgeryReport
+
+TARGETS = ("msda", "nvidia")
+OWN_DOMAINS = (operator.DOMAIN, operator.NVIDIA_DOMAIN)
+REFUSALS = (NotAttention, LayoutError, NotClosed, proof.Disagreement, onnx_session.CannotRun)
+"""Why a region stays as it is; any other exception is an error."""
+
+
+class UnknownOperator(ValueError):
+    """The outputs cannot be compared: onnxruntime does not know an operator of the model."""
+
+
+def operate(
+    model: onnx.ModelProto,
+    *,
+    target: str = "msda",
+    fuse: bool = True,
+    function_body: bool = True,
+    check: bool = True,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> tuple[onnx.ModelProto, SurgeryReport]:
+    """Replaces decomposed multi-scale deformable attention in a model by one node each.
+
+    Args:
+        model: the model, which is not changed. Its weights may lie in other files
+            (`onnx.load(..., load_external_data=False)`), as they must beyond 2 GB.
+        target: "msda" writes nodes of our plugin, "nvidia" nodes of MultiscaleDeformableAttnPlugin_TRT.
+        fuse: write FusedMultiScaleDeformableAttention where softmax and locations in front of the attention
+            are as that operator computes them. The target "nvidia" has no such node.
+        function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
+        check: compare all outputs of the two models on random inputs.
+        seed: of all random numbers.
+        folder: of weights in other files.
+
+    Returns:
+        The rewritten model, or `model` itself if nothing was replaced, and the report.
+
+    Raises:
+        ArgumentError: `target` is unknown.
+        UnknownOperator: `check` is set, and onnxruntime does not know an operator.
+        onnx_session.CannotRun: onnxruntime refuses the model.
+        OutputsDiffer: the two models have different outputs.
+    """
+    if target not in TARGETS:
+        raise ArgumentError("target", f"expected one of {', '.join(TARGETS)}, got {target!r}")
+    subject = _prepared(model, folder, seed)
+    samplers, misses = _samplers(subject)
+    replacing: list[_Verified] = []
+    for found in _regions(subject, samplers):
+        try:
+            replacing.append(_replacement(subject, found, target, fuse))
+        except REFUSALS as error:
+            misses += [NearMiss(sampler.name, str(error)) for sampler in found.named()]
+    nodes = len(model.graph.node)
+    already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
+    if not replacing:
+        return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
+    if check and subject.unknown:
+        raise UnknownOperator(
+            f"onnxruntime does not know the operator {subject.unknown[0]}, so the outputs cannot be "
+            "compared; --no-check rewrites without"
+        )
+    result, removed = _rewritten(subject, [verified.draft for verified in replacing], target)
+    notes = [note for verified in replacing for note in verified.notes]
+    error = None
+    if check:
+        disturbance = max(DISTURBANCE, *(verified.error for verified in replacing))
+        same = compare(model, result, subject.inputs, folder, disturbance)
+        error, notes = same.error, [*notes, *same.notes, *([onnx_session.STAND_IN] if same.stand_in else [])]
+    if not function_body:
+        del result.functions[:]
+    replacements = tuple(verified.replacement(n) for verified, n in zip(replacing, removed, strict=True))
+    after = len(result.graph.node)
+    return result, SurgeryReport(replacements, tuple(misses), nodes, after, error, tuple(notes), already)
+
+
+# The model
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """A model that the surgery reads.
+
+    Attributes:
+        source: the model to rewrite, without functions of others, in an opset that function bodies can have.
+        model: the same with types for all tensors.
+        unknown: operators that onnxruntime does not know, as "domain.Type".
+        inputs: random inputs, one set for each attempt at its dynamic sizes.
+        probes: the sizes of its tensors with these inputs.
+        seed: of random numbers.
+        folder: of weights in other files.
+    """
+
+    source: onnx.ModelProto
+    model: ir.Model
+    unknown: tuple[str, ...]
+    inputs: tuple[dict[str, np.ndarray], ...]
+    probes: tuple[Probe, ...]
+    seed: int
+    folder: Path | None
+
+
+def _prepared(proto: onnx.ModelProto, folder: Path | None, seed: int) -> _Subject:
+    # Files of an older opset have no GridSample: only samplers by gathers are a reason to raise it.
+    opset = next((x.version for x in proto.opset_import if x.domain in STANDARD_DOMAINS), 1)
+    if opset < function_bodies.LOWEST_OPSET and any(node.op_type == "Floor" for node in proto.graph.node):
+        proto = onnx.version_converter.convert_version(proto, function_bodies.LOWEST_OPSET)
+    if any(function.domain not in OWN_DOMAINS for function in proto.functions):
+        model = ir.from_proto(proto)
+        ir.passes.common.InlinePass(lambda function: function.domain not in OWN_DOMAINS)(model)
+        proto = ir.to_proto(model)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    if folder is not None:
+        ir.external_data.set_base_dir(model.graph, folder)
+    version = model.graph.opset_imports.get("", 1)
+    unknown = [node for node in model.graph if not runs(node, version, model)]
+    names = dict.fromkeys(f"{node.domain}.{node.op_type}".lstrip(".") for node in unknown)
+    inputs, probes = _measured(model, folder, seed)
+    return _Subject(proto, model, tuple(names), inputs, probes, seed, folder)
+
+
+def _measured(
+    model: ir.Model, folder: Path | None, seed: int
+) -> tuple[tuple[dict[str, np.ndarray], ...], tuple[Probe, ...]]:
+    """Runs the model with random inputs, at two sets of sizes if it has dynamic dimensions."""
+    attempts = range(2 if random_inputs.is_dynamic(model) else 1)
+    for batch in (None, 1):  # some files declare a dynamic batch and run with one image only
+        shapes = [random_inputs.input_shapes(model, attempt, batch) for attempt in attempts]
+        inputs = tuple(random_inputs.random_inputs(model, shape, seed) for shape in shapes)
+        try:
+            return inputs, tuple(Probe(model, tensors, folder, i) for i, tensors in enumerate(inputs))
+        except onnx_session.CannotRun as error:
+            sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes[0].items())
+            refusal = onnx_session.CannotRun(f"onnxruntime cannot run it with inputs {sizes}: {error}")
+        if len(attempts) == 1:
+            break
+    raise refusal
+
+
+# Find
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What samples end in, at every probe."""
+
+    at_probes: tuple[Region | NoRegion | None, ...]
+
+    def named(self) -> Iterator[Sampler]:
+        """Yields the samplers that a near miss names: all of no region, or the first of a region."""
+        first = self.at_probes[0]
+        samplers = list(first.samplers.values())
+        yield from samplers if isinstance(first, NoRegion) else samplers[:1]
+
+    def regions(self) -> tuple[Region, ...]:
+        """Returns the region at every probe.
+
+        Raises:
+            NotAttention: there is none, or not at every probe.
+        """
+        for one in self.at_probes:
+            if isinstance(one, NoRegion):
+                raise one.reason
+        if None in self.at_probes:
+            raise NotAttention("its tensors depend on the input sizes")
+        return self.at_probes
+
+
+def _samplers(subject: _Subject) -> tuple[dict[int, Sampler], list[NearMiss]]:
+    samplers, misses = {}, []
+    for found in find_samplers(subject.model.graph, subject.probes, subject.seed):
+        if isinstance(found, Sampler):
+            samplers[len(samplers)] = found
+        else:
+            misses.append(NearMiss(found[0], str(found[1])))
+    return samplers, misses
+
+
+def _regions(subject: _Subject, samplers: dict[int, Sampler]) -> Iterator[_Found]:
+    first, *others = (find_regions(subject.model.graph, samplers, probe) for probe in subject.probes)
+    for region in first:
+        same = (
+            next((r for r in other if r.samplers.keys() == region.samplers.keys()), None) for other in others
+        )
+        yield _Found((region, *same))
+
+
+# Roles, draft and proof of one region
+
+
+@dataclass(frozen=True, eq=False)
+class _Verified:
+    """A draft that gives a region's numbers.
+
+    Attributes:
+        draft: the nodes.
+        roles: of the region at the first probe.
+        form: of the sampling, as in `Replacement`.
+        error: largest relative difference.
+        notes: why softmax and locations stay outside.
+    """
+
+    draft: Draft
+    roles: Roles
+    form: str
+    error: float
+    notes: tuple[str, ...]
+
+    def replacement(self, nodes_removed: int) -> Replacement:
+        """Returns the entry of the report."""
+        sizes = self.roles.sizes
+        return Replacement(
+            output=self.draft.result.name,
+            op_type=self.draft.operator.op_type,
+            levels=len(sizes.levels),
+            points=sizes.points,
+            heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            nodes_removed=nodes_removed,
+            form=self.form,
+            error=self.error,
+        )
+
+
+def _replacement(subject: _Subject, found: _Found, target: str, fuse: bool) -> _Verified:
+    """Returns the replacement of a region: the fused operator if it gives the numbers, else the plain one.
+
+    Raises:
+        REFUSALS: the region is not MSDA, or no draft gives its numbers.
+    """
+    regions, probes = found.regions(), subject.probes
+    roles = [recognise(region, probe) for region, probe in zip(regions, probes, strict=True)]
+    samplers = regions[0].samplers.values()
+    form = "gather" if any(sampler.form == "gather" for sampler in samplers) else "GridSample"
+    notes: tuple[str, ...] = ()
+    if fuse and target == "msda":
+        try:
+            fused = [recognise_fused(one, probe) for one, probe in zip(roles, probes, strict=True)]
+            draft = draft_fused_attention(roles, fused, probes)
+            return _Verified(draft, roles[0], form, _proven(subject, draft, target), notes)
+        except REFUSALS as error:
+            notes = (f"{regions[0].ends[-1].name}: softmax and locations stay outside: {error}",)
+    draft = draft_attention(roles, probes, target)
+    return _Verified(draft, roles[0], form, _proven(subject, draft, target), notes)
+
+
+def _proven(subject: _Subject, draft: Draft, target: str) -> float:
+    """Returns the largest relative difference between a draft and its region, as `proof.prove` does."""
+    bodies = function_bodies.functions(subject.model.opset_imports[""], target)
+    session = onnx_session.Session(runnable(subject.model, draft.graph(), bodies))
+    errors = []
+    for probe in subject.probes:
+
+        def run(tensors: proof.Tensors, probe: Probe = probe) -> np.ndarray:
+            values = {x: tensors[x] if x in tensors else probe.value(x) for x in draft.stand_ins}
+            return session.run({x.name: array for x, array in values.items()})[0]
+
+        errors.append(proof.prove(probe, draft.end, draft.kinds, run, subject.seed))
+    return max(errors)
+
+
+# The new model
+
+
+def _rewritten(subject: _Subject, drafts: Sequence[Draft], target: str) -> tuple[onnx.ModelProto, list[int]]:
+    """Returns the model with drafts in place of their regions, and the number of nodes that each removed."""
+    model = subject.model
+    removed = [insert(draft, model) for draft in drafts]
+    for domain in {node.domain for node in model.graph}.intersection(OWN_DOMAINS):
+        model.opset_imports[domain] = 1
+    model.opset_imports[operator.DOMAIN] = operator.DOMAIN_VERSION
+    function_bodies.add(model, target)
+    model.ir_version = max(model.ir_version, 8)  # functions exist since version 8
+    described = {value.name for value in subject.source.graph.value_info}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name not in described and not value.is_graph_output():
+                value.type, value.shape = None, None  # inferred here, not given by the file
+    return ir.to_proto(model), removed

@@ -1,0 +1,294 @@
+"""Drafts: nodes that shall replace a part of a graph, kept apart from it until they are inserted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_path.surgery.find.candidates import Candidate
+from onnx_path.surgery.layouts.layout import Layout, LayoutError, View, view
+
+Alternatives = tuple[Candidate, ...]
+"""One tensor at every probe."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Finished nodes. They read stand-ins of the graph's tensors, so that the graph knows nothing of them.
+
+    Attributes:
+        nodes: in an order in which they can run.
+        operator: the MSDA node.
+        stand_ins: by the graph's tensors.
+        constants: new initializers; drafts of one model share those of one name.
+        kinds: the graph's tensors that the operator's inputs are made from, and the kind of their numbers,
+            see `proof.random_tensor`. The other stand-ins hold sizes.
+        result: the tensor that replaces `end`.
+        end: the graph's tensor to be replaced.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    operator: ir.Node
+    stand_ins: Mapping[ir.Value, ir.Value]
+    constants: tuple[ir.Value, ...]
+    kinds: Mapping[ir.Value, str]
+    result: ir.Value
+    end: ir.Value
+
+    def graph(self) -> ir.Graph:
+        """Returns the draft as a graph of its own, from the stand-ins to the result."""
+        view = ir.GraphView(
+            list(self.stand_ins.values()), [self.result], nodes=self.nodes, initializers=self.constants
+        )
+        return view.clone()
+
+
+def insert(draft: Draft, model: ir.Model) -> int:
+    """Puts a draft's nodes into a graph and removes the nodes that nothing reads any more.
+
+    Returns:
+        The number of nodes by which the graph became smaller.
+    """
+    graph, end, name = model.graph, draft.end, draft.end.name
+    before = len(graph)
+    real = {stand_in: value for value, stand_in in draft.stand_ins.items()}
+    for constant in draft.constants:
+        if constant.name in graph.initializers:
+            real[constant] = graph.initializers[constant.name]
+        else:
+            graph.register_initializer(constant)
+    for node in draft.nodes:
+        for i, value in enumerate(node.inputs):
+            if value in real:
+                node.replace_input_with(i, real[value])
+    graph.insert_before(end.producer(), draft.nodes)
+    ir.convenience.replace_all_uses_with(end, draft.result, replace_graph_outputs=True)
+    draft.result.shape, draft.result.type = end.shape, end.type
+    end.name = f"{name}/decomposed"
+    draft.result.name = name
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    return before - len(graph)
+
+
+@dataclass
+class DraftBuilder:
+    """Collects the nodes of a draft, for all probes alike.
+
+    Attributes:
+        prefix: of the names of new tensors.
+    """
+
+    prefix: str
+    nodes: list[ir.Node] = field(default_factory=list)
+    stand_ins: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    constants: dict[str, ir.Value] = field(default_factory=dict)
+    kinds: dict[ir.Value, str] = field(default_factory=dict)
+
+    def finished(self, operator: ir.Node, result: ir.Value, end: ir.Value) -> Draft:
+        """Returns the draft; the arguments are as in `Draft`."""
+        constants = tuple(self.constants.values())
+        return Draft(tuple(self.nodes), operator, self.stand_ins, constants, self.kinds, result, end)
+
+    # Nodes
+
+    def add(
+        self, op_type: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes
+    ) -> ir.Value:
+        """Adds a node and returns its only output, which gets the type of the first input."""
+        name = f"{self.prefix}/{op_type}_{len(self.nodes)}"
+        node = ir.node(op_type, inputs, attributes or None, domain=domain, name=name)
+        (output,) = node.outputs
+        output.name = name
+        if inputs:
+            output.dtype = inputs[0].dtype
+        self.nodes.append(node)
+        return output
+
+    def tensor(self, value: ir.Value) -> ir.Value:
+        """Returns the stand-in of a tensor of the graph."""
+        if value not in self.stand_ins:
+            self.stand_ins[value] = ir.Value(name=value.name, type=ir.TensorType(value.dtype))
+        return self.stand_ins[value]
+
+    def constant(self, array: np.ndarray | Sequence[int]) -> ir.Value:
+        """Adds a Constant node."""
+        array = np.asarray(array)
+        output = self.add("Constant", [], value=ir.tensor(array))
+        output.dtype = ir.DataType.from_numpy(array.dtype)
+        return output
+
+    def initializer(self, name: str, array: np.ndarray) -> ir.Value:
+        """Adds an initializer, which drafts share by its name."""
+        if name not in self.constants:
+            tensor = ir.tensor(array, name=name)
+            kind = ir.TensorType(tensor.dtype)
+            self.constants[name] = ir.Value(name=name, type=kind, shape=tensor.shape, const_value=tensor)
+        return self.constants[name]
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Adds a Cast if the type is another."""
+        if value.dtype == dtype:
+            return value
+        value = self.add("Cast", [value], to=int(dtype))
+        value.dtype = dtype
+        return value
+
+    def size(self, value: ir.Value, axis: int) -> ir.Value:
+        """Adds the size of one axis, [1], int64."""
+        shape = self.add("Shape", [value])
+        shape.dtype = ir.DataType.INT64
+        return self.add("Gather", [shape, self.constant(np.array([axis], np.int64))], axis=0)
+
+    # Inputs of the operator
+
+    def role(
+        self, parts: Sequence[Sequence[Alternatives]], axis: int, kind: str, like: ir.Value | None = None
+    ) -> ir.Value:
+        """Adds the nodes that make an input of the operator from tensors of the graph.
+
+        Args:
+            parts: one for the whole input, or several; of each its candidates at every probe.
+            axis: along which the parts are concatenated.
+            kind: of the input's numbers, see `proof.random_tensor`.
+            like: a tensor whose sizes repeated axes have.
+
+        Raises:
+            LayoutError: the input cannot be made from any candidate.
+        """
+        made = []
+        for candidates in parts:
+            best = _best(candidates)
+            self.kinds.setdefault(best[0].value, kind)
+            made.append(self._made(best, like))
+        return made[0] if len(made) == 1 else self.add("Concat", made, axis=axis)
+
+    def _made(self, alternatives: Alternatives, like: ir.Value | None) -> ir.Value:
+        first = alternatives[0]
+        made = self.reshaped(self.tensor(first.value), views_of(alternatives))
+        dtype = first.value.dtype
+        if first.scale != 1:
+            made = self.add("Mul", [made, self.constant(np.array(first.scale, dtype.numpy()))])
+        if first.shift != 0:
+            made = self.add("Add", [made, self.constant(np.array(first.shift, dtype.numpy()))])
+        if repeated := _repeated(alternatives):
+            made = self.add("Expand", [made, self._repeats(alternatives, repeated, like)])
+        return made
+
+    def _repeats(
+        self, alternatives: Alternatives, repeated: Sequence[int], like: ir.Value | None
+    ) -> ir.Value:
+        """Adds the sizes to which repeated axes expand; the others have 1."""
+        sizes: list[int | None] = []
+        for axis, found in enumerate(zip(*(c.layout.shape for c in alternatives))):
+            sizes.append(_single(found) if axis in repeated else 1)
+        if None not in sizes:
+            return self.constant(np.array(sizes, np.int64))
+        if like is None:
+            raise LayoutError("a tensor is repeated as often as the input says")
+        parts = [
+            self.size(like, i) if n is None else self.constant(np.array([n], np.int64))
+            for i, n in enumerate(sizes)
+        ]
+        return self.add("Concat", parts, axis=0)
+
+    # Reshapes whose sizes may differ between the probes
+
+    def reshaped(self, value: ir.Value, views: Sequence[View]) -> ir.Value:
+        """Adds Reshape, Transpose and Reshape, as far as needed."""
+        if all(v.order == tuple(range(len(v.order))) for v in views):
+            return self.reshape(value, [v.source for v in views], [v.result for v in views])
+        value = self.reshape(value, [v.source for v in views], [v.split for v in views])
+        value = self.add("Transpose", [value], perm=list(views[0].order))
+        moved = [tuple(v.split[i] for i in v.order) for v in views]
+        return self.reshape(value, moved, [v.result for v in views])
+
+    def reshape(self, value: ir.Value, old: Sequence[tuple], new: Sequence[tuple]) -> ir.Value:
+        """Adds a Reshape if sizes change; sizes that differ between the probes follow the tensor's own.
+
+        Args:
+            value: the tensor.
+            old, new: its sizes before and after, at every probe.
+
+        Raises:
+            LayoutError: a size cannot be computed from the tensor's own.
+        """
+        if list(old) == list(new):
+            return value
+        shape: list[int | None] = []
+        for i, sizes in enumerate(zip(*new, strict=True)):
+            kept = all(i < len(have) and have[i] == size for have, size in zip(old, sizes))
+            number = _single(sizes)
+            shape.append(0 if number is None and kept else number)
+        if shape.count(None) <= 1:
+            target = self.constant(np.array([-1 if n is None else n for n in shape], np.int64))
+        else:
+            target = self._computed_shape(value, old, new)
+        return self.add("Reshape", [value, target])
+
+    def _computed_shape(self, value: ir.Value, old, new) -> ir.Value:
+        parts, free = [], True
+        for sizes in zip(*new, strict=True):
+            same = [i for i in range(len(old[0])) if all(have[i] == n for have, n in zip(old, sizes))]
+            if (number := _single(sizes)) is not None:
+                parts.append(self.constant(np.array([number], np.int64)))
+            elif same:
+                parts.append(self.size(value, same[0]))
+            elif free:
+                parts.append(self.constant(np.array([-1], np.int64)))
+                free = False
+            else:
+                raise LayoutError("a size cannot be computed from the tensor's own")
+        return self.add("Concat", parts, axis=0)
+
+
+def views_of(alternatives: Alternatives) -> list[View]:
+    """Returns the view that makes a tensor from its source at every probe, before axes are repeated.
+
+    Raises:
+        LayoutError: the tensor is no view of its source, or another one at every probe.
+    """
+    repeated = _repeated(alternatives)
+    views = []
+    for c in alternatives:
+        tables = tuple(table[:1] if i in repeated else table for i, table in enumerate(c.layout.tables))
+        views.append(view(Layout(c.layout.base, tables), c.shape))
+    if len({v.order for v in views}) > 1:
+        raise LayoutError("the layout depends on the input sizes")
+    return views
+
+
+def _best(candidates: Sequence[Alternatives]) -> Alternatives:
+    """Returns the candidate that needs the fewest nodes, the most upstream one among equals."""
+    best, fewest, reason = None, 99, None
+    for alternatives in candidates:
+        try:
+            views = views_of(alternatives)
+        except LayoutError as error:
+            reason = error
+            continue
+        first = alternatives[0]
+        cost = max(v.num_nodes for v in views) + bool(_repeated(alternatives))
+        cost += (first.scale != 1) + (first.shift != 0)
+        if cost < fewest:
+            best, fewest = alternatives, cost
+    if best is None:
+        raise reason or LayoutError("its tensors have no source in common")
+    return best
+
+
+def _repeated(alternatives: Alternatives) -> list[int]:
+    """Returns the axes along which a tensor repeats itself."""
+    return [
+        i
+        for i in range(len(alternatives[0].layout.tables))
+        if all(not c.layout.tables[i].any() for c in alternatives)
+        and any(len(c.layout.tables[i]) > 1 for c in alternatives)
+    ]
+
+
+def _single(sizes: Sequence[int]) -> int | None:
+    """Returns a size that is the same at every probe, else None."""
+    return sizes[0] if len(set(sizes)) == 1 else None

@@ -1,0 +1,1 @@
+"""Verifying replacements and whole models by numbers, and reporting what happened."""
