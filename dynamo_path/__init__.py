@@ -15,5 +15,5 @@ import torch
 if importlib.util.find_spec("torch_tensorrt") is not None and torch.cuda.is_available():
     from dynamo_path import converter
 
-    with contextlib.suppress(ImportError):  # a command that needs it tells
+    with contextlib.suppress(ImportError):  # the export command reports it
         converter.register()

@@ -1,7 +1,6 @@
-"""Torch-TensorRT converters: msda.attention, fused_attention and packed_attention become MSDA plugin layers.
+"""Converters for Torch-TensorRT: msda.attention, fused_attention and packed_attention become plugin layers.
 
-`add_plugin_layer`, what a converter does to the network, needs only TensorRT;
-`register` needs Torch-TensorRT.
+`add_plugin_layer` needs only TensorRT, `register` needs Torch-TensorRT.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 
 import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
-from dynamo_path.packing import packed_attention
+from dynamo_path.packed_projections import packed_attention
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 TARGETS = {
@@ -31,16 +30,16 @@ _registered = False
 
 
 def register() -> None:
-    """Registers the converters, for static and dynamic shapes; calling it again does nothing.
+    """Registers the converters, for static and dynamic shapes. A second call does nothing.
 
     Raises:
-        ImportError: Torch-TensorRT cannot be imported; names what to install.
+        ImportError: Torch-TensorRT cannot be imported. The message has the command that installs it.
     """
     global _registered
     if _registered:
         return
     try:
-        # TensorRT's bindings, which it imports, hold strings that Python 3.12 and newer warn of.
+        # Python 3.12 warns about strings in TensorRT's bindings.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
@@ -63,23 +62,22 @@ def register() -> None:
 
 
 def is_supported(node: torch.fx.Node, settings: Any = None) -> bool:
-    """Tells whether the plugin takes this call: its value must be fp32, fp16 or bf16."""
+    """Returns whether the plugin takes this call: the value must be fp32, fp16 or bf16."""
     value = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
     return value is None or value.dtype in VALUE_TYPES
 
 
 def is_bfloat16(node: torch.fx.Node, settings: Any = None) -> bool:
-    """Tells whether a call's result is bfloat16."""
+    """Returns whether the result of a call is bfloat16."""
     value = node.meta.get("val")
     return getattr(value, "dtype", None) == torch.bfloat16
 
 
 def convert_where(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
-    """The converter of `torch.where` in bfloat16, masked_fill included.
+    """Converts `torch.where` in bfloat16, which includes masked_fill.
 
-    Torch-TensorRT's own (2.11) takes two bfloat16 tensors for integers and casts both to int32.
-
-    Args and result: as for `convert`; args are the condition and the tensors where it holds and does not.
+    The converter of Torch-TensorRT 2.11 takes two bfloat16 tensors for integers and casts both to int32.
+    Arguments and result are those of `convert`.
     """
     from torch_tensorrt.dynamo.conversion.converter_utils import (
         cast_trt_tensor,
@@ -102,13 +100,13 @@ def convert_where(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, 
 
 
 def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
-    """The converter of all `TARGETS`, with the signature that Torch-TensorRT calls.
+    """Converts a call of one of `TARGETS`, with the signature that Torch-TensorRT calls.
 
     Args:
-        ctx: torch_tensorrt's ConversionContext.
+        ctx: Torch-TensorRT's ConversionContext.
         target: the operator, a key of `TARGETS`.
-        args, kwargs: of the call; tensors are TensorRT's, or constants of Torch's.
-        name: of the node.
+        args, kwargs: arguments of the call, as TensorRT's tensors or PyTorch's constants.
+        name: name of the node.
 
     Returns:
         The plugin layer's output tensor.
@@ -125,7 +123,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
     }
-    # Other converters may promote a tensor on its way; the plugin takes float32 wherever it takes 16 bits.
+    # Another converter may have promoted a tensor. The plugin takes float32 wherever it takes 16 bits.
     value_type = tensors["value"].dtype.name
     inputs = []
     for argument, tensor in tensors.items():
@@ -150,16 +148,16 @@ def add_plugin_layer(
     Args:
         network: tensorrt.INetworkDefinition.
         operator: name of the plugin, one of `trt_plugin.OPERATORS`.
-        inputs: the operator's tensors in order.
-        points_per_level: P_l of each level, or None where all have equally many.
-        name: of the layer.
+        inputs: the operator's tensors, in order.
+        points_per_level: number of points of each level; None if it is the same for all levels.
+        name: name of the layer.
         packed: the last input of the fused plugin is the projection of offsets and logits.
 
     Returns:
         The layer's output tensor.
 
     Raises:
-        RuntimeError: TensorRT refused the plugin or the layer; its logger has said why.
+        RuntimeError: TensorRT refused the plugin or the layer, and logged the reason.
     """
     import tensorrt as trt
 

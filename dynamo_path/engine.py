@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,18 +14,18 @@ import torch
 
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
-from dynamo_path.packing import pack_projections
-from dynamo_path.quiet import quiet
-from dynamo_path.reshapes import simplify_reshapes
+from dynamo_path.constant_reshapes import simplify_reshapes
+from dynamo_path.packed_projections import pack_projections
+from dynamo_path.quiet_logs import quiet
 
 Result = TypeVar("Result")
 
 LOGGER = "torch_tensorrt"
-"""Warns of each layer, and gives every error's stack."""
+"""Logger that warns about each layer and prints the stack of every error."""
 
 
 class UnsupportedOperators(RuntimeError):
-    """Torch-TensorRT has no converter for an operator; the message names all of them."""
+    """Torch-TensorRT has no converter for some operators, which the message names."""
 
 
 def build_engine(
@@ -33,21 +34,70 @@ def build_engine(
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
     Args:
-        program: of `export_program`, on the GPU.
-        inputs: as given to it.
-        request: names of the outputs, sizes, TF32, whether weights can be exchanged, timing cache and
-            optimisation level.
+        program: result of `export_program`, on the GPU.
+        inputs: its example inputs.
+        request: output names, sizes, TF32, refitting, timing cache and optimization level.
 
     Raises:
-        UnsupportedOperators: naming them.
+        UnsupportedOperators: Torch-TensorRT has no converter for some operators.
         RuntimeError: TensorRT cannot build the engine.
     """
+    try:
+        return _convert(program, inputs, request)
+    except UnsupportedOperators:
+        raise
+    except Exception as error:
+        raise RuntimeError(
+            f"Torch-TensorRT cannot build the engine: {type(error).__name__}: {error}"
+        ) from error
+
+
+def with_network(
+    program: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    request: ExportRequest,
+    use: Callable[[Any], Result],
+) -> Result:
+    """Makes the network that `build_engine` would build, without building it.
+
+    Args:
+        program, inputs, request: as `build_engine`.
+        use: called with the tensorrt.INetworkDefinition, which lives during the call only.
+
+    Returns:
+        The result of `use`.
+
+    Raises:
+        UnsupportedOperators: Torch-TensorRT has no converter for some operators.
+    """
+    results: list[Result] = []
+
+    def keep(network: Any) -> None:
+        results.append(use(network))
+        raise _NetworkUsed
+
+    with contextlib.suppress(_NetworkUsed):
+        _convert(program, inputs, request, keep)
+    return results[0]
+
+
+class _NetworkUsed(Exception):
+    """Ends a conversion before its build."""
+
+
+def _convert(
+    program: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    request: ExportRequest,
+    use: Callable[[Any], None] | None = None,
+) -> bytes:
+    """Runs Torch-TensorRT's conversion and raises the error that its interpreter met."""
     from torch_tensorrt import dynamo
 
     with (
         tempfile.TemporaryDirectory() as folder,
         quiet(LOGGER),
-        patched_interpreter(request.output_names) as errors,
+        patched_interpreter(request.output_names, use) as errors,
     ):
         try:
             return dynamo.convert_exported_program_to_serialized_trt_engine(
@@ -57,13 +107,8 @@ def build_engine(
                 **_settings(request, Path(folder)),
             )
         except Exception as error:
-            # Torch-TensorRT logs what went wrong and then fails over the missing result.
-            cause = errors[0] if errors else error
-            if isinstance(cause, UnsupportedOperators):
-                raise cause from None
-            raise RuntimeError(
-                f"Torch-TensorRT cannot build the engine: {type(cause).__name__}: {cause}"
-            ) from cause
+            # Torch-TensorRT logs an interpreter's error, and then fails because the result is missing.
+            raise (errors[0] if errors else error) from None
 
 
 def build_with_fallback(
@@ -73,12 +118,12 @@ def build_with_fallback(
     compiled: Path,
     script: Path,
 ) -> None:
-    """Writes a program of engines and of the operators between that TensorRT lacks.
+    """Writes a program of engines, with PyTorch's operators where TensorRT lacks one.
 
     Args:
         program, inputs, request: as `build_engine`.
-        compiled: to write as an exported program.
-        script: to write as a TorchScript module.
+        compiled: exported program to write.
+        script: TorchScript module to write.
 
     Raises:
         RuntimeError: TensorRT cannot build one of the engines.
@@ -104,7 +149,7 @@ def build_with_fallback(
 
 
 def _settings(request: ExportRequest, folder: Path) -> dict[str, Any]:
-    """Torch-TensorRT's settings for a request; the timing cache lies in `folder` if it names none."""
+    """Returns Torch-TensorRT's settings for a request, whose default timing cache lies in `folder`."""
     import tensorrt as trt
 
     timing_cache = request.timing_cache or folder / "timing.cache"
@@ -113,8 +158,8 @@ def _settings(request: ExportRequest, folder: Path) -> dict[str, Any]:
         "disable_tf32": request.precision != "tf32",
         "truncate_double": False,
         "immutable_weights": not request.refittable,
-        # Torch-TensorRT writes attention as a layer that older TensorRT lacks, and takes every mask for a
-        # causal one unless told otherwise.
+        # Torch-TensorRT writes attention as a layer that older TensorRT lacks. By default it takes every mask
+        # for a causal one.
         "decompose_attention": not hasattr(trt.INetworkDefinition, "add_attention"),
         "attn_bias_is_causal": False,
         "optimization_level": request.optimization_level,
@@ -123,7 +168,7 @@ def _settings(request: ExportRequest, folder: Path) -> dict[str, Any]:
 
 
 def _input_specifications(inputs: tuple[torch.Tensor, ...], request: ExportRequest) -> list[Any]:
-    """The inputs as Torch-TensorRT takes them: tensors, or ranges of shapes where a size is dynamic."""
+    """Returns the inputs in Torch-TensorRT's form: tensors, or ranges of shapes where a size is dynamic."""
     from torch_tensorrt import Input
 
     profiles = request.sizes.profiles()
@@ -138,18 +183,17 @@ def _input_specifications(inputs: tuple[torch.Tensor, ...], request: ExportReque
 def patched_interpreter(
     names: Sequence[str], use: Callable[[Any], None] | None = None
 ) -> Iterator[list[Exception]]:
-    """Lets Torch-TensorRT build engines as we want them while the block runs.
+    """Replaces Torch-TensorRT's interpreter by a subclass while the block runs, where it lacks settings.
 
-    Output names are given (its own are output0, …), profiles are full, reshapes compute few sizes, offsets
-    and logits are one projection, and what has no converter is an error before the build. It has no settings
-    for these, so its interpreter is replaced by a subclass.
+    The subclass names the outputs, keeps detailed layer information, simplifies reshapes, packs the
+    projections of offsets and logits, and raises before the build if an operator has no converter.
 
     Args:
-        names: of the outputs.
-        use: called with the network instead of a build.
+        names: names of the outputs.
+        use: called with the network before the build.
 
     Yields:
-        A list that collects the errors of the interpreter.
+        A list that collects the interpreter's errors.
     """
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
@@ -182,16 +226,15 @@ def patched_interpreter(
             return config
 
         def _save_weight_mapping(self) -> None:
-            """Leaves out a search for each weight, whose result only Torch-TensorRT's own refit uses."""
+            """Skips a search for each weight: only Torch-TensorRT's own refit uses the result."""
             self.weight_name_map = None
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             try:
-                if use is None:
-                    return super().run(*args, **kwargs)
-                self._construct_trt_network_def()
-                use(self.ctx.net)
-                raise _Used
+                if use is not None:
+                    self._construct_trt_network_def()
+                    use(self.ctx.net)
+                return super().run(*args, **kwargs)
             except Exception as error:
                 errors.append(error)
                 raise
@@ -203,56 +246,8 @@ def patched_interpreter(
         _conversion.TRTInterpreter = original
 
 
-class _Used(Exception):
-    """Ends a conversion whose network was wanted, not its engine."""
-
-
-def with_network(
-    program: torch.export.ExportedProgram,
-    inputs: tuple[torch.Tensor, ...],
-    request: ExportRequest,
-    use: Callable[[Any], Result],
-) -> Result:
-    """Makes the network that `build_engine` would build, but does not build it.
-
-    Args:
-        program, inputs, request: as `build_engine`.
-        use: called with the tensorrt.INetworkDefinition, which is gone afterwards.
-
-    Returns:
-        What `use` does.
-
-    Raises:
-        RuntimeError: as `build_engine`; what `use` raises is passed on.
-    """
-    from torch_tensorrt import dynamo
-
-    results: list[Result] = []
-
-    def keep(network: Any) -> None:
-        results.append(use(network))
-
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        quiet(LOGGER),
-        patched_interpreter(request.output_names, keep) as errors,
-    ):
-        try:
-            dynamo.convert_exported_program_to_serialized_trt_engine(
-                program,
-                arg_inputs=_input_specifications(inputs, request),
-                require_full_compilation=True,
-                **_settings(request, Path(folder)),
-            )
-        except Exception as error:
-            cause = errors[0] if errors else error
-            if not isinstance(cause, _Used):
-                raise cause from None
-    return results[0]
-
-
 def _unsupported(graph: torch.fx.Graph, missing: Iterable[str]) -> str:
-    """Names operators without a converter, with a module that has them."""
+    """Returns a message that names operators without a converter, each with a module that has it."""
     places: dict[str, str] = {}
     for node in graph.nodes:
         stack = list((node.meta.get("nn_module_stack") or {}).values())

@@ -47,7 +47,7 @@ def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
         subject = prepare(request)
         model, inputs = subject.module().to(device), example_inputs(request, device)
         with stage("export model.pt2"):
-            from dynamo_path.runners import write_program
+            from dynamo_path.saved_modules import write_program
 
             program = export_program(model, inputs, dynamic_shapes(request))
             write_program(program, folder / "model.pt2")
@@ -73,7 +73,7 @@ def _compile(
     from codetr.export.engine_check import compare_engine, compare_with_torch
     from codetr.export.traced_model import example_inputs
     from dynamo_path.engine import UnsupportedOperators, build_engine, build_with_fallback
-    from dynamo_path.runners import program_runner, save_program, save_torchscript, torchscript_runner
+    from dynamo_path.saved_modules import program_runner, save_program, save_torchscript, torchscript_runner
 
     inputs = example_inputs(request, "cuda")
     engine, compiled, script = (folder / name for name in ("model.engine", "model.ep", "model.ts"))

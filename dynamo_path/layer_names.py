@@ -1,7 +1,7 @@
-"""Names of the layers that Torch-TensorRT adds: the modules that they come from, as on the ONNX path.
+"""Names the layers that Torch-TensorRT adds by the modules of the model, as the ONNX path does.
 
-TensorRT keeps metadata through its fusions, and names otherwise; both say
-/backbone/stages.2/blocks.5/attn/linear_12, so profiles and NVTX ranges speak of the model's modules. Imports
+TensorRT keeps metadata through its fusions, and names elsewhere. Both hold
+/backbone/stages.2/blocks.5/attn/linear_12, so profiles and NVTX ranges show the model's modules. Imports
 neither TensorRT nor Torch-TensorRT.
 """
 
@@ -17,12 +17,12 @@ from trt_plugin.inspection import module_names
 
 
 class NamedLayers:
-    """Mixin in front of Torch-TensorRT's interpreter: names what each node adds to the network."""
+    """Mixin for Torch-TensorRT's interpreter that names the layers of each node."""
 
     _node_names: dict[torch.fx.Node, str] | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if self._node_names is None:  # all at once: the interpreter takes nodes' notes apart as it goes
+        if self._node_names is None:  # all at once: the interpreter changes the metadata of nodes
             self._node_names = node_names(self.module.graph)
         network = self.ctx.net
         first = network.num_layers
@@ -32,9 +32,9 @@ class NamedLayers:
 
 
 def node_names(graph: torch.fx.Graph) -> dict[torch.fx.Node, str]:
-    """/encoder/layers.0/self_attn/linear_12 for each node.
+    """Returns a name such as /encoder/layers.0/self_attn/linear_12 for each node.
 
-    A node that a pass made without a note belongs to the module of the first node that it takes.
+    A node without metadata, which a pass made, belongs to the module of its first input.
     """
     scopes: dict[torch.fx.Node, list[str]] = {}
     for node in graph.nodes:
@@ -47,7 +47,7 @@ def node_names(graph: torch.fx.Graph) -> dict[torch.fx.Node, str]:
 
 
 def name_layers(layers: Iterable[Any], name: str) -> None:
-    """Names layers of one node: its name, and their type, with a number where there are several of one."""
+    """Names the layers of one node by its name and their type, numbered if the node has several of a type."""
     taken: Counter[str] = Counter()
     for layer in layers:
         kind = layer.type.name

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from codetr.evaluation.live import LiveModel
 
 import codetr
 from codetr.detector.sizes import SizeRange, fixed
-from codetr.evaluation.live import LiveModel
 from codetr.export.artifact_metadata import write_metadata
 from codetr.export.box_agreement import FP32_LEAST_SHARE, compare_detections
 from codetr.export.request import ExportRequest
 from codetr.export.traced_model import ExportSubject, dynamic_shapes, example_inputs
+from dynamo_path.constant_reshapes import reshape_target, simplify_reshapes
 from dynamo_path.export import export_program
-from dynamo_path.reshapes import reshape_target, simplify_reshapes
 from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, arguments, save_weights, without
 
@@ -130,20 +130,21 @@ def test_onnx_file_of_dynamic_sizes(model, onnx_file):
 
 def test_onnx_file_says_what_is_dynamic(onnx_file, request_):
     onnx = pytest.importorskip("onnx")
-    from onnx_path import optimization_profiles as profiles
     from onnx_path.export import profiles_of
+    from onnx_path.optimization_profiles import fit_profiles, inputs_of
 
     content = onnx.load(onnx_file, load_external_data=False)
-    inputs = profiles.inputs_of(content)
+    inputs = inputs_of(content)
     assert [one.shape for one in inputs] == [("batch", 3, "height", "width"), ("batch", 2)]
     assert [dim.dim_param for x in content.graph.output for dim in x.type.tensor_type.shape.dim[:1]] == [
         "batch"
     ] * 3
     ours = profiles_of(request_)
-    shapes = [
-        {name: getattr(profile, which) for name, profile in ours.items()} for which in ours["images"]._fields
-    ]
-    assert profiles.fit(inputs, *shapes) == ours
+    shapes = {
+        which: {name: getattr(profile, which) for name, profile in ours.items()}
+        for which in ours["images"]._fields
+    }
+    assert fit_profiles(inputs, shapes) == ours
 
 
 def test_shape_arithmetic_of_the_onnx_file_is_little(onnx_file):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import msda
+from dynamo_path.constant_reshapes import VIEWS, simplify_reshapes
 from dynamo_path.layer_names import node_names
-from dynamo_path.packing import LINEAR, pack_projections, packed_attention
-from dynamo_path.reshapes import VIEWS, simplify_reshapes
+from dynamo_path.packed_projections import LINEAR, pack_projections, packed_attention
 
 HEADS, LEVELS, CHANNELS = 3, ((4, 5), (2, 3)), 12
 

@@ -17,8 +17,8 @@ import codetr
 from dynamo_path import converter
 from dynamo_path.engine import UnsupportedOperators, build_engine
 from dynamo_path.export import export_program, import_requirements, main
-from dynamo_path.packing import packed_attention
-from dynamo_path.quiet import quiet
+from dynamo_path.packed_projections import packed_attention
+from dynamo_path.quiet_logs import quiet
 from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 
@@ -259,7 +259,7 @@ def test_command_errors_are_one_line_and_leave_nothing(
 def test_full_disk_while_the_program_is_saved(tmp_path):
     """Torch's writer would end the process. In one of its own, for that reason."""
     code = (
-        "import torch, pathlib; from dynamo_path.runners import write_program\n"
+        "import torch, pathlib; from dynamo_path.saved_modules import write_program\n"
         "layer = torch.nn.Linear(300, 300); program = torch.export.export(layer, (torch.ones(1, 300),))\n"
         "try: write_program(program, pathlib.Path('/dev/full'))\n"
         "except OSError as error: print(error.strerror)"

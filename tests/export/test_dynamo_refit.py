@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engines.test_runner import METADATA
 
 import codetr
 import trt_plugin
 from codetr.detector.sizes import InputSizes, SizeRange, fixed
 from dynamo_path import export, refit
 from dynamo_path.engine import _unsupported
+from tests.engines.test_runner import METADATA
 from tests.golden_models import GOLDEN, MODELS, arguments, save_weights, without
 
 

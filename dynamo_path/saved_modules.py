@@ -1,7 +1,7 @@
-"""Files that PyTorch runs, with the engine inside: model.ep (torch.export), model.ts (TorchScript).
+"""Saves an engine in files that PyTorch runs: model.ep (torch.export) and model.ts (TorchScript).
 
-Whoever loads one imports torch_tensorrt and calls `trt_plugin.load()` before. Both are called with images and
-image_shapes on the GPU and return a tuple of the outputs. Writing and running them needs a GPU.
+A program imports torch_tensorrt and calls `trt_plugin.load()` before it loads one of them. Both take images
+and image_shapes on the GPU and return a tuple of the outputs. Writing and running them needs a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from codetr.detector.torch_backend import allow_tf32
 from codetr.export.engine_check import Runner
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
-from dynamo_path.quiet import quiet
+from dynamo_path.quiet_logs import quiet
 from trt_plugin.atomic_files import atomic_write
 
 
@@ -25,9 +25,9 @@ def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> 
     """Writes a TorchScript module that runs an engine by Torch-TensorRT's runtime.
 
     Args:
-        engine: serialised.
-        output_names: in the order that the module returns.
-        path: to write.
+        engine: serialised engine.
+        output_names: names in the order of the module's results.
+        path: file to write.
     """
     from torch_tensorrt.ts import embed_engine_in_new_module
 
@@ -39,7 +39,7 @@ def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> 
 
 
 class _Archive(io.BufferedWriter):
-    """A file for Torch's writer of archives, which ends the process when a write fails: fails afterwards."""
+    """A file that keeps the first error: Torch's archive writer ends the process if a write fails."""
 
     error: OSError | None = None
 
@@ -53,7 +53,7 @@ class _Archive(io.BufferedWriter):
 
 
 def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Saves an exported program under any name; given a path, Torch wants it to end in .pt2."""
+    """Saves an exported program under any name. torch.export.save accepts a path only if it ends in .pt2."""
     with _Archive(io.FileIO(path, "w")) as file:
         torch.export.save(program, file)
         if file.error is not None:
@@ -61,7 +61,7 @@ def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 class _EngineModule(torch.nn.Module):
-    """One call of an engine, for torch.export."""
+    """Calls an engine once, for torch.export."""
 
     def __init__(self, engine: torch.ScriptObject) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ def save_program(
     """Writes an exported program that runs an engine by Torch-TensorRT's runtime.
 
     Args:
-        engine: serialised.
-        source: what it was made of, whose sizes the program has.
-        inputs: as given to `dynamo_path.export.export_program` for it.
-        request: names of the outputs, which sizes are dynamic.
-        path: to write.
+        engine: serialised engine.
+        source: program that the engine was made of, with the same dynamic shapes.
+        inputs: example inputs of `source`.
+        request: names of the outputs, and dynamic sizes.
+        path: file to write.
     """
     from torch_tensorrt.dynamo.conversion._symbolic_shape_capture import extract_symbolic_shape_expressions
     from torch_tensorrt.dynamo.runtime import TorchTensorRTModule
@@ -96,7 +96,7 @@ def save_program(
         output_binding_names=list(request.output_names),
         symbolic_shape_expressions=extract_symbolic_shape_expressions(source.module()),
     )
-    # Torch tells of every method of an engine that its stand-in while tracing has not, and prints the engine.
+    # Torch logs every method of an engine that its fake class lacks, and prints the engine.
     with torch.no_grad(), quiet("torch._library.fake_class_registry"):
         program = torch.export.export(
             _EngineModule(module.engine), inputs, dynamic_shapes=dynamic_shapes(request), strict=False
@@ -105,12 +105,12 @@ def save_program(
 
 
 def torchscript_runner(path: Path, request: ExportRequest) -> Runner:
-    """Loads a TorchScript module with engines inside; torch_tensorrt and the plugins are there already."""
+    """Loads a TorchScript module with engines. torch_tensorrt and the plugins must be loaded before."""
     return _runner(torch.jit.load(str(path)), request)
 
 
 def program_runner(path: Path, request: ExportRequest) -> Runner:
-    """Loads an exported program with engines inside; torch_tensorrt and the plugins are there already."""
+    """Loads an exported program with engines. torch_tensorrt and the plugins must be loaded before."""
     with path.open("rb") as file:
         return _runner(torch.export.load(file).module(), request)
 

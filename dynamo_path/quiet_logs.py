@@ -1,4 +1,4 @@
-"""Keeps the logs and warnings of other packages to themselves while they work."""
+"""Turns off the logs and warnings of other packages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Offsets and logits of a fused attention by one linear layer, in a graph on its way to TensorRT.
+"""Merges the linear layers of sampling offsets and attention logits in a graph for TensorRT.
 
-The two layers that give them read the same queries. TensorRT multiplies once for both by itself, but then
-copies each result out of the product; the plugin with the field `packed` reads both where they lie. A build
-and a refit merge alike, so that the weights have the same names.
+Both layers read the same queries. TensorRT merges them itself, but then copies each result out of the
+product. The plugin with the field `packed` reads both in place. A build and a refit merge alike, so the
+weights keep their names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import msda
-from dynamo_path.reshapes import VIEWS, same_sizes
+from dynamo_path.constant_reshapes import VIEWS, same_sizes
 
 LINEAR = torch.ops.aten.linear.default
 
@@ -28,11 +28,11 @@ def packed_attention(
     projection: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """`msda.fused_attention` of offsets and logits that are columns of one tensor.
+    """Runs `msda.fused_attention` on offsets and logits that are columns of one tensor.
 
     Args:
-        value, spatial_shapes, level_start_index, reference_points, points_per_level: as there.
-        projection: [N, Q, 3 * M * K], K points of all levels: the offsets [M, K, 2] of a query, then its
+        value, spatial_shapes, level_start_index, reference_points, points_per_level: as `fused_attention`.
+        projection: [N, Q, 3 * M * K] for K points of all levels: offsets [M, K, 2] of a query, then its
             logits [M, K].
 
     Returns:
@@ -56,10 +56,10 @@ def packed_attention(
 def pack_projections(module: torch.fx.GraphModule) -> int:
     """Merges the layers of offsets and logits where both read the same tensor, in place.
 
-    They stay apart where something else reads a result too, or where the weights are no constants.
+    Layers stay separate if another node reads a result too, or if the weights are not constant.
 
     Returns:
-        How many calls of `msda.fused_attention` have become such of `packed_attention`.
+        The number of calls of `msda.fused_attention` that became calls of `packed_attention`.
     """
     calls = [x for x in module.graph.nodes if x.target is torch.ops.msda.fused_attention.default]
     count = sum(_pack(module, node, f"projection_{index}") for index, node in enumerate(calls))
@@ -82,7 +82,7 @@ def _pack(module: torch.fx.GraphModule, node: torch.fx.Node, name: str) -> bool:
         return False
     parameters = []
     with module.graph.inserting_before(node):
-        # The merged weights have numbers, also while others' sizes alone are traced.
+        # The merged weights are real tensors, also under fake tensor mode.
         with torch.no_grad(), unset_fake_temporarily():
             for kind, pair in zip(("weight", "bias"), zip(*weights, strict=True), strict=True):
                 module.register_buffer(f"{name}_{kind}", torch.cat(pair))
@@ -100,7 +100,7 @@ def _pack(module: torch.fx.GraphModule, node: torch.fx.Node, name: str) -> bool:
 
 
 def _linear(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The linear layer with constant weights whose result is only viewed, and only for this use."""
+    """Returns the linear layer with constant weights that `node` views, if nothing else reads its result."""
     while node.target in VIEWS and len(node.users) == 1:
         node = node.args[0]
     whole = node.target is LINEAR and len(node.users) == 1 and len(node.args) == 3

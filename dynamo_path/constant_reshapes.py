@@ -1,7 +1,7 @@
-"""Less shape arithmetic in a graph on its way to TensorRT: reshapes that need no computed shape.
+"""Gives reshapes constant shapes in a graph for TensorRT.
 
-Torch's views name every size, and each symbol among them is a chain of layers, one for each view. TensorRT's
-reshapes copy a size that stays at its place (0) and work out one other (-1).
+A view in PyTorch names every size, and each symbolic size becomes a chain of layers. A reshape in TensorRT
+copies a size that keeps its position (0) and infers one other size (-1).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ VIEWS = (
 
 
 def simplify_reshapes(module: torch.fx.GraphModule) -> int:
-    """Gives views constant shapes where that is possible, in place. A 0 among them is TensorRT's.
+    """Gives views constant shapes where that is possible, in place. A 0 copies the size, as in TensorRT.
 
     Returns:
-        How many views still compute a size.
+        The number of views that still compute a size.
     """
     left = 0
     for node in module.graph.nodes:
@@ -57,7 +57,7 @@ def reshape_target(
 
 
 def same_sizes(one: Sequence[int | torch.SymInt], other: Sequence[int | torch.SymInt]) -> bool:
-    """Whether sizes are known to be equal."""
+    """Returns whether the sizes are known to be equal."""
     return [_expression(size) for size in one] == [_expression(size) for size in other]
 
 
