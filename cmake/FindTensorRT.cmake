@@ -68,7 +68,7 @@ find_package_handle_standard_args(TensorRT
   VERSION_VAR TensorRT_VERSION)
 
 if(TensorRT_FOUND AND NOT TARGET TensorRT::nvinfer)
-  add_library(TensorRT::nvinfer UNKNOWN IMPORTED)
+  add_library(TensorRT::nvinfer UNKNOWN IMPORTED GLOBAL)
   set_target_properties(TensorRT::nvinfer PROPERTIES
     IMPORTED_LOCATION "${TensorRT_LIBRARY}"
     INTERFACE_INCLUDE_DIRECTORIES "${TensorRT_INCLUDE_DIR}")
