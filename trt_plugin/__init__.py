@@ -1,6 +1,6 @@
-"""The TensorRT side: the plugin library, the metadata beside an engine, and the runner of engines.
+"""Runs TensorRT engines: the plugin library, the metadata beside an engine, and the runner.
 
-Nothing here imports Torch. TensorRT and cuda-python are imported where they are used, so importing this
+Nothing here imports Torch. The functions that need TensorRT and cuda-python import them, so importing this
 package needs neither.
 """
 

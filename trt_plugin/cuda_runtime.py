@@ -1,4 +1,4 @@
-"""The GPU through cuda-python: streams, graphs, events, and buffers on the device and in pinned memory."""
+"""Wraps cuda-python: streams, graphs, events, and buffers on the device and in pinned memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def call(name: str, *arguments: Any) -> Any:
     """Calls a function of the CUDA runtime.
 
     Args:
-        name: such as "cudaMalloc".
-        arguments: as cuda-python takes them.
+        name: name of the function, such as "cudaMalloc".
+        arguments: arguments of the function in cuda-python.
 
     Returns:
-        What the function gives beside its status: None, one value, or a tuple.
+        The function's results without its status: None, one value, or a tuple.
 
     Raises:
-        EngineError: the status is an error.
+        EngineError: the function fails.
     """
     cudart = import_cudart()
     status, *values = getattr(cudart, name)(*arguments)
@@ -33,16 +33,16 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def error_string(status: Any) -> str:
-    """CUDA's words for a status."""
+    """Returns CUDA's message for a status."""
     _, text = import_cudart().cudaGetErrorString(status)
     return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def require_gpu(device: int = 0) -> None:
-    """Checks that there is a GPU: without one, creating a TensorRT runtime or builder ends the process.
+    """Checks that there is a GPU. Without one, creating a TensorRT runtime or builder ends the process.
 
     Raises:
-        EngineError: there is no GPU of that number, no driver, or one too old; the message says which.
+        EngineError: there is no GPU of that number, or no driver, or the driver is too old.
     """
     cudart = import_cudart()
     status, count = cudart.cudaGetDeviceCount()
@@ -53,7 +53,7 @@ def require_gpu(device: int = 0) -> None:
 
 
 def gpu_name(device: int = 0) -> str:
-    """Name of the GPU, such as "NVIDIA H200".
+    """Returns the name of the GPU, such as "NVIDIA H200".
 
     Raises:
         EngineError: there is no such GPU.
@@ -63,7 +63,7 @@ def gpu_name(device: int = 0) -> str:
     return (name.decode() if isinstance(name, bytes) else str(name)).rstrip("\0")
 
 
-class Stream:
+class CudaStream:
     """A CUDA stream of its own, and what is recorded or captured on it."""
 
     def __init__(self) -> None:
@@ -72,18 +72,18 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        """For TensorRT."""
+        """The stream as TensorRT takes it."""
         return int(self._stream)
 
     def synchronize(self) -> None:
-        """Waits for all work of the stream."""
+        """Waits until the stream has finished its work."""
         call("cudaStreamSynchronize", self._stream)
 
-    def copy_to_device(self, buffer: Buffer, num_bytes: int) -> None:
+    def copy_to_device(self, buffer: CudaBuffer, num_bytes: int) -> None:
         """Enqueues the copy of a buffer's first bytes."""
         self._copy(buffer.device, buffer.host, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
-    def copy_to_host(self, buffer: Buffer, num_bytes: int) -> None:
+    def copy_to_host(self, buffer: CudaBuffer, num_bytes: int) -> None:
         """Enqueues the copy of a buffer's first bytes."""
         self._copy(buffer.host, buffer.device, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
@@ -92,20 +92,20 @@ class Stream:
             call("cudaMemcpyAsync", target, source, num_bytes, kind, self._stream)
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[Graph]:
-        """Captures what is enqueued in the block, without running it, into the graph that it yields.
+    def capture(self) -> Iterator[CudaGraph]:
+        """Captures the work that the block enqueues into the yielded graph, without running it.
 
         Raises:
-            EngineError: something in the block cannot be captured.
+            EngineError: some work of the block cannot be captured.
         """
-        graph = Graph()
+        graph = CudaGraph()
         mode = self._cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         call("cudaStreamBeginCapture", self._stream, mode)
         try:
             yield graph
         except BaseException:
             self._cudart.cudaStreamEndCapture(self._stream)
-            self._cudart.cudaGetLastError()  # the failed capture is no error of what follows
+            self._cudart.cudaGetLastError()  # clears the error for later calls
             raise
         status, template = self._cudart.cudaStreamEndCapture(self._stream)
         if int(status) != 0:
@@ -116,11 +116,11 @@ class Stream:
         finally:
             call("cudaGraphDestroy", template)
 
-    def launch(self, graph: Graph) -> None:
+    def launch(self, graph: CudaGraph) -> None:
         """Enqueues a captured graph."""
         call("cudaGraphLaunch", graph.executable, self._stream)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: CudaEvent) -> None:
         """Enqueues an event."""
         call("cudaEventRecord", event.event, self._stream)
 
@@ -131,7 +131,7 @@ class Stream:
             self._stream = None
 
 
-class Graph:
+class CudaGraph:
     """A captured graph, see `Stream.capture`."""
 
     def __init__(self) -> None:
@@ -144,14 +144,14 @@ class Graph:
             self.executable = None
 
 
-class Event:
-    """A point in a stream's time."""
+class CudaEvent:
+    """A CUDA event, which marks a point of a stream's work."""
 
     def __init__(self) -> None:
         self.event = call("cudaEventCreate")
 
-    def milliseconds_since(self, start: Event) -> float:
-        """Waits for this event and returns the GPU time between the two."""
+    def milliseconds_since(self, start: CudaEvent) -> float:
+        """Waits for this event and returns the milliseconds of GPU time since another."""
         call("cudaEventSynchronize", self.event)
         return float(call("cudaEventElapsedTime", start.event, self.event))
 
@@ -162,12 +162,12 @@ class Event:
             self.event = None
 
 
-class Buffer:
-    """The same number of bytes on the device and, if wanted, in pinned host memory.
+class CudaBuffer:
+    """Memory on the device and, if wanted, as much pinned memory on the host.
 
     Args:
-        num_bytes: size; at least 256 are taken, since TensorRT wants a valid address of an empty tensor too.
-        pinned: whether there is a host side.
+        num_bytes: size. At least 256 bytes are allocated: TensorRT needs a valid address for an empty tensor.
+        pinned: whether to allocate memory on the host.
     """
 
     def __init__(self, num_bytes: int, pinned: bool = True) -> None:
@@ -182,13 +182,13 @@ class Buffer:
                 raise
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """The beginning of the host side as an array, valid until `close`."""
+        """Returns the beginning of the host's memory as an array, valid until `close`."""
         count = int(np.prod(shape, dtype=np.int64))
         memory = (ctypes.c_char * self.num_bytes).from_address(self.host)
         return np.frombuffer(memory, dtype, count).reshape(shape)
 
     def close(self) -> None:
-        """Frees both sides."""
+        """Frees the memory."""
         if self.device:
             call("cudaFree", self.device)
             self.device = 0

@@ -1,4 +1,4 @@
-"""Loads an engine file; everything that can be wrong with it, its plugin or the machine is one clear line."""
+"""Reads and loads engine files. A wrong file, plugin or machine is an error of one line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 if TYPE_CHECKING:
     import tensorrt as trt
 
-# The beginning of an engine file, as trtexec --getPlanVersionOnly reads it: a tag, the version of the layout,
-# and for layout 0 the four numbers of TensorRT's version in bytes 24 to 27.
+# An engine file begins with a tag and the version of its layout, as trtexec --getPlanVersionOnly reads them.
+# In layout 0, bytes 24 to 27 are the four numbers of TensorRT's version.
 _HEADER_BYTES = 28
 _TAG = 0x74727466
 
-# Words of TensorRT's messages.
+# Parts of TensorRT's messages.
 _VERSION_PROBLEM = re.compile("expecting library version|version tag does not match|engine version", re.I)
 _DEVICE_PROBLEM = re.compile("incompatible device|expecting compute|platform specific tag", re.I)
 _PLUGIN_PROBLEM = re.compile("cannot find plugin|plugin ?creator|getCreator|plugin registry", re.I)
 
 
 def built_with(content: bytes) -> tuple[int, int, int, int] | None:
-    """TensorRT's version (major, minor, patch, build) that wrote an engine; None for other bytes."""
+    """Returns TensorRT's version (major, minor, patch, build) that wrote an engine, None for other bytes."""
     if len(content) < _HEADER_BYTES:
         return None
     tag, layout = struct.unpack_from("<II", content)
@@ -35,19 +35,18 @@ def built_with(content: bytes) -> tuple[int, int, int, int] | None:
 
 
 def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngine]:
-    """Loads an engine, with the plugins of this package registered if their library is there.
+    """Loads an engine. Registers the plugins of this package first, if their library exists.
 
     Args:
         path: the engine file.
-        device: number of the GPU, which becomes the thread's current one.
+        device: number of the GPU, which becomes the thread's current GPU.
 
     Returns:
         The runtime, which must outlive the engine, and the engine.
 
     Raises:
-        EngineError: in one line: no such file, empty, not an engine, truncated or damaged, of another
-            TensorRT version, for another GPU, plugin library missing, no GPU, TensorRT or cuda-python not
-            installed.
+        EngineError: the file is missing, empty, no engine, damaged, of another TensorRT version or for
+            another GPU; or the plugin library, a GPU, TensorRT or cuda-python is missing.
     """
     content = read_plan(path)
     trt = import_tensorrt()
@@ -67,10 +66,10 @@ def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngi
 
 
 def read_plan(path: Path) -> bytes:
-    """An engine file's bytes.
+    """Reads an engine file.
 
     Raises:
-        EngineError: there is none, it cannot be read, it is empty, or it does not begin like an engine.
+        EngineError: the file is missing, cannot be read, is empty, or does not begin like an engine.
     """
     if not path.exists():
         raise EngineError(f"the engine {path} does not exist")
@@ -86,7 +85,7 @@ def read_plan(path: Path) -> bytes:
 
 
 def _reason(content: bytes, messages: str, plugin_problem: str) -> str:
-    """Why TensorRT refuses an engine, to follow its path."""
+    """Returns why TensorRT refuses an engine: the rest of a sentence that begins with its path."""
     running = import_tensorrt().__version__
     version = built_with(content)
     if _VERSION_PROBLEM.search(messages) or (version and version[:3] != _numbers(running)):
@@ -107,7 +106,7 @@ def _reason(content: bytes, messages: str, plugin_problem: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, int, int]:
-    """(10, 6, 0) of "10.6.0.post1"."""
+    """Returns (10, 6, 0) for "10.6.0.post1"."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found is None:
         raise EngineError(f"TensorRT's version {version!r} is not of the form major.minor.patch")

@@ -1,4 +1,4 @@
-"""Other weights in an engine, without a build: what the two paths' refit commands share. Needs a GPU."""
+"""Gives an engine other weights without a build. The refit commands of both paths use it. Needs a GPU."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def refit_engine(path: Path, give: Callable[[trt.Refitter, list[str]], object]) -> bytes:
-    """Gives every weight of an engine another value.
+    """Replaces every weight of an engine.
 
     Args:
         path: a refittable engine.
-        give: sets all weights of a refitter, or raises; the list collects TensorRT's errors, see
-            `trt_plugin.tensorrt_log.describe`. What it returns lives until TensorRT has read the weights.
+        give: sets all weights of a refitter, or raises. The list collects TensorRT's errors, see
+            `trt_plugin.tensorrt_log.describe`. The returned object lives until TensorRT has read the weights.
 
     Returns:
         The new engine, serialised.
 
     Raises:
-        RuntimeError: TensorRT cannot refit it; what `give` raises is passed on.
+        RuntimeError: TensorRT cannot refit the engine. Errors of `give` are passed on.
         trt_plugin.EngineError: the file cannot be loaded.
     """
     from trt_plugin.engine_error import import_tensorrt
@@ -30,7 +30,7 @@ def refit_engine(path: Path, give: Callable[[trt.Refitter, list[str]], object]) 
     from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
     trt = import_tensorrt()
-    _runtime, engine = load_engine(path)  # the first must outlive the second
+    _runtime, engine = load_engine(path)  # the runtime must outlive the engine
     with collect_errors() as messages:
         refitter = trt.Refitter(engine, tensorrt_logger())
         read_later = give(refitter, messages)

@@ -1,6 +1,6 @@
-"""Types and shapes of an engine's tensors, and NumPy arrays on their way in and out.
+"""Types and shapes of an engine's tensors, and the conversion of NumPy arrays to and from them.
 
-NumPy has no bfloat16: such tensors are given and returned as float32, and stored as the upper 16 bits in
+NumPy has no bfloat16. The caller gives and gets such tensors as float32. Buffers hold the upper 16 bits as
 uint16.
 """
 
@@ -31,15 +31,15 @@ class TensorInfo(NamedTuple):
 
 
 def storage_dtype(dtype: str) -> np.dtype:
-    """The NumPy type with a tensor's bytes."""
+    """Returns the NumPy type of a buffer's elements."""
     return np.dtype(np.uint16) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def to_storage(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
     """Converts an input to the engine's type.
 
-    Any floating-point type becomes any other (rounded to nearest), any integer type any other that holds its
-    values.
+    A floating-point type converts to every other, rounded to nearest. An integer type converts to every other
+    that holds its values.
 
     Args:
         array: the input.
@@ -66,20 +66,20 @@ def to_storage(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
         if array.min() < limits.min or array.max() > limits.max:
             found = f"{array.min()} to {array.max()}"
             raise ValueError(f"{name}: expected numbers that fit into {dtype}, got {found}")
-    with np.errstate(over="ignore"):  # what is too large for float16 becomes infinite
+    with np.errstate(over="ignore"):  # values too large for float16 become infinite
         array = np.ascontiguousarray(array, target).reshape(array.shape)
     return _round_to_bfloat16(array) if dtype == "bfloat16" else array
 
 
 def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
-    """A fresh array of the tensor's type (float32 for bfloat16) from its bytes."""
+    """Copies a buffer's elements into a new array of the tensor's type, float32 for bfloat16."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.copy()
 
 
 def _round_to_bfloat16(array: np.ndarray) -> np.ndarray:
-    """float32 to the nearest bfloat16, ties to even, as uint16."""
+    """Rounds float32 to the nearest bfloat16, ties to even, as uint16."""
     bits = array.view(np.uint32)
     rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
     # Rounding could turn a NaN into infinity: keep its upper bits and set the quiet bit.

@@ -166,9 +166,10 @@ def inspect(
         if save_layer_info:
             _write(save_layer_info, information)
     if found is None or not found.detailed:
+        tells = "nothing" if found is None else "only the names"
         message = (
-            f"{report.source} tells {'nothing' if found is None else 'only the names'} of its layers: build it "
-            "with profiling verbosity DETAILED (trtexec --profilingVerbosity=detailed)"
+            f"{report.source} tells {tells} of its layers: build it with profiling verbosity DETAILED "
+            "(trtexec --profilingVerbosity=detailed)"
         )
         if graph or (found is None and chart):
             raise EngineError(message)

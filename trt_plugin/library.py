@@ -1,6 +1,6 @@
 """Finds `libmsda_trt_plugin.so` and registers its plugins with TensorRT.
 
-The library comes with the package when it was installed on a machine that has TensorRT and a CUDA compiler.
+Installing the package builds the library where TensorRT and a CUDA compiler are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def library_path() -> Path:
-    """Path of the plugin library: $MSDA_TRT_PLUGIN if set, else beside this package.
+    """Returns the path of the plugin library: $MSDA_TRT_PLUGIN if set, else beside this package.
 
     Raises:
         EngineError: the file does not exist.
@@ -45,9 +45,9 @@ def library_path() -> Path:
 
 
 def load() -> Path:
-    """Registers the plugins with TensorRT; calling it again does nothing.
+    """Registers the plugins with TensorRT. Further calls do nothing.
 
-    Needs no GPU. Plugins that another loader (such as `polygraphy --plugins`) has registered are kept.
+    Needs no GPU. Keeps plugins that another loader, such as `polygraphy --plugins`, has registered.
 
     Returns:
         Path of the library.
@@ -56,7 +56,7 @@ def load() -> Path:
         EngineError: TensorRT or the library is missing, or the library cannot be loaded.
     """
     path = library_path()
-    trt = import_tensorrt()  # first: it brings libnvinfer, which the library is linked to
+    trt = import_tensorrt()  # first: it loads libnvinfer, which the library needs
     registry = trt.get_plugin_registry()
     with _lock:
         if _registered(registry):
@@ -65,7 +65,7 @@ def load() -> Path:
             ctypes.CDLL(str(path))
         except OSError as error:
             raise EngineError(f"the TensorRT plugin library {path} cannot be loaded: {error}") from error
-        # Opening it may have registered the plugins already. This hands them TensorRT's logger as well.
+        # Opening the library may have registered the plugins. This also gives them TensorRT's logger.
         registry.load_library(str(path))
         if not _registered(registry):
             raise EngineError(f"{path} is not this project's plugin library: it registers no {OPERATORS[0]}")
@@ -85,7 +85,7 @@ def load_others(paths: Sequence[Path]) -> None:
             ctypes.CDLL(str(path.absolute()))
         except OSError as error:
             raise EngineError(f"--plugins {path}: cannot be loaded ({error})") from error
-        if len(registry.all_creators) == before:  # it does not register itself when it is opened
+        if len(registry.all_creators) == before:  # opening it has registered nothing
             registry.load_library(str(path.absolute()))
 
 

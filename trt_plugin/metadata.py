@@ -1,4 +1,4 @@
-"""What lies beside an engine as <engine>.json: everything that whoever runs it needs to know."""
+"""The metadata beside an engine, <engine>.json: all that a program needs to run it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactMetadata:
-    """Inputs, outputs and meaning of an engine of the detector, and what it was made from.
+    """Inputs, outputs and origin of an engine of the detector.
 
     Attributes:
         model: the configuration's name.

@@ -1,4 +1,4 @@
-"""Times of an engine's layers by TensorRT's profiler, and NVTX ranges for Nsight Systems."""
+"""Measures an engine's layers with TensorRT's profiler, and names steps for Nsight Systems."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trt_plugin.engine_error import EngineError, import_tensorrt
 if TYPE_CHECKING:
     import tensorrt as trt
 
-Range = Callable[[str], AbstractContextManager]
-"""Gives a block a name in Nsight Systems' timeline."""
+NvtxRange = Callable[[str], AbstractContextManager]
+"""Names a block of code in Nsight Systems' timeline."""
 
 
 class LayerTimes:
-    """Collects what the profiler reports.
+    """Collects the times that the profiler reports.
 
     Attributes:
-        profiler: to be set as an execution context's.
-        runs: milliseconds by the layer's name, of each run.
+        profiler: the profiler, to be set as an execution context's.
+        runs: for each run, milliseconds by the layer's name.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class LayerTimes:
         self.profiler: trt.IProfiler = Profiler()
 
     def begin_run(self) -> None:
-        """What is reported from now on belongs to another run."""
+        """Assigns all further reports to a new run."""
         self.runs.append({})
 
 
-def nvtx_ranges(wanted: bool) -> Range:
-    """Returns what makes ranges; if they are not wanted, it does nothing.
+def nvtx_ranges(wanted: bool) -> NvtxRange:
+    """Returns a function that makes ranges. If they are not wanted, its ranges do nothing.
 
     Raises:
         EngineError: the package nvtx is missing.

@@ -1,4 +1,4 @@
-"""Runs engines with TensorRT and cuda-python alone: NumPy arrays in and out, a CUDA graph in between."""
+"""Runs engines on NumPy arrays with TensorRT and cuda-python alone, through CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trt_plugin.cuda_runtime import Buffer, Event, Graph, Stream, call
+from trt_plugin.cuda_runtime import CudaBuffer, CudaEvent, CudaGraph, CudaStream, call
 from trt_plugin.engine_error import EngineError, import_tensorrt
 from trt_plugin.engine_file import load_engine
 from trt_plugin.engine_tensors import (
@@ -38,40 +38,40 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass
 class _Session:
-    """All that belongs to one set of input shapes.
+    """Execution context and CUDA graph of one set of input shapes.
 
-    Each has its own execution context, because a graph may hold addresses of the context's own memory, which
-    changes with the shapes. They share the memory for intermediate results: one stream runs them in turn.
+    A graph may hold addresses of its context's own memory, which changes with the shapes. So each set of
+    shapes has a context. All contexts share the memory for intermediate results: one stream runs them in turn.
     """
 
     context: trt.IExecutionContext
     shapes: Shapes
-    graph: Graph = field(default_factory=Graph)
+    graph: CudaGraph = field(default_factory=CudaGraph)
     capture_tried: bool = False
 
 
 class EngineRunner:
-    """Runs an engine. Not for several threads at once.
+    """Runs an engine. Only one thread may use a runner at a time.
 
-    The first call with a set of input shapes enqueues the engine, then captures it in a CUDA graph; later
+    The first call with a set of input shapes enqueues the engine, then captures it in a CUDA graph. Later
     calls replay the graph.
 
     Args:
-        engine: path of the engine; if <stem>.json lies beside it, that is its metadata.
+        engine: path of the engine. The file <stem>.json beside it holds its metadata, if it exists.
         device: number of the GPU.
         profile: index of the optimization profile.
         cuda_graph: whether to capture graphs.
-        max_sessions: for how many sets of input shapes contexts and graphs are kept.
-        nvtx: name upload, run and download of every call for Nsight Systems (needs the package nvtx).
-            TensorRT names the layers itself, where no graph is replayed.
+        max_sessions: number of sets of input shapes whose contexts and graphs are kept.
+        nvtx: name upload, run and download of every call for Nsight Systems; needs the package nvtx. TensorRT
+            names the layers itself where no graph is replayed.
 
     Attributes:
         inputs, outputs: `TensorInfo` (shape with -1 for a dynamic size, type name) by name.
-        profiles: of inputs with a dynamic size: {"min", "opt", "max"}, shapes.
+        profiles: shapes {"min", "opt", "max"} of each input with a dynamic size.
         metadata: `ArtifactMetadata`, or None.
 
     Raises:
-        EngineError: one line that says what is wrong with the engine or the machine.
+        EngineError: the engine, its metadata or the machine has a problem.
 
     Example:
         with EngineRunner("model.engine") as runner:
@@ -90,9 +90,9 @@ class EngineRunner:
     ) -> None:
         path = Path(engine)
         self._sessions: OrderedDict[tuple, _Session] = OrderedDict()
-        self._buffers: dict[str, Buffer] = {}
-        self._scratch: Buffer | None = None
-        self._stream: Stream | None = None
+        self._buffers: dict[str, CudaBuffer] = {}
+        self._scratch: CudaBuffer | None = None
+        self._stream: CudaStream | None = None
         self._engine = self._runtime = None
         self._path, self._device, self._profile = path, device, profile
         self._cuda_graph, self._max_sessions = cuda_graph, max_sessions
@@ -102,8 +102,8 @@ class EngineRunner:
             metadata_path = path.with_suffix(".json")
             self.metadata = ArtifactMetadata.load(metadata_path) if metadata_path.is_file() else None
             self._read_tensors()
-            self._stream = Stream()
-            self._scratch = Buffer(self._engine.device_memory_size_v2, pinned=False)
+            self._stream = CudaStream()
+            self._scratch = CudaBuffer(self._engine.device_memory_size_v2, pinned=False)
             self._reserve_largest()
         except BaseException:
             self.close()
@@ -117,7 +117,7 @@ class EngineRunner:
                 types too if the values fit. bfloat16 is given and returned as float32.
 
         Returns:
-            A fresh array for every output, by name.
+            A new array for every output, by name.
 
         Raises:
             ValueError, TypeError: naming the input, what it was and what it should be.
@@ -133,10 +133,10 @@ class EngineRunner:
         return outputs
 
     def time(self, inputs: Mapping[str, np.ndarray], iterations: int = 100, warmup: int = 20) -> list[float]:
-        """Measures the GPU time of the engine alone, without the copies of inputs and outputs.
+        """Measures the GPU time of the engine without the copies of inputs and outputs.
 
         Args:
-            inputs: as in a call; copied once.
+            inputs: as in a call. Copied once.
             iterations: number of samples.
             warmup: number of runs before them.
 
@@ -151,7 +151,7 @@ class EngineRunner:
         self._capture(session)
         for _ in range(warmup):
             self._enqueue(session)
-        start, end, samples = Event(), Event(), []
+        start, end, samples = CudaEvent(), CudaEvent(), []
         try:
             for _ in range(iterations):
                 self._stream.record(start)
@@ -168,10 +168,10 @@ class EngineRunner:
     ) -> list[dict[str, float]]:
         """Measures the GPU time of every layer with TensorRT's profiler, which uses no CUDA graph.
 
-        Layers do not overlap then, so that their sum is more than the time of a run (see `time`).
+        Profiled layers do not overlap, so their sum exceeds the time of a run (see `time`).
 
         Args:
-            inputs: as in a call; copied once.
+            inputs: as in a call. Copied once.
             iterations: number of samples.
             warmup: number of runs before them.
 
@@ -181,7 +181,7 @@ class EngineRunner:
         if iterations < 1 or warmup < 0:
             raise ValueError(f"expected iterations >= 1 and warmup >= 0, got {iterations} and {warmup}")
         shapes = self._prepare(inputs).shapes
-        # A context of its own: one that had a profiler keeps reporting to it.
+        # A new context: a context that had a profiler keeps reporting to it.
         context = self._make_context({name: shapes[name] for name in self.inputs})
         for name in shapes:
             context.set_tensor_address(name, self._buffers[name].device)
@@ -195,7 +195,7 @@ class EngineRunner:
         return times.runs[warmup:]
 
     def close(self) -> None:
-        """Frees everything. The runner cannot be used afterwards."""
+        """Frees all memory. The runner cannot be used afterwards."""
         if self._stream is not None:
             self._stream.synchronize()
         self._drop_sessions()
@@ -205,7 +205,7 @@ class EngineRunner:
         self._buffers, self._scratch = {}, None
         if self._stream is not None:
             self._stream.close()
-        # The engine goes before the runtime that made it.
+        # The engine must be freed before its runtime.
         self._stream = self._engine = None
         self._runtime = None
 
@@ -221,16 +221,16 @@ class EngineRunner:
         return bool(self._sessions) and next(reversed(self._sessions.values())).graph.executable is not None
 
     def best_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an input that its profile is made for."""
+        """Returns the input shape that the optimization profile is tuned for."""
         return self._profile_shape(name, "opt")
 
     def _profile_shape(self, name: str, which: str) -> tuple[int, ...]:
-        """An input's shape: its "min", "opt" or "max" where a size is dynamic."""
+        """Returns an input's shape, with a dynamic size the profile's "min", "opt" or "max"."""
         profile = self.profiles.get(name)
         return self.inputs[name].shape if profile is None else tuple(profile[which])
 
     def _read_tensors(self) -> None:
-        """Fills inputs, outputs and profiles."""
+        """Sets inputs, outputs and profiles."""
         trt = import_tensorrt()
         engine = self._engine
         count = engine.num_optimization_profiles
@@ -285,7 +285,7 @@ class EngineRunner:
         return arrays
 
     def _session(self, input_shapes: Shapes) -> _Session:
-        """The session of these shapes, made when it is their first time, as the last of the sessions."""
+        """Returns the session of these shapes as the most recent one, and creates it for new shapes."""
         key = tuple(input_shapes[name] for name in self.inputs)
         if key not in self._sessions:
             while len(self._sessions) >= self._max_sessions:
@@ -325,7 +325,7 @@ class EngineRunner:
         return context
 
     def _reserve(self, name: str, shape: tuple[int, ...]) -> None:
-        """Makes a tensor's buffer large enough; the sessions that know the smaller one go."""
+        """Makes a tensor's buffer large enough. Drops the sessions that hold the address of a smaller one."""
         info = self.inputs.get(name) or self.outputs[name]
         num_bytes = int(np.prod(shape, dtype=np.int64)) * storage_dtype(info.dtype).itemsize
         buffer = self._buffers.get(name)
@@ -335,14 +335,14 @@ class EngineRunner:
             self._drop_sessions()
             del self._buffers[name]
             buffer.close()
-        self._buffers[name] = Buffer(num_bytes)
+        self._buffers[name] = CudaBuffer(num_bytes)
 
     def _reserve_largest(self) -> None:
-        """Makes every buffer large enough for the profile, so that no later shape has to replace one."""
+        """Makes every buffer large enough for the profile, so that no later shape replaces a buffer."""
         try:
             self._session({name: self._profile_shape(name, "max") for name in self.inputs})
         except EngineError as error:
-            # The largest size of each input alone: together they may be no valid shapes.
+            # The largest shapes of the inputs may not be valid together.
             _log.debug("%s: buffers will grow as needed: %s", self._path, error)
 
     def _drop_sessions(self) -> None:
@@ -360,7 +360,7 @@ class EngineRunner:
             raise EngineError(f"{self._path} does not run: {describe(messages)}")
 
     def _capture(self, session: _Session) -> None:
-        """Captures the engine in a graph, once its first run has set up all that is set up lazily."""
+        """Captures the engine in a graph. The first run before it has finished TensorRT's lazy set-up."""
         if not self._cuda_graph or session.capture_tried:
             return
         session.capture_tried = True

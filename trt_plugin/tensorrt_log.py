@@ -1,7 +1,7 @@
-"""TensorRT's messages: passed on to Python's logging, and collected where an error needs its reason.
+"""Passes TensorRT's messages to Python's logging, and collects them for errors that need a reason.
 
-TensorRT keeps one global logger, the first that a builder or runtime of the process was given, and plugins
-may report through it. So there is one logger here for everything.
+TensorRT keeps one global logger: the first that a builder or runtime of the process was given. Plugins may
+report through it. All code of this repository therefore uses the logger of this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _collectors: list[list[str]] = []
 
 @functools.cache
 def tensorrt_logger() -> trt.ILogger:
-    """The logger to give to every `trt.Builder`, `trt.Runtime` and parser of the process.
+    """Returns the logger for every `trt.Builder`, `trt.Runtime` and parser of the process.
 
     Raises:
         EngineError: TensorRT is not installed.
@@ -54,9 +54,9 @@ def tensorrt_logger() -> trt.ILogger:
 
 @contextlib.contextmanager
 def collect_errors() -> Iterator[list[str]]:
-    """Collects TensorRT's error messages into a list; meanwhile they are logged with the level DEBUG only.
+    """Collects TensorRT's error messages in a list, and logs them with the level DEBUG meanwhile.
 
-    For calls that fail by returning None or False: the list holds the reason, to be put into an exception.
+    TensorRT's functions fail by returning None or False. The list then holds the reason.
     """
     lines: list[str] = []
     _collectors.append(lines)
@@ -68,5 +68,5 @@ def collect_errors() -> Iterator[list[str]]:
 
 
 def describe(lines: list[str]) -> str:
-    """The collected messages in one line, each once."""
+    """Returns the collected messages in one line, each once."""
     return "; ".join(dict.fromkeys(" ".join(line.split()) for line in lines)) or "TensorRT gave no reason"

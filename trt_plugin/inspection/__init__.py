@@ -1,4 +1,5 @@
-"""What is inside an engine: its layers, their kinds and times, as text, tables and pictures.
+"""Shows an engine's layers, their kinds and times as tables and pictures.
 
-`engine` asks TensorRT; all else works on what its inspector wrote as JSON, without TensorRT and GPU.
+`engine_summary` asks TensorRT and needs a GPU. The other modules read the JSON of TensorRT's inspector and
+need neither.
 """

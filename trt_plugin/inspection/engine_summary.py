@@ -1,4 +1,4 @@
-"""What TensorRT says of an engine: size, memory, inputs and outputs, layers and their times. Needs a GPU."""
+"""Asks TensorRT for an engine's size, memory, inputs, outputs, layers and times. Needs a GPU."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TensorReport:
     """An input or output.
 
     Attributes:
-        name: of it.
-        shape: -1 where it is decided at run time.
-        dtype: name of the type, as NumPy's or "bfloat16".
-        min, opt, max: of a dynamic input's first profile, else None.
+        name: its name.
+        shape: -1 for a size decided at run time.
+        dtype: NumPy's name of the type, or "bfloat16".
+        min, opt, max: shapes of a dynamic input in the first optimization profile, else None.
     """
 
     name: str
@@ -54,16 +54,16 @@ class EngineSummary:
 
     Attributes:
         engine_bytes: size of its file.
-        built_with: TensorRT's version that built it, "" if the file does not say it.
-        tensorrt_version, gpu: that loaded it.
-        verbosity: what it was built to tell of its layers: DETAILED, LAYER_NAMES_ONLY or NONE.
-        layers: their number.
+        built_with: TensorRT's version that built it; "" if the file does not tell it.
+        tensorrt_version, gpu: TensorRT and GPU that loaded it.
+        verbosity: its profiling verbosity: DETAILED, LAYER_NAMES_ONLY or NONE.
+        layers: number of its layers.
         inputs, outputs: in the engine's order.
         profiles: number of its optimization profiles.
-        device_memory_bytes: what a context needs for intermediate results, at the largest shapes.
-        loaded_bytes: what loading it took of the GPU's memory, weights above all; measured.
-        streamable_weights_bytes: weights that need not lie on the GPU; 0 if it was not built for that.
-        auxiliary_streams: that run beside the caller's.
+        device_memory_bytes: memory of a context for intermediate results, at the largest shapes.
+        loaded_bytes: GPU memory that loading it took, mostly for weights.
+        streamable_weights_bytes: weights that TensorRT can stream from the host; 0 without weight streaming.
+        auxiliary_streams: number of streams beside the caller's.
     """
 
     engine_bytes: int
@@ -83,12 +83,13 @@ class EngineSummary:
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """What a profiled engine took.
+    """Times of an engine.
 
     Attributes:
-        samples_ms: of runs, of a CUDA graph's replay where there can be one.
-        cuda_graph: whether it was one.
-        layer_ms: median of every layer by name. They wait for each other, so their sum is more than gpu_ms.
+        samples_ms: GPU time of each run in milliseconds.
+        cuda_graph: whether the runs replayed a CUDA graph.
+        layer_ms: median of each layer in milliseconds, by name. Profiled layers wait for each other, so their
+            sum exceeds `gpu_ms`.
     """
 
     samples_ms: list[float]
@@ -97,7 +98,7 @@ class EngineTimes:
 
     @property
     def gpu_ms(self) -> float:
-        """Median of a run."""
+        """Median GPU time of a run in milliseconds."""
         return statistics.median(self.samples_ms)
 
 
@@ -109,13 +110,13 @@ def read_engine(
     Args:
         path: the engine file.
         device: number of the GPU.
-        libraries: of plugins, beside ours and TensorRT's own.
+        libraries: libraries of plugins beside those of this package and TensorRT.
 
     Returns:
-        The whole; the layers, None if the engine was built to tell nothing of them; the inspector's JSON.
+        The summary; the layers, None with profiling verbosity NONE; the JSON of TensorRT's inspector.
 
     Raises:
-        EngineError: one line: a library cannot be loaded, or see `trt_plugin.engine_file.load_engine`.
+        EngineError: a library or the engine cannot be loaded, see `trt_plugin.engine_file.load_engine`.
     """
     version = built_with(read_plan(path))
     trt = import_tensorrt()
@@ -175,11 +176,11 @@ def measure(
         device: number of the GPU.
         runs: number of samples.
         warmup: number of runs before them.
-        inputs: to run on; by default `example_inputs`.
+        inputs: arrays to run on; default: `example_inputs`.
         nvtx: see `trt_plugin.EngineRunner`.
 
     Raises:
-        EngineError, ValueError, TypeError: the engine does not run, or not on these inputs.
+        EngineError, ValueError, TypeError: the engine does not run on these inputs.
     """
     with EngineRunner(path, device=device, nvtx=nvtx) as runner:
         arrays = example_inputs(runner) if inputs is None else dict(inputs)
@@ -192,9 +193,9 @@ def measure(
 
 
 def example_inputs(runner: EngineRunner) -> dict[str, np.ndarray]:
-    """Inputs to time an engine on: seeded normal noise, ones for integers, whole pictures for our detectors.
+    """Returns inputs to time an engine on: seeded normal noise, ones for integers, whole pictures.
 
-    Dynamic sizes are those of the profile's best shape.
+    Dynamic sizes are those that the optimization profile is tuned for.
     """
     random = np.random.default_rng(0)
     arrays = {}

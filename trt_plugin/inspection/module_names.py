@@ -1,8 +1,8 @@
-"""Where in the model a layer comes from, by the names of the nodes in it.
+"""Tells from the names of a layer's nodes the module of the model that it comes from.
 
-Both paths name nodes by the model's modules: /backbone/stages.2/blocks.5/attn/qkv/MatMul. Names of PyTorch's
-older exporter and Torch-TensorRT's own ([MATRIX_MULTIPLY]-[aten_ops.linear]-[encoder.layers.0.fc1/linear_3])
-are read as well.
+Both paths name nodes by the model's modules: /backbone/stages.2/blocks.5/attn/qkv/MatMul. This module also
+reads names of PyTorch's older exporter and of Torch-TensorRT:
+[MATRIX_MULTIPLY]-[aten_ops.linear]-[encoder.layers.0.fc1/linear_3].
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ Path = tuple[str, ...]
 
 _ENTRY = re.compile(r"\[(?:ONNX Layer|Torch Node): ")
 _TORCH_TENSORRT = re.compile(r"\]?-\[([^\[\]]*)\]$")
-# TensorRT's compiler of subgraphs writes dots as underscores: then the modules cannot be told apart.
+# Myelin, TensorRT's compiler of subgraphs, writes dots as underscores. The modules are then unknown.
 _TORCH_TENSORRT_SPOILT = re.compile(r"\]_\[(?:.*/)?([^/\]]*)\]$")
-# What TensorRT appends to names inside of Myelin, and the exporter to make them unique.
+# Suffixes that Myelin appends to names, and that the exporter appends to make them unique.
 _SUFFIX = re.compile(r"_myl\d+_\d+$")
 _NUMBER = re.compile(r"_\d+(?=_|$)")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Attributes:
-    path: the module that holds most nodes of a layer, the innermost one.
-    operators: what the nodes compute, in order, without the numbers that make names unique.
+    """Module and operators of a layer.
+
+    Attributes:
+        path: the module of most of its nodes; among equals, the innermost.
+        operators: the operators of its nodes in order, without the numbers that make names unique.
     """
 
     path: Path
@@ -36,14 +38,14 @@ class Origin:
 
 
 def node_name(scopes: Sequence[str], operator: str) -> str:
-    """The name of a node.
+    """Returns the name of a node.
 
     Args:
-        scopes: modules around it by their full names, outermost first: "encoder", "encoder.layers.0".
-        operator: what it computes, with or without a number.
+        scopes: full names of the modules around it, outermost first: "encoder", "encoder.layers.0".
+        operator: its operator, with or without a number.
 
     Returns:
-        Each module by its name inside of the one around it: /encoder/layers.0/Add.
+        Each module by its name within the module around it: /encoder/layers.0/Add.
     """
     steps, around = [], ""
     for scope in filter(None, scopes):
@@ -54,7 +56,10 @@ def node_name(scopes: Sequence[str], operator: str) -> str:
 
 
 def node_names(metadata: str) -> tuple[str, ...]:
-    """Names in a layer's metadata: "[ONNX Layer: a]", several with or without a control character between."""
+    """Returns the names in a layer's metadata "[ONNX Layer: a][ONNX Layer: b]".
+
+    Some versions of TensorRT write a control character between the entries.
+    """
     starts = [found.end() for found in _ENTRY.finditer(metadata)]
     ends = [*[found.start() for found in _ENTRY.finditer(metadata)][1:], len(metadata)]
     names = (metadata[start:end].rstrip(" \x1d\x1e\x1f\t\n") for start, end in zip(starts, ends))
@@ -62,14 +67,14 @@ def node_names(metadata: str) -> tuple[str, ...]:
 
 
 def layer_as_node(name: str) -> str:
-    """What a layer's own name says as if it were a node's: without what TensorRT put around it."""
+    """Returns a layer's name as the name of a node, without TensorRT's prefix and suffix."""
     if name.startswith("Reformatting CopyNode"):
         return "reformat"
     return _SUFFIX.sub("", name).removeprefix("__myl_")
 
 
 def split(name: str) -> tuple[Path, str]:
-    """Module and operator of a node: (("encoder", "layers", "0", "norm1"), "LayerNormalization")."""
+    """Returns module and operator of a node: (("encoder", "layers", "0", "norm1"), "LayerNormalization")."""
     if found := _TORCH_TENSORRT_SPOILT.search(name) or _TORCH_TENSORRT.search(name):
         name = found.group(1)
     name = name.split(" [")[0]
@@ -79,7 +84,7 @@ def split(name: str) -> tuple[Path, str]:
 
 
 def origin_of(nodes: Sequence[str]) -> Origin:
-    """Where nodes that became one layer come from."""
+    """Returns the origin of a layer from the names of its nodes."""
     # TensorRT joins names of fused nodes by " + " where there is no metadata.
     parts = [split(part) for node in nodes for part in node.split(" + ")]
     counts = Counter(path for path, _ in parts)
@@ -88,7 +93,7 @@ def origin_of(nodes: Sequence[str]) -> Origin:
 
 
 def block_of(path: Path) -> Path:
-    """The innermost numbered module around, ("encoder", "layers", "0"), or the first part of the path."""
+    """Returns the innermost numbered module, ("encoder", "layers", "0"), or the first part of the path."""
     for length in range(len(path), 0, -1):
         if path[length - 1].isdecimal():
             return path[:length]
@@ -96,12 +101,12 @@ def block_of(path: Path) -> Path:
 
 
 def family_of(block: Path) -> Path:
-    """A numbered module's path with * for its last number, the same for all of a list."""
+    """Returns the path with * for its last number: the same for all modules of a list."""
     if block and block[-1].isdecimal():
         return (*block[:-1], "*")
     return block
 
 
 def path_text(path: Path) -> str:
-    """backbone.stages.2 for its parts."""
+    """backbone.stages.2 for ("backbone", "stages", "2")."""
     return ".".join(path) or "(top)"
