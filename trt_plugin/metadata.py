@@ -3,17 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+from typing_extensions import NotRequired, TypedDict
 
 from trt_plugin.atomic_files import atomic_write
 from trt_plugin.engine_error import EngineError
 from trt_plugin.engine_tensors import TensorInfo, format_shape
 
 FORMAT = 1
+
+
+class TensorEntry(TypedDict):
+    """An input or output. A size of -1 is decided at run time."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: str
+    shape: Sequence[Annotated[int, Field(ge=-1)]]
+    dtype: str
+
+
+class ResizeEntry(TypedDict):
+    """The rule that resizes an image to the input's size, see `ArtifactMetadata`."""
+
+    height: PositiveInt
+    width: PositiveInt
+    mode: Literal["fit_pad"]
+    scale: NotRequired[Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]]
+
+
+class ProfileEntry(TypedDict):
+    """The smallest, usual and largest shape of an input."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    min: list[PositiveInt]
+    opt: list[PositiveInt]
+    max: list[PositiveInt]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,93 +63,69 @@ class ArtifactMetadata:
         model: the configuration's name.
         inputs, outputs: {"name", "shape", "dtype"} of each tensor; -1 for a size decided at run time.
         class_names: name of each label, from 0.
-        mean, std: of R, G, B in 0..255; an image is normalised as (image - mean) / std.
-        resize: {"height", "width", "mode", "scale"}: how an image is brought to the input's size. Mode
-            "fit_pad": the largest size of the same aspect ratio that fits, then zeros right and below, after
-            normalising. "scale", [long, short] in pixels, also limits the image's longer and shorter side;
-            files that a picture is to fill, and older ones, lack it.
+        mean, std: of R, G, B in 0..255. An image is normalised as (image - mean) / std.
+        resize: {"height", "width", "mode", "scale"}, the rule that resizes an image to the input's size. Mode
+            "fit_pad": the largest size of the same aspect ratio that fits; then, after normalising, zeros to
+            the right and below. "scale", [long, short] in pixels, also limits the image's longer and shorter
+            side. Engines whose images fill the input, and older files, have no "scale".
         max_per_img: K, the number of boxes of each image before non-maximum suppression.
-        nms: parameters of non-maximum suppression, as `codetr.detector.postprocess.apply_nms` has
-            them: of that in the graph, or of the default post-processing if there is none in it.
-        nms_in_graph: whether the outputs are final detections, so that none is to be applied to them. Each
-            image's are followed by padding then: boxes 0, scores 0, labels -1. False where older files lack
-            the field.
-        precision: "fp32", "tf32" (float32 that is multiplied with 10 bits of mantissa), "fp16" or "bf16".
-        batch: N of the inputs; where it is decided at run time, the one that the engine is tuned for.
-        tensorrt_version, plugin_version, torch_version: that the engine was built with.
-        gpu: name of the GPU that it was built on.
+        nms: parameters of non-maximum suppression, as in `codetr.detector.postprocess.apply_nms`: of the
+            suppression in the graph, or of the default post-processing if the graph has none.
+        nms_in_graph: whether the graph applies non-maximum suppression. The outputs are then the final
+            detections, padded with boxes 0, scores 0, labels -1. False in older files, which lack the field.
+        precision: "fp32", "tf32" (float32, multiplied with 10 bits of mantissa), "fp16" or "bf16".
+        batch: N of the inputs; for a dynamic N, the usual one.
+        tensorrt_version, plugin_version, torch_version: versions that built the engine.
+        gpu: name of the GPU that built it.
         source_weights: name, file or URL of the weights.
-        build_seconds: what TensorRT took to build the engine; None where nobody noted it.
-        profiles: {"min", "opt", "max"}: smallest, usual and largest shape of each input, by its name; empty
-            if all sizes are fixed, as they are where older files lack the field. Dynamic heights and widths
-            are multiples of 32. `resize` and `batch` then say the usual ones, which whoever knows no profiles
-            can use as the only ones.
-        refittable: whether the engine's weights can be exchanged, as `dynamo_path.refit` does.
+        build_seconds: time of TensorRT's build; None if unknown.
+        profiles: {"min", "opt", "max"}, the smallest, usual and largest shape of each input with a dynamic
+            size. Empty in older files, which lack the field. Dynamic heights and widths are multiples of 32.
+            `resize` and `batch` hold the usual sizes, for programs that know no profiles.
+        refittable: whether the engine's weights can be replaced, as by `dynamo_path.refit`.
 
     Raises:
-        ValueError: naming the field, what it was and what it should be.
+        ValueError: naming the field, the value that was expected and the one that was given.
     """
 
     model: str
-    inputs: list[dict[str, Any]]
-    outputs: list[dict[str, Any]]
+    inputs: Annotated[list[TensorEntry], Field(min_length=1)]
+    outputs: Annotated[list[TensorEntry], Field(min_length=1)]
     class_names: list[str]
-    mean: list[float]
-    std: list[float]
-    resize: dict[str, Any]
-    max_per_img: int
+    mean: Annotated[list[float], Field(min_length=3, max_length=3)]
+    std: Annotated[list[PositiveFloat], Field(min_length=3, max_length=3)]
+    resize: ResizeEntry
+    max_per_img: PositiveInt
     nms: dict[str, Any]
-    precision: str
-    batch: int
+    precision: Literal["fp32", "tf32", "fp16", "bf16"]
+    batch: PositiveInt
     tensorrt_version: str
     plugin_version: str
     gpu: str
     torch_version: str
     source_weights: str
     nms_in_graph: bool = False
-    build_seconds: float | None = None
-    profiles: dict[str, dict[str, list[int]]] = dataclasses.field(default_factory=dict)
+    build_seconds: NonNegativeFloat | None = None
+    profiles: dict[str, ProfileEntry] = dataclasses.field(default_factory=dict)
     refittable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("model", "tensorrt_version", "plugin_version", "gpu", "torch_version", "source_weights"):
-            _require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
-        for name in ("batch", "max_per_img"):
-            value = getattr(self, name)
-            _require(_is_size(value) and value > 0, name, "a positive integer", value)
+        for name, adapter in _adapters().items():
+            try:
+                adapter.validate_python(getattr(self, name), strict=True)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = "".join(f" in {part}" for part in reversed(first["loc"]))
+                problem = first["msg"].replace("Input should be", "expected")
+                raise ValueError(f"{name}: {problem}{where}, got {getattr(self, name)!r}") from None
         for name in ("inputs", "outputs"):
-            _check_tensors(name, getattr(self, name))
-        names = self.class_names
-        _require(_is_list(names, str), "class_names", "a list of strings", names)
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            fine = _is_list(value, (int, float)) and len(value) == 3
-            _require(fine, name, "three numbers (R, G, B)", value)
-        _require(min(self.std) > 0, "std", "three positive numbers", self.std)
-        precision = self.precision
-        known = ("fp32", "tf32", "fp16", "bf16")
-        _require(precision in known, "precision", "fp32, tf32, fp16 or bf16", precision)
-        _require(isinstance(self.nms, dict), "nms", "an object", self.nms)
-        _require(isinstance(self.nms_in_graph, bool), "nms_in_graph", "true or false", self.nms_in_graph)
+            names = [tensor["name"] for tensor in getattr(self, name)]
+            _require(len(set(names)) == len(names), name, "tensors with different names", names)
         described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
         _require(described, "nms", 'an object with "method" and "iou_threshold"', self.nms)
-        seconds = self.build_seconds
-        fine = seconds is None or (isinstance(seconds, (int, float)) and not isinstance(seconds, bool))
-        _require(fine and not (seconds or 0) < 0, "build_seconds", "seconds, or null", seconds)
-        _require(isinstance(self.refittable, bool), "refittable", "true or false", self.refittable)
+        long, short = self.resize.get("scale", [1, 1])
+        _require(long >= short, 'resize["scale"]', "[long, short], two positive integers", [long, short])
         _check_profiles(self.profiles, self.inputs)
-        resize = self.resize
-        _require(
-            isinstance(resize, dict)
-            and resize.get("mode") == "fit_pad"
-            and all(_is_size(resize.get(side)) and resize[side] > 0 for side in ("height", "width")),
-            "resize",
-            '{"height": H, "width": W, "mode": "fit_pad"}',
-            resize,
-        )
-        scale = resize.get("scale", [1, 1])
-        fine = _is_list(scale, int) and len(scale) == 2 and scale[0] >= scale[1] > 0
-        _require(fine, 'resize["scale"]', "[long, short], two positive integers", scale)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the file, whole or not at all."""
@@ -191,6 +206,13 @@ class ArtifactMetadata:
             raise EngineError(f"the metadata {path} is wrong: {error}") from error
 
 
+@functools.cache
+def _adapters() -> dict[str, TypeAdapter]:
+    """Checks of the fields' types."""
+    hints = get_type_hints(ArtifactMetadata, include_extras=True)
+    return {field.name: TypeAdapter(hints[field.name]) for field in dataclasses.fields(ArtifactMetadata)}
+
+
 def _require(fine: bool, field: str, expected: str, got: object) -> None:
     if not fine:
         raise ValueError(f"{field}: expected {expected}, got {got!r}")
@@ -202,47 +224,14 @@ def _same_shape(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> b
     return all(first == second or -1 in (first, second) for first, second in zip(one, other))
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_list(value: object, kind: type | tuple[type, ...]) -> bool:
-    if not isinstance(value, list):
-        return False
-    return all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
-
-
-def _check_tensors(field: str, tensors: object) -> None:
-    expected = 'a list of {"name", "shape", "dtype"} with different names'
-    _require(isinstance(tensors, list) and len(tensors) > 0, field, expected, tensors)
-    for tensor in tensors:
-        _require(
-            isinstance(tensor, dict)
-            and tensor.keys() == {"name", "shape", "dtype"}
-            and isinstance(tensor["name"], str)
-            and isinstance(tensor["dtype"], str)
-            and isinstance(tensor["shape"], list | tuple)
-            and all(_is_size(size) and size >= -1 for size in tensor["shape"]),
-            field,
-            expected,
-            tensor,
-        )
-    _require(len({tensor["name"] for tensor in tensors}) == len(tensors), field, expected, tensors)
-
-
-def _check_profiles(profiles: object, inputs: list[dict[str, Any]]) -> None:
+def _check_profiles(profiles: Mapping[str, ProfileEntry], inputs: Sequence[TensorEntry]) -> None:
     """Each input with a dynamic size has three shapes, which agree with its fixed sizes and are in order."""
     expected = 'for every input with a size of -1, and no other, {"min", "opt", "max"}, shapes in this order'
-    _require(isinstance(profiles, dict), "profiles", "an object", profiles)
-    shapes = {tensor["name"]: list(tensor["shape"]) for tensor in inputs}
-    dynamic = {name for name, shape in shapes.items() if -1 in shape}
-    _require(profiles.keys() == dynamic, "profiles", expected, profiles)
-    for name, profile in profiles.items():
-        _require(isinstance(profile, dict), "profiles", expected, profiles)
-        _require(profile.keys() == {"min", "opt", "max"}, "profiles", expected, profiles)
-        three = [profile["min"], profile["opt"], profile["max"]]
-        fine = all(_is_list(shape, int) and len(shape) == len(shapes[name]) for shape in three)
-        _require(fine, "profiles", expected, profiles)
-        for size, low, usual, high in zip(shapes[name], *three):
-            fine = 1 <= low <= usual <= high and (size == -1 or low == high == size)
+    shapes = {tensor["name"]: tensor["shape"] for tensor in inputs if -1 in tensor["shape"]}
+    _require(profiles.keys() == shapes.keys(), "profiles", expected, profiles)
+    for name, shape in shapes.items():
+        three = [profiles[name][which] for which in ("min", "opt", "max")]
+        _require({len(shape)} == set(map(len, three)), "profiles", expected, profiles)
+        for size, low, usual, high in zip(shape, *three):
+            fine = low <= usual <= high and (size == -1 or low == high == size)
             _require(fine, "profiles", expected, profiles)

@@ -41,7 +41,7 @@ class _Session:
     """Execution context and CUDA graph of one set of input shapes.
 
     A graph may hold addresses of its context's own memory, which changes with the shapes. So each set of
-    shapes has a context. All contexts share the memory for intermediate results: one stream runs them in turn.
+    shapes has a context. All contexts share the memory for intermediate results, since one stream runs them.
     """
 
     context: trt.IExecutionContext

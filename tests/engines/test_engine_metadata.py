@@ -41,12 +41,12 @@ def test_metadata_survives_a_file(tmp_path):
     ],
 )
 def test_wrong_field_is_named(tmp_path, field, value):
-    with pytest.raises(ValueError, match=f"^{field}: expected .*, got "):
+    with pytest.raises(ValueError, match=f"^{field}: .*, got "):
         dataclasses.replace(METADATA, **{field: value})
     path = tmp_path / "model.json"
     METADATA.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(EngineError, match=f"model.json is wrong: {field}: expected"):
+    with pytest.raises(EngineError, match=f"model.json is wrong: {field}: "):
         trt_plugin.ArtifactMetadata.load(path)
 
 
