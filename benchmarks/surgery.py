@@ -289,7 +289,7 @@ def command(arguments: Sequence[object], seconds: int) -> None:
         raise RuntimeError(f"{words[0]}: not done after {seconds} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise RuntimeError(f"{words[0]}: {lines[-1].removeprefix('error: ')}"[:500])
+        raise RuntimeError(f"{words[0]}: {lines[-1].rpartition('error: ')[2]}"[:500])
 
 
 def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
@@ -298,12 +298,12 @@ def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
     Raises:
         ValueError: a shape is not static.
     """
-    from onnx_path import model_for_tensorrt as preparation
-    from onnx_path import optimization_profiles as profiles
     from onnx_path.comparison.input_arrays import make_inputs
+    from onnx_path.model_for_tensorrt import load_model
+    from onnx_path.optimization_profiles import inputs_of
 
-    model = preparation.load(path)
-    inputs = profiles.inputs_of(model)
+    model = load_model(path)
+    inputs = inputs_of(model)
     for one in inputs:
         if not all(isinstance(size, int) for size in one.shape):
             raise ValueError(f"{path}: expected static shapes, got {one.name} {list(one.shape)}")

@@ -1,89 +1,191 @@
-"""`python -m onnx_path.build`: a TensorRT engine of any ONNX file of a DETR. Needs a GPU.
-
-The network is strongly typed: the types in the file are the types in the engine, so fp16 and bf16 are a
-conversion of the graph (`onnx_path.precision`). Dynamic sizes that the profile leaves no choice of become
-fixed ones. What TensorRT parses is written beside the engine where it differs from the file given. Exit
-status: 0 done; 1 failed; 2 wrong arguments, a file that will not do, or a machine without TensorRT or GPU.
-"""
+"""`python -m onnx_path.build`: builds a TensorRT engine of any ONNX file."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    check_writable,
-    one_line,
-    run_command,
-    to_path,
-)
+from cyclopts import Group, Parameter
+from cyclopts.types import PositiveFloat
+
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import complain, run_program
+from codetr.errors import ArgumentError
 from codetr.export.output_folder import stage, staged_folder
-from onnx_path import requirements
+from onnx_path.equivalent_commands import equivalent_commands
+from onnx_path.json_report import check_output, write_json
+from onnx_path.optimization_profiles import ShapeRange, fit_profiles, inputs_of, parse_shapes
+from onnx_path.tensorrt_engine import Settings, serialize_engine
 from trt_plugin.atomic_files import atomic_write
-
-if __name__ == "__main__":
-    requirements.stop_without_graph_packages(*requirements.BUILD, engines=True)
-
-from onnx_path import custom_operators as plugins
-from onnx_path import engine_report
-from onnx_path import model_for_tensorrt as preparation
-from onnx_path import optimization_profiles as profiles
-from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
-from onnx_path.equivalent_commands import polygraphy_line, trtexec_line
-from onnx_path.model_for_tensorrt import CONVERTED
-from onnx_path.tensorrt_engine import Settings, parsed_file, serialize_engine
 
 if TYPE_CHECKING:
     import onnx
 
-PRECISIONS = ("fp32", "tf32", *CONVERTED)
+CONVERTED = ("fp16", "bf16")
+"""Precisions for which the graph is converted. The other ones are settings of TensorRT."""
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
-GIB = 2**30
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+
+_SHAPES = Group("Shapes of dynamic inputs", sort_key=1)
+_TENSORRT = Group("TensorRT", sort_key=2)
+
+
+def build(
+    model: Annotated[InputFile, Parameter(metavar="MODEL.onnx")],
+    /,
+    *,
+    out: OutputFile,
+    precision: Precision | None = None,
+    keep_fp32: Annotated[tuple[str, ...], Parameter(metavar="REGEX")] = (),
+    smallest: Annotated[tuple[str, ...], Parameter(name="--min", metavar="NAME:SHAPE", group=_SHAPES)] = (),
+    best: Annotated[tuple[str, ...], Parameter(name="--opt", metavar="NAME:SHAPE", group=_SHAPES)] = (),
+    largest: Annotated[tuple[str, ...], Parameter(name="--max", metavar="NAME:SHAPE", group=_SHAPES)] = (),
+    timing_cache: Annotated[OutputFile | None, Parameter(group=_TENSORRT)] = None,
+    workspace: Annotated[PositiveFloat | None, Parameter(metavar="GIB", group=_TENSORRT)] = None,
+    optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, Parameter(group=_TENSORRT)] = None,
+    plugins: Annotated[tuple[InputFile, ...], Parameter(group=_TENSORRT)] = (),
+    tell_selections: bool = False,
+    json: OutputFile | None = None,
+) -> int:
+    """Build a strongly typed TensorRT engine of an ONNX file. Needs a GPU.
+
+    The types in the file are the types in the engine, so fp16 and bf16 are a conversion of the graph. If
+    TensorRT parses another file than MODEL.onnx, that file is written beside the engine.
+
+    ```
+    codetr build model.onnx --out engines --precision fp16 --opt images:1x3x640x640
+    ```
+
+    Args:
+        model: file to build.
+        out: engine to write if it ends in .engine, .plan or .trt, else the folder of MODEL.engine.
+        precision: fp16 and bf16 convert the graph and write MODEL.fp16.onnx beside the engine. tf32 is
+            float32 with matrix products of 10 mantissa bits. Default: the types in the file.
+        keep_fp32: with fp16 or bf16: nodes that stay float32 in addition to the exceptions of
+            `onnx_path.fp16_exceptions`. May be repeated.
+        smallest: smallest shape, such as images:1x3x640x640. Several inputs need commas, or repeated options.
+        best: shape to tune for. Without --min and --max it is the only shape.
+        largest: largest shape.
+        timing_cache: TensorRT's timing cache, read and updated. It makes a second build quick.
+        workspace: most memory for intermediate results of layers. Default: all of the GPU.
+        optimization_level: TensorRT's builder optimization level. Default: 3.
+        plugins: library with operators of the file. The project's own needs no mention. May be repeated.
+        tell_selections: for onnx_path.compare: the engine also outputs what TopK and thresholds select, and
+            onnxruntime then selects the same. Scores that nearly tie are no difference any more.
+        json: also write the report to this file.
+    """
+    engine = out if out.suffix in ENGINE_SUFFIXES and not out.is_dir() else out / f"{model.stem}.engine"
+    parsed = engine.with_name(f"{model.stem}.{precision or 'trt'}.onnx")
+    taken = [model, engine, parsed, engine.with_suffix(".json")]  # the last has the metadata of an engine
+    check_output("timing_cache", timing_cache, taken)
+    check_output("json", json, [*taken, timing_cache])
+    _check_patterns(keep_fp32, precision)
+
+    from onnx_path import model_for_tensorrt
+    from trt_plugin.inspection import engine_summary, text_report
+
+    shapes = {"min": smallest, "opt": best, "max": largest}
+    network = model_for_tensorrt.load_model(model)
+    settings = Settings(
+        profiles=_fit_profiles(network, shapes),
+        tf32=precision == "tf32",
+        workspace_bytes=None if workspace is None else int(workspace * 2**30),
+        optimization_level=optimization_level,
+        timing_cache=timing_cache,
+    )
+    narrow = model_for_tensorrt.sixteen_bit_tensor(network)
+    if precision is not None and narrow is not None:
+        raise ArgumentError("precision", f"expected none for a model that has 16 bits already ({narrow})")
+    settings = dataclasses.replace(settings, plugins=tuple(check_machine(plugins, network)))
+    _note_surgery(network, model)
+
+    dynamic, changes = model_for_tensorrt.fix_sizes(network, settings.profiles)
+    settings = dataclasses.replace(settings, profiles=dynamic)
+    if tell_selections:
+        network, changes = model_for_tensorrt.tell_selections(network), 1
+    conversion = None
+    with staged_folder(engine.parent) as folder:
+        if precision in CONVERTED:
+            with stage(f"convert to {precision}"):
+                conversion = _convert(network, model, precision, keep_fp32)
+        path = folder / parsed.name
+        if model_for_tensorrt.fit_plugins(network, model.parent) or conversion is not None or changes:
+            model_for_tensorrt.save_model(network, path, model.parent)
+        else:
+            path = parsed = model
+        del network  # as large as the weights
+        with stage(f"build {engine.name} with TensorRT") as seconds:
+            plan = serialize_engine(path, settings, model.name)
+        (folder / engine.name).write_bytes(plan)
+        del plan
+        summary, layers, _ = engine_summary.read_engine(folder / engine.name)
+    commands = equivalent_commands(parsed, engine, settings)
+    console = text_report.make_console()
+    console.print(f"wrote {engine}" + (f" and {parsed}" if parsed != model else ""))
+    console.print(text_report.summary_table(summary, precision or "the file's own", seconds[0]))
+    if layers is not None:
+        console.print(text_report.layers_line(layers))
+    if conversion is not None:
+        console.print(f"conversion: {conversion}")
+    console.print("other tools build the same engine:", *commands.values(), sep="\n")
+    if json is not None:
+        content = dataclasses.asdict(summary)
+        content["plugin_layers"] = [layer.name for layer in layers.plugins] if layers else []
+        report = {
+            "model": str(model),
+            "parsed": str(parsed),
+            "engine": str(engine),
+            "precision": precision or "the file's own",
+            "conversion": conversion,
+            "build_seconds": round(seconds[0], 3),
+            "report": content,
+            "commands": commands,
+        }
+        write_json(json, report)
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(build, argv, "python -m onnx_path.build")
 
 
 def import_requirements() -> None:
-    """Imports what a build and running its engine need, and registers the plugins.
+    """Imports the packages of a build and registers the project's plugins.
 
     Raises:
-        trt_plugin.EngineError: packages or the plugin library are missing, or cannot be loaded.
+        ModuleNotFoundError: polygraphy is missing.
+        trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing.
     """
-    import trt_plugin
+    import polygraphy  # noqa: F401
 
-    requirements.require([*requirements.packages(*requirements.BUILD), *requirements.plugin_library()])
+    import trt_plugin
+    from trt_plugin.engine_error import import_cudart
+
+    import_cudart()
     trt_plugin.load()
 
 
-def build_engine(
-    onnx_path: Path,
-    engine_path: Path,
-    settings: Settings | None = None,
-) -> None:
-    """Builds a strongly typed engine of our own export.
+def build_engine(onnx_path: Path, engine_path: Path, settings: Settings | None = None) -> None:
+    """Builds a strongly typed engine of a file of `onnx_path.export`.
 
     Args:
-        onnx_path: the file; external weights lie beside it.
-        engine_path: the engine is written here.
-        settings: of the build; by default one without profile and TF32.
+        onnx_path: the file, with external weights beside it.
+        engine_path: the engine to write.
+        settings: settings of the build. Default: no profile, no TF32.
 
     Raises:
-        trt_plugin.EngineError: as `import_requirements`.
-        RuntimeError: TensorRT cannot parse the file or build the engine; with its own words.
+        trt_plugin.EngineError, ModuleNotFoundError: see `import_requirements`.
+        RuntimeError: TensorRT cannot parse the file or build the engine. The message has TensorRT's reason.
     """
+    from onnx_path.model_for_tensorrt import parsed_file
+
     import_requirements()
     with parsed_file(onnx_path) as parsed:
         engine = serialize_engine(parsed, settings or Settings(), onnx_path.name)
@@ -91,243 +193,76 @@ def build_engine(
         temporary.write_bytes(engine)
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
-    source, precision = arguments.model, arguments.precision
-    engine, parsed = _targets(arguments)
-    _check_arguments(arguments, engine, parsed)
-    with usage_errors(source):
-        model, settings = _check_model(arguments)
-        settings = _check_machine(arguments.plugins, model, settings)
-    _note_surgery(model, source)
-    dynamic, written = preparation.fix_sizes(model, settings.profiles)
-    if arguments.tell_selections:
-        model, written = preparation.tell_selections(model), True
-    settings = dataclasses.replace(settings, profiles=dynamic)
-    conversion = None
-    with staged_folder(engine.parent) as folder:
-        if precision in CONVERTED:
-            with stage(f"convert to {precision}"):
-                conversion = _convert(model, arguments)
-        if preparation.fit_plugins(model, source.parent) or conversion is not None or written:
-            preparation.save(model, folder / parsed.name, source.parent)
-            path = folder / parsed.name
-        else:
-            path = parsed = source
-        del model  # as large as the weights
-        started = time.perf_counter()
-        with stage(f"build {engine.name} with TensorRT"):
-            content = serialize_engine(path, settings, source.name)
-        seconds = time.perf_counter() - started
-        (folder / engine.name).write_bytes(content)
-        del content
-        report = engine_report.read_engine(folder / engine.name)
-    facts = {
-        "model": str(source),
-        "parsed": str(parsed),
-        "engine": str(engine),
-        "precision": precision or "the file's own",
-        "conversion": conversion,
-        "build_seconds": round(seconds, 3),
-    }
-    lines = {
-        "polygraphy": polygraphy_line(parsed, engine, settings),
-        "trtexec": trtexec_line(parsed, engine, settings),
-    }
-    if arguments.json is not None:
-        write_report(arguments.json, facts | {"report": dataclasses.asdict(report), "commands": lines})
-    _print(facts, report, lines)
-    return 0
+def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> list[Path]:
+    """Checks packages, plugins and the GPU before TensorRT ends the process for want of a GPU.
+
+    Args:
+        libraries: libraries of plugins.
+        model: model to build; None if an engine only runs.
+
+    Returns:
+        The libraries that a build needs, see `custom_operators.register_plugins`.
+
+    Raises:
+        ArgumentError, UsageError: a library cannot be loaded, or an operator has no plugin.
+        trt_plugin.EngineError, ModuleNotFoundError: a package, the plugin library or the GPU is missing.
+    """
+    from onnx_path.custom_operators import register_plugins
+    from trt_plugin.cuda_runtime import require_gpu
+
+    if model is not None:
+        import polygraphy  # noqa: F401
+    loaded = register_plugins(libraries, model)
+    require_gpu()
+    return loaded
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m onnx_path.build",
-        description="Build a strongly typed TensorRT engine of an ONNX file.",
-    )
-    parser.add_argument("model", metavar="MODEL.onnx", type=to_path, help="the file to build")
-    parser.add_argument(
-        "--out",
-        metavar="DIR_OR_ENGINE",
-        type=to_path,
-        required=True,
-        help="the engine to write if it ends in .engine, .plan or .trt, else a folder for MODEL.engine",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        help="fp16 and bf16 convert the graph and write it beside the engine (MODEL.fp16.onnx); tf32 keeps "
-        "float32 and multiplies with 10 bits of mantissa (default: the types in the file)",
-    )
-    parser.add_argument(
-        "--keep-fp32",
-        metavar="REGEX",
-        action="append",
-        default=[],
-        help="with fp16 or bf16: nodes that stay in float32, beside those that always do; may be repeated",
-    )
-    for option, which in (("--min", "smallest"), ("--opt", "usual"), ("--max", "largest")):
-        parser.add_argument(
-            option,
-            metavar="NAME:SHAPE",
-            action="append",
-            default=[],
-            help=f"{which} shape of a dynamic input, such as images:1x3x640x640; more after commas, or "
-            "repeated" + ("; without --min and --max the only shape" if option == "--opt" else ""),
-        )
-    parser.add_argument(
-        "--timing-cache",
-        metavar="FILE",
-        type=to_path,
-        help="TensorRT's timing cache: read if there, and updated",
-    )
-    parser.add_argument(
-        "--workspace",
-        metavar="GIB",
-        type=_gib,
-        help="memory that layers may use beside their inputs and outputs (default: all of the GPU)",
-    )
-    parser.add_argument(
-        "--optimization-level",
-        type=int,
-        choices=range(6),
-        metavar="0..5",
-        help="TensorRT's effort (TensorRT's default: 3)",
-    )
-    parser.add_argument(
-        "--tell-selections",
-        action="store_true",
-        help="for a check: the engine also gives what it selects, by TopK or thresholds, and "
-        "onnx_path.compare lets onnxruntime select the same, so that near ties are no differences",
-    )
-    add_plugins(parser, "for operators of the file")
-    add_json(parser)
-    return parser
-
-
-def _gib(text: str) -> int:
-    """Bytes of a number of GiB."""
-    try:
-        size = float(text) * GIB
-    except ValueError:
-        size = 0
-    if not 1 <= size < 2**63:
-        raise argparse.ArgumentTypeError(f"expected a number of GiB above 0, got {text!r}")
-    return int(size)
-
-
-def _targets(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    """The engine, and the file that TensorRT parses if it is not the one given."""
-    source, out = arguments.model, arguments.out
-    engine = out if out.suffix in ENGINE_SUFFIXES and not out.is_dir() else out / f"{source.stem}.engine"
-    return engine, engine.with_name(f"{source.stem}.{arguments.precision or 'trt'}.onnx")
-
-
-def _check_arguments(arguments: argparse.Namespace, engine: Path, parsed: Path) -> None:
-    """Raises `UsageError` for whatever is wrong before a file is read."""
-    check_file("MODEL.onnx", arguments.model)
-    for path in (engine, parsed):
-        check_writable("--out", path)
-    taken = [arguments.model, engine, parsed]
-    for option, path in (("--timing-cache", arguments.timing_cache), ("--json", arguments.json)):
-        if path is None:
-            continue
-        check_writable(option, path)
-        if path.absolute() in [other.absolute() for other in taken]:
-            raise UsageError(f"{option} {path}: is read or written for something else; name another file")
-        taken.append(path)
-    if arguments.json:
-        check_no_metadata(arguments.json, engine)
-    for library in arguments.plugins:
-        check_file("--plugins", library)
-    if arguments.keep_fp32 and arguments.precision not in CONVERTED:
-        raise UsageError(f"--keep-fp32: expected with --precision {' or '.join(CONVERTED)} only")
-    for pattern in arguments.keep_fp32:
+def _check_patterns(keep_fp32: Sequence[str], precision: str | None) -> None:
+    if keep_fp32 and precision not in CONVERTED:
+        raise ArgumentError("keep_fp32", f"expected --precision {' or '.join(CONVERTED)} with it")
+    for pattern in keep_fp32:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise UsageError(f"--keep-fp32 {pattern}: expected a regular expression ({error})") from error
+            raise ArgumentError(
+                "keep_fp32", f"expected a regular expression, got {pattern!r} ({error})"
+            ) from error
 
 
-def _check_model(arguments: argparse.Namespace) -> tuple[onnx.ModelProto, Settings]:
-    """Reads the file and fits the profile to it, without TensorRT."""
-    shapes = [profiles.parse_shapes(f"--{x}", getattr(arguments, x)) for x in profiles.Profile._fields]
-    model = preparation.load(arguments.model)
-    narrow = preparation.sixteen_bit_tensor(model) if arguments.precision else None
-    if narrow is not None:
-        raise UsageError(
-            f"--precision {arguments.precision}: expected a model in float32, {arguments.model.name} has 16 "
-            f"bits already ({narrow}); leave the option out to build it as it is"
-        )
-    return model, Settings(
-        profiles=profiles.fit(profiles.inputs_of(model), *shapes),
-        tf32=arguments.precision == "tf32",
-        workspace_bytes=arguments.workspace,
-        optimization_level=arguments.optimization_level,
-        timing_cache=arguments.timing_cache,
-    )
-
-
-def _check_machine(libraries: Sequence[Path], model: onnx.ModelProto, settings: Settings) -> Settings:
-    """Checks packages, plugins and the GPU: without a GPU, creating a builder would end the process.
-
-    Returns:
-        The settings, with the libraries that the file needs.
-
-    Raises:
-        plugins.PluginMissing: a library cannot be loaded, or an operator has no plugin.
-        trt_plugin.EngineError: packages, our plugin library or a GPU are missing; names all that is.
-    """
-    missing = requirements.packages(*requirements.BUILD)
-    if plugins.needs_ours(model):
-        missing += requirements.plugin_library()
-    loaded = [] if missing else plugins.register(libraries, model)
-    requirements.require([*missing, *requirements.gpu()])
-    unique = {path.resolve(): path for path in loaded}
-    return dataclasses.replace(settings, plugins=tuple(unique.values()))
+def _fit_profiles(model: onnx.ModelProto, given: dict[str, Sequence[str]]) -> dict[str, ShapeRange]:
+    shapes = {argument: parse_shapes(argument, texts) for argument, texts in given.items()}
+    return fit_profiles(inputs_of(model), shapes)
 
 
 def _note_surgery(model: onnx.ModelProto, source: Path) -> None:
-    """Says, before a build of many minutes, that a file may hold attention in pieces.
+    """Names the surgeon, before a build of many minutes, for a file that may hold attention in pieces.
 
-    One with nodes of ours, or for NVIDIA's plugin, has been through the surgeon; what sampling is left in it
-    is something else.
+    A file with nodes of the surgeon's plugins has been through it. Its other samplers are no such attention.
     """
-    nodes = list(plugins.nodes_of(model))
+    from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
+
+    nodes = list(nodes_of(model))
     samplers = sum(node.op_type == "GridSample" for node in nodes)
-    if samplers and not any(node.domain in plugins.OWN_DOMAINS for node in nodes):
-        command = shlex.join(
-            ["python", "-m", "onnx_path.surgeon", str(source), str(source.with_suffix(".msda.onnx"))]
-        )
-        print(
-            f"note: {source} has {samplers} GridSample nodes. Where they are deformable attention, TensorRT "
-            f"builds and runs them slowly, and this makes plugins of them: {command}",
-            file=sys.stderr,
+    if samplers and not any(node.domain in OWN_DOMAINS for node in nodes):
+        command = shlex.join(["codetr", "surgeon", str(source), str(source.with_suffix(".msda.onnx"))])
+        complain(
+            "note",
+            f"{source} has {samplers} GridSample nodes. If they are deformable attention, this command "
+            f"replaces them by plugins, which build and run faster: {command}",
         )
 
 
-def _convert(model: onnx.ModelProto, arguments: argparse.Namespace) -> str:
+def _convert(model: onnx.ModelProto, source: Path, precision: str, keep_fp32: Sequence[str]) -> str:
+    """Converts a model in place, and returns a description on one line."""
+    import onnx
+
+    from onnx_path.precision import convert_precision
+
+    onnx.load_external_data_for_model(model, str(source.parent))
     try:
-        return preparation.convert(model, arguments.model.parent, arguments.precision, arguments.keep_fp32)
+        return str(convert_precision(model, precision, keep_fp32))
     except ValueError as error:
-        raise UsageError(
-            f"--precision {arguments.precision}: {arguments.model.name}: {one_line(error)}"
-        ) from error
-
-
-def _print(facts: dict, report: engine_report.EngineReport, lines: dict[str, str]) -> None:
-    rows = [("precision", facts["precision"])]
-    rows += [("conversion", facts["conversion"])] if facts["conversion"] else []
-    rows += [("build", f"{facts['build_seconds']:.1f} s"), *report.rows()]
-    width = max(len(name) for name, _ in rows)
-    print(
-        f"wrote {facts['engine']}" + (f" and {facts['parsed']}" if facts["parsed"] != facts["model"] else "")
-    )
-    for name, value in rows:
-        print(f"  {name:{width}}  {value}")
-    print("the same by other tools:")
-    for line in lines.values():
-        print(line)
+        raise ArgumentError("precision", f"{source.name} cannot be converted: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,291 +1,221 @@
-"""`python -m onnx_path.compare`: an ONNX file in onnxruntime against an engine in TensorRT. Needs a GPU.
-
-Both get the same inputs, given or random. An output is within the tolerance if its relative error, the norm
-of the difference over the norm of onnxruntime's output, is at most that. Comparison is element by element:
-where rows stand in the order of their scores, two that swap places differ. Scores that are equal but for
-roundings swap places in a right engine too. So an engine of `onnx_path.build --tell-selections` gives what it
-selects; onnxruntime then selects the same, and what both select from is compared with the outputs.
-
-Where outputs differ, `--layers` tells where that begins: it builds engines that also give some of the tensors
-between the nodes (`onnx_path.comparison.first_difference` says which), and compares these. For this it takes the file
-that the engine was built of: where that is another than MODEL.onnx, `onnx_path.build` wrote it beside the
-engine, else --parsed names it. Tensors of one name in both files are compared.
-
-Exit status: 0 all outputs are within the tolerance; 1 one is not, or something failed; 2 wrong arguments, a
-file that will not do, or a machine without TensorRT or GPU.
-"""
+"""`python -m onnx_path.compare`: compares an engine in TensorRT with its ONNX file in onnxruntime."""
 
 from __future__ import annotations
 
-import argparse
-import math
+import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    check_writable,
-    run_command,
-    to_path,
-)
+from cyclopts import Group, Parameter
+from cyclopts.types import NonNegativeFloat, NonNegativeInt
+
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
+from codetr.errors import ArgumentError, UsageError, one_line
 from codetr.export.output_folder import stage
-from onnx_path import requirements
+from onnx_path.build import CONVERTED, Precision, check_machine
+from onnx_path.json_report import check_output, write_json
+from onnx_path.optimization_profiles import check_shapes, inputs_of, parse_shapes
 
-if __name__ == "__main__":
-    requirements.stop_without_graph_packages("onnxruntime", "tensorrt", "cuda", engines=True)
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
 
-import onnx
+    from onnx_path.comparison.comparison_report import EngineComparison
+    from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+    from trt_plugin.inspection.engine_summary import EngineSummary
 
-from onnx_path import engine_report
-from onnx_path import model_for_tensorrt as preparation
-from onnx_path import optimization_profiles as profiles
-from onnx_path.arguments import add_json, add_plugins, check_no_metadata, usage_errors, write_report
-from onnx_path.build import PRECISIONS
-from onnx_path.comparison import marked_engines as engine
-from onnx_path.comparison.comparable_tensors import Tensors, names_of
-from onnx_path.comparison.comparison_report import Comparison, Input
-from onnx_path.comparison.first_difference import Found, first_difference
-from onnx_path.comparison.input_arrays import BadInput, choose_shapes, make_inputs, read_inputs
-from onnx_path.comparison.onnxruntime_reference import Reference
-from onnx_path.comparison.tensor_errors import TOLERANCES, TensorError, Tolerance
-from onnx_path.engine_report import EngineReport
-from onnx_path.surgery import files, runtime, selections
-from trt_plugin.metadata import ArtifactMetadata
+_INPUTS = Group("Inputs", sort_key=1)
+_LAYERS = Group("Search for the first difference", sort_key=2)
+
+
+def compare(
+    model: Annotated[InputFile, Parameter(metavar="MODEL.onnx")],
+    engine: Annotated[InputFile, Parameter(metavar="ENGINE")],
+    /,
+    *,
+    input: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE.npy", group=_INPUTS)] = (),
+    inputs: Annotated[InputFile | None, Parameter(group=_INPUTS)] = None,
+    seed: Annotated[NonNegativeInt, Parameter(group=_INPUTS)] = 0,
+    shapes: Annotated[tuple[str, ...], Parameter(metavar="NAME:SHAPE", group=_INPUTS)] = (),
+    precision: Precision | None = None,
+    tolerance: NonNegativeFloat | None = None,
+    layers: Annotated[bool, Parameter(group=_LAYERS)] = False,
+    parsed: Annotated[InputFile | None, Parameter(group=_LAYERS)] = None,
+    plugins: tuple[InputFile, ...] = (),
+    json: OutputFile | None = None,
+) -> int:
+    """Compare the outputs of an engine with those of its ONNX file, layer by layer on request. Needs a GPU.
+
+    TensorRT and onnxruntime get the same inputs. An output is within the tolerance if the norm of the
+    difference over the norm of onnxruntime's output is at most that. Rows in the order of scores differ if
+    two of them swap places, and scores that nearly tie swap places in a correct engine too. An engine of
+    `codetr build --tell-selections` outputs its selections, and onnxruntime then selects the same. Exit
+    status: 0 if all outputs are within the tolerance, else 1.
+
+    ```
+    codetr compare model.onnx engines/model.engine --layers
+    ```
+
+    Args:
+        model: the reference, run in float32.
+        engine: engine of this model, in any precision.
+        input: array for one input. May be repeated. Inputs without an array are random.
+        inputs: .npz file with arrays by names of inputs.
+        seed: seed of random inputs.
+        shapes: shape of a random input, such as images:1x3x640x640. Default: the best one of the engine's
+            profile 0.
+        precision: precision of the engine, which decides the tolerance. Default: that of its metadata or
+            layers, which do not tell tf32.
+        tolerance: largest relative error of an output. Default: 1e-4 for fp32, 1e-2 for tf32 and fp16, 8e-2
+            for bf16.
+        layers: if an output differs, build engines with tensors between layers as outputs, and find the first
+            node that differs.
+        parsed: file that the engine was built of. Default: the file that onnx_path.build wrote beside the
+            engine, else MODEL.
+        plugins: library with plugins of the engine. May be repeated.
+        json: also write the report to this file.
+    """
+    metadata = engine.with_suffix(".json")
+    check_output("json", json, [model, engine, metadata, inputs, parsed, *plugins])
+
+    from onnx_path.comparison import marked_engines
+    from onnx_path.comparison.comparable_tensors import names_of
+    from onnx_path.comparison.comparison_report import ComparedInput, EngineComparison
+    from onnx_path.comparison.input_arrays import choose_shapes, make_inputs, read_inputs
+    from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+    from onnx_path.comparison.tensor_errors import TOLERANCES, Tolerance
+    from onnx_path.model_for_tensorrt import load_model
+    from onnx_path.surgery.graph.onnx_session import CannotRun
+    from onnx_path.surgery.verify import selections
+    from trt_plugin.inspection import engine_summary, text_report
+
+    original = load_model(model)
+    built = None if parsed is None else _load_parsed(parsed, original)
+    given = read_inputs(original, input, inputs)
+    asked = parse_shapes("shapes", shapes)
+    check_shapes("shapes", inputs_of(original), asked)
+    check_machine(plugins, None)
+    summary, engine_layers, _ = engine_summary.read_engine(engine)
+    kind, why = _find_precision(model, engine, precision, engine_layers.precision if engine_layers else None)
+    if parsed is None:
+        parsed = _parsed_file(model, engine, kind)
+        built = _load_parsed(parsed, original)
+    if layers:
+        check_machine((), built)
+    limit = Tolerance(TOLERANCES[kind] if tolerance is None else tolerance, kind, why, tolerance is not None)
+    known, gives = selections.of(original), {x.name for x in summary.outputs}
+    told = [name for name in known if selections.choice_name(name) in gives]
+    names = _compared_outputs(original, summary, told)
+    takes = {x.name: x for x in summary.inputs}
+    arrays = make_inputs(original, choose_shapes(inputs_of(original), given, asked, takes), given, seed)
+    with stage("run TensorRT"):
+        found = marked_engines.run_engine(engine, arrays)
+    choices = {name: found[name][0] for name in map(selections.choice_name, told)}
+    try:
+        selecting = selections.told(original, told) if told else original
+        reference = OnnxruntimeReference(selecting, model.parent, arrays | choices)
+        with stage("run onnxruntime"):
+            expected = reference(names)
+    except CannotRun as error:
+        raise UsageError(f"{model}: {one_line(error)}") from error
+    sources = [
+        ComparedInput(
+            name, x.shape, x.dtype.name, given[name].source if name in given else f"random, seed {seed}"
+        )
+        for name, x in arrays.items()
+    ]
+    result = EngineComparison(
+        model,
+        engine,
+        summary.tensorrt_version,
+        summary.gpu,
+        limit,
+        tuple(sources),
+        tuple(limit.error(name, expected[name], *found[name]) for name in names),
+        tuple(told),
+    )
+    del expected, found
+    console = text_report.make_console()
+    result.print_outputs(console)
+    if result.differing and known and not told:
+        console.print(
+            f"scores that nearly tie may be the reason: TopK or thresholds select {len(known)} times; "
+            "compare an engine of codetr build --tell-selections"
+        )
+    if result.differing and layers:
+        result = _search(result, reference, names_of(original), built, parsed, arrays)
+        result.print_layers(console)
+    if json is not None:
+        write_json(json, result.as_dict())
+    return 1 if result.differing else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_command(lambda: _main(argv))
+    return run_program(compare, argv, "python -m onnx_path.compare")
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
-    _check_arguments(arguments)
-    with usage_errors(arguments.model, BadInput, runtime.CannotRun):
-        model = preparation.load(arguments.model)
-        parsed = _parsed_file(arguments)
-        built = _load_parsed(parsed, model) if arguments.layers else None
-        given = read_inputs(model, arguments.input, arguments.inputs)
-        asked = profiles.parse_shapes("--shapes", arguments.shapes)
-        profiles.check_shapes("--shapes", profiles.inputs_of(model), asked)
-        engine.check_machine(arguments.plugins, built)
-        report = engine_report.read_engine(arguments.engine)
-        tolerance = _tolerance(arguments, report, parsed)
-        known = selections.of(model)
-        gives = {x.name for x in report.outputs}
-        told = [name for name in known if selections.choice_name(name) in gives]
-        names = _outputs(model, report, told)
-        takes = {x.name: x for x in report.inputs}
-        shapes = choose_shapes(profiles.inputs_of(model), given, asked, takes)
-        inputs = make_inputs(model, shapes, given, arguments.seed)
-    with stage("run TensorRT"):
-        found = engine.run(arguments.engine, inputs)
-    with usage_errors(arguments.model, runtime.CannotRun):
-        choices = {name: found[name][0] for name in map(selections.choice_name, told)}
-        reference_model = selections.told(model, told) if told else model
-        run_reference = Reference(reference_model, arguments.model.parent, inputs | choices)
-        with stage("run onnxruntime"):
-            expected = run_reference(names)
-    errors = tuple(tolerance.error(name, expected[name], found[name]) for name in names)
-    del expected, found
-    random = f"random, seed {arguments.seed}"
-    sources = [
-        Input(name, x.shape, x.dtype.name, given[name].source if name in given else random)
-        for name, x in inputs.items()
-    ]
-    result = Comparison(
-        arguments.model,
-        arguments.engine,
-        report.tensorrt_version,
-        report.gpu,
-        tolerance,
-        tuple(sources),
-        errors,
-        tuple(told),
-    )
-    print("\n".join(result.lines()))
-    if known and not told and not result.within:
-        print(
-            f"scores that nearly tie may be why: TopK or a threshold selects {len(known)} times, and an "
-            "engine of onnx_path.build --tell-selections tells what"
-        )
-    if built is not None and not result.within:
-        tensors = Tensors(built, names_of(model))
-        with engine.MarkedEngines(
-            built, parsed, tensors, inputs, tf32=tolerance.precision == "tf32"
-        ) as engines:
-            result = result.with_layers(
-                parsed, _search(tensors, result.differing, run_reference, engines, tolerance, parsed)
-            )
-        print("\n".join(result.layer_lines()))
-    elif built is not None:
-        print("no output differs, so there is no layer to look for")
-    if arguments.json is not None:
-        write_report(arguments.json, result.content())
-    return 0 if result.within else 1
+def _find_precision(
+    model: Path, engine: Path, given: Precision | None, of_layers: str | None
+) -> tuple[str, str]:
+    """Returns the engine's precision and the source that tells it."""
+    from onnx_path.model_for_tensorrt import sixteen_bit_tensor
+    from onnx_path.surgery.graph import model_files
+    from trt_plugin.metadata import ArtifactMetadata
+
+    metadata = engine.with_suffix(".json")
+    if given is not None:
+        return given, "--precision"
+    if metadata.is_file():
+        return ArtifactMetadata.load(metadata).precision, f"as {metadata.name} tells"
+    if of_layers is not None:
+        return of_layers, "as the engine's layers tell"
+    for kind in CONVERTED:
+        parsed = _parsed_file(model, engine, kind)
+        if parsed != model and parsed.name == f"{model.stem}.{kind}.onnx":
+            return kind, f"as {parsed.name} tells"
+    narrow = sixteen_bit_tensor(model_files.load(model))
+    if narrow is not None:
+        return "bf16" if narrow.endswith("bfloat16") else "fp16", f"as {model.name} tells: {narrow}"
+    return "fp32", "nothing tells another"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m onnx_path.compare",
-        description="Compare the outputs of an ONNX file in onnxruntime with those of an engine in TensorRT.",
-    )
-    parser.add_argument("model", metavar="MODEL.onnx", type=to_path, help="the reference, run in float32")
-    parser.add_argument("engine", metavar="ENGINE", type=to_path, help="built of it, in any precision")
-    parser.add_argument(
-        "--input",
-        metavar="NAME=FILE.npy",
-        action="append",
-        default=[],
-        help="an array for one input; may be repeated. Inputs without an array are random",
-    )
-    parser.add_argument("--inputs", metavar="FILE.npz", type=to_path, help="arrays by names of inputs")
-    parser.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of random inputs (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--shapes",
-        metavar="NAME:SHAPE",
-        action="append",
-        default=[],
-        help="shape of a random input, such as images:1x3x640x640; more after commas, or repeated (default: "
-        "the optimum of the engine's profile 0)",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        help="of the engine, which decides the tolerance (default: what engine and files say; they do not "
-        "say tf32)",
-    )
-    defaults = ", ".join(f"{number:g} for {name}" for name, number in TOLERANCES.items())
-    parser.add_argument(
-        "--tolerance",
-        metavar="R",
-        type=_tolerance_value,
-        help="largest relative error of an output, norm of the difference over norm of the reference "
-        f"(default: {defaults})",
-    )
-    parser.add_argument(
-        "--layers", action="store_true", help="if an output differs, find the first node that does"
-    )
-    parser.add_argument(
-        "--parsed",
-        metavar="FILE.onnx",
-        type=to_path,
-        help="what the engine was built of, for --layers (default: what onnx_path.build wrote beside the "
-        "engine, else MODEL.onnx)",
-    )
-    add_plugins(parser, "of the engine")
-    add_json(parser)
-    return parser
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got {text!r}")
-    return int(text)
-
-
-def _tolerance_value(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
-    return number
-
-
-def _check_arguments(arguments: argparse.Namespace) -> None:
-    """Raises `UsageError` for whatever is wrong before a file is read."""
-    check_file("MODEL.onnx", arguments.model)
-    check_file("ENGINE", arguments.engine)
-    if arguments.inputs is not None:
-        check_file("--inputs", arguments.inputs)
-    if arguments.parsed is not None:
-        check_file("--parsed", arguments.parsed)
-    for library in arguments.plugins:
-        check_file("--plugins", library)
-    report = arguments.json
-    if report is None:
-        return
-    check_writable("--json", report)
-    read = [arguments.model, arguments.engine, arguments.inputs, arguments.parsed, *arguments.plugins]
-    if any(report.absolute() == path.absolute() for path in read if path is not None):
-        raise UsageError(f"--json {report}: is read for something else; name another file")
-    check_no_metadata(report, arguments.engine)
-
-
-def _parsed_file(arguments: argparse.Namespace) -> Path:
-    """What the engine was built of: --parsed, or what a build wrote beside the engine, or MODEL.onnx."""
-    if arguments.parsed is not None:
-        return arguments.parsed
-    beside = [path for path in _written_by_build(arguments) if path.is_file()]
-    if len(beside) > 1 and arguments.layers:
-        raise UsageError(
-            f"--layers: {' and '.join(map(str, beside))} lie beside the engine; say by --parsed which of "
-            "them it was built of"
-        )
-    return beside[0] if len(beside) == 1 else arguments.model
-
-
-def _written_by_build(arguments: argparse.Namespace) -> list[Path]:
-    """Names of `onnx_path.build` for what it makes of MODEL.onnx, beside the engine."""
-    kinds = PRECISIONS if arguments.precision is None else (arguments.precision,)
-    return [arguments.engine.with_name(f"{arguments.model.stem}.{kind}.onnx") for kind in (*kinds, "trt")]
+def _parsed_file(model: Path, engine: Path, precision: str) -> Path:
+    """Returns the file that `onnx_path.build` wrote beside an engine of a precision, or MODEL.onnx."""
+    kinds = (precision, "tf32", "trt") if precision == "fp32" else (precision, "trt")
+    beside = (engine.with_name(f"{model.stem}.{kind}.onnx") for kind in kinds)
+    return next((path for path in beside if path.is_file()), model)
 
 
 def _load_parsed(parsed: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    built = preparation.load(parsed)
-    expected, names = ([x.name for x in profiles.inputs_of(x)] for x in (model, built))
+    from onnx_path.model_for_tensorrt import load_model
+
+    built = load_model(parsed)
+    expected, names = ([one.name for one in inputs_of(x)] for x in (model, built))
     if set(expected) != set(names):
-        raise UsageError(
-            f"--parsed {parsed}: expected the inputs of MODEL.onnx ({', '.join(expected)}), got "
-            f"{', '.join(names)}"
+        raise ArgumentError(
+            "parsed", f"expected a file with the inputs {', '.join(expected)}, got {', '.join(names)}"
         )
     return built
 
 
-def _tolerance(arguments: argparse.Namespace, report: EngineReport, parsed: Path) -> Tolerance:
-    precision, why = _precision(arguments, report, parsed)
-    wrong = [kind for kind in preparation.CONVERTED if parsed.name == f"{arguments.model.stem}.{kind}.onnx"]
-    if arguments.layers and arguments.parsed is None and wrong and wrong != [precision]:
-        raise UsageError(
-            f"--layers: {parsed} lies beside the engine, which is {precision} ({why}); say by --parsed "
-            "what it was built of"
-        )
-    given = arguments.tolerance is not None
-    return Tolerance(arguments.tolerance if given else TOLERANCES[precision], precision, why, given)
+def _compared_outputs(model: onnx.ModelProto, summary: EngineSummary, told: Sequence[str]) -> list[str]:
+    """Returns the model's outputs, and the engine's other outputs that are tensors of the model.
 
-
-def _precision(arguments: argparse.Namespace, report: EngineReport, parsed: Path) -> tuple[str, str]:
-    """The engine's precision, and what says so."""
-    if arguments.precision is not None:
-        return arguments.precision, "--precision"
-    metadata = arguments.engine.with_suffix(".json")
-    if metadata.is_file():
-        return ArtifactMetadata.load(metadata).precision, f"as {metadata.name} says"
-    if report.precision is not None:
-        return report.precision, "as the engine's layers say"
-    narrow = preparation.sixteen_bit_tensor(files.load(parsed))
-    if narrow is not None:
-        return "bf16" if narrow.endswith("bfloat16") else "fp16", f"as {parsed.name} says: {narrow}"
-    return "fp32", "nothing says otherwise"
-
-
-def _outputs(model: onnx.ModelProto, report: EngineReport, told: Sequence[str]) -> list[str]:
-    """What is compared: the model's outputs, and what else the engine gives of the model's tensors.
-
-    Of the selections that it tells, the scores.
+    The scores of selections are among them, the choices are not.
     """
+    from onnx_path.comparison.comparable_tensors import names_of
+    from onnx_path.surgery.verify import selections
+
     own, choices = [x.name for x in model.graph.output], set(map(selections.choice_name, told))
-    there = [x.name for x in report.outputs if x.name not in choices]
+    there = [x.name for x in summary.outputs if x.name not in choices]
     known = {*own, *names_of(model), *map(selections.scores_name, told)}
     if not set(own) <= set(there) or not set(there) <= known:
-        raise BadInput(
+        raise UsageError(
             f"expected an engine with the outputs of the ONNX file ({', '.join(own)}), got one with "
             f"{', '.join(there)}"
         )
@@ -293,27 +223,40 @@ def _outputs(model: onnx.ModelProto, report: EngineReport, told: Sequence[str]) 
 
 
 def _search(
-    tensors: Tensors,
-    differing: Sequence[str],
-    run_reference: Reference,
-    engines: engine.MarkedEngines,
-    tolerance: Tolerance,
+    result: EngineComparison,
+    reference: OnnxruntimeReference,
+    others: set[str],
+    built: onnx.ModelProto,
     parsed: Path,
-) -> Found:
-    targets = [name for name in differing if name in tensors.types]
+    inputs: dict[str, np.ndarray],
+) -> EngineComparison:
+    """Returns the result with the first tensor that differs.
+
+    Args:
+        others: names of the model's tensors.
+        built: model of the engine, modified.
+        parsed: file of this model.
+    """
+    from onnx_path.comparison.comparable_tensors import ComparableTensors
+    from onnx_path.comparison.first_difference import first_difference
+    from onnx_path.comparison.marked_engines import MarkedEngines
+    from onnx_path.comparison.tensor_errors import TensorError
+
+    tensors = ComparableTensors(built, others)
+    targets = [name for name in result.differing if name in tensors.types]
     if not targets:
-        raise UsageError(f"--layers: {parsed} does not compute {differing[0]}, which differs")
+        raise UsageError(f"--layers: {parsed} does not compute {result.differing[0]}, which differs")
+    tf32 = result.tolerance.precision == "tf32"
+    with tempfile.TemporaryDirectory(prefix="onnx-path-compare-") as folder:
+        engines = MarkedEngines(built, parsed, tensors, inputs, tf32, Path(folder))
 
-    def measure(marks: Sequence[str]) -> Mapping[str, TensorError]:
-        with stage(f"build and run an engine with {len(set(marks))} tensors as outputs"):
-            expected, found = run_reference(marks), engines(marks)
-        return {
-            name: tolerance.error(name, expected[name], array)
-            for name, array in found.items()
-            if name in expected
-        }
+        def measure(marks: Sequence[str]) -> dict[str, TensorError]:
+            with stage(f"build and run an engine with {len(set(marks))} tensors as outputs"):
+                expected, found = reference(marks), engines(marks)
+            common = expected.keys() & found.keys()
+            return {name: result.tolerance.error(name, expected[name], *found[name]) for name in common}
 
-    return first_difference(tensors, targets, measure)
+        return dataclasses.replace(result, parsed=parsed, layers=first_difference(tensors, targets, measure))
 
 
 if __name__ == "__main__":

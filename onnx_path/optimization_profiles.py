@@ -1,6 +1,7 @@
-"""Optimization profiles: the smallest, usual and largest shape of each dynamic input of an ONNX file.
+"""Optimization profiles: the smallest, best and largest shape of each dynamic input of an ONNX file.
 
-They are given as trtexec has them, `images:1x3x640x640`, and checked against the file before a build.
+The caller gives shapes in the notation of trtexec, `images:1x3x640x640`. They are checked against the file
+before TensorRT is loaded.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from codetr.errors import ArgumentError, UsageError
+
 if TYPE_CHECKING:
     import onnx
 
-OPTIONS = ("--min", "--opt", "--max")
-LARGEST_SIZE = 2**31 - 1  # of one dimension: what an engine's 32-bit indices hold
+_LARGEST_SIZE = 2**31 - 1  # indices of an engine have 32 bits
 
-# A name may hold colons and commas itself: it ends before the last colon that only a shape follows.
+# A name may contain colons and commas. It ends before the last colon that only a shape follows.
 _SHAPE = re.compile(r"(?P<name>.+?):(?P<sizes>[0-9]+(?:x[0-9]+)*)(?:,|$)")
 
 Shapes = dict[str, tuple[int, ...]]
+"""Shape by name of the input."""
 
 
-class BadProfile(ValueError):
-    """A profile that the inputs cannot have; the message begins with the option, or names the input."""
-
-
-class Profile(NamedTuple):
-    """Three shapes of one input, each size at least that of the shape before."""
+class ShapeRange(NamedTuple):
+    """Smallest, best and largest shape of one input. TensorRT tunes an engine for the best one."""
 
     min: tuple[int, ...]
     opt: tuple[int, ...]
@@ -36,208 +35,151 @@ class Profile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Input:
+class OnnxInput:
     """An input of an ONNX file.
 
     Attributes:
-        name: as in the file.
-        shape: a number where the size is fixed, else the dynamic size's name, or None where it has none.
+        shape: a number for a fixed size; the name of a dynamic size, or None if it has no name.
     """
 
     name: str
     shape: tuple[int | str | None, ...]
 
     @property
-    def dynamic(self) -> tuple[int, ...]:
-        """Which dimensions have no fixed size."""
-        return tuple(axis for axis, size in enumerate(self.shape) if not isinstance(size, int))
+    def dynamic(self) -> bool:
+        """Whether a size is decided at run time."""
+        return any(not isinstance(size, int) for size in self.shape)
 
     def __str__(self) -> str:
         return f"{self.name} [{', '.join('?' if size is None else str(size) for size in self.shape)}]"
 
 
-def inputs_of(model: onnx.ModelProto) -> list[Input]:
-    """Returns the inputs that whoever runs the model gives it: weights that are listed as inputs are none.
+def inputs_of(model: onnx.ModelProto) -> list[OnnxInput]:
+    """Returns the inputs of a model, without weights that the file lists among its inputs.
 
     Raises:
-        BadProfile: an input has no shape or is no tensor, which no profile can describe.
+        UsageError: an input is no tensor, or its rank is unknown.
     """
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = []
     for value in model.graph.input:
         if value.name in weights:
             continue
-        tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-            raise BadProfile(
-                f"input {value.name}: expected a tensor with a shape, the file does not say how many "
-                "dimensions it has"
-            )
-        shape = tuple(
+        if not value.type.tensor_type.HasField("shape"):
+            raise UsageError(f"input {value.name}: expected a tensor of known rank")
+        dims = value.type.tensor_type.shape.dim
+        shape = (
             dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
-            for dim in tensor.shape.dim
+            for dim in dims
         )
-        inputs.append(Input(value.name, shape))
+        inputs.append(OnnxInput(value.name, tuple(shape)))
     return inputs
 
 
-def parse_shapes(option: str, texts: Iterable[str]) -> Shapes:
-    """Reads what an option was given.
+def parse_shapes(argument: str, texts: Iterable[str]) -> Shapes:
+    """Parses shapes of inputs.
 
     Args:
-        option: its name, for errors.
-        texts: such as ["images:1x3x640x640,mask:1x640x640"]; one or more inputs in each.
-
-    Returns:
-        Shape by name of the input.
+        argument: its name, for errors.
+        texts: such as ["images:1x3x640x640,mask:1x640x640"], with one or more inputs in each.
 
     Raises:
-        BadProfile: not of this form, a size that is not above 0, or a name twice.
+        ArgumentError: a text has another form, a size is out of range, or a name is given twice.
     """
     shapes: Shapes = {}
     for text in texts:
-        end = 0
-        while end < len(text):
-            match = _SHAPE.match(text, end)
-            if match is None or (match.end() == len(text) and text.endswith(",")):
-                raise BadProfile(f"{option} {text}: expected NAME:SIZExSIZE..., such as images:1x3x640x640")
-            name, end = match["name"], match.end()
-            sizes = tuple(int(size) for size in match["sizes"].split("x"))
-            wrong = next((size for size in sizes if not 1 <= size <= LARGEST_SIZE), None)
-            if wrong is not None:
-                raise BadProfile(f"{option} {text}: expected sizes of 1 to {LARGEST_SIZE}, got {wrong}")
-            if name in shapes:
-                raise BadProfile(f"{option} {text}: {name} was given a shape before")
-            shapes[name] = sizes
-        if not text:
-            raise BadProfile(f"{option}: expected NAME:SIZExSIZE..., such as images:1x3x640x640, got ''")
+        matches = list(_SHAPE.finditer(text))
+        if not matches or "".join(match[0] for match in matches) != text or text.endswith(","):
+            raise ArgumentError(
+                argument, f"expected NAME:SIZExSIZE..., such as images:1x3x640x640, got {text!r}"
+            )
+        for match in matches:
+            shape = tuple(int(size) for size in match["sizes"].split("x"))
+            if not all(1 <= size <= _LARGEST_SIZE for size in shape):
+                raise ArgumentError(argument, f"expected sizes of 1 to {_LARGEST_SIZE}, got {text}")
+            if match["name"] in shapes:
+                raise ArgumentError(argument, f"expected one shape of {match['name']}, got {text} too")
+            shapes[match["name"]] = shape
     return shapes
 
 
-def fit(inputs: Sequence[Input], smallest: Shapes, usual: Shapes, largest: Shapes) -> dict[str, Profile]:
-    """Makes the profile of a file's inputs.
+def fit_profiles(inputs: Sequence[OnnxInput], given: Mapping[str, Shapes]) -> dict[str, ShapeRange]:
+    """Makes the optimization profile of a file.
 
     Args:
-        inputs: of the file.
-        smallest, usual, largest: what --min, --opt and --max were given. An input with --opt alone has this
-            one shape.
+        inputs: inputs of the file.
+        given: shapes for the keys "min", "opt" and "max". An input with "opt" alone has this one shape.
 
     Returns:
-        By name, for each input with a dynamic size; in the file's order.
+        The shapes of each dynamic input by name, in the file's order.
 
     Raises:
-        BadProfile: a name that the file does not have, another rank, a size that differs from the file's
-            fixed one, min <= opt <= max does not hold, two sizes for one name of a dynamic size, or a dynamic
-            input without shapes.
+        ArgumentError: the shapes contradict the file or each other, or a dynamic input has none.
     """
-    given = dict(zip(OPTIONS, (smallest, usual, largest)))
-    for option, shapes in given.items():
-        check_shapes(option, inputs, shapes)
-    known = {x.name: x for x in inputs}
+    for argument, shapes in given.items():
+        check_shapes(argument, inputs, shapes)
     profiles = {}
-    for name, one in known.items():
-        missing = [option for option in OPTIONS if name not in given[option]]
-        if missing == list(OPTIONS):
+    for one in inputs:
+        missing = [argument for argument in ShapeRange._fields if one.name not in given[argument]]
+        if len(missing) == 3:
+            if one.dynamic:
+                raise ArgumentError(
+                    "opt", f"expected a shape of {one}, which has dynamic sizes, such as {example(one)}"
+                )
             continue
-        if missing and missing != ["--min", "--max"]:
-            raise BadProfile(
-                f"{missing[0]}: expected a shape of {name} too; --min, --opt and --max go together, --opt "
-                "alone fixes the shape"
+        if missing not in ([], ["min", "max"]):
+            raise ArgumentError(missing[0], f"expected a shape of {one.name}; only --opt may stand alone")
+        best = given["opt"][one.name]
+        shapes = ShapeRange(*(given[argument].get(one.name, best) for argument in ShapeRange._fields))
+        if not all(low <= opt <= high for low, opt, high in zip(*shapes)):
+            found = " and ".join(map(format_shape, (shapes.min, shapes.max)))
+            raise ArgumentError(
+                "opt", f"expected {one.name} between --min and --max, {found}, got {format_shape(best)}"
             )
-        profile = Profile(*(given[option].get(name, usual[name]) for option in OPTIONS))
-        _check_order(one, profile)
-        profiles[name] = profile
-    _check_described(inputs, profiles)
+        if one.dynamic:
+            profiles[one.name] = shapes
     _check_names(inputs, profiles)
-    return {x.name: profiles[x.name] for x in inputs if x.dynamic}
+    return profiles
 
 
-def check_shapes(option: str, inputs: Sequence[Input], shapes: Shapes) -> None:
-    """Checks shapes that an option was given against a file's inputs.
-
-    Raises:
-        BadProfile: a name that the file does not have, another rank, or a size that differs from the file's
-            fixed one.
-    """
-    known = {x.name: x for x in inputs}
+def check_shapes(argument: str, inputs: Sequence[OnnxInput], shapes: Shapes) -> None:
+    """Raises `ArgumentError` if a name, a rank or a fixed size is not the file's."""
+    known = {one.name: one for one in inputs}
     for name, shape in shapes.items():
         if name not in known:
-            names = ", ".join(known) or "none"
-            raise BadProfile(f"{option} {name}: the file has no such input; its inputs are {names}")
-        _check_shape(option, known[name], shape)
+            raise ArgumentError(argument, f"expected an input of the file ({', '.join(known)}), got {name}")
+        expected = known[name].shape
+        if len(shape) != len(expected) or any(
+            isinstance(fixed, int) and size != fixed for size, fixed in zip(shape, expected)
+        ):
+            raise ArgumentError(
+                argument, f"expected {known[name]}, as in the file, got {format_shape(shape)}"
+            )
 
 
 def format_shape(shape: Iterable[int]) -> str:
-    """1x3x640x640 for (1, 3, 640, 640)."""
+    """Formats (1, 3, 640, 640) as 1x3x640x640."""
     return "x".join(map(str, shape))
 
 
-def example(one: Input) -> str:
-    """Options that describe a dynamic input, as somebody could type them."""
+def example(one: OnnxInput) -> str:
+    """Returns options that describe a dynamic input: a batch of 1 to 8, and 320 to 1280 for other sizes."""
     by_name: dict[str, tuple[int, int, int]] = {}
     sizes = []
     for axis, size in enumerate(one.shape):
-        three = _example_sizes(axis, size, len(one.shape))
+        three = (size,) * 3 if isinstance(size, int) else (1, 1, 8) if axis == 0 else (320, 640, 1280)
         sizes.append(by_name.setdefault(size, three) if isinstance(size, str) else three)
-    shapes = {option: f"{one.name}:{format_shape(shape)}" for option, shape in zip(OPTIONS, zip(*sizes))}
-    return " ".join(f"{option} {shlex.quote(shape)}" for option, shape in shapes.items())
+    shapes = zip(ShapeRange._fields, zip(*sizes))
+    return " ".join(f"--{name} {shlex.quote(f'{one.name}:{format_shape(shape)}')}" for name, shape in shapes)
 
 
-def _example_sizes(axis: int, size: int | str | None, rank: int) -> tuple[int, int, int]:
-    if isinstance(size, int):
-        return size, size, size
-    if axis == 0:
-        return 1, 1, 8  # the batch
-    return (320, 640, 1280) if rank >= 3 else (1, 16, 256)
-
-
-def _check_shape(option: str, one: Input, shape: tuple[int, ...]) -> None:
-    what = f"{option} {one.name}:{format_shape(shape)}"
-    if len(shape) != len(one.shape):
-        raise BadProfile(f"{what}: expected {len(one.shape)} sizes, as the file has {one}, got {len(shape)}")
-    for axis, (size, fixed) in enumerate(zip(shape, one.shape)):
-        if isinstance(fixed, int) and size != fixed:
-            raise BadProfile(f"{what}: expected {fixed} in dimension {axis}, as in the file, got {size}")
-
-
-def _check_order(one: Input, profile: Profile) -> None:
-    for axis, (low, usual, high) in enumerate(zip(*profile)):
-        if low > high:
-            raise BadProfile(
-                f"--min {one.name}:{format_shape(profile.min)}: expected at most {high}, the size of --max, "
-                f"in dimension {axis}, got {low}"
-            )
-        if not low <= usual <= high:
-            raise BadProfile(
-                f"--opt {one.name}:{format_shape(profile.opt)}: expected {low} to {high}, as --min and --max "
-                f"say, in dimension {axis}, got {usual}"
-            )
-
-
-def _check_described(inputs: Sequence[Input], profiles: Mapping[str, Profile]) -> None:
-    missing = [one for one in inputs if one.dynamic and one.name not in profiles]
-    if missing:
-        first, axis = missing[0], missing[0].dynamic[0]
-        name = f" ({first.shape[axis]})" if first.shape[axis] else ""
-        others = f", and the same for {', '.join(one.name for one in missing[1:])}" if missing[1:] else ""
-        raise BadProfile(
-            f"input {first}: dimension {axis}{name} is dynamic; say which sizes it has, such as "
-            f"{example(first)}{others}"
-        )
-
-
-def _check_names(inputs: Sequence[Input], profiles: Mapping[str, Profile]) -> None:
-    """Dynamic sizes of one name are one size, in whatever inputs they are."""
-    for which in ("opt", "min", "max"):  # --opt may be the only one that was given
-        sizes: dict[str, tuple[int, str]] = {}
+def _check_names(inputs: Sequence[OnnxInput], profiles: Mapping[str, ShapeRange]) -> None:
+    """Raises `ArgumentError` if dynamic sizes of one name differ."""
+    for argument in ("opt", "min", "max"):  # --opt may be the only one that was given
+        sizes: dict[str, int] = {}
         for one in inputs:
-            if not one.dynamic:
-                continue
-            for name, size in zip(one.shape, getattr(profiles[one.name], which)):
-                if not isinstance(name, str):
-                    continue
-                first, where = sizes.setdefault(name, (size, one.name))
-                if first != size:
-                    raise BadProfile(
-                        f"--{which} {one.name}: expected {first} for {name}, as in {where}, got {size}"
+            for name, size in zip(one.shape, getattr(profiles.get(one.name), argument, ())):
+                if isinstance(name, str) and sizes.setdefault(name, size) != size:
+                    raise ArgumentError(
+                        argument, f"expected one size {name} in all inputs, got {sizes[name]} and {size}"
                     )

@@ -1,5 +1,6 @@
-"""The parts of `python -m onnx_path.compare`.
+"""The parts of `onnx_path.compare`.
 
-`inputs`: given and random; `reference`: onnxruntime; `engine`: TensorRT; `errors`: of one tensor; `tensors`:
-which of two files can be compared; `search`: the first that differs.
+`input_arrays`: given and random inputs. `onnxruntime_reference`: the reference. `marked_engines`: TensorRT.
+`tensor_errors`: errors of one tensor. `comparable_tensors`: tensors that two files share. `first_difference`:
+the search for the first tensor that differs. `comparison_report`: the result.
 """

@@ -1,4 +1,4 @@
-"""Tensors between the nodes of an engine's ONNX file: which can be compared, and what depends on what."""
+"""The tensors of an engine's ONNX file that can be compared with another file, and their dependencies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from onnx_path.surgery.graph import FLOATS, SHAPE_OPS, STANDARD_DOMAINS, has_subgraph, is_op, static_values
-from onnx_path.surgery.types import Types
+from onnx_path.surgery.graph.element_types import Types
+from onnx_path.surgery.graph.traversal import (
+    FLOATS,
+    SHAPE_OPS,
+    STANDARD_DOMAINS,
+    has_subgraph,
+    is_op,
+    static_values,
+)
 
-# Types that TensorRT can give as outputs, as our runner reads them.
+# Types of outputs that `trt_plugin.EngineRunner` reads.
 _TYPES = (
     ir.DataType.FLOAT,
     ir.DataType.FLOAT16,
@@ -20,12 +27,11 @@ _TYPES = (
     ir.DataType.INT32,
     ir.DataType.BOOL,
 )
-# TensorRT's parser may give what these read and what they give as one tensor, which has one name.
+# TensorRT's parser may merge their input and output into one tensor, which has one name.
 _ALIASES = ("Identity", "Dropout")
-# The sizes of their results depend on numbers: the runner has no memory for them.
+# The sizes of their results depend on values, and the runner has no memory for them.
 _DATA_SIZED = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
-
-# TensorRT's parser does some of these with constants itself; they change no number.
+# TensorRT's parser evaluates some of them for constants. They change no number.
 _MOVES = (
     *("Cast", "Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile"),
     *("Transpose", "Unsqueeze"),
@@ -33,12 +39,12 @@ _MOVES = (
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node, for a report.
+class NodeName:
+    """The name of a node in a report.
 
     Attributes:
-        name: or that of its first output, if it has none.
-        op_type: with its domain, unless that is ONNX's.
+        name: name of its first output if the node has none.
+        op_type: with the domain, unless that is ONNX's.
     """
 
     name: str
@@ -48,19 +54,19 @@ class Node:
         return f"{self.name} ({self.op_type})"
 
 
-class Tensors:
-    """Tensors of a main graph that another file's graph has too, so that numbers can be compared.
+class ComparableTensors:
+    """Tensors of a main graph that another file's graph has too.
 
-    Left out are those of types that an engine cannot give, those that TensorRT may merge with another, and of
-    those that follow from constants and sizes alone what is or may be a shape, which an engine keeps in host
-    memory, or a constant moved or cast. Outputs of the graph are always in.
+    These are left out: types that an engine cannot give; tensors that TensorRT may merge with another;
+    shapes, which an engine keeps in host memory; and constants that are only moved or cast. Outputs of the
+    graph are always among the tensors.
 
     Args:
-        parsed: the file that TensorRT parses.
-        others: names of the tensors that can be had from the other file.
+        parsed: model that TensorRT parses.
+        others: names of the tensors of the other file.
 
     Attributes:
-        names: of the tensors, in an order in which they can be computed.
+        names: names of the tensors in topological order.
         types: ONNX's number of each one's element type.
     """
 
@@ -77,7 +83,7 @@ class Tensors:
         self._order: dict[ir.Node, int] = {}
         for node in graph:
             self._order[node] = len(self._order)
-            # Sizes tell nothing of numbers.
+            # A size does not depend on values.
             sources = () if is_op(node, *SHAPE_OPS) else self._merged(_reads(node))
             if not is_op(node, *SHAPE_OPS) and all(x is None or x in fixed for x in node.inputs):
                 fixed.update(x for x in node.outputs if x in static)
@@ -98,19 +104,19 @@ class Tensors:
             self._ancestors[name] = frozenset(near).union(*(self._ancestors[x] for x in near))
 
     def is_input(self, name: str) -> bool:
-        """True for an input of the graph."""
+        """Returns whether a name is an input of the graph."""
         return name in self._inputs
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """The tensors and graph inputs that one is computed from, with no other of them in between."""
+        """Returns the nearest tensors and graph inputs that a tensor is computed from."""
         return self._merged(_reads(self._values[name].producer()))
 
     def ancestors(self, name: str) -> frozenset[str]:
-        """All tensors that one depends on, without itself and the graph's inputs."""
+        """Returns all tensors that a tensor depends on, without the graph's inputs."""
         return self._ancestors[name]
 
-    def nodes(self, name: str) -> list[Node]:
-        """The nodes that compute a tensor from its `sources`, the one that gives it last."""
+    def nodes(self, name: str) -> list[NodeName]:
+        """Returns the nodes that compute a tensor from its `sources`, the one that gives it last."""
         stops = set(self._values.values())
         found: set[ir.Node] = set()
         pending = [self._values[name]]
@@ -120,7 +126,7 @@ class Tensors:
                 found.add(node)
                 pending += [x for x in _reads(node) if x not in stops and self._nearest.get(x)]
         return [
-            Node(x.name or x.outputs[0].name, f"{_domain(x)}{x.op_type}")
+            NodeName(x.name or x.outputs[0].name, f"{_domain(x)}{x.op_type}")
             for x in sorted(found, key=self._order.__getitem__)
         ]
 
@@ -129,7 +135,7 @@ class Tensors:
 
 
 def names_of(model: onnx.ModelProto) -> set[str]:
-    """Names of all tensors that the nodes of a model's main graph give."""
+    """Returns the names of all tensors that the nodes of a main graph compute."""
     return {name for node in model.graph.node for name in node.output if name}
 
 
@@ -139,12 +145,12 @@ def _can_be_output(value: ir.Value, types: dict[ir.Value, ir.DataType | None]) -
 
 
 def _is_computed(value: ir.Value, types: dict[ir.Value, ir.DataType | None], fixed: bool) -> bool:
-    """True for numbers that are computed from constants or sizes and are no shapes: those have rank 0 or 1.
+    """Returns whether a value is computed from constants or sizes, and is no shape, which has rank 0 or 1.
 
     Args:
-        value: follows from constants and sizes alone.
-        types: of all values.
-        fixed: it follows from constants alone.
+        value: depends on constants and sizes alone.
+        types: types of all values.
+        fixed: the value depends on constants alone.
     """
     if types.get(value) not in FLOATS or is_op(value.producer(), "Constant", "ConstantOfShape", *_MOVES):
         return False
@@ -152,7 +158,7 @@ def _is_computed(value: ir.Value, types: dict[ir.Value, ir.DataType | None], fix
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    """A node's inputs, and what its subgraphs read from outside."""
+    """Yields the inputs of a node, and the values that its subgraphs read."""
     yield from (x for x in node.inputs if x is not None)
     if not has_subgraph(node):
         return

@@ -1,26 +1,28 @@
-"""What a comparison says, for people and as JSON."""
+"""The result of a comparison, as tables for the terminal and as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx_path.comparison.comparable_tensors import Node
-from onnx_path.comparison.first_difference import Found, Outcome
-from onnx_path.comparison.tensor_errors import TensorError, Tolerance, table
+from rich.console import Console
+from rich.table import Table
+
+from onnx_path.comparison.first_difference import FirstDifference, SearchOutcome
+from onnx_path.comparison.tensor_errors import TensorError, Tolerance
 from trt_plugin.engine_tensors import format_shape
 
 
 @dataclass(frozen=True)
-class Input:
-    """An input that both sides got.
+class ComparedInput:
+    """An input of both sides.
 
     Attributes:
-        name, shape, dtype: of it, as the ONNX file has it.
-        source: the option that named a file, or how the numbers are drawn.
+        name, shape, dtype: as in the ONNX file.
+        source: the option that named a file, or the seed of random numbers.
     """
 
     name: str
@@ -30,19 +32,18 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two files compared.
+class EngineComparison:
+    """An engine compared with its ONNX file.
 
     Attributes:
-        model: the ONNX file.
-        engine: the engine's file.
-        tensorrt_version, gpu: that ran it.
-        tolerance: by which.
-        inputs: of both.
+        model, engine: the files.
+        tensorrt_version, gpu: ran the engine.
+        tolerance: measure of the outputs.
+        inputs: inputs of both sides.
         outputs: errors of all outputs.
-        selections: that the engine told and onnxruntime took over.
-        parsed: what engines for layers were built of; None if there was no such search.
-        layers: what it found, or None.
+        selections: selections that the engine output and onnxruntime took over.
+        parsed: file of the engines for layers; None without a search.
+        layers: result of the search, or None.
     """
 
     model: Path
@@ -50,83 +51,69 @@ class Comparison:
     tensorrt_version: str
     gpu: str
     tolerance: Tolerance
-    inputs: tuple[Input, ...]
+    inputs: tuple[ComparedInput, ...]
     outputs: tuple[TensorError, ...]
     selections: tuple[str, ...] = ()
     parsed: Path | None = None
-    layers: Found | None = None
+    layers: FirstDifference | None = None
 
     @property
     def differing(self) -> list[str]:
         """Names of the outputs that are not within the tolerance."""
         return [error.name for error in self.outputs if not error.within]
 
-    @property
-    def within(self) -> bool:
-        """Whether all outputs are."""
-        return not self.differing
-
-    def with_layers(self, parsed: Path, layers: Found) -> Comparison:
-        """The same with a search's result."""
-        return dataclasses.replace(self, parsed=parsed, layers=layers)
-
-    def lines(self) -> list[str]:
-        """A table of the outputs, and what it depends on."""
+    def print_outputs(self, console: Console) -> None:
+        """Prints a table of the outputs, and the settings that it depends on."""
         tolerance = self.tolerance
-        rows = [("reference", f"{self.model}, onnxruntime on the CPU in float32")]
-        rows += [("engine", f"{self.engine}, TensorRT {self.tensorrt_version}, {self.gpu}")]
-        rows += [(f"input {x.name}", f"{format_shape(x.shape)} {x.dtype}, {x.source}") for x in self.inputs]
-        if self.selections:
-            rows.append(
-                ("selections", f"the engine's own, told to onnxruntime: {', '.join(self.selections)}")
-            )
-        rows += [
-            ("precision", f"{tolerance.precision} ({tolerance.why})"),
-            (
-                "tolerance",
-                f"relative error {tolerance.relative:g}"
-                f"{'' if tolerance.given else f', the default for {tolerance.precision}'}"
-                " (norm of the difference over norm of the reference)",
-            ),
-        ]
-        width = max(len(name) for name, _ in rows)
-        differing = len(self.differing)
-        verdict = f"{differing} of {len(self.outputs)} outputs differ" if differing else "all outputs agree"
-        return [*(f"{name:{width}}  {text}" for name, text in rows), *table(self.outputs, "output"), verdict]
+        default = "" if tolerance.given else f", the default for {tolerance.precision}"
+        rows = {
+            "reference": f"{self.model}, onnxruntime on the CPU in float32",
+            "engine": f"{self.engine}, TensorRT {self.tensorrt_version}, {self.gpu}",
+            **{f"input {x.name}": f"{format_shape(x.shape)} {x.dtype}, {x.source}" for x in self.inputs},
+            "selections": self.selections and f"onnxruntime takes the engine's: {', '.join(self.selections)}",
+            "precision": f"{tolerance.precision} ({tolerance.why})",
+            "tolerance": f"relative error {tolerance.relative:g}{default} (norm of the difference over norm "
+            "of the reference)",
+        }
+        settings = Table.grid(padding=(0, 2))
+        for name, text in rows.items():
+            if text:
+                settings.add_row(name, text)
+        console.print(settings)
+        console.print(_error_table("output", [(error.name, error) for error in self.outputs]))
+        count = len(self.differing)
+        console.print(f"{count} of {len(self.outputs)} outputs differ" if count else "all outputs agree")
 
-    def layer_lines(self) -> list[str]:
-        """What a search found: the tensors that were compared, and the first that differs."""
+    def print_layers(self, console: Console) -> None:
+        """Prints the tensors that the search compared, and the first that differs."""
         found = self.layers
         assert found is not None
-        lines = table(found.measured, "tensor", [["node", *map(str, found.producers)]])
+        console.print(_error_table("node and tensor", [(f"{n}: {x.name}", x) for n, x in found.measured]))
         built = f"({found.engines} engines built of {self.parsed})"
-        if found.outcome is Outcome.OTHER_ENGINE:
-            return [
-                *lines,
+        if found.outcome is SearchOutcome.OTHER_ENGINE:
+            console.print(
                 f"{found.error.name} does not differ in an engine that is built of {self.parsed} now: "
                 f"{self.engine} was built of another file (see --parsed), with other settings or by another "
-                f"version {built}",
-            ]
-        if found.outcome is Outcome.FUSION:
-            return [
-                *lines,
-                f"{found.error.name} differs only in engines where the tensors that it is computed from are "
-                f"no outputs: it is one of fused layers, {_names(found.nodes)} among them {built}",
-            ]
-        inputs = ", ".join(f"{x.name} {x.relative:.3g}" for x in found.inputs)
-        lines += [
-            f"first difference: node {found.node}, output {found.error.name}: relative error "
-            f"{found.error.relative:.3g}, absolute {found.error.absolute:.3g} {built}",
-            f"relative error of its inputs: {inputs or 'none, they are inputs of the file or constants'}",
-        ]
-        if len(found.nodes) > 1:
-            lines.append(f"not compared one by one: {_names(found.nodes)}")
-        return lines
+                f"version {built}"
+            )
+        elif found.outcome is SearchOutcome.FUSION:
+            console.print(
+                f"{found.error.name} differs only in engines without its sources as outputs: a fusion of "
+                f"layers differs, and {_join(found.nodes)} is in it {built}"
+            )
+        else:
+            console.print(
+                f"first difference: node {found.node}, output {found.error.name}: relative error "
+                f"{found.error.relative:.3g}, absolute {found.error.absolute:.3g} {built}"
+            )
+            inputs = ", ".join(f"{x.name} {x.relative:.3g}" for x in found.inputs)
+            console.print(f"relative error of its inputs: {inputs or 'none are computed'}")
+            if len(found.nodes) > 1:
+                console.print(f"not compared one by one: {_join(found.nodes)}")
 
-    def content(self) -> dict[str, Any]:
-        """The report as JSON."""
-        found = self.layers
-        layers = None
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the report for JSON."""
+        found, layers = self.layers, None
         if found is not None:
             layers = {
                 "parsed": str(self.parsed),
@@ -134,11 +121,10 @@ class Comparison:
                 "explanation": found.outcome.value,
                 "node": dataclasses.asdict(found.node),
                 "nodes": [dataclasses.asdict(node) for node in found.nodes],
-                "output": found.error.content(),
-                "inputs": [error.content() for error in found.inputs],
+                "output": found.error.as_dict(),
+                "inputs": [error.as_dict() for error in found.inputs],
                 "measured": [
-                    error.content() | {"node": dataclasses.asdict(node)}
-                    for error, node in zip(found.measured, found.producers)
+                    error.as_dict() | {"node": dataclasses.asdict(n)} for n, error in found.measured
                 ],
                 "engines": found.engines,
             }
@@ -150,11 +136,21 @@ class Comparison:
             "tolerance": dataclasses.asdict(self.tolerance),
             "inputs": [dataclasses.asdict(x) for x in self.inputs],
             "selections": list(self.selections),
-            "outputs": [error.content() for error in self.outputs],
-            "within": self.within,
+            "outputs": [error.as_dict() for error in self.outputs],
+            "within": not self.differing,
             "layers": layers,
         }
 
 
-def _names(nodes: Sequence[Node]) -> str:
-    return ", ".join(map(str, nodes))
+def _error_table(title: str, rows: Iterable[tuple[str, TensorError]]) -> Table:
+    table = Table(title, "shape", "type", "absolute", "relative", "", box=None, pad_edge=False)
+    for name, error in rows:
+        verdict = "within" if error.within else "DIFFERS"
+        numbers = f"{error.absolute:.3g}", f"{error.relative:.3g}"
+        note = f": {error.note}" if error.note else ""
+        table.add_row(name, format_shape(error.shape), error.dtype, *numbers, verdict + note)
+    return table
+
+
+def _join(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names))

@@ -1,4 +1,4 @@
-"""Two small models that select, by TopK and a threshold, from scores with a rounding in them, or a fault."""
+"""Two small models that select by TopK and by a threshold, from scores with a rounding or a fault."""
 
 from __future__ import annotations
 

@@ -15,11 +15,10 @@ ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from onnx_path import model_for_tensorrt as preparation
-from onnx_path import operator  # noqa: E402
+from onnx_path import model_for_tensorrt, operator  # noqa: E402
 from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
 from onnx_path.packed_projections import pack_projections  # noqa: E402
-from onnx_path.surgery.protos import copied  # noqa: E402
+from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7
 SCOPE = "/encoder/layers.0/self_attn"
@@ -249,7 +248,7 @@ def test_weights_outside_of_the_file_come_in(tmp_path):
         model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0
     )
     loaded = onnx.load(tmp_path / "model.onnx", load_external_data=False)
-    assert preparation.fit_plugins(loaded, tmp_path)
+    assert model_for_tensorrt.fit_plugins(loaded, tmp_path)
     onnx.save(loaded, tmp_path / "packed.onnx")
     result = onnx.load(tmp_path / "packed.onnx")
     np.testing.assert_allclose(run(result)[0], run(make_model())[0], rtol=0, atol=1e-5)

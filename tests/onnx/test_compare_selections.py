@@ -1,4 +1,4 @@
-"""`python -m onnx_path.compare` with an engine that tells what it selects; such engines with a GPU."""
+"""`python -m onnx_path.compare` with engines that output their selections."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 for package in ("onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 
-from onnx_path import build, compare, engine_report  # noqa: E402
-from onnx_path.comparison import marked_engines as engine  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import Reference  # noqa: E402
-from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
-from onnx_path.surgery import selections  # noqa: E402
-from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402
+from onnx_path import build, compare  # noqa: E402
+from onnx_path.comparison import marked_engines  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
+from onnx_path.surgery.verify import selections  # noqa: E402
+from tests.onnx.build_fixtures import summary_of  # noqa: E402
+from tests.onnx.comparison_fixtures import layers_in  # noqa: E402
+from tests.onnx.selecting_models import SCORES, masking, selecting  # noqa: E402
+from trt_plugin.inspection import engine_summary  # noqa: E402
+from trt_plugin.inspection.engine_summary import TensorReport  # noqa: E402
 
-pytest_plugins = ("tests.onnx_builds", "tests.onnx_comparisons")
+pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
 
 
 class Case(NamedTuple):
-    """A model of scores that are changed, by a rounding that is seen in what is selected, or by a fault."""
+    """A model with changed scores: by a rounding that changes the selection, or by a fault."""
 
     model: Callable[[float], onnx.ModelProto]
     rounding: float
@@ -42,19 +45,19 @@ CASES = pytest.mark.parametrize(
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, gpu) -> Path:
-    """A machine with a GPU, whose engines are ONNX files; with scores of which some nearly tie."""
+    """A folder with scores that nearly tie, on a machine whose engines are ONNX files."""
 
     def run(path, inputs):
-        arrays = Reference(onnx.load(path), path.parent, inputs)()
+        arrays = OnnxruntimeReference(onnx.load(path), path.parent, inputs)()
         return {name: (array, array.dtype.name) for name, array in arrays.items()}
 
     def read_engine(path):
         outputs = tuple(TensorReport(x.name, (-1,), "float32") for x in onnx.load(path).graph.output)
         inputs = (TensorReport("x", (1, 6), "float32"),)
-        return EngineReport(1, 1, 1, (), inputs, outputs, "10.6.0", "a GPU", "fp32")
+        return summary_of(inputs, outputs), layers_in("Float"), ""
 
-    monkeypatch.setattr(engine, "run", run)
-    monkeypatch.setattr(engine_report, "read_engine", read_engine)
+    monkeypatch.setattr(marked_engines, "run_engine", run)
+    monkeypatch.setattr(engine_summary, "read_engine", read_engine)
     np.save(tmp_path / "x.npy", SCORES)
     return tmp_path
 
@@ -69,14 +72,14 @@ def status_of(folder: Path, model: onnx.ModelProto, other: onnx.ModelProto, *opt
 @CASES
 def test_near_ties_are_no_difference_where_the_engine_tells_them(folder, capsys, case):
     exact, off, selection = case.model(0), case.model(case.rounding), case.selection
-    hint = "scores that nearly tie may be why: TopK or a threshold selects 1 times, and an engine of "
+    hint = "scores that nearly tie may be the reason: TopK or thresholds select 1 times"
     assert status_of(folder, exact, off) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(hint)
     report = folder / "report.json"
     assert status_of(folder, exact, selections.telling(off, [selection]), "--json", str(report)) == 0
     output = capsys.readouterr()
     assert output.out.endswith("\nall outputs agree\n") and output.err == ""
-    assert f"  the engine's own, told to onnxruntime: {selection}\n" in output.out
+    assert f"onnxruntime takes the engine's: {selection}" in output.out
     content = json.loads(report.read_text())
     assert content["selections"] == [selection]
     names = [x.name for x in exact.graph.output]
@@ -85,7 +88,7 @@ def test_near_ties_are_no_difference_where_the_engine_tells_them(folder, capsys,
 
 @CASES
 def test_a_fault_in_what_is_selected_from_is_one(folder, capsys, case):
-    """Though the same is selected, by order: what was told."""
+    """Both sides select the same, as the engine told."""
     wrong = selections.telling(case.model(case.fault), [case.selection])
     assert status_of(folder, case.model(0), wrong, "--tolerance", "1e-3") == 1
     lines = capsys.readouterr().out.splitlines()
@@ -127,4 +130,4 @@ def test_an_engine_tells_its_selections(tensorrt, tmp_path, capsys, case, precis
     assert build.main([*argv, "--tell-selections"]) == 0, capsys.readouterr().err
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "off.engine")]
     assert compare.main([*files, "--input", f"x={tmp_path / 'x.npy'}"]) == 0, capsys.readouterr().out
-    assert f"told to onnxruntime: {case.selection}\n" in capsys.readouterr().out
+    assert f"onnxruntime takes the engine's: {case.selection}" in capsys.readouterr().out

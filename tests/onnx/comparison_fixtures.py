@@ -1,7 +1,8 @@
-"""What the tests of `python -m onnx_path.compare` share: a small network, and a machine without TensorRT."""
+"""A small network, and stand-ins for TensorRT and the GPU, for the tests of `onnx_path.compare`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,14 +15,16 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from onnx_path import engine_report
-from onnx_path import model_for_tensorrt as preparation
-from onnx_path import tensorrt_engine as builder  # noqa: E402
-from onnx_path.comparison import marked_engines as engine  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import Reference  # noqa: E402
-from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from onnx_path import compare, model_for_tensorrt, tensorrt_engine  # noqa: E402
+from onnx_path.comparison import marked_engines  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
+from onnx_path.precision import convert_precision  # noqa: E402
 from onnx_path.tensorrt_engine import Settings  # noqa: E402
+from tests.onnx.build_fixtures import summary_of  # noqa: E402
 from trt_plugin.engine_tensors import storage_dtype  # noqa: E402
+from trt_plugin.inspection import engine_summary  # noqa: E402
+from trt_plugin.inspection.engine_layers import parse  # noqa: E402
+from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport  # noqa: E402
 
 LAYERS = 6
 SIZE = 16
@@ -82,25 +85,30 @@ def pretend(
     path: Path, inputs: Mapping[str, np.ndarray], dtype: str = "float32"
 ) -> dict[str, tuple[np.ndarray, str]]:
     """Stands for TensorRT: an "engine" is an ONNX file, which onnxruntime runs."""
-    arrays = Reference(onnx.load(path), path.parent, inputs)()
+    arrays = OnnxruntimeReference(onnx.load(path), path.parent, inputs)()
     return {name: (array.astype(storage_dtype(dtype)), dtype) for name, array in arrays.items()}
 
 
-def describe(path: Path) -> EngineReport:
-    """A report on such an engine, whose batch is 1 to 4."""
+def describe(path: Path) -> EngineSummary:
+    """Returns the summary of such an engine, whose batch is 1 to 4."""
     graph = onnx.load(path).graph
     shapes = [(batch, SIZE, SIZE) for batch in (-1, 1, 2, 4)]
     dynamic = bool(graph.input[0].type.tensor_type.shape.dim[0].dim_param)
     image = TensorReport(
         "images", *([shapes[0], "float32", *shapes[1:]] if dynamic else [shapes[1], "float32"])
     )
-    outputs = tuple(TensorReport(x.name, shapes[0], "float32") for x in graph.output)
-    return EngineReport(1, 1, 1, (), (image,), outputs, "10.6.0", "a GPU", "fp32")
+    return summary_of((image,), tuple(TensorReport(x.name, shapes[0], "float32") for x in graph.output))
+
+
+def layers_in(dtype: str):
+    """Returns the layers of an engine with one tensor, whose type the inspector calls `dtype`."""
+    tensors = [{"Name": "x", "Format/Datatype": dtype}]
+    return parse(json.dumps({"Layers": [{"Name": "layer", "Outputs": tensors}]}))
 
 
 @pytest.fixture
 def gpu(monkeypatch) -> list[tuple[Settings, onnx.ModelProto]]:
-    """Stands for a machine with a GPU. Lists the settings and models of what was built."""
+    """A machine with a GPU. Lists the settings and models of what was built."""
     built = []
 
     def serialize_engine(path, settings, name):
@@ -108,17 +116,17 @@ def gpu(monkeypatch) -> list[tuple[Settings, onnx.ModelProto]]:
         built.append((settings, model))
         return model.SerializeToString()
 
-    monkeypatch.setattr(engine, "check_machine", lambda libraries, model: None)
-    monkeypatch.setattr(engine, "run", pretend)
-    monkeypatch.setattr(builder, "serialize_engine", serialize_engine)
-    monkeypatch.setattr(engine_report, "read_engine", describe)
+    monkeypatch.setattr(compare, "check_machine", lambda libraries, model: None)
+    monkeypatch.setattr(marked_engines, "run_engine", pretend)
+    monkeypatch.setattr(tensorrt_engine, "serialize_engine", serialize_engine)
+    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (describe(path), layers_in("Float"), ""))
     return built
 
 
 def converted(path: Path, precision: str) -> Path:
     """Writes the file that `onnx_path.build` would make of another, beside it."""
-    model = preparation.load(path)
-    preparation.convert(model, path.parent, precision, ())
+    model = onnx.load(path)
+    convert_precision(model, precision)
     target = path.with_name(f"{path.stem}.{precision}.onnx")
-    preparation.save(model, target, path.parent)
+    model_for_tensorrt.save_model(model, target, path.parent)
     return target

@@ -1,8 +1,9 @@
-"""What the tests of `python -m onnx_path.build` share: a small model, stand-ins for TensorRT and GPU."""
+"""Small models, and stand-ins for TensorRT and the GPU, for the tests of `onnx_path.build`."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,14 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from onnx_path import build, engine_report, operator  # noqa: E402
-from onnx_path.engine_report import EngineReport, TensorReport  # noqa: E402
+from onnx_path import build, operator  # noqa: E402
 from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from trt_plugin.engine_error import EngineError  # noqa: E402
+from trt_plugin.inspection import engine_summary  # noqa: E402
+from trt_plugin.inspection.engine_layers import parse  # noqa: E402
+from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport  # noqa: E402
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 SHAPES = ("--min", "images:1x3x8x8", "--opt", "images:2x3x8x8", "--max", "images:4x3x8x8")
 NO_GPU = "TensorRT needs an NVIDIA GPU, and CUDA finds none"
 
@@ -85,40 +88,54 @@ def model(tmp_path) -> Path:
     return convolution(tmp_path / "model.onnx")
 
 
+def summary_of(
+    inputs: tuple[TensorReport, ...], outputs: tuple[TensorReport, ...], layers: int = 3
+) -> EngineSummary:
+    """The summary of an engine that does not exist."""
+    return EngineSummary(
+        engine_bytes=6,
+        built_with="10.6.0",
+        tensorrt_version="10.6.0",
+        gpu="a GPU",
+        verbosity="DETAILED",
+        layers=layers,
+        inputs=inputs,
+        outputs=outputs,
+        profiles=1,
+        device_memory_bytes=3 * 2**20 // 2,
+        loaded_bytes=0,
+        streamable_weights_bytes=0,
+        auxiliary_streams=0,
+    )
+
+
 @pytest.fixture
 def machine(monkeypatch) -> list[tuple[Path, Settings, onnx.ModelProto]]:
-    """Stands for a machine with a GPU; the engine's content is "engine". Lists what was built."""
+    """A machine with a GPU, whose engines contain "engine". Lists what was built."""
     built = []
 
     def serialize_engine(path, settings, name):
         built.append((path, settings, onnx.load(path)))
         return b"engine"
 
-    report = EngineReport(
-        engine_bytes=6,
-        device_memory_bytes=3 * 2**20 // 2,
-        layers=3,
-        plugin_layers=("attention",),
-        inputs=(TensorReport("images", (-1, 3, 8, 8), "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)),),
-        outputs=(TensorReport("output", (-1, 2, 8, 8), "float32"),),
-        tensorrt_version="10.6.0",
-        gpu="a GPU",
-    )
-    monkeypatch.setattr(build, "_check_machine", lambda libraries, model, settings: settings)
+    images = TensorReport("images", (-1, 3, 8, 8), "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+    summary = summary_of((images,), (TensorReport("output", (-1, 2, 8, 8), "float32"),))
+    layers = parse(json.dumps({"Layers": [{"Name": "attention", "LayerType": "PluginV3"}]}))
+    monkeypatch.setattr(build, "check_machine", lambda libraries, model: list(libraries))
     monkeypatch.setattr(build, "serialize_engine", serialize_engine)
-    monkeypatch.setattr(engine_report, "read_engine", lambda path: report)
+    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (summary, layers, ""))
     return built
 
 
-def refuse_by(main: Callable[[list[str]], int], capsys, folder: Path, *argv: object) -> str:
-    """Runs a command, which must refuse with one line and status 2 and write nothing; returns the line."""
+def refuse_by(main: Callable[[list[str]], int], capsys, folder: Path, *argv: object, status: int = 2) -> str:
+    """Runs a command, which must print one line and leave its folder as it was; returns the line."""
     before = sorted(folder.rglob("*"))
-    status = main([str(word) for word in argv])
+    found = main([str(word) for word in argv])
     output = capsys.readouterr()
-    assert status == 2, output
-    assert output.err.startswith("error: ") and output.err.count("\n") == 1, output.err
+    assert found == status, output
+    (line,) = output.err.splitlines()
     assert sorted(folder.rglob("*")) == before
-    return output.err[len("error: ") :].rstrip("\n")
+    return line.partition(": error: ")[2]
 
 
 refuse = functools.partial(refuse_by, build.main)
@@ -132,7 +149,7 @@ def tensorrt():
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """A machine without a GPU, wherever the test runs."""
+    """Makes every machine one without a GPU."""
 
     def require_gpu():
         raise EngineError(f"{NO_GPU}: no CUDA-capable device is detected")

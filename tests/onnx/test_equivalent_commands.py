@@ -1,10 +1,9 @@
-"""The equal command lines of `python -m onnx_path.build`, and its report."""
+"""The command lines of polygraphy and trtexec that `onnx_path.build` prints, and its own settings."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 
@@ -13,20 +12,16 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
+from onnx_path.equivalent_commands import equivalent_commands  # noqa: E402
+from onnx_path.optimization_profiles import ShapeRange  # noqa: E402
+from onnx_path.tensorrt_engine import Settings, serialize_engine  # noqa: E402
 
-from onnx_path import build, engine_report  # noqa: E402
-from onnx_path.equivalent_commands import polygraphy_line, trtexec_line  # noqa: E402
-from onnx_path.optimization_profiles import Profile  # noqa: E402
-from onnx_path.tensorrt_engine import Settings  # noqa: E402
-from trt_plugin.inspection.engine_layers import parse  # noqa: E402
-
-pytest_plugins = ("tests.onnx_builds",)
-
+pytest_plugins = ("tests.onnx.build_fixtures",)
 
 EVERYTHING = Settings(
     {
-        "images": Profile((1, 3, 320, 320), (2, 3, 640, 640), (8, 3, 1280, 1280)),
-        "mask:0": Profile((1, 8), (2, 8), (8, 8)),
+        "images": ShapeRange((1, 3, 320, 320), (2, 3, 640, 640), (8, 3, 1280, 1280)),
+        "mask:0": ShapeRange((1, 8), (2, 8), (8, 8)),
     },
     tf32=True,
     workspace_bytes=2**29,
@@ -44,7 +39,7 @@ def test_polygraphy_reads_its_line(tensorrt, tmp_path, settings, model):
 
     path = tmp_path / model  # polygraphy warns of a file that is not there
     path.touch()
-    line = polygraphy_line(path, tmp_path / "model.plan", settings)
+    line = equivalent_commands(path, tmp_path / "model.plan", settings)["polygraphy"]
     tool, parser = Convert(), argparse.ArgumentParser()
     tool.setup_parser(parser.add_subparsers())
     program, *words = shlex.split(line)
@@ -69,7 +64,7 @@ def test_polygraphy_reads_its_line(tensorrt, tmp_path, settings, model):
 
 
 def test_the_build_has_the_same_settings(tensorrt, tmp_path, monkeypatch):
-    """What polygraphy's Python API is given, up to the builder, which needs a GPU."""
+    """Checks the arguments of polygraphy's Python API. The builder behind it needs a GPU."""
     from polygraphy.backend import trt as backend
 
     calls = []
@@ -85,7 +80,7 @@ def test_the_build_has_the_same_settings(tensorrt, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     settings = dataclasses.replace(EVERYTHING, timing_cache=cache)
     for loaded in (None, str(cache)):
-        assert build.serialize_engine(tmp_path / "model.onnx", settings, "model.onnx") == b"engine"
+        assert serialize_engine(tmp_path / "model.onnx", settings, "model.onnx") == b"engine"
         network, config, saved = calls.pop()
         assert network.strongly_typed is True
         assert config.tf32 is True
@@ -96,7 +91,7 @@ def test_the_build_has_the_same_settings(tensorrt, tmp_path, monkeypatch):
         (profile,) = config.profiles
         assert {name: tuple(shapes) for name, shapes in profile.items()} == EVERYTHING.profiles
         cache.touch()
-    build.serialize_engine(tmp_path / "model.onnx", Settings(), "model.onnx")
+    serialize_engine(tmp_path / "model.onnx", Settings(), "model.onnx")
     _, config, saved = calls.pop()
     assert (config.tf32, config.memory_pool_limits, config.timing_cache_path, saved) == (
         False,
@@ -108,8 +103,8 @@ def test_the_build_has_the_same_settings(tensorrt, tmp_path, monkeypatch):
 
 def test_trtexec_line():
     """Options as `trtexec --help` of TensorRT 10.6 has them; names with a colon stand between quotes."""
-    words = shlex.split(trtexec_line(Path("a model.onnx"), Path("model.engine"), EVERYTHING))
-    assert words == [
+    line = equivalent_commands(Path("a model.onnx"), Path("model.engine"), EVERYTHING)["trtexec"]
+    assert shlex.split(line) == [
         "trtexec",
         "--onnx=a model.onnx",
         "--saveEngine=model.engine",
@@ -125,24 +120,7 @@ def test_trtexec_line():
         "--dynamicPlugins=b.so",
         "--skipInference",
     ]
-    assert trtexec_line(Path("m.onnx"), Path("m.engine"), Settings()) == (
+    assert equivalent_commands(Path("m.onnx"), Path("m.engine"), Settings())["trtexec"] == (
         "trtexec --onnx=m.onnx --saveEngine=m.engine --stronglyTyped --noTF32 --profilingVerbosity=detailed "
         "--skipInference"
     )
-
-
-def test_layers_of_an_engine_are_counted():
-    def read_layers(information: str) -> tuple[int, list[str]]:
-        found = parse(information)
-        return len(found.layers), [layer.name for layer in found.plugins]
-
-    layers = [{"Name": "a", "LayerType": "gemm"}, {"Name": "b", "LayerType": "PluginV3"}]
-    assert read_layers(json.dumps({"Layers": layers, "Bindings": ["x"]})) == (2, ["b"])
-    assert read_layers(json.dumps({"Layers": ["only", "names"]})) == (2, [])
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 2**39, "2.5 TiB")]
-)
-def test_bytes_are_readable(number, text):
-    assert engine_report.format_bytes(number) == text

@@ -1,0 +1,313 @@
+"""`python -m onnx_path.build`: the input that it refuses, the files that it writes, its engines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+from onnx import TensorProto, helper  # noqa: E402
+
+from onnx_path import build, model_for_tensorrt  # noqa: E402
+from onnx_path.equivalent_commands import equivalent_commands  # noqa: E402
+from onnx_path.optimization_profiles import ShapeRange, inputs_of  # noqa: E402
+from onnx_path.tensorrt_engine import Settings  # noqa: E402
+from tests import onnx_zoo  # noqa: E402
+from tests.onnx.build_fixtures import SHAPES, attention_file, convolution, refuse  # noqa: E402
+from trt_plugin.inspection import engine_summary  # noqa: E402
+
+pytest_plugins = ("tests.onnx.build_fixtures",)
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        (("--min", "images:1x3x8x8"), "--opt"),
+        (("--opt", "image:1x3x8x8"), "--opt"),
+        ((), "--opt"),
+        (("--opt", "images"), "--opt"),
+        ((*SHAPES, "--precision", "int8"), "--precision"),
+        ((*SHAPES, "--keep-fp32", "x"), "--keep-fp32"),
+        ((*SHAPES, "--precision", "fp16", "--keep-fp32", "("), "--keep-fp32"),
+        ((*SHAPES, "--workspace", "0"), "--workspace"),
+        ((*SHAPES, "--workspace", "4G"), "--workspace"),
+        ((*SHAPES, "--optimization-level", "6"), "--optimization-level"),
+        ((*SHAPES, "--plugins", "lib.so"), "--plugins"),
+        ((*SHAPES, "--timing-cache", "model.onnx/cache"), "--timing-cache"),
+        ((*SHAPES, "--json", "model.onnx/x.json"), "--json"),
+        ((*SHAPES, "--json", "out/model.json"), "--json"),
+        ((*SHAPES, "--json", "model.onnx"), "--json"),
+        ((*SHAPES, "--timing-cache", "c", "--json", "c"), "--json"),
+        ((*SHAPES, "--out", "model.onnx"), "--out"),
+        ((*SHAPES, "--out", ""), "--out"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
+)
+def test_wrong_options_are_named(model, tmp_path, capsys, monkeypatch, machine, options, option):
+    monkeypatch.chdir(tmp_path)
+    out = [] if "--out" in options else ["--out", "out"]
+    assert option in refuse(capsys, tmp_path, "model.onnx", *out, *options)
+    assert not machine
+
+
+def test_example_in_the_message_is_accepted(model, tmp_path, capsys, machine):
+    line = refuse(capsys, tmp_path, model, "--out", tmp_path)
+    assert build.main([str(model), "--out", str(tmp_path), *shlex.split(line.partition("such as ")[2])]) == 0
+    assert machine[0][1].profiles == {"images": ShapeRange((1, 3, 8, 8), (1, 3, 8, 8), (8, 3, 8, 8))}
+
+
+@pytest.mark.parametrize("sixteen", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_16_bit_file_keeps_its_precision(tmp_path, capsys, machine, sixteen):
+    path = convolution(tmp_path / "half.onnx", dtype=sixteen)
+    line = refuse(capsys, tmp_path, path, "--out", tmp_path, *SHAPES, "--precision", "fp32")
+    name = "float16" if sixteen == TensorProto.FLOAT16 else "bfloat16"
+    assert line.startswith("--precision: ") and f"weight is {name}" in line
+    assert build.main([str(path), "--out", str(tmp_path), *SHAPES]) == 0
+    assert machine[0][0] == path  # as it is
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(None, "no such file"), (b"", "not an ONNX file"), (b"a text\n", "not an ONNX file"), (-40, "ONNX")],
+    ids=["missing", "empty", "text", "cut off"],
+)
+def test_a_file_that_is_no_model_is_named(model, tmp_path, capsys, machine, content, expected):
+    if content is None:
+        model.unlink()
+    else:
+        model.write_bytes(model.read_bytes()[:content] if isinstance(content, int) else content)
+    line = refuse(capsys, tmp_path, model, "--out", tmp_path, *SHAPES)
+    assert str(model) in line and expected in line
+
+
+def test_an_invalid_model_is_named(model, tmp_path, capsys, machine):
+    broken = onnx.load(model)
+    broken.graph.node[1].input[0] = "nothing"
+    model.write_bytes(broken.SerializeToString())
+    assert str(model) in refuse(capsys, tmp_path, model, "--out", tmp_path, *SHAPES)
+
+
+def test_missing_and_cut_off_weights_are_named(tmp_path, capsys, machine):
+    path = convolution(tmp_path / "model.onnx", external=True)
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:8])
+    line = refuse(capsys, tmp_path, path, "--out", tmp_path, *SHAPES)
+    assert f"{path}: its weights file weights.bin is cut off" in line
+    weights.unlink()
+    line = refuse(capsys, tmp_path, path, "--out", tmp_path, *SHAPES)
+    assert f"{path}: its weights are in weights.bin" in line
+
+
+def test_a_file_that_tensorrt_can_parse_is_not_written_again(model, tmp_path, capsys, machine):
+    report, cache = tmp_path / "reports" / "report.json", tmp_path / "cache"
+    options = ["--workspace", "0.5", "--optimization-level", "1", "--precision", "tf32"]
+    options += ["--timing-cache", str(cache), "--json", str(report)]
+    assert build.main([str(model), "--out", str(tmp_path / "out"), *SHAPES, *options]) == 0
+    ((path, settings, _),) = machine
+    shapes = ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+    assert path == model
+    assert settings == Settings({"images": shapes}, True, 2**29, 1, cache)
+    engine = tmp_path / "out" / "model.engine"
+    assert {file for file in tmp_path.rglob("*") if file.is_file()} == {model, report, engine}
+    assert engine.read_bytes() == b"engine"
+    output = capsys.readouterr()
+    assert output.err == ""
+    commands = equivalent_commands(model, engine, settings)
+    printed = output.out.splitlines()
+    assert printed[-2:] == list(commands.values())
+    assert f"wrote {engine}" in printed
+    assert any("tf32" in line and "precision" in line for line in printed)
+    content = json.loads(report.read_text())
+    assert content["commands"] == commands
+    assert (content["model"], content["parsed"], content["engine"]) == (str(model), str(model), str(engine))
+    assert content["report"]["plugin_layers"] == ["attention"]
+    assert content["report"]["inputs"][0]["max"] == [4, 3, 8, 8]
+    assert content["conversion"] is None
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("external", [False, True])
+def test_the_converted_file_lies_beside_the_engine(
+    tmp_path, capsys, machine, monkeypatch, precision, external
+):
+    monkeypatch.chdir(tmp_path)
+    source = convolution(Path("model.onnx"), external=external)
+    before = source.read_bytes()
+    argv = ["model.onnx", "--out", "out/best.plan", *SHAPES, "--precision", precision]
+    assert build.main([*argv, "--keep-fp32", "^relu$", "--keep-fp32", "nothing"]) == 0
+    parsed = Path("out") / f"model.{precision}.onnx"
+    assert sorted(file.name for file in Path("out").iterdir()) == ["best.plan", parsed.name]
+    assert source.read_bytes() == before
+    ((path, _, built),) = machine
+    assert built == onnx.load(parsed)  # with the weights in it
+    assert path.name == parsed.name and not path.exists()  # built in a temporary folder
+    weight = next(x for x in built.graph.initializer if x.name.startswith("weight"))
+    # Conv has bfloat16 from opset 22 on.
+    assert weight.data_type == (TensorProto.FLOAT16 if precision == "fp16" else TensorProto.FLOAT)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"wrote out/best.plan and {parsed}" in lines
+    assert any(line.startswith("conversion: ") and "asked for" in line for line in lines)
+    for line in lines[-2:]:
+        assert "out/best.plan" in line and str(parsed) in line and "images" in line
+
+
+@pytest.mark.parametrize("name", ["batch", None])
+def test_sizes_without_a_choice_are_fixed_for_tensorrt(tmp_path, capsys, machine, name):
+    path = convolution(tmp_path / "model.onnx", batch=name)
+    before = path.read_bytes()
+    assert build.main([str(path), "--out", str(tmp_path), "--opt", "images:2x3x8x8"]) == 0
+    ((_, settings, built),) = machine
+    assert not settings.profiles
+    assert [dim.dim_value for dim in built.graph.input[0].type.tensor_type.shape.dim] == [2, 3, 8, 8]
+    assert built.graph.output[0].type.tensor_type.shape.dim[0].dim_value == (2 if name else 0)
+    assert onnx.load(tmp_path / "model.trt.onnx") == built
+    assert path.read_bytes() == before
+    assert all("model.trt.onnx" in line for line in capsys.readouterr().out.splitlines()[-2:])
+
+
+def test_only_sizes_without_a_choice_are_fixed():
+    shapes = {
+        "images": ["batch", 3, "height", "width"],
+        "mask": ["batch", "height", "width"],
+        "start": ["boxes", 4],
+    }
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    model = helper.make_model(helper.make_graph([], "graph", values, []))
+    wanted = {
+        "images": ShapeRange((1, 3, 96, 64), (2, 3, 96, 64), (4, 3, 96, 64)),
+        "mask": ShapeRange((1, 96, 64), (2, 96, 64), (4, 96, 64)),
+        "start": ShapeRange((5, 4), (5, 4), (5, 4)),
+    }
+    remaining, written = model_for_tensorrt.fix_sizes(model, wanted)
+    assert (remaining, written) == ({name: wanted[name] for name in ("images", "mask")}, 5)
+    found = [list(one.shape) for one in inputs_of(model)]
+    assert found == [["batch", 3, 96, 64], ["batch", 96, 64], [5, 4]]
+
+
+def test_a_file_with_samplers_gets_a_note_about_the_surgeon(tmp_path, capsys, machine):
+    """Three samplers, two of them in subgraphs. A file with an MSDA node has been through the surgeon."""
+    maps, grid, shape = ("maps", [1, 2, 8, 8]), ("grid", [1, 5, 5, 2]), [1, 2, 5, 5]
+    sampled = [helper.make_node("GridSample", ["maps", "grid"], [name]) for name in ("inner", "outer")]
+    branch = helper.make_graph(
+        sampled[:1], "branch", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, shape)]
+    )
+    choice = helper.make_node("If", ["condition"], ["chosen"], then_branch=branch, else_branch=branch)
+    path = tmp_path / "a model.onnx"
+    model = helper.make_model(
+        helper.make_graph(
+            [sampled[1], choice, helper.make_node("Add", ["outer", "chosen"], ["sum"])],
+            "samplings",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in (maps, grid)]
+            + [helper.make_tensor_value_info("condition", TensorProto.BOOL, [])],
+            [helper.make_tensor_value_info("sum", TensorProto.FLOAT, shape)],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    onnx.save(model, path)
+    assert build.main([str(path), "--out", str(tmp_path)]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "3 GridSample nodes" in note
+    words = shlex.split(note.rpartition(": ")[2])
+    assert words == ["codetr", "surgeon", str(path), str(tmp_path / "a model.msda.onnx")]
+    attention = onnx.load(attention_file(tmp_path / "attention.onnx"))
+    model.graph.node.extend(attention.graph.node)
+    model.graph.input.extend(attention.graph.input)
+    model.graph.output.extend(attention.graph.output)
+    model.opset_import.extend(x for x in attention.opset_import if x.domain)
+    onnx.save(model, path)
+    assert build.main([str(path), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_tensorrt_gets_msda_nodes_without_bodies(tmp_path, machine):
+    path = attention_file(tmp_path / "attention.onnx")
+    assert build.main([str(path), "--out", str(tmp_path)]) == 0
+    ((_, _, built),) = machine
+    assert not built.functions
+    assert built.graph == onnx.load(path).graph
+    assert onnx.load(tmp_path / "attention.trt.onnx") == built
+    names = {"attention.onnx", "attention.trt.onnx", "attention.engine"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+
+
+def test_weights_too_large_for_protobuf_go_beside_the_file(tmp_path, monkeypatch):
+    source = convolution(tmp_path / "model.onnx", external=True)
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(model_for_tensorrt, "LARGEST_FILE", 8)
+    model = onnx.load(source, load_external_data=False)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(9999, np.float32), "large"))
+    model_for_tensorrt.save_model(model, out / "model.onnx", tmp_path)
+    assert {file.name for file in out.iterdir()} == {"model.onnx", "model.onnx.data"}
+    assert (out / "model.onnx.data").stat().st_size >= 4 * 9999
+    arrays = {x.name: onnx.numpy_helper.to_array(x) for x in onnx.load(out / "model.onnx").graph.initializer}
+    assert (arrays["weight"] == 1).all() and not arrays["large"].any()
+
+
+@pytest.mark.parametrize("failing", ["serialize_engine", "read_engine"])
+def test_a_failing_build_leaves_the_files_that_were_there(tmp_path, capsys, machine, monkeypatch, failing):
+    path = attention_file(tmp_path / "attention.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "attention.engine").write_text("before")
+
+    def fails(*_arguments):
+        raise RuntimeError("attention.onnx: TensorRT cannot build an engine of it: no tactic")
+
+    monkeypatch.setattr(build if failing == "serialize_engine" else engine_summary, failing, fails)
+    argv = [path, "--out", out, "--json", tmp_path / "report.json"]
+    assert "no tactic" in refuse(capsys, tmp_path, *argv, status=1)
+    assert (out / "attention.engine").read_text() == "before"
+
+
+@pytest.fixture(scope="module")
+def detr(tmp_path_factory) -> tuple[Path, Path]:
+    """Deformable DETR with dynamic sizes, exported and rewritten. It selects no queries by scores."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from onnx_path import surgeon
+
+    onnx_zoo.ZOO["deformable_detr"].require()
+    original = onnx_zoo.export("deformable_detr", onnx_zoo.session_folder(tmp_path_factory), dynamic=True)
+    rewritten = tmp_path_factory.mktemp("rewritten") / "model.onnx"
+    assert surgeon.main([str(original), str(rewritten)]) == 0
+    return original, rewritten
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    # Relative to the largest number. fp16: onnxruntime's own error on the converted file is 1e-3.
+    [("fp32", 1e-4), ("fp16", 5e-3)],
+)
+def test_engine_with_dynamic_batch_is_onnxruntimes(tensorrt, detr, tmp_path, capsys, precision, tolerance):
+    import trt_plugin
+
+    original, rewritten = detr
+    shapes = [
+        word
+        for option, batch in (("--min", 1), ("--opt", 2), ("--max", 4))
+        for word in (option, f"pixel_values:{batch}x3x96x128,pixel_mask:{batch}x96x128")
+    ]
+    report = tmp_path / "report.json"
+    argv = [str(rewritten), "--out", str(tmp_path), "--precision", precision, "--json", str(report)]
+    status = build.main([*argv, *shapes, "--workspace", "2"])
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    content = json.loads(report.read_text())
+    assert len(content["report"]["plugin_layers"]) == onnx_zoo.ZOO["deformable_detr"].layers
+    assert {x["name"]: x["max"] for x in content["report"]["inputs"]}["pixel_mask"] == [4, 96, 128]
+    with trt_plugin.EngineRunner(tmp_path / "model.engine") as runner:
+        for batch in (1, 3):
+            inputs = onnx_zoo.ZOO["deformable_detr"].other_inputs(96, 128, batch)
+            expected = onnx_zoo.run_onnx(original, inputs)
+            found = runner({name: tensor.numpy() for name, tensor in inputs.items()})
+            for name, array in zip(onnx_zoo.ZOO["deformable_detr"].outputs, expected):
+                error = np.abs(found[name] - array).max() / np.abs(array).max()
+                assert error < tolerance, (batch, name, error)

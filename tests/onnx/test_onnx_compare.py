@@ -1,0 +1,290 @@
+"""`python -m onnx_path.compare`: the input that it refuses, its report and exit status, engines on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+from onnx import helper  # noqa: E402
+
+from onnx_path import build, compare  # noqa: E402
+from onnx_path.comparison import marked_engines  # noqa: E402
+from onnx_path.comparison.tensor_errors import TOLERANCES  # noqa: E402
+from tests.onnx.build_fixtures import NO_GPU, attention_file, refuse_by  # noqa: E402
+from tests.onnx.comparison_fixtures import converted, describe, layers_in, network, pretend  # noqa: E402
+from trt_plugin.inspection import engine_summary  # noqa: E402
+
+pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
+
+SHAPES = tuple(
+    word
+    for option, batch in (("--min", 1), ("--opt", 2), ("--max", 4))
+    for word in (option, f"images:{batch}x16x16")
+)
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return network(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def temporary(tmp_path_factory, monkeypatch) -> Path:
+    """The folder of temporary files."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+refuse = functools.partial(refuse_by, compare.main)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--input", "image=x.npy"), "--input"),
+        (("--inputs", "x.npz"), "--inputs"),
+        (("--inputs", "model.onnx"), "--inputs model.onnx: cut off, or not an .npz file"),
+        (("--seed", "-1"), "--seed"),
+        (("--tolerance", "-1"), "--tolerance"),
+        (("--precision", "int8"), "--precision"),
+        (("--shapes", "images"), "--shapes"),
+        (("--shapes", "x:1"), "--shapes"),
+        (("--shapes", "images:5x16x16"), "as the engine takes it, [1 to 4, 16, 16], got [5, 16, 16]"),
+        (("--parsed", "x.onnx"), "--parsed"),
+        (("--parsed", "other.onnx", "--layers"), "--parsed: expected a file with the inputs images"),
+        (("--plugins", "lib.so"), "--plugins"),
+        (("--json", "model.onnx/x.json"), "--json"),
+        (("--json", "model.onnx"), "--json"),
+        (("--json", "model.json"), "--json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_options_are_named(model, tmp_path, capsys, monkeypatch, gpu, options, words):
+    monkeypatch.chdir(tmp_path)
+    model.with_suffix(".engine").write_bytes(model.read_bytes())
+    attention_file(tmp_path / "other.onnx")
+    assert words in refuse(capsys, tmp_path, "model.onnx", "model.engine", *options)
+
+
+@pytest.mark.parametrize("which", ["model.onnx", "model.engine"])
+def test_missing_files_are_named(model, tmp_path, capsys, monkeypatch, which):
+    monkeypatch.chdir(tmp_path)
+    Path("model.engine").write_bytes(b"content")
+    Path(which).unlink()
+    assert which in refuse(capsys, tmp_path, "model.onnx", "model.engine")
+
+
+def test_an_operator_that_onnxruntime_lacks_is_named(tmp_path, capsys, monkeypatch, gpu):
+    monkeypatch.setattr(marked_engines, "run_engine", lambda path, inputs: {})
+    head = helper.make_node("Swirl", ["sum_5"], ["score"], name="mine", domain="mine")
+    path = network(tmp_path / "model.onnx", head=head)
+    line = refuse(capsys, tmp_path, path, path)
+    assert line.startswith(f"{path}: ") and "Swirl" in line
+
+
+def test_an_engine_of_another_model_is_refused(model, tmp_path, capsys, gpu):
+    line = refuse(capsys, tmp_path, model, attention_file(tmp_path / "other.onnx"))
+    assert "(features, score), got one with output" in line
+
+
+def test_a_machine_without_gpu_is_refused(tensorrt, no_gpu, model, tmp_path, capsys):
+    (tmp_path / "model.engine").write_bytes(b"content")
+    assert NO_GPU in refuse(capsys, tmp_path, model, tmp_path / "model.engine", status=1)
+
+
+def test_equal_outputs_are_within(model, tmp_path, capsys, gpu, temporary):
+    report = tmp_path / "reports" / "report.json"
+    argv = [str(model), str(model), "--seed", "7", "--layers", "--json", str(report)]
+    assert compare.main(argv) == 0
+    output = capsys.readouterr()
+    assert output.err == "" and not gpu and not list(temporary.iterdir())
+    for words in ("[2, 16, 16] float32, random, seed 7", "fp32 (as the engine's layers tell)", "0.0001"):
+        assert words in output.out
+    lines = [line.split() for line in output.out.splitlines()]
+    assert [line[0] for line in lines if line[-1:] == ["within"]] == ["features", "score"]
+    assert output.out.endswith("all outputs agree\n")
+    content = json.loads(report.read_text())
+    assert content["within"] is True and content["layers"] is None
+    assert content["tolerance"]["relative"] == TOLERANCES["fp32"]
+    assert [x["shape"] for x in content["inputs"]] == [[2, 16, 16]]
+    assert [(x["name"], x["relative"]) for x in content["outputs"]] == [("features", 0), ("score", 0)]
+    assert [x.name for x in report.parent.iterdir()] == ["report.json"]
+
+
+def test_given_inputs_and_shapes_reach_both_sides(model, tmp_path, capsys, monkeypatch, gpu):
+    seen = []
+    monkeypatch.setattr(
+        marked_engines, "run_engine", lambda path, inputs: seen.append(inputs) or pretend(path, inputs)
+    )
+    array = np.random.default_rng(3).standard_normal((3, 16, 16))
+    np.save(tmp_path / "x.npy", array)
+    source = f"images={tmp_path / 'x.npy'}"
+    assert compare.main([str(model), str(model), "--input", source]) == 0
+    np.testing.assert_array_equal(seen[0]["images"], array.astype(np.float32))
+    assert f"[3, 16, 16] float32, --input {source}" in capsys.readouterr().out
+    assert compare.main([str(model), str(model), "--shapes", "images:4x16x16"]) == 0
+    assert seen[1]["images"].shape == (4, 16, 16)
+
+
+def test_the_node_of_a_wrong_weight_is_named(model, tmp_path, capsys, gpu, temporary):
+    wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
+    assert compare.main([str(model), str(wrong)]) == 1
+    output = capsys.readouterr()
+    assert output.err == "" and output.out.endswith("1 of 2 outputs differ\n") and not gpu
+    report = tmp_path / "report.json"
+    argv = [str(model), str(wrong), "--layers", "--parsed", str(wrong), "--json", str(report)]
+    assert compare.main(argv) == 1
+    output = capsys.readouterr().out
+    assert "first difference: node product 4 (MatMul), output product_4: relative error " in output
+    assert "relative error of its inputs: sum_3 0\n" in output
+    assert "product 4 (MatMul): product_4 " in output
+    assert not list(temporary.iterdir())
+    layers = json.loads(report.read_text())["layers"]
+    assert layers["node"] == {"name": "product 4", "op_type": "MatMul"} and layers["outcome"] == "node"
+    assert layers["output"]["within"] is False and layers["inputs"][0]["relative"] == 0
+    assert [x["output"] if "output" in x else x["name"] for x in layers["measured"]][-1] == "product_4"
+    assert layers["engines"] == len(gpu)
+
+
+def test_an_engine_of_another_file_is_reported(model, tmp_path, capsys, gpu, temporary):
+    wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
+    assert compare.main([str(model), str(wrong), "--layers"]) == 1
+    assert f"does not differ in an engine that is built of {model} now" in capsys.readouterr().out
+    assert not list(temporary.iterdir())
+
+
+def test_a_failing_build_of_a_layer_leaves_no_files(model, tmp_path, capsys, monkeypatch, gpu, temporary):
+    wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
+
+    def fails(path, settings, name):
+        raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: no tactic")
+
+    monkeypatch.setattr("onnx_path.tensorrt_engine.serialize_engine", fails)
+    assert "model.onnx: TensorRT" in refuse(capsys, tmp_path, model, wrong, "--layers", status=1)
+    assert not list(temporary.iterdir())
+
+
+def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsys, monkeypatch, gpu):
+    """`onnx_path.build` wrote it beside the engine. The tolerance is the precision's."""
+    half = converted(model, "fp16")
+    converted(model, "bf16")
+    monkeypatch.setattr(
+        engine_summary, "read_engine", lambda path: (describe(path), layers_in("FP16 format"), "")
+    )
+    assert compare.main([str(model), str(half)]) == 0
+    assert "relative error 0.01, the default for fp16" in capsys.readouterr().out
+    assert compare.main([str(model), str(half), "--tolerance", "1e-5"]) == 1
+    capsys.readouterr()
+
+    def run_wrong(path, inputs):
+        return {name: (array + 1, dtype) for name, (array, dtype) in pretend(path, inputs).items()}
+
+    monkeypatch.setattr(marked_engines, "run_engine", run_wrong)
+    assert compare.main([str(model), str(half), "--layers"]) == 1
+    assert f"engines built of {half})" in capsys.readouterr().out
+    assert gpu and any(x.data_type == onnx.TensorProto.FLOAT16 for x in gpu[0][1].graph.initializer)
+
+
+@pytest.mark.parametrize(
+    ("beside", "options", "expected"),
+    [
+        (None, (), "fp32 (nothing tells another)"),
+        ("fp16", (), "fp16 (as model.fp16.onnx tells)"),
+        ("fp16", ("--precision", "tf32"), "tf32 (--precision)"),
+    ],
+)
+def test_sources_of_the_precision(model, capsys, monkeypatch, gpu, beside, options, expected):
+    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (describe(path), None, ""))
+    engine = converted(model, beside) if beside else model
+    compare.main([str(model), str(engine), *options])
+    assert expected in capsys.readouterr().out
+
+
+def test_further_outputs_of_the_engine_are_compared(model, tmp_path, capsys, gpu):
+    more = onnx.load(model)
+    more.graph.output.append(helper.make_tensor_value_info("tanh_3", 1, ["batch", 16, 16]))
+    onnx.save(more, tmp_path / "more.onnx")
+    assert compare.main([str(model), str(tmp_path / "more.onnx")]) == 0
+    assert "\ntanh_3 " in capsys.readouterr().out
+
+
+# With a GPU.
+
+
+def built(capsys, path: Path, *options: str) -> Path:
+    """Builds an engine beside its file."""
+    status = build.main([str(path), "--out", str(path.with_suffix(".engine")), *SHAPES, *options])
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    return path.with_suffix(".engine")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("external", [False, True])
+def test_an_fp32_engine_is_onnxruntimes(tensorrt, tmp_path, capsys, external):
+    model = network(tmp_path / "model.onnx", external=external)
+    engine_path = built(capsys, model)
+    status = compare.main([str(model), str(engine_path), "--tolerance", "1e-5"])
+    output = capsys.readouterr()
+    assert status == 0, output
+    assert "fp32 (as the engine's layers tell)" in output.out
+    assert "[2, 16, 16] float32, random, seed 0" in output.out
+    assert compare.main([str(model), str(engine_path), "--shapes", "images:3x16x16"]) == 0
+    assert compare.main([str(model), str(engine_path), "--shapes", "images:5x16x16"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]  # TensorRT may have warned of something before
+    assert "as the engine takes it, [1 to 4, 16, 16], got [5, 16, 16]" in line
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_16_bit_engine_is_within_its_tolerance(tensorrt, tmp_path, capsys, precision):
+    model = network(tmp_path / "model.onnx")
+    engine_path = built(capsys, model, "--precision", precision)
+    status = compare.main([str(model), str(engine_path)])
+    output = capsys.readouterr()
+    assert status == 0, output
+    assert f"{precision} (as the engine's layers tell)" in output.out
+    assert compare.main([str(model), str(engine_path), "--tolerance", "1e-6"]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_node_of_a_wrong_engine_is_named(tensorrt, tmp_path, capsys, temporary, precision):
+    model = network(tmp_path / "model.onnx")
+    wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
+    engine_path = built(capsys, wrong, "--precision", precision)
+    parsed = wrong if precision == "fp32" else tmp_path / f"wrong.{precision}.onnx"
+    report = tmp_path / "report.json"
+    argv = [str(model), str(engine_path), "--layers", "--parsed", str(parsed), "--json", str(report)]
+    status = compare.main(argv)
+    output = capsys.readouterr()
+    assert status == 1, output
+    assert "first difference: node product 4 (MatMul), output product_4" in output.out, output
+    layers = json.loads(report.read_text())["layers"]
+    assert [x["name"] for x in layers["inputs"]] == ["sum_3"] and layers["inputs"][0]["within"]
+    assert not layers["output"]["within"] and layers["engines"] <= 3
+    assert not list(temporary.iterdir())
+    # An engine of the right file does not differ, so no node is named.
+    status = compare.main([str(model), str(engine_path), "--layers", "--parsed", str(model)])
+    output = capsys.readouterr()
+    assert status == 1 and "score does not differ in an engine that is built of" in output.out, output
+
+
+@pytest.mark.gpu
+def test_an_engine_with_our_plugin_is_onnxruntimes(tensorrt, tmp_path, capsys):
+    """The file has no function bodies. They are added for onnxruntime only."""
+    model = attention_file(tmp_path / "attention.onnx", bodies=False)
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, spatial_shapes=np.int64([[4, 4], [2, 2]]), level_start_index=np.int64([0, 16]))
+    engine_path = tmp_path / "attention.engine"
+    assert build.main([str(model), "--out", str(engine_path)]) == 0
+    status = compare.main([str(model), str(engine_path), "--inputs", str(inputs), "--tolerance", "1e-5"])
+    assert status == 0, capsys.readouterr()
