@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from onnx_path import build, compare, surgeon
 from tests import onnx_zoo
 
-pytest_plugins = ("tests.onnx_builds",)
+pytest_plugins = ("tests.onnx.build_fixtures",)
 
 
 @pytest.mark.gpu
