@@ -1,4 +1,4 @@
-"""Weights by name or URL: from the package, or downloaded once, verified, cached. No Torch.
+"""Weights by name or URL: from the package, or downloaded once, verified and cached. Imports no Torch.
 
 The cache is `$CODETR_CACHE`, else `~/.cache/codetr`.
 """
@@ -6,21 +6,16 @@ The cache is `$CODETR_CACHE`, else `~/.cache/codetr`.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
 import re
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from codetr.config import Config, config_file, load_config
 from codetr.errors import ArgumentError, one_line
-from trt_plugin.atomic_files import atomic_write
-
-_CHUNK_BYTES = 1 << 20
+from trt_plugin.atomic_files import new_folder
 
 
 @dataclass(frozen=True)
@@ -28,10 +23,10 @@ class Weights:
     """A published checkpoint.
 
     Attributes:
-        name: the configuration it belongs to.
-        url: where upstream keeps it; empty if it comes with the package.
+        name: name of the configuration.
+        url: upstream's address; empty for weights in the package.
         sha256_prefix: the first hexadecimal digits of a download's SHA-256.
-        file: where it lies in the package, if it does.
+        file: path in the package; None for a download.
     """
 
     name: str
@@ -41,7 +36,7 @@ class Weights:
 
 
 DEMO = "co_dino_demo"
-"""The model that comes with the package: it knows the twenty classes of `tools.scenes`."""
+"""Name of the model in the package, for the twenty classes of `tools.scenes`."""
 
 _UPSTREAM = "https://download.openmmlab.com/mmdetection/v3.0/codetr"
 
@@ -108,97 +103,56 @@ def choose_weights(model: str | os.PathLike, weights: str | None) -> str:
 
 
 def is_url(source: object) -> bool:
+    """Whether weights are given as a URL."""
     return isinstance(source, str) and source.startswith(("https://", "http://", "file://"))
 
 
 def cache_folder() -> Path:
+    """Returns the folder of downloads."""
     return Path(os.environ.get("CODETR_CACHE") or Path.home() / ".cache" / "codetr")
 
 
-def fetch(source: str, progress: bool = True) -> Path:
+def fetch(source: str) -> Path:
     """Finds weights in the package or the cache, or downloads them into the cache.
 
     Args:
         source: a name of `KNOWN_WEIGHTS`, or a URL. A file name that ends in `-<8 or more hexadecimal
-            digits>` states the SHA-256 that the file must begin with.
-        progress: draw a bar on stderr; where that is no terminal, print a line when the file is there.
+            digits>` states the beginning of the file's SHA-256.
 
     Returns:
         The file's path.
 
     Raises:
-        ValueError: unknown name, or no URL; the download failed, or the file is not what its hash says.
-            Nothing stays behind.
+        ValueError: unknown name or no URL; the download failed, or the file has another hash. No file stays
+            behind.
     """
-    if source in KNOWN_WEIGHTS:
-        packaged = KNOWN_WEIGHTS[source].file
-        if packaged is not None:
-            if not packaged.is_file():
-                raise ValueError(f"{packaged}: missing, the installation is not whole")
-            return packaged
-        url, prefix = KNOWN_WEIGHTS[source].url, KNOWN_WEIGHTS[source].sha256_prefix
-    elif is_url(source):
-        try:
-            url, prefix = source, _hash_prefix(source)
-        except ValueError as error:
-            raise ValueError(f"weights {source!r}: not a URL ({error})") from None
-    else:
+    if source not in KNOWN_WEIGHTS and not is_url(source):
         raise ValueError(f"weights {source!r}: expected one of {', '.join(KNOWN_WEIGHTS)}, or a URL")
-    name = Path(urllib.parse.urlsplit(url).path).name
-    # URLs without a hash in their name may share the name: the URL itself keeps them apart.
-    path = cache_folder() / (name if prefix else f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}")
-    if path.is_file():
-        return path  # files appear here only after they were verified
+    known = KNOWN_WEIGHTS.get(source)
+    if known is not None and known.file is not None:
+        if not known.file.is_file():
+            raise ValueError(f"{known.file}: missing, the installation is not whole")
+        return known.file
+    url = source if known is None else known.url
     try:
-        with atomic_write(path) as temporary:
-            digest = _download(url, temporary, name, bar=progress and sys.stderr.isatty())
-            if not digest.startswith(prefix):
-                raise ValueError(
-                    f"{url}: the file's SHA-256 begins with {digest[: len(prefix)]}, not {prefix}: it is "
-                    "damaged or another file"
-                )
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error  # of a URLError: words or another error
-        reason = getattr(reason, "strerror", None) or reason
+        name = Path(urllib.parse.urlsplit(url).path).name
+    except ValueError as error:
+        raise ValueError(f"weights {source!r}: not a URL ({error})") from None
+    match = re.search(r"-([0-9a-f]{8,64})\.\w+$", name)
+    # URLs without a hash in their name may share the name, so the hash of the URL tells them apart.
+    path = cache_folder() / (name if match else f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}")
+    if path.is_file():
+        return path  # only verified files are moved here
+    from torch.hub import download_url_to_file
+
+    terminal = sys.stderr.isatty()
+    try:
+        with new_folder(path.parent):
+            download_url_to_file(url, str(path), match[1] if match else None, progress=terminal)
+    except Exception as error:  # urllib, http.client and torch.hub have errors of many classes
         raise ValueError(
-            f"{url}: download to {path.parent} failed ({reason}); a file that you have goes as well"
+            f"{url}: download to {path.parent} failed ({one_line(error)}); --weights takes a local file too"
         ) from None
-    if progress and not sys.stderr.isatty():
+    if not terminal:
         print(f"downloaded {path}, {path.stat().st_size / 2**20:.0f} MiB", file=sys.stderr, flush=True)
     return path
-
-
-def _hash_prefix(url: str) -> str:
-    match = re.search(r"-([0-9a-f]{8,64})\.\w+$", urllib.parse.urlsplit(url).path)
-    return match[1] if match else ""
-
-
-def _download(url: str, path: Path, name: str, bar: bool) -> str:
-    """Returns the SHA-256 of what was written."""
-    digest = hashlib.sha256()
-    with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
-        length = response.headers.get("Content-Length") or ""
-        total, done = int(length) if length.isdecimal() else 0, 0
-        try:
-            while chunk := response.read(_CHUNK_BYTES):
-                file.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                if bar:
-                    _draw_progress(name, done, total)
-        finally:
-            if bar and done:
-                print(file=sys.stderr)
-    if total and done != total:
-        raise urllib.error.URLError(f"got {done} of {total} bytes")
-    return digest.hexdigest()
-
-
-def _draw_progress(name: str, done: int, total: int) -> None:
-    mebibytes = f"{done / 2**20:.0f}"
-    if total:
-        filled = 30 * done // total
-        bar = "#" * filled + "-" * (30 - filled)
-        print(f"\r{name} [{bar}] {mebibytes} / {total / 2**20:.0f} MiB", end="", file=sys.stderr, flush=True)
-    else:
-        print(f"\r{name} {mebibytes} MiB", end="", file=sys.stderr, flush=True)

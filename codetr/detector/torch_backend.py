@@ -63,11 +63,12 @@ class TorchBackend:
         """
         import torch
 
-        import codetr
+        from codetr.checkpoint import load_checkpoint
+        from codetr.model import CoDino
 
         self.device = _torch_device(self._kind, self._index)
-        self.model = codetr.CoDino(self.config).eval()
-        codetr.load_checkpoint(self.model, self._weights)
+        self.model = CoDino(self.config).eval()
+        load_checkpoint(self.model, self._weights)
         if self.precision in ("fp16", "bf16"):
             self.model.set_precision(self.precision)
         self.model.to(self.device)

@@ -1,9 +1,7 @@
-"""Checkpoints: upstream's names, files that are damaged, hostile or of another model, seeded weights."""
+"""Checkpoints: upstream's names; damaged and hostile files and those of another model; seeded weights."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
 import pickle
 import sys
@@ -15,12 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import codetr
-from codetr import weights
 from codetr.checkpoint import upstream_name
 from codetr.pth import Skipped, read_pth
-from trt_plugin.atomic_files import atomic_write
+from tests.golden_models import GOLDEN, parameters_of
 
-GOLDEN = Path(__file__).parent / "golden"
 KEYS = {
     "co_dino_r50": GOLDEN / "checkpoint_keys_co_dino_5scale_r50_8xb2_1x_coco.json",
     "co_dino_swin_l": GOLDEN / "checkpoint_keys_co_dino_5scale_swin_l_16xb1_16e_o365tococo.json",
@@ -29,8 +25,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def parameters() -> dict[str, torch.Tensor]:
-    tensors = load_file(GOLDEN / "codino_resnet_tiny.safetensors")
-    return {key.removeprefix("param/"): value for key, value in tensors.items() if key.startswith("param/")}
+    return parameters_of(load_file(GOLDEN / "codino_resnet_tiny.safetensors"))
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ KNOWN_VALUES = [0.1790764, 0.2335738, 0.006877577]
 
 
 class Run:
-    """A pickle that runs a command when it is loaded by something less careful."""
+    """A pickle that runs a command when `torch.load` reads it without care."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -94,19 +89,6 @@ class TestSources:
         codetr.load_checkpoint(model, str(path))
         assert is_loaded(model, parameters)
 
-    def test_url_is_downloaded_once(self, model, parameters, tmp_path, monkeypatch, capsys):
-        monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
-        path = tmp_path / "model.pth"
-        torch.save(parameters, path)
-        path = path.rename(tmp_path / f"model-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.pth")
-        codetr.load_checkpoint(model, path.as_uri())
-        assert is_loaded(model, parameters)
-        assert "MiB" in capsys.readouterr().err
-        url = path.as_uri()
-        path.unlink()
-        codetr.load_checkpoint(model, url)
-        assert [file.name for file in (tmp_path / "cache").iterdir()] == [path.name]
-
     def test_precision_stays(self, model, parameters):
         model.set_precision("bf16")
         codetr.load_checkpoint(model, parameters)
@@ -122,7 +104,7 @@ class TestHostileFiles:
         path = tmp_path / "model.pth"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
         torch.load(path, weights_only=False)
-        assert trace.exists(), "the file would not have done anything"
+        assert trace.exists(), "the file runs nothing"
         trace.unlink()
         codetr.load_checkpoint(model, path)
         assert not trace.exists() and is_loaded(model, parameters)
@@ -258,10 +240,7 @@ class TestMisfits:
         )
 
     def test_weights_of_another_model(self, model):
-        other = load_file(GOLDEN / "codino_swin_tiny.safetensors")
-        other = {
-            key.removeprefix("param/"): value for key, value in other.items() if key.startswith("param/")
-        }
+        other = parameters_of(load_file(GOLDEN / "codino_swin_tiny.safetensors"))
         with pytest.raises(
             ValueError, match="the weights are not those of model codino_resnet_tiny"
         ) as error:
@@ -317,95 +296,3 @@ class TestSeededWeights:
         assert stages["boxes_cxcywh"][-1][0].std(0).min() > 0.01
         scores = stages["det_scores"][0]
         assert scores[0] - scores[-1] > 0.02 and 0.05 < scores[0] < 0.95
-
-
-class TestWeights:
-    def test_known(self):
-        assert set(weights.KNOWN_WEIGHTS) == {"co_dino_demo", "co_dino_swin_l", "co_dino_r50"}
-        for name, known in weights.KNOWN_WEIGHTS.items():
-            assert known.name == name and codetr.load_config(name).name == name
-            if known.file is None:
-                assert known.url.endswith(f"-{known.sha256_prefix}.pth")
-            else:
-                assert weights.fetch(name) == known.file and known.file.stat().st_size <= 15_000_000
-
-    def test_packaged_file_is_missing(self, tmp_path, monkeypatch):
-        gone = weights.Weights("co_dino_demo", file=tmp_path / "gone.safetensors")
-        monkeypatch.setitem(weights.KNOWN_WEIGHTS, "co_dino_demo", gone)
-        with pytest.raises(ValueError, match=r"gone\.safetensors: missing, the installation is not whole"):
-            weights.fetch("co_dino_demo")
-
-    def test_wrong_hash_and_no_such_file_leave_nothing(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
-        path = tmp_path / "model-00000000.pth"
-        path.write_bytes(b"x")
-        with pytest.raises(ValueError, match="SHA-256 begins with 2d711642, not 00000000"):
-            weights.fetch(path.as_uri(), progress=False)
-        with pytest.raises(ValueError, match=r"gone\.pth: download to .* failed"):
-            weights.fetch((tmp_path / "gone.pth").as_uri(), progress=False)
-        with pytest.raises(ValueError, match=r"^weights 'http://\[bad/a\.pth': not a URL"):
-            weights.fetch("http://[bad/a.pth")
-        assert not (tmp_path / "cache").exists()
-
-    def test_bar_is_for_terminals(self, tmp_path, monkeypatch, capsys):
-        """Elsewhere one line, and none if the download fails; the bar of a failed one ends its line."""
-        monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
-        path = tmp_path / "model-00000000.pth"
-        path.write_bytes(bytes(2**20))
-        with pytest.raises(ValueError, match="it is damaged or another file"):
-            weights.fetch(path.as_uri())
-        assert capsys.readouterr().err == ""
-        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-        with pytest.raises(ValueError, match="it is damaged or another file"):
-            weights.fetch(path.as_uri())
-        drawn = capsys.readouterr().err
-        assert drawn.startswith("\rmodel-00000000.pth [####") and drawn.endswith(" 1 / 1 MiB\n")
-
-    def test_damaged_file_in_the_cache(self, model, tmp_path, monkeypatch):
-        monkeypatch.setenv("CODETR_CACHE", str(tmp_path))
-        name = weights.KNOWN_WEIGHTS["co_dino_r50"].url.rpartition("/")[2]
-        (tmp_path / name).write_bytes(b"PK\x03\x04 and no more")
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "co_dino_r50").mkdir()  # a folder of engines, say, is not what the name means
-        with pytest.raises(ValueError, match=rf"{name}: cut off, .*; delete it to download it again$"):
-            codetr.load_checkpoint(model, "co_dino_r50")
-
-    def test_unknown_name(self):
-        with pytest.raises(
-            ValueError,
-            match="weights 'co_dino': expected one of co_dino_demo, co_dino_swin_l, co_dino_r50, or a URL",
-        ):
-            weights.fetch("co_dino")
-
-
-class TestAtomicWrite:
-    def test_appears_whole(self, tmp_path):
-        target = tmp_path / "new" / "file.bin"
-        with atomic_write(target) as temporary:
-            temporary.write_bytes(b"abc")
-            assert not target.exists() and temporary.parent == target.parent
-        assert target.read_bytes() == b"abc" and len(list(target.parent.iterdir())) == 1
-
-    def test_or_not_at_all(self, tmp_path):
-        target = tmp_path / "file.bin"
-        target.write_bytes(b"old")
-        with pytest.raises(RuntimeError), atomic_write(target) as temporary:
-            temporary.write_bytes(b"half")
-            raise RuntimeError
-        assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
-
-    def test_nor_its_folder(self, tmp_path):
-        with pytest.raises(RuntimeError), atomic_write(tmp_path / "new" / "folder" / "file.bin"):
-            raise RuntimeError
-        assert not list(tmp_path.iterdir())
-
-    def test_errors_name_the_file(self, tmp_path):
-        """Not the temporary one; a full disk names none."""
-        target = tmp_path / "file.bin"
-        with pytest.raises(OSError) as error, atomic_write(target):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        assert (error.value.filename, error.value.strerror) == (str(target), "No space left on device")
-        target.mkdir()
-        with pytest.raises(IsADirectoryError) as error, atomic_write(target):
-            pass
-        assert error.value.filename == str(target) and not list(target.iterdir())

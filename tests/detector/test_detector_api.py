@@ -8,12 +8,20 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import codetr
 from codetr.detector.detector import Detector
 from codetr.detector.file_backend import FileBackend
 from codetr.detector.preprocess import Batch, load_image
 from codetr.detector.sizes import SizeRange
 from codetr.detector.torch_backend import allow_tf32
 from tests.detector.detect_runs import GOLDEN, FakeBackend
+
+
+def test_public_names():
+    assert set(codetr.__all__) <= set(dir(codetr))
+    assert all(getattr(codetr, name) is not None for name in codetr.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = codetr.nothing
 
 
 def test_detector_takes_paths_and_arrays(photos):

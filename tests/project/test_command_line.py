@@ -84,20 +84,10 @@ def test_output_that_cannot_be_written():
         os.close(write)
 
 
-def test_help_lists_every_command_without_torch():
-    code = (
-        "import sys; from codetr.cli.app import main; status = main(['--help'])\n"
-        "assert not {'torch', 'onnx', 'tensorrt', 'cv2'} & set(sys.modules); sys.exit(status)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for _, name, _, _ in COMMANDS)
-
-
-@pytest.mark.parametrize("name", [name for _, name, _, _ in COMMANDS])
-def test_every_command_has_help(name, capsys):
-    assert codetr_main([name, "--help"]) == 0
-    assert "Usage: codetr " in capsys.readouterr().out
+def test_help_lists_every_command(capsys):
+    assert codetr_main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for _, name, _, _ in COMMANDS)
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["detect"]])

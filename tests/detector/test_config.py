@@ -1,0 +1,101 @@
+"""Configurations: names, defaults and wrong files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import codetr
+from tests.golden_models import GOLDEN
+
+
+def write(tmp_path: Path, **changes) -> Path:
+    data = json.loads((GOLDEN / "codino_swin_tiny.json").read_text())
+    data.update(changes)
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({key: value for key, value in data.items() if value is not ...}))
+    return path
+
+
+def test_names():
+    swin, resnet = codetr.load_config("co_dino_swin_l"), codetr.load_config("co_dino_r50")
+    assert (swin.name, resnet.name) == ("co_dino_swin_l", "co_dino_r50")
+    assert swin.backbone.window_size == 12 and swin.backbone.out_channels == (192, 384, 768, 1536)
+    assert resnet.backbone.out_channels == (256, 512, 1024, 2048)
+    assert (swin.resize_scale, resnet.resize_scale) == ((2048, 1280), (1333, 800))
+    for config in (swin, resnet):
+        assert (config.num_queries, config.num_classes, config.max_per_img) == (900, 80, 300)
+        assert (config.nms.method, config.nms.iou_threshold, config.nms.min_score) == ("soft", 0.8, 1e-3)
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        codetr.load_config("co_dino_r50").num_queries = 1
+
+
+def test_omitted_fields_have_upstreams_defaults(tmp_path):
+    path = tmp_path / "short.json"
+    path.write_text('{"backbone": {"type": "ResNet"}, "neck": {"in_channels": [256, 512, 1024, 2048]}}')
+    assert dataclasses.replace(codetr.load_config(path), name="co_dino_r50") == codetr.load_config(
+        "co_dino_r50"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"queries": 3}, r"queries: unknown field"),
+        ({"neck": ...}, r"neck: missing"),
+        ({"backbone": {"embed_dims": 24}}, r"backbone\.type: missing"),
+        (
+            {"backbone": {"type": "ViT"}},
+            r"backbone\.type: expected one of SwinTransformer, ResNet, got 'ViT'",
+        ),
+        ({"backbone": {"type": "ResNet", "width": 2}}, r"backbone\.width: unknown field"),
+        (
+            {"backbone": {"type": "ResNet", "depth": 20}},
+            r"backbone\.depth: expected one of \[18, 34, 50, 101, 152\]",
+        ),
+        ({"num_queries": "900"}, r"num_queries: expected int, got '900'"),
+        ({"num_queries": True}, r"num_queries: expected int, got True"),
+        ({"num_queries": 0}, r"num_queries: expected a positive integer, got 0"),
+        ({"mean": [1, 2]}, r"mean: expected a list of 3 items"),
+        ({"mean": [1, 2, "x"]}, r"mean\[2\]: expected float, got 'x'"),
+        ({"nms": {"method": "fast"}}, r"nms\.method: expected one of 'soft', 'hard', 'none', got 'fast'"),
+        ({"num_levels": 4}, r"neck\.num_outs: expected 4, got 5"),
+        ({"num_heads": 7}, r"num_heads: 7 heads do not divide embed_dims 64"),
+        ({"embed_dims": 32}, r"neck\.out_channels: expected 32, got 64"),
+        (
+            {"neck": {"in_channels": [24, 48, 96, 192], "out_channels": 64, "gn_groups": 48}},
+            r"neck\.gn_groups: 48 groups do not divide out_channels 64",
+        ),
+        (
+            {
+                "embed_dims": 66,
+                "num_heads": 6,
+                "neck": {"in_channels": [24, 48, 96, 192], "out_channels": 66, "gn_groups": 6},
+                "positional_encoding": {"num_feats": 33},
+            },
+            r"embed_dims: expected a multiple of 4, got 66",
+        ),
+    ],
+)
+def test_wrong_files(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        codetr.load_config(write(tmp_path, **changes))
+    assert "model.json" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_such_model(tmp_path):
+    with pytest.raises(
+        ValueError,
+        match="model 'co_dino_vit': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l, ",
+    ):
+        codetr.load_config("co_dino_vit")
+    path = tmp_path / "broken.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"broken\.json: not a JSON file"):
+        codetr.load_config(path)

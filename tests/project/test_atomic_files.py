@@ -1,0 +1,44 @@
+"""Files that appear complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from trt_plugin.atomic_files import atomic_write
+
+
+def test_appears_whole(tmp_path):
+    target = tmp_path / "new" / "file.bin"
+    with atomic_write(target) as temporary:
+        temporary.write_bytes(b"abc")
+        assert not target.exists() and temporary.parent == target.parent
+    assert target.read_bytes() == b"abc" and len(list(target.parent.iterdir())) == 1
+
+
+def test_or_not_at_all(tmp_path):
+    target = tmp_path / "file.bin"
+    target.write_bytes(b"old")
+    with pytest.raises(RuntimeError), atomic_write(target) as temporary:
+        temporary.write_bytes(b"half")
+        raise RuntimeError
+    assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_nor_its_folder(tmp_path):
+    with pytest.raises(RuntimeError), atomic_write(tmp_path / "new" / "folder" / "file.bin"):
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_name_the_file(tmp_path):
+    """Not the temporary one; a full disk names none."""
+    target = tmp_path / "file.bin"
+    with pytest.raises(OSError) as error, atomic_write(target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert (error.value.filename, error.value.strerror) == (str(target), "No space left on device")
+    target.mkdir()
+    with pytest.raises(IsADirectoryError) as error, atomic_write(target):
+        pass
+    assert error.value.filename == str(target) and not list(target.iterdir())
