@@ -1,4 +1,4 @@
-// Makes plugins from their fields: for a network (build) and from an engine (runtime).
+// Creates plugins from their fields, for a network (build) and from an engine (runtime).
 #pragma once
 
 #include <NvInferRuntime.h>

@@ -1,10 +1,10 @@
-// The library's entry points. Two ways of loading it work, in either order:
+// The library's entry points. Two ways of loading work, in either order:
 //   IPluginRegistry::loadLibrary (trt_plugin.load(), trtexec --dynamicPlugins): TensorRT opens the
-//     library, then asks getCreators() for the creators, which it registers itself and refuses if
-//     they are registered;
+//     library and registers the creators that getCreators() returns. It refuses creators that are
+//     already registered.
 //   dlopen (polygraphy --plugins, trtexec --staticPlugins): the constructor of `registration`
-//     registers the creators. It runs before getCreators() too, which therefore takes back what it
-//     did. Only where the headers are of the library's major version, see report.h.
+//     registers the creators, if the headers are of the library's major version, see report.h.
+// The constructor runs in both ways. getCreators() therefore removes its registration first.
 // The linker keeps the library mapped for the life of the process (-z nodelete), so the registry
 // never points into an unmapped library.
 #include <NvInferRuntime.h>

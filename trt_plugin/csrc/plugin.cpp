@@ -29,7 +29,7 @@ std::string describe(Problem const& problem) {
          " K=" + std::to_string(problem.total_points) + " " + msda::name(problem.value_type);
 }
 
-// Constant sizes as they are, the others unknown.
+// Returns the constant sizes. The others are -1, unknown.
 nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions) {
   nvinfer1::Dims dims{};
   dims.nbDims = expressions.nbDims;
@@ -114,8 +114,8 @@ bool Plugin::supportsFormatCombination(int32_t position,
   if (!accepts_type(op_, position, types)) return false;
   if (position == 0 && declared_value_type_ &&
       *declared_value_type_ != nvinfer1::DataType::kFLOAT) {
-    // A weakly typed build times each supported type with the plugin alone, and has taken the fp32
-    // kernel for a 16-bit network, conversions around it not counted.
+    // A weakly typed build times the plugin alone with each supported type, without the conversions
+    // around it. It has therefore chosen the fp32 kernel for a 16-bit network.
     return types[0] == *declared_value_type_;
   }
   return true;
@@ -129,7 +129,7 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs,
     std::vector<nvinfer1::Dims> declared, smallest, typical, largest;
     for (int32_t i = 0; i < num_inputs; ++i) {
       nvinfer1::Dims const& dims = inputs[i].desc.dims;
-      // A bound without sizes was not given.
+      // TensorRT gives a bound without sizes where it knows none.
       const auto known = [&](nvinfer1::Dims const& bound) {
         return bound.nbDims > 0 ? bound : dims;
       };

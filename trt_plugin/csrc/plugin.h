@@ -1,6 +1,6 @@
-// The TensorRT plugin of both operators: reads its tensors into the kernels' Problem, calls the one
-// launcher, turns what is wrong into TensorRT's kind of error. No arithmetic, no workspace, no
-// state between calls.
+// The TensorRT plugin of both operators. It describes its tensors as the kernels' Problem, calls
+// the launcher, and reports errors as TensorRT expects them. It has no arithmetic, no workspace and
+// no state between calls.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -72,9 +72,9 @@ class Plugin final : public nvinfer1::IPluginV3,
   std::vector<int32_t> points_per_level_;
   std::string description_;
   std::string timing_cache_id_;
-  // The value's type where the network was defined. See supportsFormatCombination.
+  // Type of the value in the network's definition, see supportsFormatCombination.
   mutable std::optional<nvinfer1::DataType> declared_value_type_;
-  // What getFieldsToSerialize points to.
+  // Storage of the result of getFieldsToSerialize.
   nvinfer1::PluginField field_[2]{};
   nvinfer1::PluginFieldCollection fields_{};
 };

@@ -16,7 +16,7 @@ nvinfer1::ILogger* find_logger() {
   return getLogger();
 }
 
-// False where there is no logger, or none that these headers can call.
+// Returns false without a logger, or without one that these headers can call.
 bool log_error(nvinfer1::AsciiChar const* message) {
   if (!headers_match_library()) return false;
   nvinfer1::ILogger* logger = find_logger();

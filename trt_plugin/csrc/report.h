@@ -1,4 +1,4 @@
-// Errors on their way to TensorRT's logger. Nothing here throws, and nothing aborts the process.
+// Reports errors to TensorRT's logger. No function here throws or aborts the process.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -8,18 +8,20 @@
 
 namespace msda::trt {
 
-// The layouts in memory of the registry, the logger finder and the logger change between major
-// versions of TensorRT, those of the plugin interfaces do not. A library built with the headers of
-// one version also serves another, but then has to do without these: its errors go to stderr.
+// Returns whether the headers of this build and the loaded library have the same major version.
+//
+// Major versions of TensorRT differ in the memory layouts of the registry, the logger finder and
+// the logger. The plugin interfaces keep their layouts. A library built with other headers
+// therefore works, but reports its errors on stderr.
 bool headers_match_library() noexcept;
 
-// TensorRT gives the finder when it loads the library itself; without one the process-wide logger
-// is used.
+// Sets the finder that TensorRT passes when it loads the library itself. Without a finder, errors
+// go to the process-wide logger.
 void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept;
 
 void report_error(const char* plugin, const char* message) noexcept;
 
-// Runs `body`; an exception becomes an error in the log and the result -1, else the result is 0.
+// Runs `body` and returns 0. An exception is reported to the log, and the result is -1.
 template <class Body>
 int32_t guarded(const char* plugin, Body&& body) noexcept {
   try {

@@ -10,9 +10,8 @@ namespace {
 
 using nvinfer1::Dims;
 
-// A pattern is a letter or digit for each size: a digit stands for itself, C for "2 or 4", T for
-// the L * P points of all levels in one size, R for a row of three numbers for each head and point,
-// and X for the same with points_per_level; the other letters are those of the header.
+// A pattern has a letter or digit for each size. A digit means itself, C means 2 or 4, T means L *
+// P, R means 3 * M * L * P, and X means 3 * M * K. The header explains the other letters.
 struct Input {
   const char* name;
   const char* equal;   // every level has P points
@@ -107,7 +106,7 @@ std::string describe(const char* pattern) {
   return text + "]";
 }
 
-// What each letter stands for so far, and which argument said so.
+// Value of each letter, and the argument that determined it.
 class Letters {
  public:
   Letters() {
@@ -130,7 +129,7 @@ class Letters {
     for (int32_t i = 0; i < rank; ++i) read_one(argument, pattern, pattern[i], dims, dims.d[i]);
   }
 
-  // P, from the R that an argument has said.
+  // Determines P from R.
   void read_points(const char* argument, const char* pattern, Dims const& dims) {
     const int64_t row = (*this)['R'], heads = (*this)['M'], levels = (*this)['L'];
     if (row < 0 || heads < 0 || levels < 0) return;
