@@ -166,7 +166,7 @@ class Run {
       }
     }
     if (images.empty()) return;
-    times.read = clock.lap();
+    times["read"] = clock.lap();
 
     std::vector<std::pair<int, int>> resized;
     for (cv::Mat const& image : images) {
@@ -181,10 +181,10 @@ class Run {
         batch.add(images[i], resized[i], metadata_.normalisation);
       }
       batch.fill();
-      times.preprocess += clock.lap();
+      times["preprocess"] += clock.lap();
 
       const Output output = network.run(batch);
-      times.inference += clock.lap();
+      times["inference"] += clock.lap();
       if (options_.dump) dump_.add(batch, output);
       clock.lap();
 
@@ -192,7 +192,7 @@ class Run {
         results_.pictures.push_back({read[i].name, images[i].rows, images[i].cols,
                                      detections(output, i - first, images[i], resized[i])});
       }
-      times.postprocess += clock.lap();
+      times["postprocess"] += clock.lap();
       if (!first_) first_ = std::move(batch);
     }
 
@@ -202,11 +202,8 @@ class Run {
       drawn_.push_back((*options_.out / read[i].output_name).string());
       save_jpeg(images[i], drawn_.back());
     }
-    times.draw = clock.lap();
-    for (double Times::* stage :
-         {&Times::read, &Times::preprocess, &Times::inference, &Times::postprocess, &Times::draw}) {
-      times.*stage /= static_cast<double>(images.size());
-    }
+    times["draw"] = clock.lap();
+    for (auto& stage : times) stage.second /= static_cast<double>(images.size());
     results_.times.push_back(times);
   }
 

@@ -164,19 +164,15 @@ void print_table(std::string const& title, std::vector<Cells> rows, size_t end_r
 void print_times(std::vector<Times> const& runs) {
   const size_t first = runs.size() > 1 ? 1 : 0;
   std::string text;
-  for (auto const& [name, stage] : {std::pair{"read", &Times::read},
-                                    {"preprocess", &Times::preprocess},
-                                    {"inference", &Times::inference},
-                                    {"postprocess", &Times::postprocess},
-                                    {"draw", &Times::draw}}) {
+  for (char const* stage : {"read", "preprocess", "inference", "postprocess", "draw"}) {
     std::vector<double> values;
-    for (size_t i = first; i < runs.size(); ++i) values.push_back(runs[i].*stage);
-    text += concat(text.empty() ? "" : ", ", name, " ", format(median(values), 1));
+    for (size_t i = first; i < runs.size(); ++i) values.push_back(runs[i].at(stage));
+    text += concat(text.empty() ? "" : ", ", stage, " ", format(median(values), 1));
   }
   const std::string note = runs.size() == 1
                                ? "one run, warm-up included"
                                : concat("median; the first run, with the warm-up, took ",
-                                        format(runs[0].inference, 1), " for inference");
+                                        format(runs[0].at("inference"), 1), " for inference");
   std::cout << "ms per picture: " << text << " (" << note << ")\n";
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,10 +18,9 @@ struct Found {
   Detections detections;
 };
 
-// Milliseconds, each picture's share of a run.
-struct Times {
-  double read = 0, preprocess = 0, inference = 0, postprocess = 0, draw = 0;
-};
+// Milliseconds of each stage ("read", "preprocess", "inference", "postprocess", "draw"), divided by
+// the number of pictures in the run.
+using Times = std::map<std::string, double>;
 
 // Times of the network on an input of this shape; no samples if they were not measured.
 struct Benchmark {
