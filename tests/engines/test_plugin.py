@@ -16,7 +16,6 @@ import torch
 import trt_plugin
 from benchmarks.errors import relative_error, truth
 from benchmarks.problems import BY_NAME, Problem
-from tests.comparison import TOLERANCE
 from tests.engines.engine_samples import run_python
 from tests.engines.plugin_engines import (
     ATTENTION,
@@ -27,6 +26,7 @@ from tests.engines.plugin_engines import (
     plugin_or_skip,
     save,
 )
+from tests.matrix.against_reference import TOLERANCE
 
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -143,13 +143,7 @@ BAD = [
     (ATTENTION, "-", 1, "float32:3,2", "expected int32 or int64, got float32"),
     (ATTENTION, "-", 2, "int64:4", "expected [L] with L=3 (from spatial_shapes), got [4]"),
     (ATTENTION, "-", 2, "int32:3", "expected int64 (as spatial_shapes), got int32"),
-    (
-        ATTENTION,
-        "-",
-        3,
-        "float32:2,7,4,2,5,2",
-        "expected [N, Q, M, L, P, 2] with L=3 (from spatial_shapes), got [2, 7, 4, 2, 5, 2]",
-    ),
+    (ATTENTION, "-", 3, "float32:2,7,4,2,5,2", "with L=3 (from spatial_shapes), got [2, 7, 4, 2, 5, 2]"),
     (ATTENTION, "-", 3, "bfloat16:2,7,4,3,5,2", "expected float16 (the value's) or float32, got bfloat16"),
     (ATTENTION, "-", 4, "float16:2,8,4,3,5", "with Q=7 (from sampling_locations), got [2, 8, 4, 3, 5]"),
     (ATTENTION, "3,6,1", 1, "int32:4,2", "expected [L, 2] with L=3 (from points_per_level), got [4, 2]"),
@@ -165,42 +159,30 @@ BAD = [
         "packed",
         4,
         "float16:2,7,60",
-        "expected [N, Q, 3*M*L*P] with M=4 (from value), L=3 (from spatial_shapes) and P of 1 or more, got "
-        "[2, 7, 60]",
+        "with M=4 (from value), L=3 (from spatial_shapes) and",
     ),
     (FUSED_ATTENTION, "packed", 4, "float16:2,7,0", "and P of 1 or more, got [2, 7, 0]"),
-    (
-        FUSED_ATTENTION,
-        "packed",
-        4,
-        "bfloat16:2,7,180",
-        "expected float16 (the value's) or float32, got bfloat16",
-    ),
+    (FUSED_ATTENTION, "packed", 4, "bfloat16:2,7,180", "expected float16 (the value's) or float32"),
     (
         FUSED_ATTENTION,
         "packed,3,6,1",
         4,
         "float32:2,7,180",
-        "expected [N, Q, 3*M*K] with 3*M*K=120 (from points_per_level and value), got [2, 7, 180]",
+        "with 3*M*K=120 (from points_per_level and",
     ),
 ]
 
 
-def run_probe(
-    probe: Path, library: Path, operator: str, fields: str, tensors: list[str]
-) -> tuple[list[str], str]:
-    command = [str(probe), str(library), operator, fields, *tensors]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=probe_environment())
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
-
-
-def probe_environment() -> dict[str, str]:
-    """The environment in which the library finds the libnvinfer that this process uses."""
+def run_probe(probe: Path, library: Path, operator: str, fields: str, tensors: list[str]):
+    """Output lines and errors of the probe, with the libnvinfer that this process uses."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     folders = {str(Path(line.split()[-1]).parent) for line in maps if "libnvinfer.so" in line}
-    known = os.environ.get("LD_LIBRARY_PATH", "")
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join([*folders, known])}
+    paths = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
+    command = [str(probe), str(library), operator, fields, *tensors]
+    environment = {**os.environ, "LD_LIBRARY_PATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
 
 
 @pytest.mark.parametrize(("operator", "fields"), GOOD)

@@ -63,25 +63,18 @@ def test_wrong_file_is_one_line(tmp_path, content, message):
     ("version", "message", "expected"),
     [
         (
-            b"\x0a\x05\x00\x12",
-            "The engine plan file is not compatible with this version of TensorRT, expecting library version "
-            "10.6.0.26 got 10.5.0.18, please rebuild.",
-            "was built by TensorRT 10.5.0.18, and this is TensorRT 10.6.0: export it again",
+            (10, 5, 0, 18),
+            "expecting library version 10.6.0.26 got 10.5.0.18",
+            "was built by TensorRT 10.5.0.18",
         ),
-        (
-            b"\x0a\x06\x00\x1a",
-            "Version tag does not match. Note: Current Version: 239, Serialized Engine Version: 238",
-            "and this is TensorRT 10.6.0: export it again",
-        ),
-        (b"\x0a\x06\x00\x1a", "assertion plan->header.size == blobSize failed", "is truncated or damaged"),
+        ((10, 6, 0, 26), "Version tag does not match. Note: Current Version: 239", "this is TensorRT 10.6.0"),
+        ((10, 6, 0, 26), "plan->header.size == blobSize failed", "is truncated or damaged"),
     ],
-    ids=["library version", "version tag", "truncated"],
 )
 def test_reason_of_a_refused_engine(monkeypatch, version, message, expected):
     """TensorRT's own messages about an engine of another version, which no machine here could build."""
     monkeypatch.setattr(engine_file, "import_tensorrt", lambda: SimpleNamespace(__version__="10.6.0"))
-    content = plan_header()
-    assert expected in engine_file._reason(content[:24] + version + content[28:], message, "")
+    assert expected in engine_file._reason(plan_header(version), message, "")
 
 
 def test_missing_library_is_named(tmp_path, monkeypatch):
