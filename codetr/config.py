@@ -1,25 +1,28 @@
-"""Configurations of the detector: frozen dataclasses, loaded by name or from a JSON file. No Torch.
+"""Configurations of the detector: frozen dataclasses, loaded by name or from a JSON file. Imports no Torch.
 
-A JSON file holds the fields below, nested as the dataclasses are; `backbone.type` picks the backbone. What it
-omits has upstream's default (MMDetection, projects/CO-DETR). A wrong file is a ValueError that names the
+A JSON file holds the fields below, nested as the dataclasses are; `backbone.type` picks the backbone. Omitted
+fields have upstream's defaults (MMDetection, projects/CO-DETR). A wrong file is a ValueError that names the
 field.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-import types
-import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
 
 from codetr.coco_classes import class_names_for
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 RUN_CONFIG = "model.json"
-"""The configuration's name in the folder of a training run; the weights beside it end in .safetensors."""
+"""Name of the configuration in the folder of a training run; the weights beside it end in .safetensors."""
+
+PositiveInts = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+_ONLY_FIELDS = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -27,16 +30,17 @@ class SwinConfig:
     """Swin Transformer (arXiv 2103.14030); the defaults are Swin-L.
 
     Attributes:
-        drop_path_rate: share of the images that skip a block while training; of the last block, less before.
+        drop_path_rate: in training, the share of images that skip the last block; it falls to 0 at the first.
     """
 
-    type: typing.Literal["SwinTransformer"]
-    embed_dims: int = 192
-    depths: tuple[int, ...] = (2, 2, 18, 2)
-    num_heads: tuple[int, ...] = (6, 12, 24, 48)
-    window_size: int = 12
-    patch_size: int = 4
-    mlp_ratio: int = 4
+    __pydantic_config__ = _ONLY_FIELDS
+    type: Literal["SwinTransformer"]
+    embed_dims: PositiveInt = 192
+    depths: PositiveInts = (2, 2, 18, 2)
+    num_heads: PositiveInts = (6, 12, 24, 48)
+    window_size: PositiveInt = 12
+    patch_size: PositiveInt = 4
+    mlp_ratio: PositiveInt = 4
     qkv_bias: bool = True
     patch_norm: bool = True
     drop_path_rate: float = 0.3
@@ -63,15 +67,16 @@ class SwinConfig:
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """ResNet (arXiv 1512.03385): blocks of two 3x3 convolutions up to depth 34, else bottlenecks with the
-    stride in the 3x3 convolution.
+    """ResNet (arXiv 1512.03385). Up to depth 34 a block has two 3x3 convolutions, else it is a bottleneck
+    with the stride in the 3x3 convolution.
     """
 
-    type: typing.Literal["ResNet"]
-    depth: int = 50
-    base_channels: int = 64
+    __pydantic_config__ = _ONLY_FIELDS
+    type: Literal["ResNet"]
+    depth: PositiveInt = 50
+    base_channels: PositiveInt = 64
 
-    STAGE_DEPTHS: typing.ClassVar[dict[int, tuple[int, ...]]] = {
+    STAGE_DEPTHS: ClassVar[dict[int, tuple[int, ...]]] = {
         18: (2, 2, 2, 2),
         34: (3, 4, 6, 3),
         50: (3, 4, 6, 3),
@@ -89,7 +94,7 @@ class ResNetConfig:
 
     @property
     def expansion(self) -> int:
-        """Channels of a block's output by those inside."""
+        """Ratio of a block's output channels to its inner channels."""
         return 1 if self.depth < 50 else 4
 
     @property
@@ -99,12 +104,13 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class NeckConfig:
-    """Backbone levels to `out_channels`; levels beyond the backbone's come from strided convolutions."""
+    """Maps of the backbone to `out_channels`; strided convolutions add further levels up to `num_outs`."""
 
-    in_channels: tuple[int, ...]
-    out_channels: int = 256
-    num_outs: int = 5
-    gn_groups: int = 32
+    __pydantic_config__ = _ONLY_FIELDS
+    in_channels: PositiveInts
+    out_channels: PositiveInt = 256
+    num_outs: PositiveInt = 5
+    gn_groups: PositiveInt = 32
 
     def __post_init__(self) -> None:
         if self.out_channels % self.gn_groups:
@@ -115,58 +121,60 @@ class NeckConfig:
 
 @dataclass(frozen=True)
 class PositionalEncodingConfig:
-    """Sine encoding of the encoder's cells; `num_feats` per axis."""
+    """Sine encoding of the encoder's cells with `num_feats` channels per axis."""
 
-    num_feats: int = 128
+    __pydantic_config__ = _ONLY_FIELDS
+    num_feats: PositiveInt = 128
     temperature: float = 20
     normalize: bool = True
 
 
 @dataclass(frozen=True)
 class NmsConfig:
-    """Default post-processing; see `codetr.detector.postprocess.apply_nms`."""
+    """Defaults of non-maximum suppression, see `codetr.apply_nms`."""
 
-    method: typing.Literal["soft", "hard", "none"] = "soft"
+    __pydantic_config__ = _ONLY_FIELDS
+    method: Literal["soft", "hard", "none"] = "soft"
     iou_threshold: float = 0.8
     min_score: float = 1e-3
-    decay: typing.Literal["linear", "gaussian"] = "linear"
+    decay: Literal["linear", "gaussian"] = "linear"
     sigma: float = 0.5
 
 
 @dataclass(frozen=True)
 class Config:
-    """A Co-DINO detector and how upstream feeds it.
+    """A Co-DINO detector and its preprocessing.
 
     Attributes:
-        resize_scale: (long, short) sides in pixels that a photo is resized into, its ratio kept.
+        resize_scale: limits (long, short) in pixels for the sides of a resized photo, which keeps its ratio.
         mean, std: of RGB, 0..255; pixel' = (pixel - mean) / std.
         max_per_img: detections per image.
-        class_names: one for each label; None means COCO's 80, or numbered ones for other counts.
-        input_hw, image_shapes_hw: sizes of a sample input, when the file carries one; the model does not use
-            them.
+        class_names: one for each label; None for COCO's 80, or numbered names for other counts.
+        input_hw, image_shapes_hw: sizes of a sample input. The model does not use them.
     """
 
-    backbone: SwinConfig | ResNetConfig
+    __pydantic_config__ = _ONLY_FIELDS
+    backbone: Annotated[SwinConfig | ResNetConfig, Field(discriminator="type")]
     neck: NeckConfig
     name: str = ""
-    num_classes: int = 80
-    class_names: tuple[str, ...] | None = None
-    num_queries: int = 900
-    embed_dims: int = 256
-    num_heads: int = 8
-    num_levels: int = 5
-    num_points: int = 4
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    feedforward_channels: int = 2048
+    num_classes: PositiveInt = 80
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    num_queries: PositiveInt = 900
+    embed_dims: PositiveInt = 256
+    num_heads: PositiveInt = 8
+    num_levels: PositiveInt = 5
+    num_points: PositiveInt = 4
+    encoder_layers: PositiveInt = 6
+    decoder_layers: PositiveInt = 6
+    feedforward_channels: PositiveInt = 2048
     positional_encoding: PositionalEncodingConfig = field(default_factory=PositionalEncodingConfig)
-    max_per_img: int = 300
+    max_per_img: PositiveInt = 300
     nms: NmsConfig = field(default_factory=NmsConfig)
-    resize_scale: tuple[int, int] = (1333, 800)
+    resize_scale: tuple[PositiveInt, PositiveInt] = (1333, 800)
     mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
     std: tuple[float, float, float] = (58.395, 57.12, 57.375)
-    input_hw: tuple[int, int] | None = None
-    image_shapes_hw: tuple[tuple[int, int], ...] | None = None
+    input_hw: tuple[PositiveInt, PositiveInt] | None = None
+    image_shapes_hw: tuple[tuple[PositiveInt, PositiveInt], ...] | None = None
 
     def __post_init__(self) -> None:
         def require(name: str, expected: object, got: object) -> None:
@@ -198,12 +206,12 @@ class Config:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """A name for each label: `class_names`, else COCO's, else "class 0", "class 1", …"""
+        """Name of each label: `class_names`, else COCO's, else "class 0", "class 1", …"""
         return self.class_names or class_names_for(self.num_classes)
 
 
 def config_file(source: str | os.PathLike) -> Path:
-    """Finds the file of a configuration; arguments and errors as `load_config`."""
+    """Returns the file of a configuration; arguments and errors as `load_config`."""
     path = Path(source)
     known = {file.stem: file for file in sorted(CONFIG_FOLDER.glob("*.json"))}
     if str(source) in known:
@@ -224,8 +232,8 @@ def load_config(source: str | os.PathLike) -> Config:
     """Loads a configuration.
 
     Args:
-        source: the name of a configuration that ships with the package, the path of a JSON file, or the
-            folder of a training run.
+        source: the name of a configuration in the package, the path of a JSON file, or the folder of a
+            training run.
 
     Raises:
         ValueError: unknown name, no such file, not JSON, or a field that is unknown, missing or of a wrong
@@ -233,73 +241,28 @@ def load_config(source: str | os.PathLike) -> Config:
     """
     path = config_file(source)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a JSON file ({error})") from None
-    if isinstance(data, dict):
-        data = {"name": path.stem, **data}
-    try:
-        return _parse(Config, data, "")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        config = _schema().validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_first_problem(error)}") from None
+    return config if config.name else replace(config, name=path.stem)
 
 
-def _parse(expected: object, value: object, where: str) -> object:
-    """Checks parsed JSON against a type hint; lists become tuples, and objects dataclasses."""
-    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if dataclasses.is_dataclass(expected):
-        return _parse_dataclass(expected, value, where)
-    if origin in (types.UnionType, typing.Union):
-        if type(None) in arguments:
-            return None if value is None else _parse(arguments[0], value, where)
-        return _parse_by_type_field(arguments, value, where)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ValueError(f"{where}: expected one of {', '.join(map(repr, arguments))}, got {value!r}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{where}: expected a list, got {value!r}")
-        if arguments[-1] is Ellipsis:
-            arguments = (arguments[0],) * len(value)
-        if not value or len(value) != len(arguments):
-            raise ValueError(f"{where}: expected a list of {len(arguments) or 'some'} items, got {value!r}")
-        return tuple(
-            _parse(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(arguments, value))
-        )
-    # JSON's numbers: an int is a fine float; a bool is an int only to Python. All our integers count
-    # something.
-    accepted = (int, float) if expected is float else expected
-    if not isinstance(value, accepted) or (isinstance(value, bool) and expected is not bool):
-        raise ValueError(f"{where}: expected {expected.__name__}, got {value!r}")
-    if expected is int and value < 1:
-        raise ValueError(f"{where}: expected a positive integer, got {value!r}")
-    return value
+@cache
+def _schema() -> TypeAdapter:
+    return TypeAdapter(Config)
 
 
-def _parse_dataclass(cls: type, value: object, where: str) -> object:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where or 'configuration'}: expected an object, got {value!r}")
-    hints = typing.get_type_hints(cls)
-    fields = {item.name: item for item in dataclasses.fields(cls)}
-    prefix = f"{where}." if where else ""
-    for name in value:
-        if name not in fields:
-            raise ValueError(f"{prefix}{name}: unknown field, expected one of {', '.join(fields)}")
-    for name, item in fields.items():
-        required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        if required and name not in value:
-            raise ValueError(f"{prefix}{name}: missing")
-    return cls(**{name: _parse(hints[name], item, f"{prefix}{name}") for name, item in value.items()})
-
-
-def _parse_by_type_field(classes: tuple[type, ...], value: object, where: str) -> object:
-    """Picks the dataclass whose `type` field has the value's type."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected an object, got {value!r}")
-    if "type" not in value:
-        raise ValueError(f"{where}.type: missing")
-    by_type = {typing.get_args(typing.get_type_hints(cls)["type"])[0]: cls for cls in classes}
-    if value["type"] not in by_type:
-        raise ValueError(f"{where}.type: expected one of {', '.join(by_type)}, got {value['type']!r}")
-    return _parse_dataclass(by_type[value["type"]], value, where)
+def _first_problem(error: ValidationError) -> str:
+    """Words the first error: field, expected, got."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f"not a JSON file ({first['ctx']['error']})"
+    if first["type"] == "value_error":  # of a __post_init__, which names the field
+        return str(first["ctx"]["error"])
+    backbones = {"SwinTransformer", "ResNet"}  # pydantic's names of the alternatives are no fields
+    place = "".join(
+        f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"] if key not in backbones
+    )
+    got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
+    problem = first["msg"].replace("Input should be", "expected")
+    return f"{place.lstrip('.') or 'configuration'}: {problem}{got}"
