@@ -1,7 +1,5 @@
 // codetr_detect_torch: detects objects in pictures with a TorchScript module, which torch.jit or
 // Torch-TensorRT has saved. The program loads Torch-TensorRT's runtime library first.
-#include <ATen/cuda/CUDAEvent.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 #include <torch/script.h>
@@ -9,6 +7,7 @@
 
 #include <chrono>
 
+#include "cuda.h"
 #include "errors.h"
 #include "program.h"
 #include "tensorrt_library.h"
@@ -18,7 +17,7 @@ namespace {
 
 constexpr char kRuntime[] = "libtorchtrt_runtime.so";
 
-// Torch's errors end in a stack of calls.
+// Reports an error of Torch without the stack of calls that Torch appends.
 [[noreturn]] void fail(std::filesystem::path const& path, char const* what,
                        c10::Error const& error) {
   const std::string message = error.what_without_backtrace();
@@ -43,13 +42,7 @@ class ScriptModule final : public Network {
                     : c10::Device(c10::kCUDA, static_cast<int8_t>(options.device))) {
     std::string missing;
     if (device_.is_cuda()) {
-      const int count = c10::cuda::device_count();
-      if (count == 0) throw std::runtime_error("there is no NVIDIA GPU");
-      if (options.device >= count) {
-        throw UsageError(concat("--device ", options.device, ": expected a number below ", count,
-                                ", the number of GPUs"));
-      }
-      c10::cuda::set_device(static_cast<c10::DeviceIndex>(options.device));
+      use_device(options.device);
       missing = load_plugins(options.plugins);
     }
     if (device_.is_cuda() || !options.library.empty()) {
@@ -84,12 +77,20 @@ class ScriptModule final : public Network {
 
   std::vector<Samples> time(Batch const& input, int runs) override {
     const std::vector<c10::IValue> inputs = on_device(input);
-    for (int i = 0; i < kWarmupRuns; ++i) forward(inputs);
-    std::vector<float> samples;
-    for (int i = 0; i < runs; ++i) {
-      samples.push_back(device_.is_cuda() ? time_on_gpu(inputs) : time_on_cpu(inputs));
+    if (device_.is_cuda()) {
+      cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+      return {{"TorchScript", time_on_gpu(stream, kWarmupRuns, runs, [&] { forward(inputs); })}};
     }
-    return {{device_.is_cuda() ? "TorchScript" : "TorchScript on the CPU", samples}};
+    for (int i = 0; i < kWarmupRuns; ++i) forward(inputs);
+    Samples samples{"TorchScript on the CPU", {}};
+    for (int i = 0; i < runs; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      forward(inputs);
+      const std::chrono::duration<float, std::milli> passed =
+          std::chrono::steady_clock::now() - start;
+      samples.milliseconds.push_back(passed.count());
+    }
+    return {samples};
   }
 
  private:
@@ -130,23 +131,6 @@ class ScriptModule final : public Network {
                                       "labels, got ", outputs.size(), " tensors"));
     }
     return outputs;
-  }
-
-  float time_on_gpu(std::vector<c10::IValue> const& inputs) {
-    at::cuda::CUDAEvent start(cudaEventDefault), end(cudaEventDefault);
-    start.record();
-    forward(inputs);
-    end.record();
-    end.synchronize();
-    return start.elapsed_time(end);
-  }
-
-  float time_on_cpu(std::vector<c10::IValue> const& inputs) {
-    const auto start = std::chrono::steady_clock::now();
-    forward(inputs);
-    const std::chrono::duration<float, std::milli> passed =
-        std::chrono::steady_clock::now() - start;
-    return passed.count();
   }
 
   std::filesystem::path path_;
