@@ -5,34 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
 import trt_plugin
-from benchmarks.trt_engines import INPUT_NAMES
+from benchmarks.trt_engines import INPUT_NAMES, EngineKey, create_plugin
 from trt_plugin.engine_error import EngineError
 from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """(smallest, usual, largest) shape of an input."""
-
-
-def create_plugin(operator: str, points_per_level: list[int] | None = None, packed: bool = False):
-    """The plugin object for a network; needs no GPU."""
-    import tensorrt as trt
-
-    trt_plugin.load()
-    creator = trt.get_plugin_registry().get_creator(operator, trt_plugin.PLUGIN_VERSION, trt_plugin.NAMESPACE)
-    fields = []
-    if points_per_level is not None:
-        values = np.asarray(points_per_level, np.int32)
-        fields = [trt.PluginField("points_per_level", values, trt.PluginFieldType.INT32)]
-    if packed:
-        fields.append(trt.PluginField("packed", np.ones(1, np.int32), trt.PluginFieldType.INT32))
-    plugin = creator.create_plugin("attention", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
-    assert plugin is not None
-    return plugin
 
 
 def build(
@@ -98,7 +81,10 @@ def define_plugin(
             network.add_input(name, getattr(trt, dtypes[name]), shapes[name])
             for name in INPUT_NAMES[operator]
         ]
-        layer = network.add_plugin_v3(tensors, [], create_plugin(operator, points_per_level))
+        points = None if points_per_level is None else tuple(points_per_level)
+        # The creator reads only the operator and its fields.
+        key = EngineKey(operator, torch.float32, torch.float32, points_per_level=points)
+        layer = network.add_plugin_v3(tensors, [], create_plugin(key))
         if layer is None:
             return  # the errors say why, and an empty network does not build
         layer.name = "attention"
