@@ -1,22 +1,57 @@
-"""Draws detections on a picture: boxes, class names, scores. Pillow and NumPy only.
+"""Draws detections on a picture: boxes, class names, scores.
 
-Line width and font size follow the size of the picture, each class has its own colour, labels stay inside the
-picture and avoid each other where there is room.
+Line width and font size follow the size of the picture, each class has its own colour, and labels stay inside
+the picture and avoid each other where there is room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
-_Rectangle = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are outside
-
-_NUM_COLORS = 96
+# RGB of each class. Each colour is as far as possible from all before it in OKLab (B. Ottosson, perceived
+# distance).
+_COLORS = (
+    0x963bf9, 0x6bf61a, 0xe45706, 0x56d0f6, 0xf015a6, 0x728426, 0xf8b6fe, 0x2275e8, 0xfcc771, 0xb05a7f,
+    0x96e7a7, 0x8f7bcc, 0xef71fc, 0xd0dd16, 0x07a285, 0xde1356, 0x3eb845, 0xb77d29, 0xf08e88, 0x0685b6,
+    0xa74cc1, 0xf381be, 0xacb657, 0xc70cc1, 0x86acfa, 0x6d5bf8, 0x0df1d5, 0xb65e46, 0xaf7bfe, 0xc03f99,
+    0xf78f41, 0x79f07b, 0x29cb8f, 0xf85e8a, 0xca77d2, 0x119245, 0x13a6f1, 0x2dc5c1, 0x8fc102, 0xe29f06,
+    0xe11e0e, 0x9d60a2, 0x5578c1, 0x6baf6b, 0xc099e9, 0xc83eed, 0xf642d7, 0xfc615f, 0xc7dd81, 0x14aecb,
+    0x8e57d8, 0xddbe2b, 0xcd3976, 0x5ce9ed, 0xc54c57, 0xd87b99, 0xfe9ebc, 0x737fe7, 0x669d2b, 0xfe4da5,
+    0xca67fe, 0xf578da, 0xd16c0f, 0xa18a21, 0x58cc16, 0x8971f5, 0x1de289, 0x8bd670, 0xc857c1, 0xeb7454,
+    0xfea779, 0xd891d1, 0xcc5e9b, 0x5b9cfa, 0x4b66fd, 0x5cd8b9, 0x5df0b2, 0xa26fd4, 0xff8093, 0xd88457,
+    0xcbaa4a, 0xe19d55, 0xc96b6f, 0x5eb7f1, 0xf698ee, 0x9ca503, 0xbec943, 0xa35efc, 0xf353c2, 0x97ee2e,
+    0x7867cf, 0xd55c7c, 0x998af5, 0xd51d83, 0xde81fa, 0xb637c3,
+)  # fmt: skip
 _MIN_FONT_SIZE = 9
 _OUTLINE = (20, 20, 20)
+
+
+class _Rectangle(NamedTuple):
+    """Pixels of a rectangle; right and bottom are outside."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    def overlap(self, other: _Rectangle) -> int:
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(0, width) * max(0, height)
+
+
+class _Tag(NamedTuple):
+    """A label: text, font and place."""
+
+    text: str
+    font: ImageFont.FreeTypeFont
+    padding: int
+    place: _Rectangle
 
 
 def draw_detections(
@@ -38,17 +73,18 @@ def draw_detections(
     Returns:
         uint8 [H, W, 3], the annotated picture, of the same size.
     """
-    from PIL import Image, ImageDraw
-
-    picture = Image.fromarray(np.ascontiguousarray(image))
     height, width = image.shape[:2]
     line_width, font_size = sizes_for(height, width)
-    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
-    frames = [_to_pixels(boxes[index], height, width) for index in order]
-    texts = [(str(class_names[int(labels[index])]), f"{float(scores[index]):.2f}") for index in order]
-    colors = [color_of(int(labels[index])) for index in order]
-    tags = _place_labels(texts, frames, font_size, (width, height))
+    frames, tags, colors = [], [], []
+    for index in np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable"):
+        label = int(labels[index])
+        frames.append(_to_pixels(boxes[index], height, width))
+        colors.append(color_of(label))
+        placed = [tag.place for tag in tags if tag is not None]
+        name, score = str(class_names[label]), f"{float(scores[index]):.2f}"
+        tags.append(_make_tag(name, score, frames[-1], font_size, placed, (width, height)))
 
+    picture = Image.fromarray(np.ascontiguousarray(image))
     canvas = ImageDraw.Draw(picture)
     for frame, color in zip(reversed(frames), reversed(colors), strict=True):
         _draw_frame(canvas, frame, color, line_width)
@@ -65,161 +101,85 @@ def sizes_for(height: int, width: int) -> tuple[int, int]:
 
 
 def color_of(label: int) -> tuple[int, int, int]:
-    """Returns the RGB colour of a class; the first 96 labels all differ, those after repeat them."""
-    return _palette()[label % _NUM_COLORS]
-
-
-@cache
-def _palette() -> tuple[tuple[int, int, int], ...]:
-    """Picks colours one by one, each as far as possible from those before in OKLab (perceived distance)."""
-    lightness, chroma, hue = np.meshgrid(
-        np.linspace(0.58, 0.86, 6), np.linspace(0.12, 0.26, 5), np.linspace(0, 2 * np.pi, 60, endpoint=False)
-    )
-    lab = np.stack([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1).reshape(-1, 3)
-    linear = _oklab_to_linear_rgb(lab)
-    visible = ((linear >= 0) & (linear <= 1)).all(axis=1)  # OKLab holds colours that no screen shows
-    lab, linear = lab[visible], linear[visible]
-    # The first class gets the most saturated colour. Lightness counts half, or many differ only in it.
-    points = lab * (0.5, 1.0, 1.0)
-    chosen = [int(np.argmax(np.hypot(lab[:, 1], lab[:, 2])))]
-    distance = np.full(len(points), np.inf)
-    while len(chosen) < _NUM_COLORS:
-        distance = np.minimum(distance, np.linalg.norm(points - points[chosen[-1]], axis=1))
-        chosen.append(int(np.argmax(distance)))
-    picked = linear[chosen]
-    encoded = np.where(picked <= 0.0031308, 12.92 * picked, 1.055 * picked ** (1 / 2.4) - 0.055)  # sRGB
-    return tuple(tuple(int(channel) for channel in color) for color in np.rint(encoded * 255))
-
-
-def _oklab_to_linear_rgb(lab: np.ndarray) -> np.ndarray:
-    """OKLab [K, 3] to linear sRGB [K, 3]; B. Ottosson, "A perceptual color space for image processing"."""
-    to_lms = np.array(
-        [
-            [1.0, 0.3963377774, 0.2158037573],
-            [1.0, -0.1055613458, -0.0638541728],
-            [1.0, -0.0894841775, -1.2914855480],
-        ]
-    )
-    to_rgb = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    return (lab @ to_lms.T) ** 3 @ to_rgb.T
+    """Returns the RGB colour of a class; the first 96 labels all differ."""
+    rgb = _COLORS[label % len(_COLORS)]
+    return rgb >> 16, rgb >> 8 & 255, rgb & 255
 
 
 def _to_pixels(box: np.ndarray, height: int, width: int) -> _Rectangle:
     """Rounds a box to whole pixels inside the picture, at least one pixel in size."""
-    limits = np.array([width, height, width, height], dtype=np.float64)
-    box = np.clip(np.nan_to_num(np.asarray(box, dtype=np.float64)), 0, limits)
+    box = np.clip(np.nan_to_num(np.asarray(box, dtype=np.float64)), 0, [width, height, width, height])
     left, top = min(int(box[0] + 0.5), width - 1), min(int(box[1] + 0.5), height - 1)
-    return left, top, max(left + 1, int(box[2] + 0.5)), max(top + 1, int(box[3] + 0.5))
+    return _Rectangle(left, top, max(left + 1, int(box[2] + 0.5)), max(top + 1, int(box[3] + 0.5)))
 
 
-def _draw_frame(canvas: Any, frame: _Rectangle, color: tuple[int, int, int], line_width: int) -> None:
-    """Draws a box: the coloured line on the box's edge, a thin dark line around it for light backgrounds."""
+def _draw_frame(
+    canvas: ImageDraw.ImageDraw, frame: _Rectangle, color: tuple[int, int, int], line_width: int
+) -> None:
+    """Draws the coloured line on the box's edge, and a thin dark line around it for light backgrounds."""
     left, top, right, bottom = frame
     rim = max(1, line_width // 3)
     canvas.rectangle((left - rim, top - rim, right - 1 + rim, bottom - 1 + rim), outline=_OUTLINE, width=rim)
     canvas.rectangle((left, top, right - 1, bottom - 1), outline=color, width=line_width)
 
 
-class _Tag:
-    """A label: its text, font and rectangle in the picture."""
-
-    def __init__(self, text: str, font: Any, padding: int) -> None:
-        self.text, self.font, self.padding = text, font, padding
-        ascent, descent = font.getmetrics()
-        self.width = int(np.ceil(font.getlength(text))) + 2 * padding
-        self.height = ascent + descent + padding
-        self.left = self.top = 0
-
-    def moved(self, left: int, top: int, limits: tuple[int, int]) -> _Rectangle:
-        """Rectangle at (left, top), pushed inside a picture of limits = (width, height)."""
-        left = max(0, min(left, limits[0] - self.width))
-        top = max(0, min(top, limits[1] - self.height))
-        return left, top, left + self.width, top + self.height
-
-
-def _place_labels(
-    texts: list[tuple[str, str]],
-    frames: list[_Rectangle],
+def _make_tag(
+    name: str,
+    score: str,
+    frame: _Rectangle,
     font_size: int,
+    placed: list[_Rectangle],
     limits: tuple[int, int],
-) -> list[_Tag | None]:
-    """Finds a place for each label, best score first: on top of its box, else inside, else below.
+) -> _Tag | None:
+    """Makes a label no larger than the picture: with smaller letters if necessary, then without the name.
 
-    The first place that lies in the picture and is free wins; if all are taken, the one least covered. A
-    label that fits nowhere in a tiny picture is left out (None).
+    Args:
+        frame: the box.
+        placed: places of the labels with better scores.
+        limits: (width, height) of the picture.
+
+    Returns:
+        None if even the score does not fit.
     """
-    placed: list[_Rectangle] = []
-    tags: list[_Tag | None] = []
-    for (name, score), (left, top, right, bottom) in zip(texts, frames, strict=True):
-        tag = _fit_tag(name, score, font_size, limits)
-        tags.append(tag)
-        if tag is None:
-            continue
-        corners = (
-            (left, top - tag.height),  # above, flush left
-            (right - tag.width, top - tag.height),  # above, flush right
-            (left, top),  # inside
-            (right - tag.width, top),
-            (left, bottom),  # below
-            (right - tag.width, bottom),
-            (left, bottom - tag.height),  # inside, at the bottom
-            (right - tag.width, bottom - tag.height),
-        )
-        spots = []
-        for preference, (x, y) in enumerate(corners):
-            spot = tag.moved(x, y, limits)
-            # A spot that had to be pushed up or down no longer touches its edge of the box: it comes last.
-            spots.append((sum(_overlap(spot, other) for other in placed), spot[1] != y, preference, spot))
-        spot = min(spots)[-1]
-        tag.left, tag.top = spot[:2]
-        placed.append(spot)
-    return tags
-
-
-def _fit_tag(name: str, score: str, font_size: int, limits: tuple[int, int]) -> _Tag | None:
-    """Makes a label no larger than the picture: smaller letters first, then a shorter text, then none."""
-    texts = [
-        f"{name} {score}",
-        *(f"{name[:count].rstrip()}… {score}" for count in range(len(name) - 1, 2, -1)),
-        score,
-    ]
-    for text in texts:
-        for size in range(font_size, _MIN_FONT_SIZE - 1, -1) if text == texts[0] else (_MIN_FONT_SIZE,):
-            tag = _Tag(text, _font(size), max(1, round(size * 0.22)))
-            if tag.width <= limits[0] and tag.height <= limits[1]:
-                return tag
+    for text, size in [(f"{name} {score}", size) for size in range(font_size, _MIN_FONT_SIZE - 1, -1)] + [
+        (score, _MIN_FONT_SIZE)
+    ]:
+        font = _font(size)
+        padding = max(1, round(size * 0.22))
+        width = int(np.ceil(font.getlength(text))) + 2 * padding
+        height = sum(font.getmetrics()) + padding
+        if width <= limits[0] and height <= limits[1]:
+            return _Tag(text, font, padding, _place(frame, width, height, placed, limits))
     return None
 
 
-def _draw_tag(canvas: Any, tag: _Tag, color: tuple[int, int, int]) -> None:
-    """Draws a label: a rectangle filled with the class colour, text black on light colours, white on dark."""
-    canvas.rectangle((tag.left, tag.top, tag.left + tag.width - 1, tag.top + tag.height - 1), fill=color)
-    red, green, blue = color
-    luma = 0.299 * red + 0.587 * green + 0.114 * blue
-    canvas.text(
-        (tag.left + tag.padding, tag.top + tag.padding // 2),
-        tag.text,
-        font=tag.font,
-        fill=(0, 0, 0) if luma > 130 else (255, 255, 255),
-    )
+def _place(
+    frame: _Rectangle, width: int, height: int, placed: list[_Rectangle], limits: tuple[int, int]
+) -> _Rectangle:
+    """Returns the first free place for a label at its box; if all are taken, the one least covered.
+
+    The places are above the box, inside at its top, below, and inside at its bottom. A place that the
+    picture's edge moves off the box comes last.
+    """
+    spots = []
+    for y in (frame.top - height, frame.top, frame.bottom, frame.bottom - height):
+        for x in (frame.left, frame.right - width):
+            left, top = max(0, min(x, limits[0] - width)), max(0, min(y, limits[1] - height))
+            spot = _Rectangle(left, top, left + width, top + height)
+            spots.append((sum(spot.overlap(other) for other in placed), top != y, len(spots), spot))
+    return min(spots)[-1]
+
+
+def _draw_tag(canvas: ImageDraw.ImageDraw, tag: _Tag, color: tuple[int, int, int]) -> None:
+    """Draws black text on light colours, white text on dark colours."""
+    left, top, right, bottom = tag.place
+    canvas.rectangle((left, top, right - 1, bottom - 1), fill=color)
+    luma = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
+    start = left + tag.padding, top + tag.padding // 2
+    canvas.text(start, tag.text, font=tag.font, fill=(0, 0, 0) if luma > 130 else (255, 255, 255))
 
 
 @cache
-def _font(size: int) -> Any:
-    """Pillow's own scalable font, which needs no file of the system."""
-    from PIL import ImageFont
-
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Returns Pillow's own scalable font, which needs no file of the system."""
     return ImageFont.load_default(size)
-
-
-def _overlap(first: _Rectangle, second: _Rectangle) -> int:
-    """Shared area of two rectangles, pixels."""
-    width = min(first[2], second[2]) - max(first[0], second[0])
-    height = min(first[3], second[3]) - max(first[1], second[1])
-    return max(0, width) * max(0, height)

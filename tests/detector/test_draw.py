@@ -56,12 +56,6 @@ def test_any_picture_size(size):
     assert drawn.shape == image.shape and drawn.any()
 
 
-def test_sizes_grow_with_the_picture():
-    assert sizes_for(64, 64) == (1, 9)
-    lines, fonts = zip(*(sizes_for(side, side) for side in (64, 450, 900, 1800, 4000)), strict=True)
-    assert list(lines) == sorted(set(lines)) and list(fonts) == sorted(set(fonts))
-
-
 def test_odd_boxes_do_not_break_drawing():
     image = np.zeros((50, 50, 3), dtype=np.uint8)
     boxes = np.array([[-10, -10, 500, 500], [np.nan, 0, 10, 10], [30, 30, 20, 20], [50, 50, 50, 50]])
