@@ -1,4 +1,4 @@
-"""16-bit ONNX files: which nodes stay float32, valid types everywhere, and numbers close to float32's."""
+"""16-bit ONNX files: the nodes that stay float32, valid types, and numbers close to float32's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from onnx_path import operator  # noqa: E402
-from onnx_path.precision import ASKED, SCORES, convert_precision  # noqa: E402
+from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN  # noqa: E402
+from onnx_path.precision import convert_precision  # noqa: E402
 from onnx_path.surgeon import operate  # noqa: E402
 from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
@@ -25,8 +26,8 @@ QUICK = ("deformable_detr", "d_fine")
 SLOW = tuple(name for name in ZOO if name not in QUICK)
 HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
 BOXES = {"mask2former": "masks_queries_logits", "omdet_turbo": "decoder_coord_logits"}
-# Products that stay float32: means of distributions, arguments of sines, references of constant queries; and
-# top-k scores, of encoders, decoders and an empty cell. D-FINE takes the top of its boxes' distributions too.
+# Number of products that stay float32: means of distributions, arguments of sines, references of constant
+# queries, and top-k scores. D-FINE selects from the distributions of its boxes too.
 WIDE = {
     "deformable_detr": 1,
     "deformable_detr_two_stage": 1,
@@ -285,6 +286,76 @@ def types_of(typed: Typed, op_type: str) -> set[int]:
 X = np.random.default_rng(1).standard_normal((3, 4), dtype=np.float32)
 
 
+NORMALISATION = """h = MatMul(x, W) m = ReduceMean<keepdims = 1>(h, axes) d = Sub(h, m) q = Mul(d, d)
+    v = ReduceMean<keepdims = 1>(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) w = Mul(n, b)
+    t = Transpose<perm = [1, 0]>(w) k = MatMul(V, t) z = Identity(k) y = Relu(z)"""
+BRANCHES = """h = MatMul(x, W)
+    r = If (c) <then_branch = t () => (float[3, 4] p) { p = Mul(h, h) },
+                else_branch = e () => (float[3, 4] q) { q = Relu(h) }>
+    k = MatMul(r, V) y = Relu(k)"""
+SINES = """n = Shape(x) e = Gather(n, zero) p = Range(zero, e, one) f = Cast<to = 1>(p)
+    q = Unsqueeze(f, last) a = MatMul(q, freq) c = Cos(a) h = MatMul(x, W) s = Mul(h, c) k = MatMul(s, V)
+    y = Relu(k)"""
+
+
+RESIDUAL = """h = MatMul(x, W) a = Relu(h) k = MatMul(a, V) r = Add(a, k) o = MatMul(r, W)
+    s = Add(o, b) y = Sigmoid(s) z = Relu(r)"""
+SELECTED = "h = MatMul(x, W) t, i = TopK<axis = 1>(h, k) z = MatMul(h, V) y = Relu(t)"
+POSITIONS = {
+    "zero": np.array(0),
+    "one": np.array(1),
+    "last": np.array([1]),
+    "freq": np.float32([[900, 300, 100, 30]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "constants", "wide", "narrow", "kept"),
+    [
+        # Squares of inputs of 3000 leave float16's range.
+        (
+            NORMALISATION,
+            "float[4, 3] y",
+            {"axes": np.array([1]), "eps": np.float32([1e-5])},
+            "mdqvernw",
+            "htk",
+            {},
+        ),
+        # A product that is multiplied further gives features, though TopK selects from it.
+        (SELECTED, "float[3, 4] z, float[3, 2] y", {"k": np.array([2])}, "t", "h", {SCORES: 1}),
+        # Scores of the output are float32. The residual stream before them is not.
+        (RESIDUAL, "float[3, 4] y, float[3, 4] z", {}, "s", "hakr", {}),
+        (BRANCHES, "float[3, 4] y", {}, "r", "h", {SUBGRAPH: 1}),
+        # Position encodings multiply positions by frequencies in a matrix product.
+        (SINES, "float[3, 4] y", POSITIONS, "ac", "hk", {}),
+    ],
+    ids=["normalisation", "features by size", "residual", "subgraphs", "sines"],
+)
+def test_types_of_tensors(body, outputs, constants, wide, narrow, kept):
+    """Letters name tensors that are float32 and tensors that are float16."""
+    inputs = {"x": X * (3000 if body == NORMALISATION else 1), "c": np.array(True)}
+    condition = ", bool c" if body == BRANCHES else ""
+    model = parse(body, f"float[3, 4] x{condition}", outputs, **constants)
+    typed, report = converted(model)
+    assert {name: typed.types[name] for name in wide + narrow} == {
+        **dict.fromkeys(wide, FLOAT),
+        **dict.fromkeys(narrow, HALF),
+    }
+    assert {reason: report.kept.get(reason, 0) for reason in kept} == kept
+    given = {name: inputs[name] for name in ("x", *("c" * bool(condition)))}
+    for expected, found in zip(run(model, given), run(typed.model, given)):
+        assert error(found, expected) < 1e-2
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1e5, True), (1e4, False), (1e-6, True), (0.0, False)])
+def test_constants_out_of_range_keep_their_node(number: float, kept: bool) -> None:
+    body = "h = MatMul(x, W) s = Mul(h, c) k = MatMul(s, V) y = Sigmoid(k)"
+    typed, report = converted(parse(body, "float[3, 4] x", "float[3, 4] y", c=np.array(number, np.float32)))
+    assert types_of(typed, "Mul") == {FLOAT if kept else HALF}
+    # A float32 product with 1e5 may be beyond float16, so its reader stays float32 too.
+    assert report.kept.get(CONSTANTS, 0) == (2 if number == 1e5 else kept)
+
+
 @pytest.mark.parametrize("number", [-1e30, -np.finfo(np.float32).max, -np.inf])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize(
@@ -321,43 +392,6 @@ def test_masks_stay_finite(mask: str, precision: str, number: float) -> None:
         np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-@pytest.mark.parametrize(("number", "kept"), [(1e5, True), (1e4, False), (1e-6, True), (0.0, False)])
-def test_other_constants_out_of_range_keep_their_node(number: float, kept: bool) -> None:
-    body = "h = MatMul(x, W) s = Mul(h, c) k = MatMul(s, V) y = Sigmoid(k)"
-    model = parse(body, "float[3, 4] x", "float[3, 4] y", c=np.array(number, np.float32))
-    typed, report = converted(model)
-    assert types_of(typed, "Mul") == {FLOAT if kept else HALF}
-    # A float32 product with 1e5 is beyond float16 too, so what reads it stays.
-    assert report.kept.get("constants out of range", 0) == (2 if number == 1e5 else kept)
-    assert types_of(typed, "MatMul") == ({HALF, FLOAT} if number == 1e5 else {HALF})
-
-
-def test_shared_weights_are_converted_once() -> None:
-    """W is read by two nodes in 16 bits and by one that is kept."""
-    body = "h = MatMul(x, W) k = MatMul(h, W) p = MatMul(k, W) y = Sigmoid(p)"
-    model = parse(body, "float[3, 4] x", "float[3, 4] y")
-    typed, _ = converted(model)
-    assert [(t.name, t.data_type) for t in typed.model.graph.initializer] == [("W/float16", HALF)]
-    typed, report = converted(model, keep=("^MatMul_1$",))
-    assert sorted(t.data_type for t in typed.model.graph.initializer) == [FLOAT, HALF]
-    assert report.kept[ASKED] == 1
-    assert error(run(typed.model, {"x": X})[0], run(model, {"x": X})[0]) < 1e-2
-
-
-def test_normalisation_of_single_nodes_is_float32_whole() -> None:
-    body = """h = MatMul(x, W) m = ReduceMean<keepdims = 1>(h, axes) d = Sub(h, m) q = Mul(d, d)
-    v = ReduceMean<keepdims = 1>(q, axes) e = Add(v, eps) r = Sqrt(e) n = Div(d, r) w = Mul(n, b)
-    t = Transpose<perm = [1, 0]>(w) k = MatMul(V, t) y = Relu(k)"""
-    constants = {"axes": np.array([1]), "eps": np.array(1e-5, np.float32)}
-    model = parse(body, "float[3, 4] x", "float[4, 3] y", **constants)
-    typed, _ = converted(model)
-    for op_type in ("ReduceMean", "Sub", "Mul", "Add", "Sqrt", "Div"):
-        assert types_of(typed, op_type) == {FLOAT}, op_type
-    assert types_of(typed, "MatMul") == types_of(typed, "Transpose") == {HALF}
-    large = {"x": X * 3000}  # squares leave float16's range
-    assert error(run(typed.model, large)[0], run(model, large)[0]) < 1e-2
-
-
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_products_that_give_topk_scores_are_float32(precision: str) -> None:
     """Scores in 16 bits tie, and among ties the order decides which are selected."""
@@ -378,39 +412,20 @@ def test_products_that_give_topk_scores_are_float32(precision: str) -> None:
         assert distinct > 0.8 * size > 2 * len(np.unique(scores.astype(np.float16)))
 
 
-def test_features_that_are_selected_by_size_are_not_float32() -> None:
-    """A product that is multiplied further gives features, though TopK looks at it."""
-    body = "h = MatMul(x, W) t, i = TopK<axis = 1>(h, k) y = MatMul(h, V) z = Relu(t)"
-    model = parse(body, "float[3, 4] x", "float[3, 4] y, float[3, 2] z", k=np.array([2]))
+def test_shared_weights_are_converted_once() -> None:
+    """W is read by two nodes in 16 bits and by one that is kept."""
+    body = "h = MatMul(x, W) k = MatMul(h, W) p = MatMul(k, W) y = Sigmoid(p)"
+    model = parse(body, "float[3, 4] x", "float[3, 4] y")
     typed, _ = converted(model)
-    assert types_of(typed, "MatMul") == {HALF}
-    assert types_of(typed, "TopK") == {FLOAT, onnx.TensorProto.INT64}
-
-
-def test_features_that_are_outputs_do_not_keep_a_network() -> None:
-    """Scores of the output are float32, the residual stream before them is not."""
-    body = """h = MatMul(x, W) a = Relu(h) k = MatMul(a, V) r = Add(a, k) o = MatMul(r, W)
-    s = Add(o, b) y = Sigmoid(s) z = Relu(r)"""
-    typed, _ = converted(parse(body, "float[3, 4] x", "float[3, 4] y, float[3, 4] z"))
-    kinds = {node.output[0]: typed.types[node.output[0]] for node in typed.nodes if node.op_type == "Add"}
-    assert kinds == {"r": HALF, "s": FLOAT}
-
-
-def test_subgraphs_stay() -> None:
-    body = """h = MatMul(x, W)
-    r = If (c) <then_branch = t () => (float[3, 4] p) { p = Mul(h, h) },
-                else_branch = e () => (float[3, 4] q) { q = Relu(h) }>
-    y = MatMul(r, V)"""
-    model = parse(body, "float[3, 4] x, bool c", "float[3, 4] y")
-    typed, report = converted(model)
-    assert report.kept["subgraphs"] == 1
-    assert types_of(typed, "MatMul") == {HALF}
-    inputs = {"x": X, "c": np.array(True)}
-    assert error(run(typed.model, inputs)[0], run(model, inputs)[0]) < 1e-2
+    assert [(t.name, t.data_type) for t in typed.model.graph.initializer] == [("W/float16", HALF)]
+    typed, report = converted(model, keep=("^MatMul_1$",))
+    assert sorted(t.data_type for t in typed.model.graph.initializer) == [FLOAT, HALF]
+    assert report.kept[ASKED] == 1
+    assert error(run(typed.model, {"x": X})[0], run(model, {"x": X})[0]) < 1e-2
 
 
 def test_casts_are_merged() -> None:
-    """An integer that was cast to float32 is cast to 16 bits at once; 16 bits are taken as they were."""
+    """An integer is cast to 16 bits at once, and a cast from 16 bits disappears."""
     body = (
         "f = Cast<to = 1>(n) g = Cast<to = 1>(i) p = MatMul(f, W) q = MatMul(g, V) s = Add(p, q) y = Relu(s)"
     )
@@ -439,7 +454,7 @@ def test_unknown_operators_stay() -> None:
     )
     model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
     report = convert_precision(model, "fp16")
-    assert report.kept["operators or types not known"] == 1
+    assert report.kept[UNKNOWN] == 1
     assert report.converted == 2  # what Sort gives has the type of what it is multiplied by
     nodes = {node.output[0]: node for node in model.graph.node}
     (sort,) = [node for node in model.graph.node if node.domain == "acme"]
@@ -447,61 +462,59 @@ def test_unknown_operators_stay() -> None:
     onnx.checker.check_model(model)
 
 
-def test_convolutions_in_bfloat16() -> None:
-    for opset, kind in ((21, FLOAT), (22, BFLOAT16)):
-        model = parse(
-            "h = Conv(x, w) k = Relu(h) y = Conv(k, w)",
-            "float[1, 2, 4, 4] x",
-            "float[1, 2, 4, 4] y",
-            opset,
-            w=np.ones((2, 2, 1, 1), np.float32),
-        )
-        typed, report = converted(model, "bf16")
-        assert types_of(typed, "Relu") == {kind}
-        assert bool(report.converted) == (kind == BFLOAT16)
-
-
 @pytest.mark.parametrize(
-    ("node", "kept"),
+    ("node", "operator_type", "opset", "kind", "reason"),
     [
-        ("k = InstanceNormalization(h, scale, bias)", "InstanceNormalization"),
-        ('k = Resize<mode = "nearest">(h, , scales)', "Resize"),
+        ("k = Relu(h)", "Conv", 21, FLOAT, "Conv of opset 21 has no bfloat16"),
+        ("k = Relu(h)", "Conv", 22, BFLOAT16, None),
+        (
+            "k = InstanceNormalization(h, scale, bias)",
+            "InstanceNormalization",
+            22,
+            FLOAT,
+            "InstanceNormalization: TensorRT has no bfloat16",
+        ),
+        (
+            'k = Resize<mode = "nearest">(h, , scales)',
+            "Resize",
+            22,
+            FLOAT,
+            "Resize: TensorRT has no bfloat16",
+        ),
     ],
 )
-def test_what_tensorrt_has_not_in_bfloat16_stays(node: str, kept: str) -> None:
-    for precision, narrow in (("fp16", HALF), ("bf16", BFLOAT16)):
-        model = parse(
-            f"h = Conv(x, w) {node} p = Conv(k, w) y = Relu(p)",
-            "float[1, 2, 4, 4] x",
-            "float[1, 2, height, width] y",
-            22,
-            w=np.ones((2, 2, 1, 1), np.float32),
-            scale=np.ones(2, np.float32),
-            bias=np.zeros(2, np.float32),
-            scales=np.array([1, 1, 2, 2], np.float32),
-        )
-        typed, report = converted(model, precision)
-        assert types_of(typed, "Conv") == {narrow}
-        assert types_of(typed, kept) == {HALF if precision == "fp16" else FLOAT}
-        reasons = {f"{kept}: TensorRT has no bfloat16": 1} if precision == "bf16" else {}
-        assert {key: count for key, count in report.kept.items() if "TensorRT" in key} == reasons
+def test_operators_without_bfloat16(node, operator_type, opset, kind, reason):
+    model = parse(
+        f"h = Conv(x, w) {node} p = Conv(k, w) y = Relu(p)",
+        "float[1, 2, 4, 4] x",
+        "float[1, 2, height, width] y",
+        opset,
+        w=np.ones((2, 2, 1, 1), np.float32),
+        scale=np.ones(2, np.float32),
+        bias=np.zeros(2, np.float32),
+        scales=np.array([1, 1, 2, 2], np.float32),
+    )
+    typed, report = converted(model, "bf16")
+    assert types_of(typed, operator_type) == {kind}
+    assert reason is None or report.kept[reason] >= 1
+    typed, _ = converted(model)
+    assert types_of(typed, operator_type) == {HALF}
 
 
-def test_float32_changes_nothing() -> None:
+def test_float32_changes_nothing():
     model = parse("h = MatMul(x, W) y = Relu(h)", "float[3, 4] x", "float[3, 4] y")
     before = model.SerializeToString(deterministic=True)
-    report = convert_precision(model, "fp32")
-    assert (report.converted, dict(report.kept), report.casts) == (0, {}, 0)
+    assert convert_precision(model, "fp32").converted == 0
     assert model.SerializeToString(deterministic=True) == before
 
 
 @pytest.mark.parametrize(
     ("precision", "keep", "opset", "message"),
     [
-        ("fp8", (), 18, "precision: expected one of fp32, fp16, bf16, got 'fp8'"),
-        ("fp16", ("(",), 18, r"keep: '\(' is no regular expression"),
-        ("fp16", (), 10, "precision: fp16 needs opset 11 or later, the model has 10"),
-        ("bf16", (), 12, "precision: bf16 needs opset 13 or later, the model has 12"),
+        ("fp8", (), 18, "precision: expected fp32, fp16, bf16, got 'fp8'"),
+        ("fp16", ("(",), 18, r"keep: expected regular expressions, got '\('"),
+        ("fp16", (), 10, "precision: expected opset 11 or later for fp16, got 10"),
+        ("bf16", (), 12, "precision: expected opset 13 or later for bf16, got 12"),
     ],
 )
 def test_errors(precision: str, keep: tuple[str, ...], opset: int, message: str) -> None:
@@ -510,32 +523,3 @@ def test_errors(precision: str, keep: tuple[str, ...], opset: int, message: str)
     with pytest.raises(ValueError, match=message):
         convert_precision(model, precision, keep)
     assert model.SerializeToString(deterministic=True) == before
-
-
-def test_patterns_that_match_nothing_show_in_the_report() -> None:
-    _, report = converted(
-        parse("h = MatMul(x, W) y = Relu(h)", "float[3, 4] x", "float[3, 4] y"), keep=("head",)
-    )
-    assert "0 (asked for)" in str(report)
-
-
-def test_arguments_of_sines_are_float32() -> None:
-    """Position encodings multiply positions by frequencies in a matrix product."""
-    body = """n = Shape(x) e = Gather(n, zero) p = Range(zero, e, one) f = Cast<to = 1>(p)
-    q = Unsqueeze(f, last) a = MatMul(q, freq) c = Cos(a) h = MatMul(x, W) s = Mul(h, c) y = MatMul(s, V)"""
-    model = parse(
-        body,
-        "float[3, 4] x",
-        "float[3, 4] y",
-        zero=np.array(0),
-        one=np.array(1),
-        last=np.array([1]),
-        freq=np.array([[900, 300, 100, 30]], np.float32),
-    )
-    typed, _ = converted(model)
-    assert types_of(typed, "Cos") == {FLOAT}
-    assert Counter(typed.types[x.output[0]] for x in typed.nodes if x.op_type == "MatMul") == {
-        FLOAT: 1,
-        HALF: 2,
-    }
-    assert error(run(typed.model, {"x": X})[0], run(model, {"x": X})[0]) < 1e-2
