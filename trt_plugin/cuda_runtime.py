@@ -64,7 +64,7 @@ def gpu_name(device: int = 0) -> str:
 
 
 class CudaStream:
-    """A CUDA stream of its own, and what is recorded or captured on it."""
+    """A CUDA stream, with copies, events and graph capture."""
 
     def __init__(self) -> None:
         self._cudart = import_cudart()
@@ -80,11 +80,11 @@ class CudaStream:
         call("cudaStreamSynchronize", self._stream)
 
     def copy_to_device(self, buffer: CudaBuffer, num_bytes: int) -> None:
-        """Enqueues the copy of a buffer's first bytes."""
+        """Enqueues the copy of a buffer's first bytes between host and device."""
         self._copy(buffer.device, buffer.host, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def copy_to_host(self, buffer: CudaBuffer, num_bytes: int) -> None:
-        """Enqueues the copy of a buffer's first bytes."""
+        """Enqueues the copy of a buffer's first bytes between host and device."""
         self._copy(buffer.host, buffer.device, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, target: int, source: int, num_bytes: int, kind: Any) -> None:
@@ -132,7 +132,7 @@ class CudaStream:
 
 
 class CudaGraph:
-    """A captured graph, see `Stream.capture`."""
+    """A captured graph, see `CudaStream.capture`."""
 
     def __init__(self) -> None:
         self.executable: Any = None

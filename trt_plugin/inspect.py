@@ -1,4 +1,4 @@
-"""The command that shows what is inside an engine: python -m trt_plugin.inspect, or codetr inspect."""
+"""The command that shows the layers and times of an engine: codetr inspect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InspectionReport:
     Attributes:
         source: the engine, or the file of layers.
         summary: size, memory, inputs and outputs; None for a file of layers.
-        layers: with times where they were measured; None if the engine tells nothing of its layers.
+        layers: with times where they were measured; None with profiling verbosity NONE.
         times: None without a profile.
         metadata: content of the file beside the engine, if there is one.
     """

@@ -217,7 +217,7 @@ class EngineRunner:
 
     @property
     def uses_cuda_graph(self) -> bool:
-        """Whether the last call's shapes have a captured graph."""
+        """Whether a captured graph exists for the shapes of the last call."""
         return bool(self._sessions) and next(reversed(self._sessions.values())).graph.executable is not None
 
     def best_shape(self, name: str) -> tuple[int, ...]:

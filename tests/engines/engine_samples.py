@@ -1,4 +1,4 @@
-"""What the tests of engines share: metadata, recorded layers, engine files, processes without a GPU."""
+"""Samples for the tests of engines: metadata, recorded layers, engine files, processes without a GPU."""
 
 from __future__ import annotations
 

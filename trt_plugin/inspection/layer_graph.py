@@ -40,7 +40,7 @@ Row = tuple[Layer, ...]
 
 
 def write_graph(path: Path, layers: LayerList, title: str) -> None:
-    """Draws the graph of an engine that tells details of its layers.
+    """Draws the graph of an engine that was built with detailed profiling verbosity.
 
     Args:
         path: the picture to write: .svg, .png or .pdf.

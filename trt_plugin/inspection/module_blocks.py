@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trt_plugin.inspection.engine_layers import Layer, total_ms
-from trt_plugin.inspection.module_names import Path, block_of, family_of, path_text
+from trt_plugin.inspection.module_names import ModulePath, block_of, family_of, path_text
 
 IDLE_TYPES = ("signal", "wait", "shape_call", "NoOp", "Constant")
 """Types of layers that do no work. No block contains them."""
@@ -31,7 +31,7 @@ class LayerBlock:
         repetitions: for each module, its layers in execution order.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[ModulePath, ...]
     repetitions: tuple[tuple[Layer, ...], ...]
 
     @property
@@ -74,8 +74,8 @@ def blocks_of(layers: Sequence[Layer]) -> list[LayerBlock]:
     it.
     """
     working = [layer for layer in layers if layer.type not in IDLE_TYPES]
-    found: list[tuple[Path, list[Layer]]] = []
-    open_blocks: dict[Path, list[Layer]] = {}
+    found: list[tuple[ModulePath, list[Layer]]] = []
+    open_blocks: dict[ModulePath, list[Layer]] = {}
     for layer, key in zip(working, _block_paths(working)):
         # Unnumbered modules spread over the whole model: each numbered block begins new ones.
         full = not _numbered(key) and len(open_blocks.get(key, ())) >= LARGE
@@ -102,9 +102,9 @@ def join_equal(blocks: Sequence[LayerBlock]) -> list[LayerBlock]:
     return joined
 
 
-def _block_paths(layers: Sequence[Layer]) -> list[Path]:
+def _block_paths(layers: Sequence[Layer]) -> list[ModulePath]:
     """Returns the module of each layer's block."""
-    paths: list[Path] = []
+    paths: list[ModulePath] = []
     for layer in layers:
         named = layer.nodes or layer.origin.path or not paths
         paths.append(block_of(layer.origin.path) if named else paths[-1])
@@ -118,12 +118,12 @@ def _block_paths(layers: Sequence[Layer]) -> list[Path]:
         paths = [around.get(path, path) for path in paths]
 
 
-def _around(path: Path) -> Path:
+def _around(path: ModulePath) -> ModulePath:
     outer = block_of(path[:-1])
     return outer if _numbered(outer) else path[:1]
 
 
-def _numbered(path: Path) -> bool:
+def _numbered(path: ModulePath) -> bool:
     return bool(path) and path[-1].isdecimal()
 
 

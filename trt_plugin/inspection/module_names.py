@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 """("backbone", "stages", "2", "blocks", "5", "attn", "qkv")."""
 
 _ENTRY = re.compile(r"\[(?:ONNX Layer|Torch Node): ")
@@ -33,7 +33,7 @@ class Origin:
         operators: the operators of its nodes in order, without the numbers that make names unique.
     """
 
-    path: Path
+    path: ModulePath
     operators: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ def layer_as_node(name: str) -> str:
     return _SUFFIX.sub("", name).removeprefix("__myl_")
 
 
-def split(name: str) -> tuple[Path, str]:
+def split(name: str) -> tuple[ModulePath, str]:
     """Returns module and operator of a node: (("encoder", "layers", "0", "norm1"), "LayerNormalization")."""
     if found := _TORCH_TENSORRT_SPOILT.search(name) or _TORCH_TENSORRT.search(name):
         name = found.group(1)
@@ -92,7 +92,7 @@ def origin_of(nodes: Sequence[str]) -> Origin:
     return Origin(best, tuple(dict.fromkeys(operator for _, operator in parts)))
 
 
-def block_of(path: Path) -> Path:
+def block_of(path: ModulePath) -> ModulePath:
     """Returns the innermost numbered module, ("encoder", "layers", "0"), or the first part of the path."""
     for length in range(len(path), 0, -1):
         if path[length - 1].isdecimal():
@@ -100,13 +100,13 @@ def block_of(path: Path) -> Path:
     return path[:1]
 
 
-def family_of(block: Path) -> Path:
+def family_of(block: ModulePath) -> ModulePath:
     """Returns the path with * for its last number: the same for all modules of a list."""
     if block and block[-1].isdecimal():
         return (*block[:-1], "*")
     return block
 
 
-def path_text(path: Path) -> str:
+def path_text(path: ModulePath) -> str:
     """backbone.stages.2 for ("backbone", "stages", "2")."""
     return ".".join(path) or "(top)"
