@@ -1,7 +1,7 @@
-"""Co-DETR (Co-DINO, arXiv 2211.12860): the detector in plain PyTorch.
+"""Co-DETR (Co-DINO, arXiv 2211.12860): the detector.
 
-Importing the package imports no Torch: what needs it is loaded when it is first asked for, so that detecting
-with an engine works where Torch is not installed.
+Importing the package imports no Torch. Each name below is imported on first use, so that an engine runs on a
+machine without Torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Upstream's checkpoints: their names, reading them, and seeded stand-ins for them.
+"""Upstream's checkpoints: names of their tensors, reading, and seeded random weights with the same names.
 
-Names of MMDetection's Co-DINO appear in this file only. Ours map to them one to one (`upstream_name`).
+The names of MMDetection's Co-DINO appear in this file only. `upstream_name` maps each of our names to one of
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from codetr import weights
 from codetr.model.backbones.swin import relative_position_index
 from codetr.pth import read_pth
 
-# (ours, upstream's), tried in this order; every rule that matches applies once.
+# (our name, upstream's); every rule that matches applies once, in this order.
 _RENAMES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -54,7 +55,7 @@ _RENAMES = [
     )
 ]
 
-# What a checkpoint may hold and inference does not need.
+# Tensors of a checkpoint that inference does not need.
 _IGNORED = re.compile(
     r"^(rpn_head|roi_head|bbox_head)\."  # auxiliary heads
     r"|^ema_"  # averaged copies of older training runs
@@ -62,25 +63,25 @@ _IGNORED = re.compile(
     r"|^query_head\.(dn_generator|downsample)\."  # training-only parts of the query head
     r"|^query_head\.transformer\.(aux_pos_trans|aux_pos_trans_norm|pos_feats_trans|pos_feats_norm)\."
     r"|\.relative_position_index$"  # follows from the window size
-    r"|\.num_batches_tracked$"  # of no use to a frozen norm
+    r"|\.num_batches_tracked$"  # a frozen norm has no use for it
 )
 
 UPSTREAM_LABEL_EMBEDDING = "query_head.dn_generator.label_embedding.weight"
-"""The weight of `codetr.training.denoising.Denoising.label_embedding`, which only training needs."""
+"""Weight of `codetr.training.denoising.Denoising.label_embedding`, which only training uses."""
 
 _LISTED = 10  # names of each kind in an error
 
 
 class MisfitError(ValueError):
-    """Weights that do not fit a model.
+    """Weights do not fit a model.
 
-    The message's first line is the verdict, lists of names follow. `summary` is one line: the verdict and
-    examples.
+    The first line of the message is the verdict; lists of names follow. `summary` is the verdict with
+    examples in one line.
 
     Args:
-        label: what to call the weights.
-        model_name: of the configuration.
-        problems: names of tensors by what is wrong with them.
+        label: name of the weights in the message.
+        model_name: name of the configuration.
+        problems: names of tensors by kind: "missing", "unexpected", "misshapen".
     """
 
     def __init__(self, label: str, model_name: str, problems: Mapping[str, list[str]]) -> None:
@@ -97,7 +98,7 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of a checkpoint's tensors, by their names in it."""
+    """Names of a checkpoint's tensors that were loaded, and of those that were ignored."""
 
     loaded: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -107,8 +108,8 @@ class LoadReport:
 
 
 def upstream_name(name: str, decoder_layers: int) -> str:
-    """The name in upstream's checkpoints of one of our parameters or buffers."""
-    # Upstream keeps the branches of the query selection behind those of the decoder's layers.
+    """Returns the name of one of our parameters or buffers in upstream's checkpoints."""
+    # In upstream the branches of the query selection follow those of the decoder's layers.
     name = name.replace("query_selection.class_branch.", f"decoder.class_branches.{decoder_layers}.")
     name = name.replace("query_selection.box_branch.", f"decoder.box_branches.{decoder_layers}.")
     for pattern, replacement in _RENAMES:
@@ -117,20 +118,20 @@ def upstream_name(name: str, decoder_layers: int) -> str:
 
 
 def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, Tensor]) -> LoadReport:
-    """Loads upstream's weights into a detector. All or nothing: when it raises, the model is as it was.
+    """Loads upstream's weights into a detector. On an error the model keeps its weights.
 
     Args:
         model: a `codetr.CoDino`; its precision and device stay.
-        source: a `.pth` file (read without running what its pickle names), a `.safetensors` file, a URL of
-            either, the name of known weights (`codetr.weights`), or a mapping from upstream's names to
-            tensors. A `state_dict` container and a `module.` prefix are unwrapped.
+        source: a `.pth` file (no code of its pickle runs), a `.safetensors` file, a URL of either, the name
+            of known weights (`codetr.weights`), or a mapping from upstream's names to tensors. A `state_dict`
+            container and a `module.` prefix are unwrapped.
 
     Returns:
-        The names of what was loaded and of what was ignored (auxiliary heads and other training-only parts).
+        The names of loaded tensors and of ignored ones (auxiliary heads and other training-only parts).
 
     Raises:
-        ValueError: no such file, a damaged file, or (`MisfitError`) tensors that do not fit; the first line
-            of the message says which, and lists of missing, unexpected and misshapen tensors follow.
+        ValueError: no such file, a damaged file, or (`MisfitError`) tensors that do not fit the model. The
+            message of the latter lists missing, unexpected and misshapen tensors.
     """
     label, tensors = read_checkpoint(source)
     ours = model.state_dict()
@@ -155,13 +156,13 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
 
 
 def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """Reads a checkpoint, of any model.
+    """Reads a checkpoint of any model.
 
     Args:
         source: as `load_checkpoint`.
 
     Returns:
-        What to call the source in messages, and its tensors by upstream's names.
+        Name of the source for messages, and its tensors by upstream's names.
 
     Raises:
         ValueError: no such file, a damaged file, or one without tensors by name.
@@ -208,15 +209,16 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def seeded_state_dict(
     source: str | os.PathLike | Mapping[str, list[int]] | nn.Module, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Random weights under upstream's names that make a model behave, for benchmarks and tests.
+    """Draws random weights under upstream's names for benchmarks and tests.
 
-    Activations keep their size through the layers, class scores are spread, samples lie near their reference
-    points, and boxes move visibly in every decoder layer. All queries have the same content, so that two
-    backends that order nearly equal scores differently still give the same set of boxes.
+    The model behaves like a trained one: activations keep their size through the layers, class scores are
+    spread, samples lie near their reference points, and boxes move in every decoder layer. All queries have
+    the same content, so that two backends with different orders of nearly equal scores give the same set of
+    boxes.
 
     Args:
         source: shapes by upstream's names, a JSON file of them, or a `codetr.CoDino`.
-        seed: a tensor's values depend on the seed, its name and its shape; drawn by Torch's CPU generator.
+        seed: seed, name and shape of a tensor determine its values, drawn by PyTorch's CPU generator.
 
     Returns:
         Tensors by upstream's names, fp32 (int64 for counters and indices).
@@ -235,20 +237,20 @@ def seeded_state_dict(
     return tensors
 
 
-# (pattern, factor on the usual deviation 1 / sqrt(fan in)); the first match counts. Norms have their own.
+# (pattern, factor on the usual deviation 1 / sqrt(fan in)); the first match counts. Norms are not among them.
 _GAINS = [
     (re.compile(pattern), gain)
     for pattern, gain in (
         (r"reg_branches\.\d+\.4\.weight", 0.3),  # box deltas of some tenths
         (r"cls_branches", 1.2),  # logits of a deviation above 1
         (r"attention_weights", 0.5),
-        (r"attentions\.1\.output_proj", 2.0),  # what a query sees, not its common content, makes it distinct
+        (r"attentions\.1\.output_proj", 2.0),  # attended features, not the common content, tell queries apart
         # before an activation
         (r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head", math.sqrt(2.0)),
     )
 ]
-# Weights that follow an activation. Its output is positive on average; rows that sum to zero keep that
-# average from becoming the same large vector in every cell.
+# Weights after an activation, whose output is positive on average. Rows that sum to zero keep this average
+# from becoming the same large vector in every cell.
 _AFTER_ACTIVATION = re.compile(
     r"(ffns?\.(0\.)?layers\.1|backbone\.layer\d\.\d+\.(conv\d|downsample\.0)"
     r"|reg_branches\.\d+\.[24]|ref_point_head\.2)\.weight$"
@@ -291,11 +293,11 @@ def _seeded_tensor(name: str, shape: list[int], seed: int) -> Tensor:
 
 
 def _sink_unusable_cells(tensors: dict[str, Tensor]) -> None:
-    """Gives cells that cannot be proposals low class logits, in place, as training does.
+    """Gives cells that cannot be proposals low class logits, as training does; in place.
 
-    Their features are zero before `enc_output`, so all of them have one logit, and they would fill the
-    selection with ties. A direction that the bias alone points to fully, and other cells by less than half,
-    tells them apart.
+    Their features are zero before `enc_output`, so all of them have the same logit and would fill the
+    selection with ties. The bias points fully in one direction, the output of usable cells by less than half,
+    and the class weights oppose this direction.
     """
     bias = tensors.get("query_head.transformer.enc_output.bias")
     branches = [name for name in tensors if re.match(r"query_head\.cls_branches\.\d+\.weight$", name)]
@@ -305,13 +307,13 @@ def _sink_unusable_cells(tensors: dict[str, Tensor]) -> None:
     direction[1::2] = -1.0
     bias += 0.5 * direction
     selection = max(branches, key=lambda name: int(name.split(".")[2]))  # the decoder's branches come first
-    share = 0.5 / math.sqrt(1.0 + 0.5**2)  # of a usable cell, whose own features have variance 1
+    share = 0.5 / math.sqrt(1.0 + 0.5**2)  # for a usable cell, whose features have variance 1
     tensors[selection] -= 12.0 * direction / len(direction)
     tensors[selection.replace(".weight", ".bias")] += 12.0 * share
 
 
 def _radial_offsets(length: int, num_heads: int = 8, num_points: int = 4) -> Tensor:
-    """Deformable DETR's initial offsets: head m looks in direction m of M, its point p at distance p + 1."""
+    """Returns Deformable DETR's initial offsets: head m of M has direction m, its point p distance p + 1."""
     angle = torch.arange(num_heads) * (2.0 * math.pi / num_heads)
     direction = torch.stack((angle.cos(), angle.sin()), dim=-1)
     direction = direction / direction.abs().amax(dim=-1, keepdim=True)  # [M, 2]

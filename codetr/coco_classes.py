@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# (category id in COCO's annotation files, name), in the order of the labels 0..79. The ids have gaps: of the
-# categories that COCO lists, some were never annotated.
+# (category id in COCO's annotation files, name), in the order of the labels 0..79. The ids have gaps, because
+# some of COCO's listed categories were never annotated.
 _COCO = (
     (1, "person"), (2, "bicycle"), (3, "car"), (4, "motorcycle"), (5, "airplane"), (6, "bus"), (7, "train"),
     (8, "truck"), (9, "boat"), (10, "traffic light"), (11, "fire hydrant"), (13, "stop sign"),

@@ -1,7 +1,4 @@
-"""What a detection run gives: the detections of one picture, and the COCO-style document of many.
-
-Free of Torch; NumPy and the standard library only.
-"""
+"""The detections of one picture, and a document of many pictures in COCO's form. Imports no Torch."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ class Detections:
         scores: float32 [K], 0..1.
         labels: int64 [K], indices into class_names.
         class_names: a name for each label of the model.
-        height: of the original picture, pixels.
-        width: of the original picture, pixels.
+        height: height of the original picture, pixels.
+        width: width of the original picture, pixels.
         times_ms: by stage ("preprocess", "inference", "postprocess"), this picture's share of its batch.
     """
 
@@ -55,7 +52,7 @@ class Detections:
         return [self.class_names[label] for label in self.labels.tolist()]
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Returns a dictionary a detection: category_id, category_name, bbox (x, y, w, h), score."""
+        """Returns a dictionary per detection: category_id, category_name, bbox (x, y, w, h), score."""
         ids = category_ids_for(self.class_names)
         rows = []
         for (x1, y1, x2, y2), score, label in zip(
@@ -73,13 +70,10 @@ class Detections:
 
 
 def image_ids_for(file_names: Sequence[str]) -> list[int]:
-    """Returns an id for each picture: its name where all are numbers (000000000139.jpg), else 1, 2, 3, …"""
+    """Returns an id for each picture: its name if all are numbers (000000000139.jpg), else 1, 2, 3, …"""
     stems = [Path(name).stem for name in file_names]
-    if all(stem.isascii() and stem.isdigit() for stem in stems) and len({int(stem) for stem in stems}) == len(
-        stems
-    ):
-        return [int(stem) for stem in stems]
-    return list(range(1, len(stems) + 1))
+    numbers = [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
+    return numbers if len(set(numbers)) == len(stems) else list(range(1, len(stems) + 1))
 
 
 def coco_document(
@@ -89,13 +83,12 @@ def coco_document(
 ) -> dict[str, Any]:
     """Builds the document that `codetr detect` writes as detections.json.
 
-    It has the form of a COCO annotation file with a score in every annotation, so that
-    `pycocotools.coco.COCO` and annotation tools read it; its "annotations" alone are a COCO results list, as
-    `COCO.loadRes` takes it.
+    The document is a COCO annotation file with a score in every annotation, so that `pycocotools.coco.COCO`
+    and annotation tools read it. Its "annotations" are a COCO results list for `COCO.loadRes`.
 
     Args:
         pictures: (file name, detections) of each picture.
-        class_names: a name for each label; COCO's 80 names get COCO's category ids, others the label index.
+        class_names: a name for each label. COCO's 80 names get COCO's category ids, others the label index.
         info: facts about the run.
     """
     image_ids = image_ids_for([name for name, _ in pictures])
@@ -116,7 +109,7 @@ def coco_document(
 
 
 def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
-    """Writes a document as JSON, one list entry a line; the file is whole or absent."""
+    """Writes a document as JSON with one list entry per line; the file is complete or absent."""
     parts = []
     for key, value in document.items():
         if isinstance(value, list) and value:

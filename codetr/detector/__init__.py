@@ -1,1 +1,1 @@
-"""Detection in pictures: preprocessing, three backends, postprocessing. Importing it imports no Torch."""
+"""Detection in pictures: preprocessing, three backends, non-maximum suppression. Imports no Torch."""

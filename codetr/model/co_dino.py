@@ -1,7 +1,7 @@
 """Co-DINO, the detector (DETRs with Collaborative Hybrid Assignments Training, arXiv 2211.12860).
 
-Only the query head runs at inference; the auxiliary heads that give the method its name teach the encoder and
-are gone.
+Only the query head is built. The auxiliary heads, which give the method its name, teach the encoder in
+upstream's training and do not run at inference.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from codetr.model.layers import Float32Linear, GroupNorm, device_constant, devic
 from codetr.model.neck import ChannelMapper
 from codetr.model.transformer import Decoder, DenoisingQueries, Encoder
 
-PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class TrainingOutputs(NamedTuple):
-    """What losses are computed from. Boxes are (cx, cy, w, h) in units of the image; everything is fp32.
+    """Inputs of the losses, fp32. Boxes are (cx, cy, w, h) in units of the image.
 
     Attributes:
-        encoder_logits: [N, Q, classes], of the queries that the encoder's output selected, best first.
+        encoder_logits: [N, Q, classes] of the queries selected from the encoder's output, best first.
         encoder_boxes: [N, Q, 4].
-        class_logits: [layers, N, D + Q, classes], after every decoder layer; the D denoising queries first.
+        class_logits: [layers, N, D + Q, classes] after every decoder layer; the D denoising queries first.
         boxes_cxcywh: [layers, N, D + Q, 4].
     """
 
@@ -67,40 +67,40 @@ class CoDino(nn.Module):
 
         Args:
             images: [N, 3, H, W] fp32, RGB normalised by the configuration's mean and std, each image in the
-                upper left and zero outside it.
+                upper left corner with zeros around it.
             image_shapes: [N, 2], (h, w) of each image inside H x W, in pixels; any number type.
 
         Returns:
             boxes [N, K, 4] fp32, (x1, y1, x2, y2) in pixels of the resized image; scores [N, K] fp32,
-            descending; labels [N, K] int64. K is the configuration's `max_per_img`. No NMS: see
-            `codetr.detector.postprocess`.
+            descending; labels [N, K] int64. K is the configuration's `max_per_img`. Non-maximum suppression
+            is not part of the model, see `codetr.apply_nms`.
 
         Raises:
-            ValueError: the shapes are not these, or the images have fewer cells than the model has queries.
+            ValueError: wrong shapes, or the images have fewer cells than the model has queries.
         """
         outputs = self._run(images, image_shapes, every_layer=False)
         return outputs["det_boxes"], outputs["det_scores"], outputs["det_labels"]
 
     def stages(self, images: Tensor, image_shapes: Tensor) -> dict[str, Tensor]:
-        """As `forward`, with what happens on the way.
+        """Detects objects as `forward` does, and returns every stage.
 
         Returns:
             `backbone.i` and `neck.i` [N, C, H_i, W_i]; `memory` [N, S, C]; `topk_scores` [N, Q, classes]
             (logits) and `topk_boxes` [N, Q, 4] of the selected queries; `class_logits` [layers, N, Q,
             classes] and `boxes_cxcywh` [layers, N, Q, 4] after every decoder layer; `det_boxes`,
-            `det_scores`, `det_labels`. Boxes but the last are (cx, cy, w, h) in units of the image.
+            `det_scores`, `det_labels`. All boxes but `det_boxes` are (cx, cy, w, h) in units of the image.
         """
         return self._run(images, image_shapes, every_layer=True)
 
     def training_outputs(
         self, images: Tensor, image_shapes: Tensor, denoising: DenoisingQueries | None = None
     ) -> TrainingOutputs:
-        """Runs the detector for training: every layer's answers, differentiable, without the final top-k.
+        """Runs the detector for training: differentiable answers of every layer, without the final top-k.
 
         Args:
             images: as `forward`.
             image_shapes: as `forward`.
-            denoising: queries made of the targets, decoded beside the selected ones.
+            denoising: queries made of the targets, decoded with the selected ones.
 
         Raises:
             ValueError: as `forward`.
@@ -118,15 +118,15 @@ class CoDino(nn.Module):
         and final boxes.
 
         Args:
-            precision: "fp32", "fp16" or "bf16". Weights once rounded to 16 bits stay rounded.
+            precision: "fp32", "fp16" or "bf16". Weights that were rounded to 16 bits stay rounded.
 
         Returns:
             The model.
         """
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
-        self.dtype = PRECISIONS[precision]
-        for module in self.modules():  # frozen batch norms hold buffers only, which stay as they are
+        if precision not in _DTYPES:
+            raise ValueError(f"precision: expected one of {', '.join(_DTYPES)}, got {precision!r}")
+        self.dtype = _DTYPES[precision]
+        for module in self.modules():  # frozen batch norms have buffers only, which stay fp32
             if isinstance(module, Float32Linear):
                 continue
             for parameter in module.parameters(recurse=False):
@@ -134,19 +134,19 @@ class CoDino(nn.Module):
         return self
 
     def write_out_group_norms(self) -> CoDino:
-        """Makes exports free of InstanceNormalization, see `codetr.model.layers.GroupNorm`; returns the model."""
+        """Replaces group norms by their form for exports, see `codetr.model.layers.GroupNorm`; returns the model."""
         for module in self.modules():
             if isinstance(module, GroupNorm):
                 module.written_out = True
         return self
 
     def fold_batch_norms(self) -> CoDino:
-        """Makes exports free of batch norms, see `codetr.model.layers.fold_batch_norms`; returns the model."""
+        """Folds batch norms, see `codetr.model.layers.fold_batch_norms`; returns the model."""
         fold_batch_norms(self)
         return self
 
     def gather_windows(self) -> CoDino:
-        """Makes exports whose sizes are symbols small, see `codetr.model.backbones.windows`; returns the model."""
+        """Shortens exports with dynamic shapes, see `codetr.model.backbones.windows`; returns the model."""
         for module in self.modules():
             if isinstance(module, SwinTransformer):
                 module.gathers_windows = True
@@ -155,7 +155,7 @@ class CoDino(nn.Module):
     def _encode(
         self, images: Tensor, image_shapes: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Pyramid, Tensor]:
-        """Checks the inputs; returns the backbone's maps, the neck's, their layout, and memory [N, S, C]."""
+        """Checks the inputs; returns maps of backbone and neck, the pyramid, and memory [N, S, C]."""
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"images: expected [N, 3, H, W], got {list(images.shape)}")
         if image_shapes.dim() != 2 or image_shapes.shape[0] != images.shape[0] or image_shapes.shape[1] != 2:
@@ -174,13 +174,13 @@ class CoDino(nn.Module):
                 f"{self.config.num_queries} queries; use larger images"
             )
         input_hw = torch.cat([device_size(size, images.device) for size in (height, width)])
-        # The finest level is the longest; its height and width together are more.
+        # Height plus width of the finest level is at least its longest axis.
         longest = maps[0].shape[2] + maps[0].shape[3]
         pyramid = make_pyramid(image_shapes, input_hw, self._level_hw(input_hw), cells)
         return features, maps, pyramid, self.encoder(x, pyramid, longest)
 
     def _level_hw(self, input_hw: Tensor) -> Tensor:
-        """[2] -> [L, 2] fp32: every level has half the cells of the one before, rounded up."""
+        """[2] -> [L, 2] fp32: every level has half the cells of the previous one, rounded up."""
         first = self.backbone.first_stride
         strides = [float(first << level) for level in range(self.config.num_levels)]
         return torch.ceil(input_hw / device_constant(strides, torch.float32, input_hw.device)[:, None])

@@ -1,7 +1,7 @@
-"""Where the cells of the feature pyramid lie: masks, valid ratios, reference points and sine positions.
+"""Geometry of the feature pyramid: masks, valid ratios, reference points and sine positions.
 
 Upstream draws each image's padding mask in pixels, shrinks it to every level, and sums it up (`cumsum`) for
-positions. An image fills the upper left rectangle of its padded tensor, so all of that has a closed form in
+positions. An image fills the upper left rectangle of its padded tensor, so all of them have a closed form in
 its height and width.
 """
 
@@ -17,7 +17,7 @@ from codetr.model.layers import device_constant
 
 
 class Pyramid(NamedTuple):
-    """The geometry of a batch. S counts the cells of all levels, row by row, levels one after the other."""
+    """The geometry of a batch. S counts the cells of all levels, row by row, level after level."""
 
     spatial_shapes: Tensor  # [L, 2] int64, (H, W) in cells
     level_start_index: Tensor  # [L] int64
@@ -32,21 +32,21 @@ class Pyramid(NamedTuple):
 
     @property
     def reference_points(self) -> Tensor:
-        """[N, S, L, 2] fp32: each cell's centre in every level, 0..1 over the level with its padding."""
+        """Centre of each cell in every level, [N, S, L, 2] fp32, 0..1 over the level with its padding."""
         return self.centers[:, :, None] * self.valid_ratios[:, None]
 
 
 def make_pyramid(image_shapes: Tensor, input_hw: Tensor, level_hw: Tensor, num_cells: int) -> Pyramid:
-    """Lays out a batch of images in the upper left of tensors of `input_hw` pixels.
+    """Makes the pyramid of images in the upper left of tensors of `input_hw` pixels.
 
-    Sizes come as tensors, and no level is treated alone: where they are known only at run time, all of this
-    is two dozen operators.
+    Sizes are tensors, and one operator treats all levels. With dynamic shapes an export has two dozen
+    operators here.
 
     Args:
         image_shapes: [N, 2], (h, w) of each image in pixels, 1..input_hw; any number type.
         input_hw: [2] fp32, height and width of the padded tensor in pixels.
         level_hw: [L, 2] fp32, height and width of each level in cells.
-        num_cells: S, below 2^22: cells are counted in fp32.
+        num_cells: S, below 2^22 because cells are counted in fp32.
     """
     device, num_levels = image_shapes.device, level_hw.shape[0]
     heights, widths = level_hw.unbind(1)  # [L] each
@@ -82,9 +82,10 @@ def make_pyramid(image_shapes: Tensor, input_hw: Tensor, level_hw: Tensor, num_c
 def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tensor:
     """Counts the cells of each level whose nearest pixel lies in the image.
 
-    Upstream shrinks the mask by nearest interpolation: cell i takes pixel floor(i * step), where step is
-    pixels per cell rounded to fp32 and the product is rounded too. That pixel is inside when i * step < size,
-    so the count is the first i for which this fails: the integer nearest to size / step, or one more.
+    Upstream shrinks the mask by nearest interpolation: cell i takes pixel floor(i * step). Both step (pixels
+    per cell) and the product are rounded to fp32. The pixel is inside when i * step < size. The count is
+    therefore the
+    first i that fails: the integer nearest to size / step, or one more.
 
     Args:
         image_shapes: [N, 2]; input_hw: [2] fp32; cells: [L, 2] fp32.
@@ -101,27 +102,29 @@ def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tenso
 def encoder_positions(
     pyramid: Pyramid, level_embeds: Tensor, longest: int, temperature: float, dtype: torch.dtype
 ) -> Tensor:
-    """Sine encoding of every cell, (y, x), normalised to 0..2 pi over the image, and its level's embedding.
+    """Returns the sine encoding of every cell plus its level's embedding; (y, x) are 0..2 pi over the image.
 
-    There are few different numbers: they are computed once for each image, level, axis and place along the
-    axis, and every cell picks its two.
+    A table holds the few different values, one for each image, level, axis and place along the axis. Every
+    cell gathers its two.
 
     Args:
+        pyramid: geometry of the batch.
         level_embeds: [L, C], added to all cells of the level.
-        longest: cells along the longest axis of a level, or more.
-        dtype: of the result; arguments of sine and cosine are fp32.
+        longest: at least the number of cells along the longest axis of a level.
+        temperature: ratio of the longest to the shortest wavelength.
+        dtype: type of the result; arguments of sine and cosine are fp32.
 
     Returns:
-        [N, S, C], the first half of y.
+        [N, S, C]; the first half encodes y.
     """
     num_levels, channels = level_embeds.shape
-    valid_sizes = pyramid.valid_sizes.flatten(1)[:, :, None]  # [N, 2 L, 1], of level 0: y, x; of level 1 ...
+    valid_sizes = pyramid.valid_sizes.flatten(1)[:, :, None]  # [N, 2 L, 1]: y, x of level 0, of level 1 …
     counts = torch.arange(longest + 1, device=valid_sizes.device).float()  # [longest + 1]
     table = sine_embedding(counts / (valid_sizes + 1e-6), channels // 2, temperature).to(dtype)
     table = table + level_embeds.reshape(2 * num_levels, 1, channels // 2)  # [N, 2 L, longest + 1, C / 2]
 
-    # The running count of image cells along the axis, which stays at its end in the padding. A column outside
-    # the image has no image cells to count: its y is 0. So is x in a row outside.
+    # The count of image cells along the axis, which stays at its end in the padding. A column outside of the
+    # image has no image cells, so its y is 0. The same holds for x in a row outside.
     row, column = pyramid.row_of_cell, pyramid.column_of_cell  # [1, S]
     valid_h, valid_w = pyramid.valid_of_cell  # [N, S] each
     y = torch.minimum(row + 1.0, valid_h) * (column < valid_w).float()
@@ -135,7 +138,7 @@ def encoder_positions(
 
 
 def sine_embedding(x: Tensor, num_feats: int, temperature: float) -> Tensor:
-    """Interleaved sine and cosine of 2 pi x at `num_feats` / 2 wavelengths.
+    """Returns interleaved sine and cosine of 2 pi x at `num_feats` / 2 wavelengths.
 
     Args:
         x: [...] fp32.
@@ -149,7 +152,7 @@ def sine_embedding(x: Tensor, num_feats: int, temperature: float) -> Tensor:
 
 
 def proposal_boxes(pyramid: Pyramid) -> tuple[Tensor, Tensor]:
-    """One box proposal per cell: its centre, and a side of 5% of the image that doubles with each level.
+    """Returns one box proposal per cell: its centre, and a side of 5% of the image that doubles per level.
 
     Returns:
         boxes [N, S, 4] fp32, (cx, cy, w, h) in units of the image, and usable [N, S] bool: not in the

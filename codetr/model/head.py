@@ -1,4 +1,4 @@
-"""What turns features into boxes: prediction branches, two-stage query selection, and the final top-k."""
+"""The head: prediction branches, two-stage query selection, and the final top-k."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from codetr.config import Config
 from codetr.model.geometry import Pyramid, proposal_boxes
 from codetr.model.layers import Float32Linear, device_size
 
-# The logit of a coordinate 1 that no predicted delta moves: cells that cannot be proposals get boxes at the
-# corner. Upstream writes infinity; a finite number survives every compiler.
+# Logit of a coordinate 1 that no predicted delta moves. Cells that cannot be proposals get boxes at the
+# corner. Upstream uses infinity; a finite number survives every compiler.
 UNUSABLE_LOGIT = 1e4
 
 
 class BoxBranch(nn.Module):
-    """Three linear layers to the change of a box in logit space; the last one in fp32."""
+    """Predicts the change of a box in logit space by three linear layers; the last runs in fp32."""
 
     def __init__(self, embed_dims: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class BoxBranch(nn.Module):
 
 
 class QuerySelection(nn.Module):
-    """Picks the `num_queries` cells of the encoder with the highest class logit, and a box for each."""
+    """Selects the `num_queries` cells of the encoder with the highest class logit, and a box for each."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -42,10 +42,11 @@ class QuerySelection(nn.Module):
         self.box_branch = BoxBranch(config.embed_dims)
 
     def forward(self, memory: Tensor, pyramid: Pyramid) -> tuple[Tensor, Tensor]:
-        """Selects.
+        """Selects cells.
 
         Args:
             memory: [N, S, C].
+            pyramid: geometry of the batch.
 
         Returns:
             Class logits [N, Q, classes] and boxes [N, Q, 4] (cx, cy, w, h in units of the image), both fp32,
@@ -54,8 +55,8 @@ class QuerySelection(nn.Module):
         proposals, usable = proposal_boxes(pyramid)
         x = self.norm(self.output(memory))
         logits = self.class_branch(x)  # [N, S, classes]
-        # Cells that cannot be proposals count as empty, and what comes out for an empty cell is known: so
-        # they are not emptied one by one, but given that afterwards.
+        # Cells that cannot be proposals count as empty. All empty cells have one result, which replaces
+        # theirs afterwards, instead of zeros in each cell before.
         empty = self.norm(self.output.bias[None, None])  # [1, 1, C]
         best = torch.where(usable, logits.amax(dim=-1), self.class_branch(empty).amax(dim=-1))
         index = best_indices(best, self.num_queries)  # [N, Q]
@@ -70,7 +71,7 @@ class QuerySelection(nn.Module):
 def detections(
     logits: Tensor, boxes: Tensor, image_shapes: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` best (query, class) pairs of each image.
+    """Returns the `count` best (query, class) pairs of each image.
 
     Args:
         logits: [N, Q, classes] fp32.
@@ -97,16 +98,16 @@ def detections(
 
 
 def best_indices(x: Tensor, count: int) -> Tensor:
-    """Where the `count` largest numbers of each row are, largest first.
+    """Returns the places of the `count` largest numbers in each row, largest first.
 
-    TensorRT searches a row with one block of threads, and 73,656 numbers take it 0.3 ms. The best of a row
-    are among the best of its parts: long rows are searched in parts, side by side, and then their best.
+    TensorRT searches a row with one thread block; 73,656 numbers take 0.3 ms on an H200. Long rows are split
+    into parts that are searched in parallel. The best of a row are among the best of its parts.
 
     Args:
         x: [N, S]; S may be a symbol of an export.
 
     Returns:
-        [N, count] int64. Which of equal numbers come first is left open.
+        [N, count] int64. The order of equal numbers is not specified.
     """
     rows, size = x.shape
     parts = _parts(size, count)
@@ -114,7 +115,7 @@ def best_indices(x: Tensor, count: int) -> Tensor:
         return x.topk(count, dim=1).indices
     length = (size + parts - 1) // parts
     if not _surely(size % parts == 0):
-        # By an index: no compiler has to know how long a padding of symbolic length makes the row.
+        # An index pads the row, so that no compiler has to derive the row's length from a symbolic padding.
         place = torch.arange(parts * length, device=x.device).float()  # [parts * length], see `make_pyramid`
         last = device_size(size, x.device) - 1.0
         picked = x.index_select(1, torch.minimum(place, last).long())
@@ -125,8 +126,11 @@ def best_indices(x: Tensor, count: int) -> Tensor:
 
 
 def _parts(size: int, count: int) -> int:
-    """In how many parts to search `size` numbers for the best `count`: a part shall be longer than what the
-    parts together leave over. Of a size that is a symbol of an export, its smallest value decides."""
+    """Returns the number of parts for a search of `size` numbers.
+
+    A part is at least as long as all candidates of the parts together. For a symbolic size the smallest value
+    decides.
+    """
     for parts in (8, 4, 2):
         if _surely(size >= parts * parts * count):
             return parts
@@ -134,7 +138,7 @@ def _parts(size: int, count: int) -> int:
 
 
 def _surely(condition: bool | torch.SymBool | Tensor) -> bool:
-    """Whether a condition of sizes holds; of symbols, for every value. Tracing has tensors for sizes."""
+    """Whether a condition on sizes holds, for symbols at every value. Sizes are tensors while tracing."""
     return bool(condition) if isinstance(condition, Tensor) else statically_known_true(condition)
 
 
@@ -144,7 +148,7 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """x: [N, S, C], index: [N, Q] -> [N, Q, C]. Whole rows are picked from those of all images."""
+    """x: [N, S, C], index: [N, Q] -> [N, Q, C], by one gather of whole rows."""
     images = torch.arange(index.shape[0], device=index.device)[:, None]
     rows = (images * x.shape[1] + index).flatten()
     return x.flatten(0, 1).index_select(0, rows).reshape(*index.shape, x.shape[-1])

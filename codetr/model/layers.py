@@ -1,4 +1,4 @@
-"""Small modules and functions that several parts of the detector share."""
+"""Modules and functions that several parts of the model share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer in fp32 whatever the precision around it, autocast included: class logits and box deltas
-    come out of one.
+    """A linear layer that runs in fp32 at every precision of the model, also under autocast.
 
-    16-bit logits near the selection threshold tie (bf16 has steps of 0.03 at -4), and a tie is decided by
-    order.
+    Class logits and box deltas come from such layers. 16-bit logits near the selection threshold tie (bf16
+    has steps of 0.03 at -4), and the order of the cells would decide a tie.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,10 +25,10 @@ class Float32Linear(nn.Linear):
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """Batch normalisation by stored statistics, as upstream trains and runs its ResNets.
+    """Batch normalisation by stored statistics; upstream trains and runs its ResNets with it.
 
-    The statistics stay fp32; one multiplication and one addition in the activations' type are left, and none
-    after `fold_into`.
+    The statistics stay fp32. `forward` is one multiplication and one addition in the activations' type, and
+    `fold_into` removes both.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -46,7 +45,7 @@ class FrozenBatchNorm2d(nn.Module):
 
     @torch.no_grad()
     def fold_into(self, convolution: nn.Conv2d) -> None:
-        """Makes a convolution without a bias give what this norm makes of its result; in place."""
+        """Folds the norm into the convolution before it, which has no bias; in place."""
         scale, shift = self._scale_and_shift()
         convolution.weight.mul_(scale[:, None, None, None])
         convolution.bias = nn.Parameter(shift.to(convolution.weight.dtype), requires_grad=False)
@@ -57,7 +56,7 @@ class FrozenBatchNorm2d(nn.Module):
 
 
 def thaw_batch_norms(model: nn.Module) -> None:
-    """Replaces every frozen batch norm by one that learns, with the same values and names; in place."""
+    """Replaces every frozen batch norm by a trainable one with the same values and names; in place."""
     for parent in list(model.modules()):
         for name, norm in list(parent.named_children()):
             if isinstance(norm, FrozenBatchNorm2d):
@@ -67,7 +66,7 @@ def thaw_batch_norms(model: nn.Module) -> None:
 
 
 def freeze_batch_norms(model: nn.Module) -> None:
-    """The opposite of `thaw_batch_norms`: what was learned becomes fixed; in place."""
+    """Inverts `thaw_batch_norms` and keeps the trained values; in place."""
     for parent in list(model.modules()):
         for name, norm in list(parent.named_children()):
             if isinstance(norm, nn.BatchNorm2d):
@@ -77,9 +76,9 @@ def freeze_batch_norms(model: nn.Module) -> None:
 
 
 def fold_batch_norms(model: nn.Module) -> None:
-    """Moves every frozen batch norm into the convolution before it, whose weights are fp32; in place."""
+    """Folds every frozen batch norm into the convolution before it, which has fp32 weights; in place."""
     for parent in list(model.modules()):
-        # ResNets register modules in the order in which they run.
+        # ResNets register modules in the order of execution.
         for (_, convolution), (name, norm) in itertools.pairwise(list(parent.named_children())):
             if isinstance(norm, FrozenBatchNorm2d):
                 norm.fold_into(convolution)
@@ -94,10 +93,14 @@ def _copy_batch_norm(source: nn.Module, target: nn.Module) -> None:
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group normalisation that can be written out as reductions and products in fp32, for exports.
+    """Group normalisation with a form of reductions and products in fp32, for exports.
 
-    Exporters make an InstanceNormalization of Torch's own, between reshapes that compute their shapes at run
-    time where sizes are dynamic. TensorRT 10.6 takes it in fp32 and fp16 only.
+    Exporters turn PyTorch's own form into an InstanceNormalization between reshapes. With dynamic shapes
+    those reshapes compute their shapes at run time. TensorRT 10.6 runs InstanceNormalization in fp32 and fp16
+    only.
+
+    Attributes:
+        written_out: whether `forward` uses the form for exports.
     """
 
     written_out = False
@@ -105,7 +108,7 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.written_out:
             return super().forward(x)
-        # Mean and variance of a group from those of its channels: no tensor of the map's size is reshaped.
+        # The channels' means and variances give those of a group, without a reshape of the whole map.
         shape = x.shape[0], self.num_groups, x.shape[1] // self.num_groups  # [N, G, C / G]
         x_mean = x.float().mean(dim=(2, 3), keepdim=True)  # [N, C, 1, 1]
         centred = x.float() - x_mean
@@ -120,10 +123,10 @@ class GroupNorm(nn.GroupNorm):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): while training, drops a residual branch for some of the images.
+    """Stochastic depth (arXiv 1603.09382): in training, drops a residual branch for some of the images.
 
     Args:
-        rate: the share dropped; what is kept is scaled up by 1 / (1 - rate).
+        rate: share of images without the branch; the branch of the others is scaled by 1 / (1 - rate).
     """
 
     def __init__(self, rate: float) -> None:
@@ -139,7 +142,7 @@ class DropPath(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """Self-attention whose queries and keys carry a position and whose values do not; no residual inside."""
+    """Self-attention with positions on queries and keys but not on values; without the residual."""
 
     def __init__(self, embed_dims: int, num_heads: int) -> None:
         super().__init__()
@@ -152,7 +155,7 @@ class MultiheadAttention(nn.Module):
     def forward(self, x: Tensor, position: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x, position: [N, Q, C] -> [N, Q, C].
 
-        attention_mask: [Q, Q] bool, True where a query (row) may not look at another.
+        attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
         channels = x.shape[-1]
         weight, bias = self.in_proj_weight, self.in_proj_bias
@@ -168,7 +171,7 @@ class MultiheadAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between; no residual inside."""
+    """Two linear layers with an activation between them; without the residual."""
 
     def __init__(
         self, in_channels: int, hidden_channels: int, out_channels: int, activation: type[nn.Module]
@@ -183,19 +186,20 @@ class FeedForward(nn.Module):
 
 
 def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
-    """log(x / (1 - x)), both sides of the fraction held at `eps` or more; DINO refines boxes with 1e-3."""
+    """Returns log(x / (1 - x)) with both sides of the fraction clamped to at least `eps`; DINO uses 1e-3."""
     x = x.clamp(0.0, 1.0)
     return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
 
 
 def device_size(size: int, device: torch.device) -> Tensor:
-    """[1] fp32: a size that may be a symbol of an export, as a tensor.
+    """Returns a size, which may be a symbol of an export, as a tensor [1] fp32.
 
-    Compilers make vectors of symbols, and integers whatever type is asked for: so this asks for no other.
+    Compilers turn symbols into vectors of integers, whatever type is requested. The conversion to fp32
+    follows.
     """
     return torch.scalar_tensor(size, dtype=torch.int64, device=device).reshape(1).float()
 
 
 def device_constant(values: list[int] | list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 1-D tensor made on the device: `torch.tensor` copies from the host, which no CUDA graph captures."""
+    """Makes a 1-D tensor on the device. `torch.tensor` copies from the host, which no CUDA graph captures."""
     return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])

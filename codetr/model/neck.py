@@ -1,4 +1,4 @@
-"""The neck: every backbone map to the same channels, and coarser levels from the last one."""
+"""The neck: brings all maps of the backbone to the same channels, and adds coarser levels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChannelMapper(nn.Module):
         self.extra_convs = nn.ModuleList(ConvNorm(c, out, groups, 3, 2) for c in extra_channels)
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...], extra ones halving the last."""
+        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...]; an extra map halves the last."""
         outs = [conv(feature) for conv, feature in zip(self.convs, features, strict=True)]
         x = features[-1]
         for conv in self.extra_convs:

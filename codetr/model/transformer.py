@@ -63,12 +63,12 @@ class Encoder(nn.Module):
 
 
 class DenoisingQueries(NamedTuple):
-    """Queries that training decodes beside the selected ones (contrastive denoising, DINO section 3.3).
+    """Queries of noised targets that training decodes with the selected ones (DINO section 3.3).
 
     Attributes:
         content: [N, D, C], embeddings of noised labels.
         boxes_cxcywh: [N, D, 4] fp32, noised boxes in units of the image.
-        attention_mask: [D + Q, D + Q] bool, True where a query (row) may not look; the D come first.
+        attention_mask: [D + Q, D + Q] bool, True where a query (row) must not attend; the D come first.
     """
 
     content: Tensor
@@ -97,7 +97,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """x, position: [N, Q, C]; memory: [N, S, C]; reference_points: [N, Q, L, 4] -> [N, Q, C].
 
-        attention_mask: [Q, Q] bool, True where a query (row) may not look at another.
+        attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
         x = self.norm1(x + self.self_attn(x, position, attention_mask))
         attended = self.cross_attn(
@@ -115,12 +115,12 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Refines the selected boxes layer by layer.
 
-    Two boxes come out of a layer, both from the box it was given. The next layer attends around the one
-    predicted from the layer's raw output; the layer's answer is predicted from its normalised output. The
-    answer is not refined again.
+    A layer predicts two boxes, both relative to its reference box. The next layer attends around the box
+    predicted from the layer's raw output. The layer's answer comes from its normalised output and is not
+    refined further.
     """
 
-    TEMPERATURE = 10000.0  # of the sine embedding of boxes
+    TEMPERATURE = 10000.0  # for the sine embedding of boxes
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -140,20 +140,22 @@ class Decoder(nn.Module):
         every_layer: bool,
         denoising: DenoisingQueries | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Decodes.
+        """Decodes the selected boxes.
 
         Args:
             memory: [N, S, C].
             boxes: [N, Q, 4] fp32, (cx, cy, w, h) in units of the image.
-            every_layer: the answers of all layers, else of the last one only.
+            pyramid: geometry of the batch.
+            every_layer: whether to return the answers of all layers, or of the last one only.
             denoising: D queries to decode before the selected ones.
 
         Returns:
-            Class logits [N, Q, classes] and boxes [N, Q, 4], fp32, of each layer; D + Q with denoising.
+            Class logits [N, Q, classes] and boxes [N, Q, 4], fp32, of each layer; D + Q queries with
+            denoising.
         """
         ratios = torch.cat((pyramid.valid_ratios, pyramid.valid_ratios), dim=-1)[:, None]  # [N, 1, L, 4]
-        # Spread over the images by a sum: of a parameter that is expanded, TensorRT 10.6 reads wrong numbers
-        # where it adds the first layer's attention, if there is more than one image. Memory is finite.
+        # A sum broadcasts the parameter over the images. From an expanded parameter TensorRT 10.6 reads wrong
+        # values where it adds the first layer's attention of a batch above 1. Memory is finite.
         x = self.query_embed + 0.0 * memory[:, :1, :1]  # [N, Q, C]
         boxes, attention_mask = boxes.detach(), None
         if denoising is not None:
@@ -164,8 +166,8 @@ class Decoder(nn.Module):
         last = len(self.layers) - 1
         reference = boxes
         for index, layer in enumerate(self.layers):
-            # The layer looks at `reference`, which stops gradients; answers start from `boxes`, which lets
-            # the layer before learn from this one's answer too ("look forward twice", DINO section 3.5).
+            # The layer attends around `reference`, which stops gradients. Answers start from `boxes`, so that
+            # the previous layer learns from this answer too ("look forward twice", DINO section 3.5).
             reference_points = reference[:, :, None] * ratios  # [N, Q, L, 4]
             position = self._position(reference_points[:, :, 0]).to(x.dtype)
             x = layer(x, position, memory, reference_points, pyramid, attention_mask)
@@ -179,7 +181,7 @@ class Decoder(nn.Module):
         return all_logits, all_boxes
 
     def _position(self, boxes: Tensor) -> Tensor:
-        """(cx, cy, w, h) [N, Q, 4] fp32 -> [N, Q, C]; upstream orders the four embeddings y, x, w, h."""
+        """Boxes (cx, cy, w, h) [N, Q, 4] fp32 -> [N, Q, C]; upstream's order of embeddings is y, x, w, h."""
         cx, cy, w, h = boxes.unbind(-1)
         num_feats = self.query_embed.shape[-1] // 2
         embedding = sine_embedding(torch.stack((cy, cx, w, h), dim=-1), num_feats, self.TEMPERATURE)

@@ -1,4 +1,11 @@
-"""Backbones: images [N, 3, H, W] to a list of feature maps [N, C_i, H_i, W_i], strides 4, 8, 16, 32."""
+"""Backbones: images [N, 3, H, W] to a list of feature maps [N, C_i, H_i, W_i], strides 4, 8, 16, 32.
+
+A new backbone takes three steps:
+
+1. A dataclass with `type` and `out_channels` in `codetr.config`, which joins the union of `Config.backbone`.
+2. A file in this folder with the module: attribute `first_stride`, and one map for each of `out_channels`.
+3. An entry in `BACKBONES`, and the names of its parameters in upstream's checkpoints in `codetr.checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +15,11 @@ from codetr.config import ResNetConfig, SwinConfig
 from codetr.model.backbones.resnet import ResNet
 from codetr.model.backbones.swin import SwinTransformer
 
-__all__ = ["ResNet", "SwinTransformer", "make_backbone"]
+BACKBONES: dict[type, type[nn.Module]] = {SwinConfig: SwinTransformer, ResNetConfig: ResNet}
+
+__all__ = ["BACKBONES", "ResNet", "SwinTransformer", "make_backbone"]
 
 
 def make_backbone(config: SwinConfig | ResNetConfig) -> nn.Module:
-    """The backbone that a configuration describes."""
-    return SwinTransformer(config) if isinstance(config, SwinConfig) else ResNet(config)
+    """Makes the backbone of a configuration."""
+    return BACKBONES[type(config)](config)

@@ -60,7 +60,13 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    first_stride = 4  # pixels per cell of the finest map; every next one has twice as many
+    """The backbone.
+
+    Attributes:
+        first_stride: pixels per cell of the finest map; each further map has twice as many.
+    """
+
+    first_stride = 4
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Swin Transformer (arXiv 2103.14030), as MMDetection runs it: any input size, each stage's map normed."""
+"""Swin Transformer (arXiv 2103.14030) in MMDetection's form: any input size, a norm on each stage's map."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from codetr.model.layers import DropPath, FeedForward
 class WindowAttention(nn.Module):
     """Self-attention inside windows of cells, with a learned bias per relative position.
 
-    Written as matmul, add, softmax, matmul: TensorRT fuses this chain, bias and mask included, into one
-    kernel.
+    TensorRT fuses the chain of matmul, add, softmax and matmul, with bias and mask, into one kernel.
     """
 
     def __init__(self, channels: int, num_heads: int, window_size: int, qkv_bias: bool) -> None:
@@ -30,7 +29,7 @@ class WindowAttention(nn.Module):
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [B, L, C], B windows of L cells; mask: [B, 1, L, L] to add to the logits -> [B, L, C]."""
+        """x: [B, L, C], B windows of L cells; mask: [B, 1, L, L], added to the logits -> [B, L, C]."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, L, 3, heads, D]
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, L, D]
         bias = self.relative_position_bias_table[self.relative_position_index].permute(
@@ -56,7 +55,7 @@ class SwinBlock(nn.Module):
         self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """A map as `windows` takes it, [N, H, W, C] or rows [N * H * W, C] -> the same."""
+        """A map in the form of `windows`, [N, H, W, C] or rows [N * H * W, C] -> the same form."""
         attended = self.attn(windows.cut(self.norm1(x), self.shifted), windows.mask if self.shifted else None)
         x = x + self.drop_path(windows.join(attended, self.shifted))
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -79,7 +78,7 @@ class PatchMerging(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Patches of the image to vectors."""
+    """Turns patches of the image into vectors."""
 
     def __init__(self, channels: int, patch_size: int, norm: bool) -> None:
         super().__init__()
@@ -109,7 +108,7 @@ class SwinStage(nn.Module):
         self.downsample = nn.Identity() if last else PatchMerging(channels, config.patch_norm)
 
     def forward(self, x: Tensor, gathered: bool) -> tuple[Tensor, Tensor]:
-        """[N, H, W, C] -> the stage's own map [N, H, W, C] and the next stage's input."""
+        """[N, H, W, C] -> the stage's map [N, H, W, C] and the next stage's input."""
         n, h, w, c = x.shape
         windows = (GatheredWindows if gathered else SlicedWindows)(x, self.window_size)
         x = x.reshape(n * h * w, c) if gathered else x
@@ -123,8 +122,8 @@ class SwinTransformer(nn.Module):
     """The backbone.
 
     Attributes:
-        first_stride: pixels per cell of the finest map; every next one has twice as many.
-        gathers_windows: cut windows by `GatheredWindows`, for exports whose sizes are symbols.
+        first_stride: pixels per cell of the finest map; each further map has twice as many.
+        gathers_windows: whether `GatheredWindows` cuts the windows, for exports with dynamic shapes.
     """
 
     def __init__(self, config: SwinConfig) -> None:
@@ -153,7 +152,11 @@ class SwinTransformer(nn.Module):
 
 
 def relative_position_index(size: int) -> Tensor:
-    """[size * size, size * size] int64: row of the bias table for a (query, key) pair of a window's cells."""
+    """Returns the row of the bias table for each (query, key) pair of a window's cells.
+
+    Returns:
+        [size * size, size * size] int64.
+    """
     row, column = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     cells = torch.stack((row.flatten(), column.flatten()))  # [2, L]
     offset = cells[:, :, None] - cells[:, None, :] + size - 1  # [2, L, L], 0 .. 2 size - 2

@@ -1,4 +1,4 @@
-"""How Swin's blocks cut maps into windows and put them together again, in two ways with the same result."""
+"""Two ways, with the same result, to cut the maps of Swin's blocks into windows and to join them again."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Windows(Protocol):
     mask: Tensor
 
     def cut(self, x: Tensor, shifted: bool) -> Tensor:
-        """The map, [N, H, W, C] or its rows [N * H * W, C] -> [N * windows, L, C], windows row by row."""
+        """Cuts a map, [N, H, W, C] or rows [N * H * W, C], into [N * windows, L, C], windows row by row."""
 
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
-        """The inverse of `cut`; what was padding is gone."""
+        """Inverts `cut` and drops the padding."""
 
 
 class SlicedWindows:
-    """Pads, rolls, reshapes: for maps whose size is known. Maps are [N, H, W, C].
+    """Pads, rolls and reshapes maps of a fixed size. Maps are [N, H, W, C].
 
     Args:
-        x: a map of the stage; sizes, type and device are taken from it.
-        size: of a window.
+        x: a map of the stage, whose shape, type and device the windows have.
+        size: side of a window in cells.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
@@ -52,7 +52,7 @@ class SlicedWindows:
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
         """See `Windows`."""
         size, channels = self.size, windows.shape[-1]
-        # Not in numbers of windows, rounded up: Torch's older ONNX exporter dies of some of those.
+        # Not by counts of windows, rounded up: PyTorch's older ONNX exporter fails on some of those.
         height, width = self.height + -self.height % size, self.width + -self.width % size
         x = windows.reshape(-1, height // size, width // size, size, size, channels).transpose(2, 3)
         x = x.reshape(-1, height, width, channels)
@@ -62,28 +62,28 @@ class SlicedWindows:
 
 
 class GatheredWindows:
-    """Picks rows by an index, which is made once for the stage: for sizes that are symbols in an export.
+    """Gathers rows by indices that the stage computes once, for exports with dynamic shapes.
 
-    Padding, rolling and reshaping by symbols are some thirty operators of shape arithmetic in every block,
-    which compilers carry along through all that is between them. Here a block has two gathers and no size.
-    Maps are rows, [N * H * W, C].
+    Padding, rolling and reshaping by symbols need some thirty operators of shape arithmetic in each block,
+    and compilers keep them through everything between. Here a block has two gathers and no size. Maps are
+    rows, [N * H * W, C].
 
     Args:
-        x: a map of the stage, [N, H, W, C], of less than 2^22 cells in all, padding included: they are
-            counted in fp32. Sizes, type and device are taken from it.
-        size: of a window.
+        x: a map of the stage, [N, H, W, C], whose shape, type and device the windows have. It has fewer than
+            2^22 cells with padding, because cells are counted in fp32.
+        size: side of a window in cells.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
         images, height, width, _ = x.shape
-        # Torch shall not work out a size (-1) in any reshape: as symbols, such sizes are nested divisions.
+        # No reshape leaves a size (-1) to PyTorch: as a symbol, such a size is a nested division.
         self._count = images * ((height + size - 1) // size) * ((width + size - 1) // size)
         self._cells = size**2
         height, width = (device_size(side, x.device) for side in (height, width))
         down, across = torch.ceil(height / size), torch.ceil(width / size)
         padded_height, padded_width = down * size, across * size
 
-        # T = N * windows * L cells of all windows, as `cut` gives them; [T] each.
+        # The T = N * windows * L cells of all windows in the order of `cut`; [T] each.
         window, cell = _split(torch.arange(self._count * self._cells, device=x.device).float(), self._cells)
         image_and_row, column = _split(window, across)
         image, row = _split(image_and_row, down)
@@ -99,7 +99,7 @@ class GatheredWindows:
         region = 3.0 * _band(row, padded_height, size) + _band(column, padded_width, size)
         self.mask = _mask_between(region.reshape(self._count, self._cells), x.dtype)
 
-        # U = N * H * W cells of the map, as `join` gives them; [U] each.
+        # The U = N * H * W cells of the map in the order of `join`; [U] each.
         cells = torch.arange(x.shape[0] * x.shape[1] * x.shape[2], device=x.device).float()
         image_and_row, column = _split(cells, width)
         image, row = _split(image_and_row, height)
@@ -122,7 +122,7 @@ class GatheredWindows:
 
 
 def _roll(place: Tensor, shift: int, length: Tensor) -> Tensor:
-    """Places along an axis after `shift` steps, which lead from its end to its start or the other way."""
+    """Shifts places along an axis cyclically by `shift` steps."""
     if shift == 0:
         return place
     place = place + shift
@@ -130,12 +130,12 @@ def _roll(place: Tensor, shift: int, length: Tensor) -> Tensor:
 
 
 def _band(place: Tensor, length: Tensor, size: int) -> Tensor:
-    """0, 1 or 2: which band of a rolled map's axis a place is in, see `shifted_window_mask`."""
+    """Returns the band (0, 1 or 2) of places on a rolled map's axis, see `shifted_window_mask`."""
     return (place >= length - size).float() + (place >= length - size // 2).float()
 
 
 def _split(number: Tensor, divisor: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Quotient and remainder of whole numbers in fp32; exact up to 2^22."""
+    """Returns quotient and remainder of whole numbers in fp32; exact up to 2^22."""
     quotient = torch.floor((number + 0.5) / divisor)
     return quotient, number - quotient * divisor
 
@@ -150,15 +150,15 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 def shifted_window_mask(
     images: int, height: int, width: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """What shifted windows must not attend to: cells that the cyclic shift brought from the other border.
+    """Masks the pairs of cells in shifted windows that only the cyclic shift made neighbours.
 
-    The shifted map falls into three bands along each axis: before the last window, the last window's first
-    half, and the wrapped-around rest. Cells of different bands get -100 (upstream's value).
+    The shifted map has three bands along each axis: all windows but the last, the last window's first half,
+    and the cells that wrapped around. Pairs of cells from different bands get -100 (upstream's value).
 
     Args:
         images: N.
-        height, width: of the map in cells.
-        size: of a window.
+        height, width: size of the map in cells.
+        size: side of a window in cells.
 
     Returns:
         [N * windows, 1, size * size, size * size], 0 or -100.
@@ -175,5 +175,5 @@ def shifted_window_mask(
 
 
 def _mask_between(region: Tensor, dtype: torch.dtype) -> Tensor:
-    """Regions of cells [B, L] -> [B, 1, L, L]: 0 between cells of the same, else -100."""
+    """Regions of cells [B, L] -> [B, 1, L, L]: 0 between cells of one region, else -100."""
     return (region[:, None, :, None] != region[:, None, None]).to(dtype) * -100.0
