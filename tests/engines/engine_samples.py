@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).parent / "recorded"
+
+needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="no program dot (Graphviz)")
 
 METADATA = trt_plugin.ArtifactMetadata(
     model="co_dino_r50",

@@ -14,6 +14,7 @@ from tests.engines.engine_samples import (
     METADATA,
     RECORDED,
     SUMMARY,
+    needs_dot,
     only_error,
     plan_header,
     recorded,
@@ -40,6 +41,7 @@ def run(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, st
 # Without a GPU.
 
 
+@needs_dot
 def test_layer_information_needs_no_torch_and_no_tensorrt(tmp_path):
     graph = tmp_path / "graph.svg"
     arguments = ["--layer-info", str(LAYERS), "--times", str(TIMES), "--graph", str(graph)]
@@ -86,6 +88,7 @@ def test_json_holds_everything(tmp_path, capsys):
     assert plugin["kind"] == MSDA and plugin["module"] == "encoder.layers.1.self_attn"
 
 
+@needs_dot
 def test_pictures_are_written(tmp_path, capsys):
     pictures = [tmp_path / name for name in ("graph.svg", "chart.png")]
     options = ("--graph", pictures[0], "--chart", pictures[1])
@@ -250,6 +253,7 @@ def plan(verbosity: str) -> bytes:
     return build(define_plugin(FUSED_ATTENTION, SHAPES, dtypes), verbosity=verbosity)
 
 
+@needs_dot
 @pytest.mark.gpu
 def test_engine_with_a_plugin(tmp_path, capsys):
     path = save(tmp_path, plan("DETAILED"))

@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 
-from tests.engines.engine_samples import recorded
+from tests.engines.engine_samples import needs_dot, recorded
 from trt_plugin import EngineError
 from trt_plugin.inspection import engine_layers, layer_graph, module_blocks
 from trt_plugin.inspection.engine_layers import LayerList
@@ -137,6 +137,7 @@ def test_columns_have_similar_heights_and_keep_the_order():
     assert len(columns) > 2 and max(map(len, columns)) - min(map(len, columns)) <= 1
 
 
+@needs_dot
 @pytest.mark.parametrize("name", ["onnx", "dynamo"])
 def test_graph_shows_every_kind_row_and_arrow(name, tmp_path):
     found, path = recorded(name), tmp_path / "graph.svg"
@@ -152,6 +153,7 @@ def test_graph_shows_every_kind_row_and_arrow(name, tmp_path):
     assert len(arrows) == len(layer_graph.edges_of(blocks))
 
 
+@needs_dot
 @pytest.mark.parametrize("suffix", SIGNATURES)
 def test_formats_of_pictures(tmp_path, suffix):
     found = engine(*in_modules("/a.0", "/b.0"), times=True)
