@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from codetr.evaluation.metrics import coco_metrics, require_pycocotools
+from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
 
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
@@ -33,6 +35,7 @@ from codetr.cli.command import (
     UsageError,
     check_file,
     complain,
+    fraction,
     model_config,
     one_line,
     positive,
@@ -40,16 +43,15 @@ from codetr.cli.command import (
     weights_source,
 )
 from codetr.cli.console import progress
-from codetr.cli.network_options import fraction
 from codetr.config import Config
 from codetr.dataset.bad_pictures import LeftOut
 from codetr.dataset.coco_files import DatasetError, load_coco
-from codetr.detector.detector import PRECISIONS, Detector, TensorRTBackend, TorchBackend
+from codetr.detector.detector import Detector
 from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
 from codetr.detector.preprocess import Batch, Preprocessor
-from codetr.detector.torch_backend import allow_tf32
-from codetr.evaluation.metrics import coco_metrics, require_pycocotools
-from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
+from codetr.detector.sizes import ChosenSize
+from codetr.detector.tensorrt_backend import TensorRTBackend
+from codetr.detector.torch_backend import TORCH_PRECISIONS, TorchBackend, allow_tf32
 from codetr.export.engine_check import INPUT_NAMES
 from codetr.weights import DEMO
 from trt_plugin import ArtifactMetadata, EngineError, EngineRunner
@@ -154,8 +156,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--model", default=DEMO, help="as for codetr.load_config")
     add("--weights", help="as for codetr.load_checkpoint; the model's own by default")
     # On a CPU TF32 does not exist and 16 bits take hours.
-    precisions = list(PRECISIONS) if torch.cuda.is_available() else ["fp32"]
-    add("--torch", nargs="*", choices=PRECISIONS, default=precisions)
+    precisions = list(TORCH_PRECISIONS) if torch.cuda.is_available() else ["fp32"]
+    add("--torch", nargs="*", choices=TORCH_PRECISIONS, default=precisions)
     add_engines(parser, "an engine")
     add("--onnx", action="append", default=[], type=to_path, metavar="FILE", help="for onnxruntime")
     add("--height", type=positive, help="of the network's input; default: the engines' or ONNX file's")
@@ -242,7 +244,7 @@ def run(
         try:
             suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
             categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
-            with progress(len(dataset), shown=True) as advance:
+            with progress(len(dataset)) as advance:
                 for chunk, images in read_ahead(dataset.pictures, options.batch, left_out):
                     prepared.prepare(images)
                     found = [
@@ -303,15 +305,14 @@ def make_variants(
 ) -> Iterator[Variant]:
     """Loads the variants, the reference first, wanted or not."""
     for precision in ("fp32", *(name for name in options.torch if name != "fp32")):
-        backend = TorchBackend(
-            config, options.weights, precision=precision, height=preprocessor.height, width=preprocessor.width
-        )
+        size = ChosenSize(height=preprocessor.height, width=preprocessor.width)
+        backend = TorchBackend(config, options.weights, precision=precision, size=size).load()
         detector = stack.enter_context(Detector(backend=backend))
         timer = torch_timer(backend) if backend.device.type == "cuda" else host_timer(backend)
         yield Variant("PyTorch", precision, precision, detector, timer, Agreement(options.threshold))
     for label, path in options.engine:
         try:
-            backend = TensorRTBackend(path)
+            backend = TensorRTBackend(path).load()
         except EngineError as error:
             raise UsageError(f"--engine {label}: {one_line(error)}") from error
         detector = stack.enter_context(Detector(backend=backend))
@@ -321,7 +322,7 @@ def make_variants(
         )
     for path in options.onnx:
         try:
-            backend = OnnxRuntimeBackend(path)
+            backend = OnnxRuntimeBackend(path).load()
         except (EngineError, ValueError) as error:
             raise UsageError(f"--onnx: {one_line(error)}") from error
         detector = stack.enter_context(Detector(backend=backend))

@@ -82,6 +82,14 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def fraction(text: str) -> float:
+    """A number from 0 to 1, for `add_argument(type=…)`."""
+    number = float(text)
+    if not 0.0 <= number <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return number
+
+
 def to_path(text: str) -> Path:
     """A path that is not empty: an empty one, of an unset shell variable, would be the current folder."""
     if not text:

@@ -187,6 +187,3 @@ def _image_size(imgsz: object) -> int | tuple[int, int]:
     if match is None:
         raise ArgumentError("imgsz", f"expected pixels (640) or HEIGHTxWIDTH (480x640), got {imgsz!r}")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
-
-
-Range = SizeRange
