@@ -6,7 +6,8 @@ _EXTRAS = {
     "onnx": ("onnx", "onnx_ir", "onnxruntime", "onnxscript"),
     "tensorrt": ("cuda", "polygraphy", "tensorrt"),
     "dynamo": ("torch_tensorrt",),
-    "train": ("matplotlib", "pycocotools", "scipy"),
+    "inspect": ("graphviz", "matplotlib"),
+    "train": ("pycocotools", "scipy"),
 }
 """Packages that each extra of the project installs."""
 

@@ -33,6 +33,7 @@ def make_app(name: str, help: str | None = None, **settings: object) -> App:
         result_action="return_value",
         print_error=False,
         exit_on_error=False,
+        suppress_keyboard_interrupt=False,
         **settings,
     )
 
