@@ -1,0 +1,304 @@
+"""`python -m onnx_path.export`: exported graphs, their outputs in onnxruntime, and the command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import codetr
+from codetr.export.box_agreement import compare_detections
+from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
+from trt_plugin.tensorrt_log import tensorrt_logger
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+from onnx_path import build, operator  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
+from onnx_path.export import export_onnx, main  # noqa: E402
+from onnx_path.model_for_tensorrt import parsed_file  # noqa: E402
+from tests.onnx.build_fixtures import attention_file  # noqa: E402
+
+REPOSITORY = Path(__file__).parents[2]
+
+# This model is exported with its group norms written out.
+WRITTEN_OUT = "codino_resnet_tiny"
+
+
+def model_levels(name: str) -> int:
+    return codetr.load_config(GOLDEN / f"{name}.json").num_levels
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def exported(request, tmp_path_factory):
+    """Exports a golden model: name, model, golden inputs, path, number of nodes by operator."""
+    model, tensors = load_golden(request.param)
+    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
+    path = tmp_path_factory.mktemp(request.param) / "model.onnx"
+    if request.param == WRITTEN_OUT:
+        model.write_out_group_norms()
+    return request.param, model, inputs, path, export_onnx(model, inputs, path)
+
+
+def test_exported_graph(exported):
+    name, _, (images, _), path, counts = exported
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path)
+    graph = model.graph
+    assert counts == Counter(node.op_type for node in graph.node)
+    assert counts[operator.FUSED_ATTENTION] == MODELS[name]
+    assert counts["InstanceNormalization"] == (0 if name == WRITTEN_OUT else model_levels(name))
+    assert not {"GridSample", "CumSum", "NonZero", "If", "Loop", "ScatterND"} & counts.keys()
+    assert [tensor.name for tensor in graph.input] == ["images", "image_shapes"]
+    assert [tensor.name for tensor in graph.output] == ["boxes", "scores", "labels"]
+    assert [d.dim_value for d in graph.input[0].type.tensor_type.shape.dim] == list(images.shape)
+
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.domain != operator.DOMAIN:
+            continue
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert attributes == {"plugin_namespace": b"msda", "plugin_version": b"1"}
+        shapes, starts = (constants[tensor] for tensor in node.input[1:3])
+        sizes = shapes.prod(axis=1)
+        assert shapes.dtype == starts.dtype == np.int64
+        assert starts.tolist() == (np.cumsum(sizes) - sizes).tolist()
+
+
+def test_exported_nodes_are_named_by_modules(exported):
+    """TensorRT's layers get these names. An attention's name has its part and layer."""
+    name, _, _, path, _ = exported
+    nodes = onnx.load(path).graph.node
+    assert len({node.name for node in nodes}) == len(nodes)
+    found = [node.name.rpartition("/")[0] for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    layers = [f"/encoder/layers.{i}/self_attn" for i in range(MODELS[name])]
+    layers += [f"/decoder/layers.{i}/cross_attn" for i in range(MODELS[name])]
+    assert set(found) < set(layers) and len(set(found)) == MODELS[name]
+    top = [node for node in nodes if node.name.count("/") == 1]
+    assert len(top) < 0.2 * len(nodes)
+
+
+def test_exported_file_names_no_path_of_this_machine(exported):
+    content = exported[3].read_bytes()
+    assert b"site-packages" not in content and bytes(REPOSITORY) not in content
+
+
+def test_tensorrt_gets_one_projection_for_each_attention(exported):
+    name, _, _, path, counts = exported
+    with parsed_file(path) as parsed:
+        nodes = onnx.load(parsed).graph.node
+    attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    assert [len(node.input) for node in attentions] == [5] * MODELS[name]
+    after = Counter(node.op_type for node in nodes)
+    assert counts["MatMul"] - after["MatMul"] == counts["Add"] - after["Add"] == MODELS[name]
+    assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
+    made = {node.output[0]: node.name for node in nodes}
+    for node in attentions:
+        module = node.name.rpartition("/")[0]
+        assert made[node.input[4]] == f"{module}/projection/Add"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["file", "as_tensorrt_gets_it"])
+def test_exported_file_runs_in_onnxruntime(exported, packed, tmp_path):
+    _, model, inputs, path, _ = exported
+    if packed:
+        with parsed_file(path) as parsed:
+            changed = onnx.load(parsed)
+        add_bodies(changed)
+        path = tmp_path / "packed.onnx"
+        onnx.save(changed, path)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found = session.run(
+        ["boxes", "scores", "labels"], {"images": inputs[0].numpy(), "image_shapes": inputs[1].numpy()}
+    )
+    with torch.no_grad():
+        expected = [output.numpy() for output in model(*inputs)]
+    comparison = compare_detections(expected, found, box_tolerance_px=1e-3, score_tolerance=1e-5)
+    assert comparison.equal == comparison.expected == expected[1].size, comparison
+    assert (found[2] == expected[2]).all()
+
+
+def test_tensorrt_parses_a_file_without_bodies(tmp_path):
+    path = attention_file(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    with parsed_file(path) as stripped:
+        parsed = onnx.load(stripped)
+        assert stripped.parent == path.parent
+        assert not parsed.functions
+        assert parsed.graph == model.graph
+        onnx.save(parsed, tmp_path / "plain.onnx")
+    with parsed_file(tmp_path / "plain.onnx") as unchanged:
+        assert unchanged == tmp_path / "plain.onnx"
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "plain.onnx"}
+    assert onnx.load(path) == model
+
+
+class FailingBuild:
+    """A loader of polygraphy that fails: TensorRT reports the reason, and polygraphy prints."""
+
+    def __init__(self, *_arguments, **_options) -> None:
+        pass
+
+    def __call__(self) -> bytes:
+        import tensorrt as trt
+        from polygraphy.backend.trt import get_trt_logger
+        from polygraphy.logger import G_LOGGER
+
+        get_trt_logger().log(trt.ILogger.WARNING, "a warning")
+        get_trt_logger().log(trt.ILogger.ERROR, "no tactic\nfor node 7")
+        G_LOGGER.start("noise")
+        G_LOGGER.warning("noise")
+        G_LOGGER.critical("Invalid Engine")
+
+
+def test_failing_build_raises_tensorrts_reason_and_prints_nothing(tmp_path, monkeypatch, capfd):
+    trt_backend = pytest.importorskip("polygraphy.backend.trt", reason="polygraphy is not installed")
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
+    from polygraphy.logger import G_LOGGER
+
+    monkeypatch.setattr(build, "import_requirements", lambda: None)
+    monkeypatch.setattr(trt_backend, "EngineBytesFromNetwork", FailingBuild)
+    path = attention_file(tmp_path / "model.onnx")
+    before = G_LOGGER.module_severity.trie
+    capfd.readouterr()
+    with pytest.raises(RuntimeError) as error:
+        build.build_engine(path, tmp_path / "model.engine")
+    assert str(error.value) == "model.onnx: TensorRT cannot build an engine of it: no tactic for node 7"
+    assert capfd.readouterr() == ("", "")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert G_LOGGER.module_severity.trie == before
+    assert trt_backend.get_trt_logger() is not tensorrt_logger()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> dict[str, Path]:
+    """The golden models' weights as checkpoints."""
+    return save_weights(tmp_path_factory.mktemp("weights"))
+
+
+def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    fields = json.loads((GOLDEN / "codino_resnet_tiny.json").read_text())
+    config = tmp_path / "tiny.json"
+    config.write_text(json.dumps(fields | {"resize_scale": [120, 90]}))
+    options = {"model": config, "batch": 2, "precision": "fp16", "device": "cpu"}
+    given = without(arguments(weights, out, **options), "--height", "--width")
+    assert main([*given, "--no-function-body"]) == 0
+    assert {file.name for file in out.iterdir()} == {"model.onnx", "model.json"}
+    metadata = json.loads((out / "model.json").read_text(encoding="utf-8"))
+    assert metadata["precision"] == "fp16" and metadata["tensorrt_version"] == metadata["gpu"] == ""
+    assert metadata["resize"] == {"height": 96, "width": 128, "mode": "fit_pad", "scale": [120, 90]}
+    assert {file.name for file in tmp_path.iterdir()} == {"new", "tiny.json"}
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("note: ") for line in lines)
+    wrote = f"wrote model.onnx and model.json in {out}"
+    assert lines[-1] == f"{wrote}; stopped there: no GPU to build a TensorRT engine for"
+    assert any(line.startswith("export model.onnx: ") and line.endswith(" s") for line in lines)
+
+    model = onnx.load(out / "model.onnx")
+    assert not model.functions
+    graph = model.graph
+    assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim] == [2, 3, 96, 128]
+    types = {v.name: v.type.tensor_type.elem_type for v in [*graph.value_info, *graph.output]}
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    for node in graph.node:
+        if node.domain == operator.DOMAIN:
+            value, points, offsets, logits = (types[node.input[i]] for i in (0, 3, 4, 5))
+            assert (value, points, types[node.output[0]]) == (half, single, half)
+            assert {offsets, logits} <= {half, single}
+        if node.op_type == "TopK":
+            assert types[node.input[0]] == single
+    assert (types["boxes"], types["scores"]) == (single, single)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "nope"}, "nope"),
+        ({"weights": "nowhere.pth"}, "nowhere.pth"),
+        ({"weights": GOLDEN / "README.md"}, "README.md: "),
+        ({"model": GOLDEN / "codino_swin_tiny.json"}, "codino_swin_tiny"),
+        ({"height": -8}, "--height"),
+        ({"height": 8, "width": 8}, "images: 8 x 8 pixels give"),
+        ({"batch": 0}, "--batch"),
+        ({"precision": "int4"}, "--precision"),
+        ({"photo": GOLDEN / "README.md"}, "README.md"),
+        ({"photo": "nowhere.jpg"}, "--photo"),
+        ({"out": GOLDEN / "README.md"}, "README.md"),
+        ({"timing-cache": GOLDEN}, "--timing-cache"),
+        ({"device": "cuda"}, "--device"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_command_errors_are_one_line_and_leave_nothing(
+    weights, tmp_path, capsys, monkeypatch, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    if "device" in options and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    status = main(arguments(weights, tmp_path / "out", **({"device": "cpu"} | options)))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert status in (1, 2)
+    assert words in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_package_is_named(tmp_path, weights):
+    code = (
+        "import sys; sys.modules['onnxscript'] = None; from onnx_path.export import main; "
+        f"sys.exit(main({arguments(weights, tmp_path / 'out', device='cpu')!r}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert result.returncode == 1
+    assert "onnxscript" in result.stderr and "pip install 'codetr-tensorrt[onnx]'" in result.stderr
+    assert result.stdout == ""  # before a model is loaded
+    assert not list(tmp_path.iterdir())
+
+
+class NormalizedConstant(torch.nn.Module):
+    """A constant that onnxscript's optimizer does not fold, and logs."""
+
+    def forward(self, images: torch.Tensor, image_shapes: torch.Tensor) -> torch.Tensor:
+        return images + image_shapes + torch.nn.functional.layer_norm(torch.ones(4), [4])
+
+
+def test_constants_that_are_not_folded_are_no_message(tmp_path, caplog):
+    with caplog.at_level("DEBUG"):
+        counts = export_onnx(
+            NormalizedConstant(),
+            (torch.ones(4), torch.ones(4)),
+            tmp_path / "model.onnx",
+            output_names=["sums"],
+        )
+    assert counts["LayerNormalization"] == 1
+    assert "Skipping constant folding" not in caplog.text
+    logger = logging.getLogger("onnxscript.optimizer._constant_folding")
+    with caplog.at_level("DEBUG"):
+        logger.warning("Skipping constant folding of the next caller")
+    assert "of the next caller" in caplog.text and not logger.filters
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_engine_detects_as_pytorch(name, precision, weights, timing_cache, tmp_path, capsys):
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
+    options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    options |= {"timing-cache": timing_cache}
+    status = main(arguments(weights, tmp_path / "out", name, **options))
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    names = {"model.onnx", "model.engine", "model.json"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert f"engine {precision} against PyTorch fp32: " in output.out
