@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs"
 REASONS = ("gpu", "install", "download", "long")
 """Marks of blocks that a test does not run; `gpu` runs where there is a GPU."""
 
-_BLOCK = re.compile(r"(?:<!-- ([a-z]+)(?:: (.+?))? -->\n)?```(bash|python)\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"(?:<!-- ([a-z]+)(?:: ([^>]+))? -->\n)?```(bash|python)\n(.*?)```", re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -43,9 +44,11 @@ def blocks(page: str) -> list[Block]:
 def commands(code: str) -> Iterator[list[str]]:
     """The words of each command in a Bash block."""
     for line in code.replace("\\\n", " ").splitlines():
-        for part in re.split(r"&&|;", line):
-            if words := shlex.split(part, comments=True):
-                yield words
+        tokens = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
+        tokens.whitespace_split = True
+        for ends, words in itertools.groupby(tokens, lambda token: not token.strip(";&|()")):
+            if not ends:
+                yield list(words)
 
 
 def own_program(words: list[str]) -> tuple[tuple[str, ...], list[str]] | None:

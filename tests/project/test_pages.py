@@ -53,12 +53,12 @@ def make_dataset(folder: Path) -> None:
         (folder / "data" / split).symlink_to(SCENES / "val")
 
 
-def make_detr(folder: Path) -> None:
+def make_detr(folder: Path, name: str, dynamic: bool = False) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
-    from tests.onnx_zoo_files import write
+    from tests import onnx_zoo
 
-    write("rt_detr_v2", folder, full=False).rename(folder / "model.onnx")
+    onnx_zoo.export("rt_detr_v2", folder, dynamic=dynamic).rename(folder / name)
 
 
 FILES: dict[str, Callable[[Path], object]] = {
@@ -67,7 +67,8 @@ FILES: dict[str, Callable[[Path], object]] = {
     "detect photos": lambda folder: copy_pictures(folder / "photos"),
     "more/**": make_more,
     "--data data": make_dataset,
-    "model.onnx rewritten.onnx": make_detr,
+    "model.onnx rewritten.onnx": lambda folder: make_detr(folder, "model.onnx"),
+    "build dynamic.onnx": lambda folder: make_detr(folder, "dynamic.onnx", dynamic=True),
     "finetuned.safetensors": lambda folder: shutil.copy(
         ROOT / "codetr" / "demo" / "co_dino_demo.safetensors", folder / "finetuned.safetensors"
     ),

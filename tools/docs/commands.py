@@ -6,9 +6,12 @@ python tools/docs/commands.py --check    # exits with status 1 if the page diffe
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from cyclopts.docs.markdown import generate_markdown_docs
 
 from codetr.cli.app import COMMANDS
 from codetr.cli.program import make_app
@@ -32,10 +35,11 @@ one line on stderr. `CODETR_TRACEBACK=1` shows the Python traceback in its place
 def page() -> str:
     """The whole page."""
     app = make_app("codetr")
-    for group, name, function, summary in COMMANDS:
-        app.command(function, name=name, help=summary, group=group)
-    sections = app.generate_docs(generate_toc=False)
-    return f"{HEAD}\n{sections[sections.index('## ') :].strip()}\n"
+    for group, name, function, _ in COMMANDS:
+        app.command(function, name=name, group=group)
+    sections = generate_markdown_docs(app, generate_toc=False)
+    sections = re.sub(r"\n {8,}", " ", sections[sections.index("## ") :])
+    return f"{HEAD}\n{sections.strip()}\n"
 
 
 def main(arguments: Sequence[str]) -> int:
