@@ -1,8 +1,7 @@
-"""Custom operators of an ONNX file, and the packages, plugins and GPU that a build needs."""
+"""Custom operators of an ONNX file, and the plugins and the GPU that a build needs."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -106,32 +105,6 @@ def test_a_missing_plugin_library_is_named(tensorrt, no_gpu, tmp_path, capsys, m
     path = attention_file(tmp_path / "attention.onnx")
     line = refuse(capsys, tmp_path, path, "--out", tmp_path, status=1)
     assert str(library) in line and "$MSDA_TRT_PLUGIN" in line
-
-
-@pytest.mark.parametrize(
-    ("package", "expected"),
-    [
-        ("onnx", "pip install 'codetr-tensorrt[onnx]'"),
-        ("polygraphy", "pip install 'codetr-tensorrt[tensorrt]'"),
-        ("tensorrt", "pip install 'codetr-tensorrt[tensorrt]'"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(model, package, expected):
-    before = sorted(model.parent.iterdir())
-    argv = [str(model), "--out", str(model.parent / "out"), *SHAPES]
-    block = f"import sys; sys.modules[{package!r}] = None"
-    code = f"{block}; from onnx_path.build import main; sys.exit(main({argv!r}))"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-    )
-    assert (result.returncode, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    assert package in line.lower() and expected in line
-    assert sorted(model.parent.iterdir()) == before
 
 
 def test_tensorrt_is_imported_after_the_file_is_checked(model, tmp_path):
