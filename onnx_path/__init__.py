@@ -1,4 +1,5 @@
-"""The ONNX path: the detector as an ONNX file with MSDA nodes, and TensorRT engines built from it.
+"""The ONNX path: a detector as an ONNX file with MSDA nodes, and TensorRT engines of ONNX files.
 
-`python -m onnx_path.export` does both. `operator` describes the nodes, `build` makes an engine of a file.
+Commands: `export`, `surgeon`, `build`, `compare`, `refit`. `operator` describes the MSDA nodes,
+`fp16_exceptions` lists the nodes that stay float32.
 """

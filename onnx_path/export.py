@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from codetr.export.traced_model import ExportSubject
 
-LARGEST_CONSTANT = 2**27  # numbers that a folded tensor may have
+LARGEST_CONSTANT = 2**27  # elements of a folded tensor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,20 +110,21 @@ def export_onnx(
 ) -> Counter[str]:
     """Writes a detector as an ONNX file, its MSDA calls as nodes of domain `msda`.
 
-    Weights lie in the file, or in <path>.data beside it when they exceed what protobuf can hold.
+    The weights are in the file, or in <path>.data beside it if a protobuf cannot hold them.
 
     Args:
         model: a `codetr.CoDino` or `codetr.export.graph_nms.CoDinoWithNms` on the CPU, in the file's
             precision.
-        inputs: example images and image_shapes; their sizes are the file's where they are not dynamic.
-        path: the file to write.
+        inputs: example images [N, 3, H, W] and image_shapes [N, 2]. Sizes that are not dynamic become the
+            file's.
+        path: file to write.
         function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
-        output_names: of the model's outputs, in order.
-        dynamic: of `codetr.export.traced_model.dynamic_shapes`; these sizes have the names batch, height and
-            width.
+        output_names: names of the model's outputs, in order.
+        dynamic: result of `codetr.export.traced_model.dynamic_shapes`. Dynamic sizes get the names batch,
+            height and width.
 
     Returns:
-        How many nodes of each operator the file has, bodies not counted.
+        The number of nodes by operator, without those in bodies.
 
     Raises:
         ImportError: onnx or onnxscript is missing.
@@ -142,7 +143,7 @@ def write_onnx(
     function_bodies: bool = True,
     output_names: Sequence[str] = OUTPUT_NAMES,
 ) -> Counter[str]:
-    """`export_onnx` of a model that is traced already."""
+    """Writes a model that is already traced, see `export_onnx`."""
     import onnx
     import onnx_ir
     import torch
@@ -162,7 +163,7 @@ def write_onnx(
             dynamo=True,
             verbose=False,
         )
-        # The exporter folds small constants only; Swin's masks and position biases have millions of numbers.
+        # The exporter folds small constants only. Swin's masks and position biases have millions of numbers.
         limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
         optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
     if exported.range_constraints:  # sizes that are symbols
@@ -182,7 +183,7 @@ def write_onnx(
 
 @contextmanager
 def _quiet_folding() -> Iterator[None]:
-    """Keeps away onnxscript's lines about constants that it leaves as they are, while the block runs."""
+    """Silences onnxscript's messages about constants that it does not fold, while the block runs."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Skipping constant folding")
@@ -196,7 +197,7 @@ def _quiet_folding() -> Iterator[None]:
 
 
 def _name_sizes(graph) -> None:
-    """Calls the dynamic sizes of inputs and outputs by what they are, not by symbols of the trace."""
+    """Gives the dynamic sizes of inputs and outputs names in place of the trace's symbols."""
     import onnx_ir
 
     names = {"images": ("batch", None, "height", "width")}

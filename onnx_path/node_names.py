@@ -1,7 +1,6 @@
-"""Names of an exported file's nodes: where they come from, as in /backbone/stages.2/blocks.5/attn/MatMul.
+"""Names an exported file's nodes by the model's modules, as in /backbone/stages.2/blocks.5/attn/MatMul.
 
-TensorRT's parser makes them names and metadata of layers, so profiles and NVTX ranges speak of the model's
-modules.
+TensorRT's parser makes them names and metadata of layers. Profiles and NVTX ranges then name the modules.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
     import onnx_ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12'], the last its operator."""
+"""The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12']. The last is its operator."""
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""Another: source lines with the paths of the machine that exported."""
+"""Another note: source lines with paths of the machine that exported."""
 
 
 def name_by_modules(graph: onnx_ir.Graph) -> None:
-    """Renames all nodes of a graph; tensors keep their names.
+    """Renames all nodes of a graph. Tensors keep their names.
 
-    A node without a note belongs to the module of the node that made its first input.
+    A node without a note belongs to the module of the node that computes its first input.
     """
     taken: Counter[str] = Counter()
     for node in graph:
@@ -34,13 +33,13 @@ def name_by_modules(graph: onnx_ir.Graph) -> None:
 
 
 def remove_stack_traces(graph: onnx_ir.Graph) -> None:
-    """Takes the exporter's stack traces out, so that a file says the same wherever it was made."""
+    """Removes the exporter's stack traces, so that a file does not depend on the machine."""
     for node in graph:
         node.metadata_props.pop(STACK_TRACE, None)
 
 
 def _scopes(node: onnx_ir.Node | None) -> list[str]:
-    """The modules around a node, outermost first."""
+    """Returns the modules around a node, outermost first."""
     while node is not None:
         note = node.metadata_props.get(SCOPES)
         if note is not None:

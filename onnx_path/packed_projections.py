@@ -1,9 +1,8 @@
-"""Offsets and logits of a fused attention by one matrix product, as TensorRT gets them. Needs no GPU.
+"""Offsets and logits of a fused attention from one matrix product, for TensorRT. Needs no GPU.
 
-The two linear layers that give them read the same queries. TensorRT multiplies once for both by itself, but
-then copies each result out of the product; the plugin with the attribute `packed` reads both where they lie.
-The weights that take the places of the two layers' have names that follow from the file's, so that the file
-of other weights refits an engine.
+Two linear layers compute them from the same queries. TensorRT fuses the two products by itself, and then
+copies both results out of the product. The plugin with the attribute `packed` reads them in place. The names
+of the merged weights follow from the names in the file, so a file with other weights refits an engine.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
 from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op
 
-OLDEST_OPSET = 15  # Shape has a start and an end since then
-OFFSETS, LOGITS = 4, 5  # inputs of the node
+_OLDEST_OPSET = 15  # Shape has a start and an end since then
+_OFFSETS, _LOGITS = 4, 5  # inputs of the node
 
 
 @dataclass(frozen=True, eq=False)
 class _Linear:
-    """One linear layer, y = x weight + bias.
+    """A linear layer, y = x weight + bias.
 
     Attributes:
-        name: of the matrix product.
-        x: what it reads, [..., C].
+        name: name of the matrix product.
+        x: [..., C].
         weight: [C, O].
         bias: [O].
     """
@@ -42,19 +41,20 @@ class _Linear:
 
 
 def pack_projections(model: onnx.ModelProto, folder: Path) -> int:
-    """Merges the linear layers of offsets and logits where both read the same tensor, in place.
+    """Merges the linear layers of offsets and logits that read the same tensor, in place.
 
-    Layers stay apart whose weights are no constants of one type, or whose results something else reads too.
+    Two layers stay apart if their weights are no constants of one type, or if another node reads a result.
 
     Args:
-        model: its nodes have no bodies any more, which know nothing of packed ones.
-        folder: where weights outside of the model lie; the merged ones come in.
+        model: MSDA nodes without function bodies, which cannot describe packed nodes. Gets the merged
+            weights.
+        folder: location of weights outside of the model.
 
     Returns:
-        How many nodes are packed now that were not before.
+        The number of nodes that were packed.
     """
     opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
-    if opset < OLDEST_OPSET or not any(_is_fused(node) for node in model.graph.node):
+    if opset < _OLDEST_OPSET or not any(_is_fused(node) for node in model.graph.node):
         return 0
     changed = ir.from_proto(model)
     ir.external_data.set_base_dir(changed.graph, folder)
@@ -71,7 +71,7 @@ def _is_fused(node: ir.Node | onnx.NodeProto) -> bool:
 
 
 class _Names:
-    """Names that nothing in a graph has yet."""
+    """Names that are free in a graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._taken = {node.name for node in graph} | set(graph.initializers)
@@ -89,7 +89,7 @@ class _Names:
 def _pack(node: ir.Node, names: _Names) -> bool:
     if PACKED in node.attributes:
         return False
-    offsets, logits = (_linear(node.inputs[i]) for i in (OFFSETS, LOGITS))
+    offsets, logits = (_linear(node.inputs[i]) for i in (_OFFSETS, _LOGITS))
     if offsets is None or logits is None or offsets.x is not logits.x:
         return False
     if offsets.weight.dtype != logits.weight.dtype:
@@ -120,21 +120,22 @@ def _pack(node: ir.Node, names: _Names) -> bool:
         shape = add("Concat", add("Shape", reference, start=0, end=2), last, axis=0)
         projection = add("Reshape", projection, shape, allowzero=1)
     projection.type = ir.TensorType(kernel.dtype)
-    node.replace_input_with(OFFSETS, projection)
-    node.resize_inputs(LOGITS)
+    node.replace_input_with(_OFFSETS, projection)
+    node.resize_inputs(_LOGITS)
     node.attributes.add(ir.AttrInt64(PACKED, 1))
     return True
 
 
 def _same_rows(x: ir.Shape | None, reference: ir.Shape | None) -> bool:
-    """Whether x is known to be [N, Q, C], with the N and Q of the reference points."""
+    """Returns whether x is [N, Q, C] with the N and Q of the reference points."""
     if x is None or reference is None or len(x) != 3:
         return False
     return all(isinstance(a, int) or a.value is not None for a in x[:2]) and x[:2] == reference[:2]
 
 
 def _linear(value: ir.Value) -> _Linear | None:
-    """The layer whose result is only reshaped, and only for this use."""
+    """Returns the linear layer that computes a value, if its result is only reshaped, and only for this
+    use."""
     node = value.producer()
     while is_op(node, "Reshape") and _is_own(value):
         value = node.inputs[0]
@@ -165,13 +166,13 @@ def _checked(node: ir.Node, kernel: np.ndarray | None, bias: np.ndarray | None) 
 
 
 def _is_own(value: ir.Value) -> bool:
-    """Whether one node reads a tensor; others may ask for its shape."""
+    """Returns whether one node alone reads a tensor. Other nodes may read its shape."""
     readers = [use for use in value.uses() if not is_op(use.node, "Shape")]
     return len(readers) == 1 and not value.is_graph_output()
 
 
 def _constant(value: ir.Value) -> np.ndarray | None:
-    """A constant, through what exporters put behind weights."""
+    """Returns a constant through the nodes that exporters put behind weights."""
     node = value.producer()
     if is_op(node, "Identity"):
         return _constant(node.inputs[0])
@@ -182,7 +183,7 @@ def _constant(value: ir.Value) -> np.ndarray | None:
 
 
 def unpack_projections(model: onnx.ModelProto) -> None:
-    """Gives packed nodes offsets and logits of their own again, in place, as other runtimes know them."""
+    """Gives packed nodes separate offsets and logits, as other runtimes need them, in place."""
     nodes: list[onnx.NodeProto] = []
     added: list[onnx.TensorProto] = []
     for node in model.graph.node:
@@ -195,7 +196,7 @@ def unpack_projections(model: onnx.ModelProto) -> None:
 
 
 def _unpacked(node: onnx.NodeProto, added: list[onnx.TensorProto]) -> list[onnx.NodeProto]:
-    """What stands before a node that is packed no more. Letters as in `onnx_path.operator`."""
+    """Unpacks a node and returns the new nodes before it."""
     value, shapes, *_, projection = node.input
     ragged = [x for x in node.attribute if x.name == "points_per_level"]
     attributes = [x for x in node.attribute if x.name != PACKED]

@@ -81,7 +81,7 @@ def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
 
     Args:
         engine_path: a refittable engine.
-        onnx_path: a file as the engine was built of; external weights lie beside it.
+        onnx_path: file of the same export, with external weights beside it.
 
     Returns:
         The new engine, serialised.
@@ -90,6 +90,7 @@ def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
         RuntimeError: a weight is missing in the file or has another size, or TensorRT cannot refit.
         trt_plugin.EngineError: the engine cannot be loaded.
     """
+    from onnx_path.model_for_tensorrt import parsed_file
     from trt_plugin.engine_error import import_tensorrt
     from trt_plugin.engine_refit import refit_engine
     from trt_plugin.tensorrt_log import describe, tensorrt_logger
@@ -108,8 +109,6 @@ def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
                 f"{onnx_path.name}: {len(missing)} weights of {engine_path} are not in it: {missing[0]}, …"
             )
         return reader
-
-    from onnx_path.model_for_tensorrt import parsed_file
 
     with parsed_file(onnx_path) as parsed:
         return refit_engine(engine_path, give)
