@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12']. The last is its operator."""
+"""The exporter's note on a node: ['', 'encoder', 'encoder.layers.0', 'linear_12'], the operator last."""
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 """Another note: source lines with paths of the machine that exported."""
 
