@@ -254,21 +254,6 @@ class Preprocessor:
         """
         return max(self.target_size(height, width)) < 0.8 * max(self.target_size(width, height))
 
-    def one(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """Resizes and normalises one image.
-
-        Args:
-            image: uint8 [H, W, 3], RGB.
-
-        Returns:
-            float32 [3, h, w] and (h, w), without padding.
-        """
-        image = _check_rgb(image)
-        size = self.target_size(*image.shape[:2])
-        normalised = np.empty((3, *size), dtype=np.float32)
-        self._normalise_into(normalised, resize(image, size))
-        return normalised, size
-
     def batch(self, images: Sequence[np.ndarray]) -> Batch:
         """Resizes, normalises and pads images (uint8 [H_i, W_i, 3], RGB, of any sizes) into one `Batch`."""
         if len(images) == 0:
@@ -282,16 +267,14 @@ class Preprocessor:
             for smallest, side in zip(least, image_shapes.max(axis=0).tolist())
         ]
         pixels = np.zeros((len(images), 3, *padded), dtype=np.float32)
+        mean, std = (
+            np.asarray(colour, dtype=np.float32).reshape(3, 1, 1) for colour in (self.mean, self.std)
+        )
         for target, image, (height, width) in zip(pixels, images, image_shapes.tolist(), strict=True):
-            self._normalise_into(target[:, :height, :width], resize(image, (height, width)))
+            inside = target[:, :height, :width]
+            np.subtract(resize(image, (height, width)).transpose(2, 0, 1), mean, out=inside)
+            np.divide(inside, std, out=inside)
         return Batch(pixels, image_shapes, image_shapes[:, ::-1] / original_shapes[:, ::-1], original_shapes)
-
-    def _normalise_into(self, target: np.ndarray, resized: np.ndarray) -> None:
-        """Writes (resized [h, w, 3] - mean) / std into target [3, h, w], in float32 as upstream."""
-        mean = np.asarray(self.mean, dtype=np.float32).reshape(3, 1, 1)
-        std = np.asarray(self.std, dtype=np.float32).reshape(3, 1, 1)
-        np.subtract(resized.transpose(2, 0, 1), mean, out=target)
-        np.divide(target, std, out=target)
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

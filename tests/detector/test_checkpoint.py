@@ -195,24 +195,31 @@ class TestDamagedFiles:
         assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
     @pytest.mark.parametrize(
-        "data", [b"hello, world\n" * 99, pickle.dumps([1, 2]), b"PK\x03\x04" + bytes(100)]
+        ("content", "message"),
+        [
+            (b"hello, world\n" * 99, "cut off, or not a PyTorch checkpoint"),
+            (pickle.dumps([1, 2]), "cut off, or not a PyTorch checkpoint"),
+            (b"PK\x03\x04" + bytes(100), "cut off, or not a PyTorch checkpoint"),
+            ([1, 2], "expected a checkpoint with tensors by name, got list"),
+            ({"a": 1}, "the checkpoint holds no tensors by name"),
+            (None, "no such weights file"),
+        ],
+        ids=["text", "pickle", "zip", "list", "number", "nothing"],
     )
-    def test_something_else(self, model, tmp_path, data):
+    def test_something_else(self, model, tmp_path, content, message):
         path = tmp_path / "model.pth"
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"model\.pth: cut off, or not a PyTorch checkpoint"):
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content is not None:
+            torch.save(content, path)
+        with pytest.raises(ValueError, match=rf"model\.pth: {message}"):
             codetr.load_checkpoint(model, path)
 
-    def test_no_tensors(self, model, tmp_path):
-        torch.save([1, 2], tmp_path / "model.pth")
-        with pytest.raises(ValueError, match="expected a checkpoint with tensors by name, got list"):
+    def test_torchscript(self, model, tmp_path):
+        """Its loader would run the program."""
+        torch.jit.script(torch.nn.Identity()).save(tmp_path / "model.pth")
+        with pytest.raises(ValueError, match="the archive is a TorchScript program"):
             codetr.load_checkpoint(model, tmp_path / "model.pth")
-        with pytest.raises(ValueError, match="holds no tensors by name"):
-            codetr.load_checkpoint(model, {"a": 1})
-
-    def test_no_such_file(self, model, tmp_path):
-        with pytest.raises(ValueError, match=r"nowhere\.pth: no such weights file"):
-            codetr.load_checkpoint(model, tmp_path / "nowhere.pth")
 
 
 class TestMisfits:

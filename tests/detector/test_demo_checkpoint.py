@@ -1,15 +1,14 @@
-"""The weights that ship with the project, on 16 held-out scenes."""
+"""The weights of the package on 16 held-out scenes."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import codetr
 from codetr.dataset.coco_files import load_coco
 from codetr.evaluation import evaluate
+from tests.golden_models import GOLDEN
 
-SCENES = Path(__file__).parent / "scenes"
-"""The first 16 of `python -m tools.scenes --val 500 --seed 0`, kept so that they are the same everywhere."""
+SCENES = GOLDEN.parent / "scenes"
+"""The first 16 of `python -m tools.scenes --val 500 --seed 0`, stored so that they never change."""
 
 
 def test_average_precision_on_held_out_scenes() -> None:
