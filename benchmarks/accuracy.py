@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from codetr.evaluation.metrics import coco_metrics, require_pycocotools
-from codetr.evaluation.run import categories_of_labels, read_ahead, result_rows
 
 from benchmarks import environment, report, timing
 from benchmarks.agreement import Agreement
@@ -44,14 +42,16 @@ from codetr.cli.command import (
 )
 from codetr.cli.console import progress
 from codetr.config import Config
-from codetr.dataset.bad_pictures import LeftOut
-from codetr.dataset.coco_files import DatasetError, load_coco
+from codetr.dataset.bad_pictures import BadPictures
+from codetr.dataset.coco_files import load_coco
 from codetr.detector.detector import Detector
 from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
 from codetr.detector.preprocess import Batch, Preprocessor
 from codetr.detector.sizes import ChosenSize
 from codetr.detector.tensorrt_backend import TensorRTBackend
 from codetr.detector.torch_backend import TORCH_PRECISIONS, TorchBackend, allow_tf32
+from codetr.evaluation.coco_metrics import coco_metrics
+from codetr.evaluation.detect_dataset import categories_of_labels, read_ahead, result_rows
 from codetr.export.engine_check import INPUT_NAMES
 from codetr.weights import DEMO
 from trt_plugin import ArtifactMetadata, EngineError, EngineRunner
@@ -115,22 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     options = parse(arguments)
-    require_pycocotools()
     config = model_config(options.model)
-    try:
-        dataset = load_coco(options.data, options.split)
-        left_out = LeftOut(
-            dataclasses.replace(dataset, pictures=dataset.pictures[: options.limit]),
-            program="benchmarks.accuracy",
-        )
-        left_out.check()
-    except DatasetError as error:
-        raise UsageError(one_line(error)) from error
+    dataset = load_coco(options.data, options.split)
+    bad_pictures = BadPictures(
+        dataclasses.replace(dataset, pictures=dataset.pictures[: options.limit]),
+        program="benchmarks.accuracy",
+    )
+    bad_pictures.check()
     height, width = input_size(options)
     gpu = environment.slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else "cpu"
     out = result_file(options.out, f"accuracy_{config.name}_{height}x{width}", gpu)
     content = run(
-        options, config, left_out, Preprocessor(config.mean, config.std, height=height, width=width)
+        options, config, bad_pictures, Preprocessor(config.mean, config.std, height=height, width=width)
     )
     content = {**environment.describe("benchmarks.accuracy", arguments), **content}
     environment.write_json(out, content)
@@ -229,10 +225,10 @@ def shared_nms(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(
-    options: argparse.Namespace, config: Config, left_out: LeftOut, preprocessor: Preprocessor
+    options: argparse.Namespace, config: Config, bad_pictures: BadPictures, preprocessor: Preprocessor
 ) -> dict[str, Any]:
     """Runs everything; returns the result file's content, without the machine."""
-    dataset = left_out.usable()
+    dataset = bad_pictures.usable()
     started = time.monotonic()
     shared = shared_nms(options)
     prepared = Prepared(preprocessor)
@@ -241,26 +237,23 @@ def run(
         for variant in variants:
             check_alike(variant, preprocessor)
             variant.detector.backend.preprocessor = prepared
-        try:
-            suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
-            categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
-            with progress(len(dataset)) as advance:
-                for chunk, images in read_ahead(dataset.pictures, options.batch, left_out):
-                    prepared.prepare(images)
-                    found = [
-                        variant.detector.detect_batch(images, threshold=0.0, **given)
-                        for variant, given in zip(variants, suppression, strict=True)
-                    ]
-                    for variant, results, category_of in zip(variants, found, categories):
-                        for picture, expected, result in zip(chunk, found[0], results):
-                            variant.rows += result_rows(picture, result, category_of)
-                            variant.agreement.add(expected, result)
-                    advance(len(chunk))
-        except DatasetError as error:
-            raise UsageError(one_line(error)) from error
+        suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
+        categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
+        with progress(len(dataset)) as advance:
+            for chunk, images in read_ahead(dataset.pictures, options.batch, bad_pictures):
+                prepared.prepare(images)
+                found = [
+                    variant.detector.detect_batch(images, threshold=0.0, **given)
+                    for variant, given in zip(variants, suppression, strict=True)
+                ]
+                for variant, results, category_of in zip(variants, found, categories):
+                    for picture, expected, result in zip(chunk, found[0], results):
+                        variant.rows += result_rows(picture, result, category_of)
+                        variant.agreement.add(expected, result)
+                advance(len(chunk))
         prepared.prepare([images[0]])
         times = [variant.timer(prepared.current, options.iterations) for variant in variants]
-    dataset = left_out.usable()
+    dataset = bad_pictures.usable()
     metrics = [coco_metrics(dataset, variant.rows) for variant in variants]
     if not metrics[0].objects:
         raise UsageError(f"{dataset.annotation_file}: no objects in the pictures, nothing to find")
@@ -287,7 +280,7 @@ def run(
         "weights": Path(options.weights).name if options.weights else config.name,
         "data": dataset.annotation_file.name,
         "pictures": len(dataset),
-        "pictures_left_out": len(left_out.errors),
+        "pictures_left_out": len(bad_pictures.errors),
         "objects": metrics[0].objects,
         "classes": len(dataset.class_names),
         "height": preprocessor.height,

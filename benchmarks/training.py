@@ -154,16 +154,16 @@ def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> d
 
 
 def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
-    """A `codetr.training.step.Step` of a problem, and a batch in the host's memory."""
+    """A `codetr.training.training_step.TrainingStep` of a problem, and a batch in the host's memory."""
     from codetr.model import CoDino
     from codetr.model.layers import thaw_batch_norms
     from codetr.training.criterion import Criterion
-    from codetr.training.data import HostBatch
     from codetr.training.denoising import Denoising
-    from codetr.training.ema import MovingAverage
     from codetr.training.initialise import initialise
-    from codetr.training.network import TrainingNetwork, parameter_groups, use_channels_last
-    from codetr.training.step import Step
+    from codetr.training.moving_average import MovingAverage
+    from codetr.training.training_batches import HostBatch
+    from codetr.training.training_network import TrainingNetwork, parameter_groups, use_channels_last
+    from codetr.training.training_step import TrainingStep
 
     torch.manual_seed(0)
     config = model_config(problem.model)
@@ -173,7 +173,7 @@ def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
     use_channels_last(model)
     groups = parameter_groups(network, learning_rate=1e-4, backbone_factor=1.0, weight_decay=1e-4)
     average = MovingAverage(network, 0.9998)
-    step = Step(network, Criterion(config.num_classes), groups, average, bf16=bf16, clip=0.1)
+    step = TrainingStep(network, Criterion(config.num_classes), groups, average, bf16=bf16, clip=0.1)
     draws = torch.Generator().manual_seed(0)
     size = (problem.batch, problem.height, problem.width, 3)
     objects = problem.batch * OBJECTS

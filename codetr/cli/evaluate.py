@@ -2,102 +2,159 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from codetr.cli.command import UsageError, check_writable, one_line
+from cyclopts import Group, Parameter, types
+
+from codetr.cli.argument_types import Folder, InputFile
 from codetr.cli.console import progress
-from codetr.cli.network_options import check_network, make_detector, tell_shrunk_images
-from codetr.dataset.bad_pictures import LeftOut
-from codetr.dataset.coco_files import DatasetError, load_coco
-from codetr.evaluation.metrics import Metrics, Rows, coco_metrics, require_pycocotools
-from codetr.evaluation.run import Run, detect_all
-from trt_plugin.atomic_files import atomic_write
+from codetr.cli.program import complain
+from codetr.detector.detector import Detector
+from codetr.detector.network_options import NetworkOptions
+from codetr.errors import UsageError
+from trt_plugin.atomic_files import atomic_write, new_folder
 
+if TYPE_CHECKING:
+    from codetr.evaluation import Metrics, Run
+
+_DATASET = Group("Dataset", sort_key=0)
+_RESULTS = Group("Detections and results", sort_key=2)
 _PACKAGES = ("codetr-tensorrt", "torch", "tensorrt", "onnxruntime", "onnxruntime-gpu", "pycocotools", "numpy")
 
 
-def run_evaluate(options: argparse.Namespace) -> int:
-    """Runs the command with what `add_evaluate`'s parser returned; returns the exit status.
+@Parameter(name="*", group=_DATASET)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """The dataset to evaluate on."""
 
-    Raises:
-        UsageError: wrong arguments, or data that cannot be used.
+    data: Folder
+    """Folder of the dataset, see above."""
+    split: str = "val"
+    """Split: train, val, val2017, …"""
+    annotations: Annotated[InputFile | None, Parameter(metavar="FILE")] = None
+    """Annotation file. Default: the split's."""
+    images: Annotated[Folder | None, Parameter(metavar="DIR")] = None
+    """Folder of the pictures. Default: the split's."""
+    limit: types.PositiveInt | None = None
+    """Use only this number of pictures, the first ones."""
+    strict: bool = False
+    """Exit with status 2 if a picture cannot be used."""
+
+
+@Parameter(name="*", group=_RESULTS)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Detections that count, and files for the results."""
+
+    nms: Literal["soft", "hard", "none"] | None = None
+    """Non-maximum suppression. Default: as the model was published."""
+    nms_iou: Annotated[types.NormFloat | None, Parameter(metavar="IOU")] = None
+    """Overlap from which boxes of a class suppress each other."""
+    top: types.PositiveInt = 100
+    """Number of detections of a picture that count, the best. COCO's rule is 100."""
+    per_class: bool = False
+    """Also print a table of the classes."""
+    out: Folder | None = None
+    """Folder for metrics.json and detections.json (COCO's result format)."""
+
+
+def evaluate(
+    *,
+    dataset: DatasetOptions,
+    batch: Annotated[types.PositiveInt, Parameter(metavar="N")] = 1,
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008
+    results: ResultOptions = ResultOptions(),  # noqa: B008
+) -> int:
+    """Compute COCO's average precision (AP) and recall (AR) on a dataset, with pycocotools.
+
+    For example:
+
+    codetr evaluate --data coco --model co_dino_swin_l --precision fp16 --batch 4
+
+    codetr evaluate --data scenes --engine model.engine --per-class --out results
+
+    The folder --data has one of the layouts that `codetr train --help` lists. The classes of the model are
+    those of the dataset with the same names. Pictures that are missing, damaged, or of another size than the
+    annotation file states are named and left out, with their objects.
+
+    Exit status: 0, done; 1, a failure; 2, wrong options or dataset.
+
+    Args:
+        batch: Pictures in one run of the network.
     """
-    check_network(options)
-    require_pycocotools()
-    if options.out is not None:
-        for name in ("metrics.json", "detections.json"):
-            check_writable("--out", options.out / name)
-    try:
-        dataset = load_coco(
-            options.data, options.split, annotations=options.annotations, images=options.images
-        )
-        left_out = LeftOut(
-            dataclasses.replace(dataset, pictures=dataset.pictures[: options.limit]), strict=options.strict
-        )
-        left_out.tell_supercategories()
-        left_out.check()
-        dataset = left_out.usable()
-        count = len(dataset)
-        with make_detector(options) as detector:
-            network = detector.backend.description
-            print(f"{count} pictures of {dataset.annotation_file}; {network}", flush=True)
-            with progress(count) as advance:
-                run = detect_all(
-                    detector,
-                    dataset,
-                    batch=options.batch,
-                    top=options.top,
-                    nms=options.nms,
-                    nms_iou=options.nms_iou,
-                    advance=advance,
-                    left_out=left_out,
-                )
-    except DatasetError as error:
-        raise UsageError(one_line(error)) from error
-    if not run.pictures:
-        raise UsageError(f"{dataset.annotation_file}: none of the pictures could be read")
-    metrics = coco_metrics(dataset, run.rows, run.pictures)
-    _print(metrics, run, options.per_class)
-    tell_shrunk_images(detector, "codetr")
-    if left_out.errors:
-        print(f"{left_out.words} left out")
-    if options.out is not None:
-        write_results(options.out, report(options, left_out, network, metrics, run), run.rows)
-        print(f"wrote metrics.json and detections.json in {options.out}")
+    from codetr.dataset.bad_pictures import BadPictures
+    from codetr.dataset.coco_files import load_coco
+    from codetr.evaluation import coco_metrics, detect_all
+
+    detector = Detector(backend=network.make_backend(), labels=network.labels)
+    detector.check_options(nms=results.nms, nms_iou=results.nms_iou, batch=batch)
+    data = load_coco(dataset.data, dataset.split, annotations=dataset.annotations, images=dataset.images)
+    bad = BadPictures(
+        dataclasses.replace(data, pictures=data.pictures[: dataset.limit]), strict=dataset.strict
+    )
+    bad.report_supercategories()
+    bad.check()
+    data = bad.usable()
+    with new_folder(results.out or "."), detector:
+        detector.backend.load()
+        description = detector.backend.description
+        print(f"{len(data)} pictures of {data.annotation_file}; {description}", flush=True)
+        with progress(len(data)) as advance:
+            run = detect_all(
+                detector,
+                data,
+                batch=batch,
+                top=results.top,
+                nms=results.nms,
+                nms_iou=results.nms_iou,
+                advance=advance,
+                bad_pictures=bad,
+            )
+        if not run.pictures:
+            raise UsageError(f"{data.annotation_file}: none of the pictures could be read")
+        metrics = coco_metrics(data, run.rows, run.pictures)
+        _print(metrics, run, results.per_class)
+        if detector.shrunk_note is not None:
+            complain("note", detector.shrunk_note, "codetr")
+        if bad.errors:
+            print(f"{bad} left out")
+        if results.out is not None:
+            options = {
+                name: str(value) if isinstance(value, Path) else value
+                for group in (dataset, network, results)
+                for name, value in vars(group).items()
+            }
+            content = {
+                "network": description,
+                "annotation_file": str(data.annotation_file),
+                "pictures_left_out": len(bad.errors),
+                "options": {**options, "batch": batch},
+            }
+            _write_results(results.out, content, metrics, run)
+            print(f"wrote metrics.json and detections.json in {results.out}")
     return 0
 
 
-def report(
-    options: argparse.Namespace, left_out: LeftOut, network: str, metrics: Metrics, run: Run
-) -> dict[str, Any]:
-    """The content of metrics.json."""
+def _write_results(folder: Path, content: dict[str, Any], metrics: Metrics, run: Run) -> None:
+    """Writes metrics.json and detections.json, each whole or not at all."""
     numbers = metrics.as_dict()
     per_class = numbers.pop("per_class")
-    given = {name: value for name, value in vars(options).items() if name != "run"}
-    return {
+    content = {
         "metrics": numbers,
-        "network": network,
-        "annotation_file": str(left_out.dataset.annotation_file),
-        "pictures_left_out": len(left_out.errors),
+        **content,
         "pictures_per_s": round(run.pictures_per_s, 3),
         "times_ms": {stage: round(time, 3) for stage, time in run.times_ms.items()},
-        "options": {name: str(value) if isinstance(value, Path) else value for name, value in given.items()},
         "versions": _versions(),
         "per_class": per_class,
     }
-
-
-def write_results(folder: Path, content: dict[str, Any], rows: Rows) -> None:
-    """Writes metrics.json and detections.json, both whole or not at all."""
     with atomic_write(folder / "detections.json") as temporary:
-        lines = ",\n".join(json.dumps(row) for row in rows)
+        lines = ",\n".join(json.dumps(row) for row in run.rows)
         temporary.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     with atomic_write(folder / "metrics.json") as temporary:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -105,14 +162,9 @@ def write_results(folder: Path, content: dict[str, Any], rows: Rows) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the packages that are installed."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    """Returns the versions of the installed packages that matter."""
+    installed = {item.name: item.version for item in metadata.distributions()}
+    return {name: installed[name] for name in _PACKAGES if name in installed}
 
 
 def _print(metrics: Metrics, run: Run, per_class: bool) -> None:
@@ -137,7 +189,7 @@ def _print(metrics: Metrics, run: Run, per_class: bool) -> None:
 
 
 def _number(value: float) -> str:
-    """Three digits, or a dash where there was nothing to find."""
+    """Formats three digits, or a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 

@@ -10,17 +10,17 @@ import numpy as np
 from codetr.detector.preprocess import fit_size, resize
 
 LEAST_VISIBLE = 0.4
-"""An object of which a crop leaves a smaller share of the box is dropped: the rest may be anything."""
+"""A crop that leaves a smaller share of an object's box drops the object."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How pictures are varied.
+    """Settings of `augment`.
 
     Attributes:
-        flip: probability of mirroring, left to right.
-        crop: probability of cutting out a part, which then fills the picture's place.
-        least_side: a crop's sides are at least this share of the picture's.
+        flip: probability of a horizontal flip.
+        crop: probability of a crop, which then fills the picture's place.
+        least_side: least side of a crop, as a share of the picture's.
         colour: strength from 0 to 1 of changes in brightness, contrast, saturation and hue.
     """
 
@@ -38,15 +38,15 @@ def augment(
     augmentation: Augmentation,
     draws: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Varies a picture and fits it into a size.
+    """Crops, flips and recolours a picture and fits it into a size.
 
     Args:
         pixels: uint8 [H, W, 3], RGB.
         boxes_xyxy_px: float32 [n, 4], inside the picture.
         labels: int64 [n].
         limits: largest height and width of the result, in pixels.
-        augmentation: how.
-        draws: where the randomness comes from.
+        augmentation: the settings.
+        draws: source of the random numbers.
 
     Returns:
         pixels uint8 [h, w, 3]; boxes float32 [m, 4], (cx, cy, w, h) in units of the result; labels int64 [m],
@@ -75,7 +75,7 @@ def augment(
 def draw_window(
     height: int, width: int, least_side: float, draws: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Draws a part of a picture: its area evenly between the least and all of it, its ratio within a fifth.
+    """Draws a crop: its area evenly between the least and the whole, its aspect ratio within a fifth.
 
     Returns:
         x, y, width, height in pixels.
@@ -90,15 +90,15 @@ def draw_window(
 
 
 def crop_boxes(boxes_xyxy_px: np.ndarray, window: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes in a part of the picture.
+    """Moves boxes into a crop.
 
     Args:
         boxes_xyxy_px: float32 [n, 4].
-        window: x, y, width, height of the part, in pixels.
+        window: x, y, width, height of the crop, in pixels.
 
     Returns:
-        The boxes clipped to the window, float32 [n, 4] in its pixels, and which of them to keep, bool [n]:
-        those of which `LEAST_VISIBLE` or more lies inside.
+        The boxes clipped to the window, float32 [n, 4] in its pixels; and a mask, bool [n], of the boxes of
+        which `LEAST_VISIBLE` or more lies inside.
     """
     x, y, width, height = window
     moved = boxes_xyxy_px - np.array([x, y, x, y], dtype=np.float32)
@@ -112,12 +112,12 @@ def _areas(boxes_xyxy: np.ndarray) -> np.ndarray:
 
 
 def change_colours(pixels: np.ndarray, strength: float, draws: np.random.Generator) -> np.ndarray:
-    """Changes brightness, contrast, saturation and hue: together one affine map of RGB.
+    """Changes brightness, contrast, saturation and hue by one affine map of RGB.
 
     Args:
         pixels: uint8 [h, w, 3], RGB.
         strength: 1 varies contrast and saturation by factors from 0 to 2.
-        draws: where the randomness comes from.
+        draws: source of the random numbers.
     """
     import cv2
 
@@ -130,7 +130,7 @@ def change_colours(pixels: np.ndarray, strength: float, draws: np.random.Generat
 
 
 def _hue_rotation(angle: float) -> np.ndarray:
-    """The rotation of RGB about the axis of grays, by radians (Rodrigues' formula)."""
+    """Returns the rotation of RGB about the axis of grays by radians (Rodrigues' formula)."""
     cosine, sine = math.cos(angle), math.sin(angle) / math.sqrt(3.0)
     cross = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
     return cosine * np.eye(3) + sine * cross + (1.0 - cosine) / 3.0

@@ -81,7 +81,7 @@ class Criterion:
 
         Raises:
             ValueError: the outputs do not have the classes or the queries that they should have.
-            RuntimeError: predictions are not finite: training has diverged.
+            FloatingPointError: predictions are non-finite: training has diverged.
         """
         self._check(outputs, targets, layout)
         flat = targets.flatten()

@@ -7,15 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from codetr.training.losses import corners, focal_cost, overlaps
 from codetr.training.targets import FlatTargets
-
-try:  # here and not at the first match, so that a run without it ends before anything is written
-    from scipy.optimize import linear_sum_assignment
-except ImportError as error:
-    raise ImportError(f"training needs scipy ({error}): pip install 'codetr-tensorrt[train]'") from error
 
 
 class Matching(NamedTuple):
@@ -59,7 +55,7 @@ class Matcher:
             make the total cost least.
 
         Raises:
-            RuntimeError: a cost is not a finite number: training has diverged.
+            FloatingPointError: a cost is non-finite: training has diverged.
         """
         layers = logits.shape[0]
         if not len(targets.labels):
@@ -97,13 +93,10 @@ def assign(costs: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
         [2, L, P] int64: index of the object, 0..T-1, and of its query, ascending by object.
 
     Raises:
-        RuntimeError: a cost is not a finite number.
+        FloatingPointError: a cost is non-finite.
     """
     if not np.isfinite(costs).all():
-        raise RuntimeError(
-            "training diverged: predictions are not finite, and queries cannot be matched to objects; "
-            "try a lower learning rate"
-        )
+        raise FloatingPointError("training diverged: predictions are non-finite; try a lower learning rate")
     ends = np.cumsum(counts)
     pairs = []
     for layer in costs:

@@ -1,4 +1,4 @@
-"""What a batch of pictures holds: the objects that training compares the detector's answers to."""
+"""The objects of a batch of pictures, which training compares the detector's answers with."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 class FlatTargets(NamedTuple):
-    """The objects of all images one after the other; T of them in N images, nothing padded.
+    """The T objects of N images in one list, without padding.
 
     Attributes:
         boxes_cxcywh: [T, 4] fp32, units of the image.
         labels: [T] int64.
-        image: [T] int64, the image that an object is in.
-        place: [T] int64, the object's number within its image.
+        image: [T] int64, index of the object's image.
+        place: [T] int64, index of the object in its image.
         counts: objects of each image, on the host.
     """
 
@@ -43,11 +43,11 @@ class Targets(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Objects of each image."""
+        """The number of objects of each image."""
         return tuple(len(labels) for labels in self.labels)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
-        """The same on another device."""
+        """Copies the targets to a device."""
         return Targets(
             tuple(boxes.to(device, non_blocking=non_blocking) for boxes in self.boxes_cxcywh),
             tuple(labels.to(device, non_blocking=non_blocking) for labels in self.labels),
@@ -55,11 +55,10 @@ class Targets(NamedTuple):
         )
 
     def flatten(self) -> FlatTargets:
-        """Lays the objects of all images end to end; the device is not waited for.
+        """Joins the objects of all images without waiting for the device.
 
         Raises:
-            ValueError: the lists do not have one entry per image, or an image's boxes and labels differ in
-                number.
+            ValueError: a list lacks an entry per image, or an image's boxes and labels differ in number.
         """
         images = self.image_shapes.shape[0]
         if not len(self.boxes_cxcywh) == len(self.labels) == images:

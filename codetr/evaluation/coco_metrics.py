@@ -1,0 +1,178 @@
+"""COCO's twelve metrics of detections, computed by pycocotools. Imports no Torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from codetr.dataset.coco_files import CocoDataset, Picture
+
+MAX_DETECTIONS = 100
+"""COCO counts this number of detections of a picture, the best."""
+
+Rows = Sequence[Mapping[str, Any]]
+"""Detections in COCO's result form: image_id, category_id, bbox (x, y, width, height) and score of each."""
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Average precision of one class.
+
+    Attributes:
+        name: of the category.
+        category_id: of the category.
+        objects: number of objects in the pictures, without crowds.
+        ap: over IoU 0.5 to 0.95; NaN without objects.
+        ap50: at IoU 0.5.
+        ap75: at IoU 0.75.
+    """
+
+    name: str
+    category_id: int
+    objects: int
+    ap: float
+    ap50: float
+    ap75: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Average precision (AP) and recall (AR), as https://cocodataset.org/#detection-eval defines them.
+
+    All are from 0 to 1, or NaN if the pictures have no such object.
+
+    Attributes:
+        ap: over the IoU thresholds 0.5, 0.55, …, 0.95.
+        ap50: at IoU 0.5.
+        ap75: at IoU 0.75.
+        ap_small: of objects below 32² pixels, by the annotations' areas.
+        ap_medium: from 32² to 96².
+        ap_large: above.
+        ar1: with the best detection of each picture and class.
+        ar10: with the best 10.
+        ar100: with the best 100.
+        ar_small, ar_medium, ar_large: with the best 100, by size.
+        per_class: in the order of the category ids.
+        pictures: number of evaluated pictures.
+        objects: number of objects in them, without crowds.
+    """
+
+    ap: float
+    ap50: float
+    ap75: float
+    ap_small: float
+    ap_medium: float
+    ap_large: float
+    ar1: float
+    ar10: float
+    ar100: float
+    ar_small: float
+    ar_medium: float
+    ar_large: float
+    per_class: tuple[ClassMetrics, ...]
+    pictures: int
+    objects: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields by name for JSON, with None for NaN."""
+        return _without_nan(dataclasses.asdict(self))
+
+
+def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[Picture] | None = None) -> Metrics:
+    """Computes the metrics.
+
+    Args:
+        dataset: the ground truth.
+        rows: the detections.
+        pictures: the evaluated pictures. Default: all of the dataset.
+    """
+    pictures = dataset.pictures if pictures is None else pictures
+    objects = [row for picture in pictures for row in _object_rows(picture, dataset.category_ids)]
+    truth, found = (_index(dataset, pictures, entries) for entries in (objects, rows))
+    evaluation = COCOeval(truth, found, "bbox")
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints every step
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    labels = np.concatenate([np.zeros(0, np.int64), *(p.labels[~p.crowd] for p in pictures)])
+    counts = np.bincount(labels, minlength=len(dataset.class_names)).tolist()
+    # [IoU, recall, class, area, most detections]: all areas, 100 detections
+    precision = evaluation.eval["precision"][:, :, :, 0, -1]
+    thresholds = np.round(evaluation.params.iouThrs, 2).tolist()
+    per_class = tuple(
+        ClassMetrics(
+            name,
+            category_id,
+            counts[label],
+            _mean(precision[:, :, label]),
+            _mean(precision[thresholds.index(0.5), :, label]),
+            _mean(precision[thresholds.index(0.75), :, label]),
+        )
+        for label, (category_id, name) in enumerate(
+            zip(dataset.category_ids, dataset.class_names, strict=True)
+        )
+    )
+    numbers = [float(number) if number >= 0 else math.nan for number in evaluation.stats]
+    return Metrics(*numbers, per_class, len(pictures), sum(counts))
+
+
+def _object_rows(picture: Picture, category_ids: tuple[int, ...]) -> Iterable[dict[str, Any]]:
+    for (x1, y1, x2, y2), label, crowd, area in zip(
+        picture.boxes_xyxy_px.tolist(),
+        picture.labels.tolist(),
+        picture.crowd.tolist(),
+        picture.areas.tolist(),
+    ):
+        yield {
+            "image_id": picture.id,
+            "category_id": category_ids[label],
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "area": area,
+            "iscrowd": int(crowd),
+        }
+
+
+def _index(dataset: CocoDataset, pictures: Sequence[Picture], rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Returns a list of objects or detections as pycocotools' class."""
+    annotations = []
+    # Ids start at 1: pycocotools takes id 0 for an object without a match.
+    for identifier, row in enumerate(rows, 1):
+        area = row["bbox"][2] * row["bbox"][3]
+        annotations.append({"area": area, "iscrowd": 0, **row, "id": identifier})
+    coco = COCO()
+    coco.dataset = {
+        "images": [
+            {"id": picture.id, "width": picture.width, "height": picture.height} for picture in pictures
+        ],
+        "categories": [
+            {"id": identifier, "name": name}
+            for identifier, name in zip(dataset.category_ids, dataset.class_names, strict=True)
+        ],
+        "annotations": annotations,
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def _mean(precision: np.ndarray) -> float:
+    """Returns the mean without the entries of -1, which pycocotools writes for classes without objects."""
+    there = precision[precision > -1]
+    return float(there.mean()) if there.size else math.nan
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,227 @@
+"""Runs a detector on a dataset and collects detections in COCO's result format. Imports no Torch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from codetr.dataset.bad_pictures import BadPictures
+from codetr.dataset.coco_files import CocoDataset, DatasetError, Picture, read_picture
+from codetr.evaluation.coco_metrics import MAX_DETECTIONS, Metrics, coco_metrics
+from codetr.results import Detections
+
+_READERS = 8  # threads; decoding releases Python's lock
+
+
+class BatchDetector(Protocol):
+    """The interface that `evaluate` needs, such as `codetr.Detector`."""
+
+    class_names: tuple[str, ...]
+
+    def detect_batch(self, images: Sequence[np.ndarray], **options: Any) -> list[Detections]:
+        """See `codetr.Detector.detect_batch`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The detections of a detector in a dataset.
+
+    Attributes:
+        pictures: in order, without those that were left out.
+        rows: detections in COCO's result format: image_id, category_id, bbox, score.
+        seconds: without the first batch, which warms up, if there are several.
+        timed_pictures: number of pictures in this time.
+        times_ms: time of a picture by stage ("preprocess", "inference", "postprocess"), the median over the
+            batches; empty if the detector measures none.
+    """
+
+    pictures: tuple[Picture, ...]
+    rows: list[dict[str, Any]] = field(repr=False)
+    seconds: float
+    timed_pictures: int
+    times_ms: dict[str, float]
+
+    @property
+    def pictures_per_s(self) -> float:
+        """Throughput from reading to the final detections."""
+        return self.timed_pictures / max(self.seconds, 1e-9)
+
+
+def evaluate(
+    detector: BatchDetector,
+    dataset: CocoDataset,
+    *,
+    batch: int = 1,
+    limit: int | None = None,
+    top: int = MAX_DETECTIONS,
+    nms: str | None = None,
+    nms_iou: float | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Metrics:
+    """Detects objects in the pictures of a dataset and computes average precision.
+
+    Args:
+        detector: such as `codetr.Detector`. `LiveModel` makes one of a model in training.
+        dataset: see `codetr.dataset.coco_files.load_coco`.
+        batch: pictures in one run of the network.
+        limit: number of pictures, the first ones. Default: all.
+        top: number of detections of a picture that count, the best.
+        nms: see `codetr.Detector.detect`. Default: the model's.
+        nms_iou: likewise.
+        advance: called with the number of pictures after each batch.
+
+    Raises:
+        DatasetError: the detector lacks classes of the dataset, or a picture cannot be read.
+    """
+    run = detect_all(
+        detector, dataset, batch=batch, limit=limit, top=top, nms=nms, nms_iou=nms_iou, advance=advance
+    )
+    return coco_metrics(dataset, run.rows, run.pictures)
+
+
+def detect_all(
+    detector: BatchDetector,
+    dataset: CocoDataset,
+    *,
+    batch: int = 1,
+    limit: int | None = None,
+    top: int = MAX_DETECTIONS,
+    nms: str | None = None,
+    nms_iou: float | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+    bad_pictures: BadPictures | None = None,
+) -> Run:
+    """Detects objects, the first half of `evaluate`, with its arguments and errors.
+
+    Args:
+        bad_pictures: records pictures that cannot be read and leaves them out. Default: they are errors.
+    """
+    if batch < 1:
+        raise ValueError(f"batch: expected at least 1, got {batch}")
+    category_of = categories_of_labels(detector.class_names, dataset)
+    pictures = dataset.pictures[:limit]
+    looked_at: list[Picture] = []
+    rows: list[dict[str, Any]] = []
+    times: list[dict[str, float]] = []
+    seconds, timed = 0.0, 0
+    started = time.perf_counter()
+    for chunk, images in read_ahead(pictures, batch, bad_pictures):
+        try:
+            results = detector.detect_batch(images, threshold=0.0, nms=nms, nms_iou=nms_iou)
+        except ValueError as error:  # the network cannot take a picture, such as a strip of 5000x3
+            names = f"{chunk[0].path}{f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''}"
+            raise ValueError(f"{names}: {error}") from error
+        for picture, found in zip(chunk, results, strict=True):
+            rows += result_rows(picture, found, category_of, top)
+        looked_at += chunk
+        times.append(dict(results[0].times_ms))
+        now = time.perf_counter()
+        if len(times) == 2:
+            seconds, timed = 0.0, 0
+        seconds, timed, started = seconds + now - started, timed + len(chunk), now
+        advance(len(chunk))
+    steady = times[1:] or times
+    stages = steady[0] if steady else {}
+    medians = {stage: statistics.median(run[stage] for run in steady) for stage in stages}
+    return Run(tuple(looked_at), rows, seconds, timed, medians)
+
+
+def read_ahead(
+    pictures: Sequence[Picture], batch: int, bad_pictures: BadPictures | None = None
+) -> Iterator[tuple[Sequence[Picture], list[np.ndarray]]]:
+    """Reads pictures in threads, two batches ahead of the consumer.
+
+    Args:
+        pictures: in order.
+        batch: number of pictures at a time.
+        bad_pictures: records pictures that cannot be read and leaves them out.
+
+    Yields:
+        (pictures, their pixels as uint8 [H, W, 3]) of each batch; the last may be smaller.
+
+    Raises:
+        DatasetError: a picture cannot be read, and `bad_pictures` is None or strict.
+    """
+    workers = min(_READERS, os.cpu_count() or 1)
+    coming = iter(pictures)
+    with ThreadPoolExecutor(workers, "read") as pool:
+        waiting = deque(
+            pool.submit(read_picture, picture) for _, picture in zip(range(2 * batch + workers), coming)
+        )
+        try:
+            chunk, images = [], []
+            for picture in pictures:
+                reading = waiting.popleft()
+                try:
+                    images.append(reading.result())
+                    chunk.append(picture)
+                except DatasetError as error:
+                    if bad_pictures is None:
+                        raise
+                    bad_pictures.add(picture, error)
+                waiting.extend(pool.submit(read_picture, after) for _, after in zip(range(1), coming))
+                if len(chunk) == batch:
+                    yield chunk, images
+                    chunk, images = [], []
+            if chunk:
+                yield chunk, images
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def result_rows(
+    picture: Picture, found: Detections, category_of: Sequence[int | None], top: int = MAX_DETECTIONS
+) -> list[dict[str, Any]]:
+    """Returns a picture's detections in COCO's result format, best first, without other classes.
+
+    Numbers are rounded (1/1000 pixel, score 1e-6), so that the written file gives the same metrics.
+    """
+    rows = []
+    boxes, scores, labels = found.boxes_xyxy_px.tolist(), found.scores.tolist(), found.labels.tolist()
+    for (x1, y1, x2, y2), score, label in zip(boxes, scores, labels, strict=True):
+        if category_of[label] is not None:
+            box = [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)]
+            rows.append(
+                {
+                    "image_id": picture.id,
+                    "category_id": category_of[label],
+                    "bbox": box,
+                    "score": round(score, 6),
+                }
+            )
+    return rows[:top]
+
+
+def categories_of_labels(class_names: Sequence[str], dataset: CocoDataset) -> tuple[int | None, ...]:
+    """Returns the dataset's category id of each label of a detector, by name; None for a class that it lacks.
+
+    A model without class names ("class 0", "class 1", …) has the classes of the dataset in the order of the
+    category ids, if their number is the same.
+
+    Raises:
+        DatasetError: the dataset has a class that the detector lacks.
+    """
+    by_name = dict(zip(dataset.class_names, dataset.category_ids, strict=True))
+    unnamed = tuple(f"class {label}" for label in range(len(class_names)))
+    if tuple(class_names) == unnamed and len(class_names) == len(by_name):
+        return dataset.category_ids
+    lacking = [name for name in dataset.class_names if name not in set(class_names)]
+    if lacking:
+        others = [name for name in class_names if name not in by_name] or class_names
+        raise DatasetError(
+            f"{dataset.annotation_file}: the model lacks {len(lacking)} of its {len(by_name)} classes: "
+            f"{_examples(lacking)}; the model has {len(class_names)}, among them {_examples(others)}"
+        )
+    return tuple(by_name.get(name) for name in class_names)
+
+
+def _examples(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

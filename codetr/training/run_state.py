@@ -1,0 +1,72 @@
+"""The saved states of a run, from which --resume continues: whole files, the newest two kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codetr.errors import UsageError
+from trt_plugin.atomic_files import atomic_write
+
+FORMAT = 1
+KEPT = 2
+
+
+class StateError(UsageError):
+    """A state cannot be read, or it belongs to another run."""
+
+
+def find_states(folder: Path) -> list[Path]:
+    """Returns the states in the folder of a run, the newest last."""
+    names = [path for path in folder.glob("state-*.pt") if re.fullmatch(r"state-\d+", path.stem)]
+    return sorted(names, key=lambda path: int(path.stem.removeprefix("state-")))
+
+
+def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Mapping[str, Any]) -> Path:
+    """Writes a state and removes old ones.
+
+    Args:
+        folder: of the run.
+        step: steps taken.
+        options: values that the run's result depends on, by name: strings and numbers.
+        content: tensors, numbers and strings in dictionaries and lists.
+    """
+    path = folder / f"state-{step:08d}.pt"
+    with atomic_write(path) as temporary:
+        torch.save({"format": FORMAT, "options": dict(options), **content}, temporary)
+    for old in find_states(folder)[:-KEPT]:
+        old.unlink()
+    return path
+
+
+def load_state(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads a state. It runs no code of the file.
+
+    Args:
+        path: the state.
+        options: of this run, as for `save_state`.
+
+    Raises:
+        StateError: the file is damaged, or a run with other options wrote it. The message names one.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file raises many types
+        raise StateError(f"{path}: damaged or not a training state; remove it to use an older one") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise StateError(f"{path}: not a training state of this version of codetr")
+    before = content["options"]
+    for name in before | dict(options):
+        if options.get(name) != before.get(name):
+            there, now = (f"{values.get(name)!s:.80}" for values in (before, options))
+            raise StateError(
+                f"{path}: belongs to a run with another {name}: {there} there, {now} now; "
+                "--resume needs the same options"
+            )
+    return content

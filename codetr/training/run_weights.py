@@ -1,0 +1,178 @@
+"""The weights of a run: loaded from a checkpoint or initialised, and saved as a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from codetr.checkpoint import (
+    UPSTREAM_LABEL_EMBEDDING,
+    MisfitError,
+    load_checkpoint,
+    read_checkpoint,
+    upstream_name,
+)
+from codetr.config import Config
+from codetr.dataset.coco_files import CocoDataset
+from codetr.errors import ArgumentError, one_line
+from codetr.model import CoDino
+from codetr.model.layers import thaw_batch_norms
+from codetr.training.denoising import Denoising
+from codetr.training.initialise import initialise
+from codetr.training.training_network import TrainingNetwork
+from codetr.weights import KNOWN_WEIGHTS, default_weights, is_url
+from trt_plugin.atomic_files import atomic_write
+
+FROM_SCRATCH = "none"
+
+
+def config_for(config: Config, data: CocoDataset, size: tuple[int, int] | None) -> Config:
+    """Returns a configuration with the classes of a dataset.
+
+    Args:
+        config: the published one. The result gets another name, so that the published weights do not belong
+            to it.
+        data: the dataset to train on.
+        size: (long, short) sides that pictures are fitted into. None keeps the configuration's.
+    """
+    classes = len(data.class_names)
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}_trained" if config.name in KNOWN_WEIGHTS else config.name,
+        num_classes=classes,
+        class_names=data.class_names,
+        max_per_img=min(config.max_per_img, config.num_queries * classes),
+        resize_scale=size or config.resize_scale,
+    )
+
+
+def initial_source(model: str, config: Config, init: str | None) -> str:
+    """Resolves --init: a known name, a URL or a file; default: `codetr.weights.default_weights`.
+
+    Raises:
+        ArgumentError: `init` is none of these, or it is None and the model has no default.
+    """
+    known = ", ".join(KNOWN_WEIGHTS)
+    if init is None:
+        init = default_weights(model, config)
+        if init is None:
+            raise ArgumentError(
+                "init",
+                f"expected weights, for {config.name} has none beside it and is none of {known}; "
+                f"{FROM_SCRATCH} trains from scratch",
+            )
+    elif init not in (FROM_SCRATCH, *KNOWN_WEIGHTS) and not is_url(init) and not Path(init).is_file():
+        raise ArgumentError("init", f"expected a file, a URL, {known} or {FROM_SCRATCH}, got {init!r}")
+    return init
+
+
+def make_network(
+    config: Config, source: str, known_names: Sequence[str], *, pairs: int, thawed: bool, seed: int
+) -> tuple[TrainingNetwork, str]:
+    """Makes the network that a run starts with.
+
+    Args:
+        config: with the classes of the dataset.
+        source: see `initial_source`.
+        known_names: classes of the model that the source belongs to, in the order of its labels.
+        pairs: pairs of denoising queries; 0 makes none.
+        thawed: whether batch norms learn.
+        seed: of the weights that are initialised.
+
+    Returns:
+        The network, and the origin of its weights in words.
+
+    Raises:
+        ArgumentError: the weights do not fit the model.
+    """
+    torch.manual_seed(seed)
+    model = initialise(CoDino(config), seed)
+    network = TrainingNetwork(model, Denoising(config, pairs) if pairs else None)
+    words = "initialised weights"
+    if source != FROM_SCRATCH:
+        words = _load(network, source, known_names)
+    if thawed:
+        thaw_batch_norms(model)
+    return network, words
+
+
+def _load(network: TrainingNetwork, source: str, known_names: Sequence[str]) -> str:
+    """Loads a checkpoint. Classes that it does not know keep the weights of the network."""
+    try:
+        _, tensors = read_checkpoint(source)
+    except ValueError as error:
+        raise ArgumentError("init", one_line(error)) from error
+    config = network.model.config
+    names = {name: label for label, name in enumerate(known_names)}
+    pairs = [(label, names[name]) for label, name in enumerate(config.class_names) if name in names]
+    for name, fresh in network.model.state_dict().items():
+        if "class_branch" in name:
+            name = upstream_name(name, config.decoder_layers)
+            if name in tensors:
+                tensors[name] = _with_known_classes(fresh, tensors[name], len(known_names), pairs)
+    try:
+        load_checkpoint(network.model, tensors)
+    except MisfitError as error:
+        raise ArgumentError("init", f"{source}: {error.summary.removeprefix('checkpoint: ')}") from error
+    embedding = tensors.get(UPSTREAM_LABEL_EMBEDDING)
+    if network.denoising is not None and embedding is not None:
+        weight = network.denoising.label_embedding.weight
+        with torch.no_grad():
+            weight.copy_(_with_known_classes(weight, embedding, len(known_names), pairs))
+    return f"weights of {source}, which knows {len(pairs)} of the {config.num_classes} classes"
+
+
+def _with_known_classes(
+    fresh: Tensor, loaded: Tensor, known: int, pairs: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Returns the rows of a class branch: loaded rows for known classes, fresh rows for the others.
+
+    Args:
+        fresh: [classes, ...].
+        loaded: [known, ...].
+        known: number of classes that `loaded` should have. With another number it belongs to another model,
+            and none of its rows is used.
+        pairs: (label, label in `loaded`).
+    """
+    rows = fresh.detach().clone()
+    if len(loaded) == known and loaded.shape[1:] == fresh.shape[1:]:
+        for label, label_there in pairs:
+            rows[label] = loaded[label_there]
+    elif loaded.shape[1:] != fresh.shape[1:]:
+        return loaded  # `load_checkpoint` reports the shape
+    return rows
+
+
+def save_weights(path: Path, network: TrainingNetwork, precision: str) -> None:
+    """Writes a network under upstream's names, for `codetr.load_checkpoint`.
+
+    Args:
+        path: a safetensors file.
+        network: usually the averaged one.
+        precision: "fp32" or "fp16".
+    """
+    layers = network.model.config.decoder_layers
+    tensors = {
+        upstream_name(name, layers): tensor
+        for name, tensor in network.model.state_dict().items()
+        if not name.endswith("num_batches_tracked")  # only a batch norm without momentum uses it
+    }
+    if network.denoising is not None:
+        tensors[UPSTREAM_LABEL_EMBEDDING] = network.denoising.label_embedding.weight
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[precision]
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, {"format": "pt"})
+
+
+def save_config(path: Path, config: Config) -> None:
+    """Writes a configuration for `codetr.load_config`."""
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,249 @@
+"""Checks the options of `codetr train` and loads the dataset, before a run writes anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codetr.config import Config
+from codetr.dataset.bad_pictures import BadPictures
+from codetr.dataset.coco_files import CocoDataset, DatasetError, load_coco, split_file
+from codetr.detector.preprocess import fit_size
+from codetr.errors import ArgumentError
+from codetr.training.run_state import find_states
+from codetr.training.run_weights import FROM_SCRATCH, config_for, initial_source
+from codetr.training.torchrun_processes import Processes
+from codetr.training.train_options import Size, TrainOptions
+from codetr.training.training_batches import PAD_DIVISOR, BatchOrder
+from codetr.weights import model_config
+
+DEFAULT_EPOCHS = 12
+SCALES = 5
+"""Sizes that --multi-scale draws from."""
+
+_RESULT_OPTIONS = (
+    *("init", "batch_norm", "denoising", "steps", "minutes", "warmup", "lr", "final_lr_factor"),
+    *("backbone_lr_factor", "weight_decay", "clip", "ema", "precision", "size", "multi_scale", "crop"),
+    *("crop_least", "flip", "colour", "seed"),
+)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A checked run.
+
+    Attributes:
+        options: every default is filled in. `steps` or `minutes` gives the length.
+        config: the model with the classes of the dataset.
+        known_names: classes of the model before training.
+        data: the training pictures.
+        validation_data: None skips validation.
+        scales: (long, short) sides in pixels; a step has one of them.
+        threads: of Torch on the CPU; None leaves them as they are.
+        fingerprint: everything that the result depends on, by name.
+        state: file of the state to continue from.
+    """
+
+    options: TrainOptions
+    config: Config
+    known_names: tuple[str, ...]
+    data: BadPictures
+    validation_data: BadPictures | None
+    scales: tuple[Size, ...]
+    threads: int | None
+    fingerprint: dict[str, Any]
+    state: Path | None
+
+
+def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
+    """Checks the options, the dataset and the model. It writes no file.
+
+    Raises:
+        ArgumentError: an option has a wrong value.
+        DatasetError: the dataset cannot be used.
+    """
+    _check_numbers(options)
+    published = model_config(options.model)
+    source = initial_source(options.model, published, options.init)
+    state = _newest_state(options.out, options.resume)
+    data, validation_data = _load(options)
+    config = config_for(published, data, options.size)
+    scales = make_scales(config.resize_scale, options.multi_scale)
+    order = BatchOrder(data.pictures, options.batch * processes.world, scales, options.seed)
+    options = _with_defaults(options, source, order, processes)
+    _check_cells(config, data, scales)
+    pictures = [
+        dataset and BadPictures(dataset, strict=options.strict, shown=processes.first)
+        for dataset in (data, validation_data)
+    ]
+    _check_pictures([bad for bad in pictures if bad is not None])
+    return TrainingPlan(
+        options=options,
+        config=config,
+        known_names=published.label_names,
+        data=pictures[0],
+        validation_data=pictures[1],
+        scales=scales,
+        threads=_threads(options),
+        fingerprint=_fingerprint(options, config, data, scales, processes.world),
+        state=state,
+    )
+
+
+def _check_numbers(options: TrainOptions) -> None:
+    for name, value in vars(options).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ArgumentError(name, f"expected a finite number, got {value}")
+    given = [name for name in ("steps", "epochs", "minutes") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise ArgumentError(given[1], f"expected no --{given[0]} with it, got both")
+
+
+def _newest_state(folder: Path, resume: bool) -> Path | None:
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError("out", f"expected a folder, got the file {folder}")
+    states = find_states(folder)
+    if resume and not states:
+        raise ArgumentError("resume", f"expected a state in {folder}, got none; start without --resume")
+    if states and not resume:
+        raise ArgumentError(
+            "out", f"expected a new folder, got {folder} with {states[-1].name}; --resume continues that run"
+        )
+    return states[-1] if resume else None
+
+
+def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:
+    """Loads the datasets to train on and to validate on, with the same classes."""
+    data = load_coco(options.data, options.train_split)
+    validation_data = _load_validation(options, data)
+    if validation_data is None:
+        return data, None
+    if set(validation_data.class_names) & set(data.supercategories):
+        # Only the validation split has objects of this category.
+        data = load_coco(options.data, options.train_split, keep=validation_data.class_names)
+    if validation_data.class_names != data.class_names:
+        different = sorted(set(validation_data.class_names) ^ set(data.class_names))
+        example = f", such as {different[0]!r}" if different else ": their order differs"
+        raise DatasetError(
+            f"{validation_data.annotation_file}: the categories differ from {data.annotation_file}{example}"
+        )
+    return data, validation_data
+
+
+def _load_validation(options: TrainOptions, data: CocoDataset) -> CocoDataset | None:
+    folder, split = options.data, options.val_split
+    if split == "none" or options.evaluate_every == 0:
+        return None
+    if split is None:
+        split = "val"
+        if split_file(folder, split) is None:
+            if options.evaluate_every:
+                raise ArgumentError(
+                    "evaluate_every", f"expected annotations of a split val, {folder} has none"
+                )
+            return None
+    validation_data = load_coco(folder, split, keep=data.class_names)
+    if validation_data.annotation_file == data.annotation_file:
+        raise ArgumentError("val_split", f"expected another split than --train-split, got {split!r}")
+    return validation_data
+
+
+def _with_defaults(
+    options: TrainOptions, source: str, order: BatchOrder, processes: Processes
+) -> TrainOptions:
+    """Fills in the defaults that depend on the weights, the dataset or the machine."""
+    scratch, gpu = source == FROM_SCRATCH, processes.device.type == "cuda"
+    steps = options.steps
+    if steps is None and options.minutes is None:
+        steps = math.ceil((options.epochs or DEFAULT_EPOCHS) * order.batches_per_epoch)
+    warmup = 1000 if scratch else 200
+    defaults = {
+        "init": source,
+        "batch_norm": "train" if scratch else "frozen",
+        "backbone_lr_factor": 1.0 if scratch else 0.1,
+        "warmup": warmup if steps is None else min(warmup, steps // 20),
+        "precision": "bf16" if gpu else "fp32",
+        # On the CPU a step takes far longer than reading its pictures.
+        "workers": min(16, _cores() if gpu else _cores() // 4),
+    }
+    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
+    return dataclasses.replace(options, **missing, steps=steps, device=processes.device.type)
+
+
+def _cores() -> int:
+    """Returns this process's share of the cores that it may use, at least 1."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _threads(options: TrainOptions) -> int | None:
+    """Returns the threads that share the cores with the workers; None if the user or a GPU decides."""
+    if options.device == "cuda" or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, _cores() - options.workers)
+
+
+def make_scales(size: Size, least: float) -> tuple[Size, ...]:
+    """Makes sizes from a share of `size` up to all of it, ascending."""
+    if least == 1.0:
+        return (size,)
+    shares = np.linspace(least, 1.0, SCALES)[:-1]
+    smaller = [tuple(max(PAD_DIVISOR, round(side * share)) for side in size) for share in shares]
+    return (*smaller, size)
+
+
+def _check_cells(config: Config, data: CocoDataset, scales: Sequence[Size]) -> None:
+    """Refuses sizes at which a picture has fewer cells than the model has queries."""
+    long, short = max(scales[0]), min(scales[0])
+    strides = [4 << level for level in range(config.num_levels)]
+    for height, width in {(picture.height, picture.width) for picture in data.pictures}:
+        limits = (short, long) if width >= height else (long, short)
+        sides = [-(-side // PAD_DIVISOR) * PAD_DIVISOR for side in fit_size(height, width, *limits)]
+        cells = sum(math.prod(-(-side // stride) for side in sides) for stride in strides)
+        if cells < config.num_queries:
+            raise ArgumentError(
+                "size",
+                f"expected {config.num_queries} cells or more, one for each query, got {cells} for a picture "
+                f"of {width}x{height} fitted into {long}x{short}; use a larger --size or --multi-scale",
+            )
+
+
+def _check_pictures(pictures: Sequence[BadPictures]) -> None:
+    """Reports all pictures that cannot be used, then raises the first error."""
+    pictures[0].report_supercategories()
+    errors = []
+    for bad in pictures:
+        try:
+            bad.check()
+        except DatasetError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _fingerprint(
+    options: TrainOptions, config: Config, data: CocoDataset, scales: Sequence[Size], world: int
+) -> dict[str, Any]:
+    described = json.dumps(dataclasses.asdict(config))
+    chosen = {f"--{name.replace('_', '-')}": getattr(options, name) for name in _RESULT_OPTIONS}
+    return {
+        "--model": f"{config.name} ({_digest(described.encode())})",
+        "--data": f"{len(data)} pictures ({_digest(data.annotation_file.read_bytes())})",
+        "--batch times processes": options.batch * world,
+        **chosen,
+        "--size": str(scales),
+    }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

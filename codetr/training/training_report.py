@@ -1,0 +1,72 @@
+"""training.json: the settings, machine and results of a run, for those who repeat it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trt_plugin.atomic_files import atomic_write
+
+
+def describe_session(processes: int) -> dict[str, Any]:
+    """Describes the start of a run: its time, command, machine and versions."""
+    version = None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("codetr-tensorrt")
+    return {
+        "started_utc": _now(),
+        "command": shlex.join(["codetr", *sys.argv[1:]]),
+        "processes": processes,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cpu_threads": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "codetr": version,
+        "commit": _commit(),
+    }
+
+
+def write_report(path: Path, content: Mapping[str, Any], session: Mapping[str, Any]) -> None:
+    """Writes the report. The sessions of an earlier file stay in it, before this one.
+
+    Args:
+        path: training.json.
+        content: the run so far.
+        session: of `describe_session`, with its results.
+    """
+    earlier = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        earlier = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+    whole = {**content, "sessions": [*earlier, {**session, "ended_utc": _now()}]}
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that holds this package, if there is one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return os.environ.get("CODETR_COMMIT")
+    try:
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

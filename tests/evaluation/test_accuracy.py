@@ -1,0 +1,253 @@
+"""One model in several backends: the same detections, and the benchmark that compares their accuracy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import codetr
+import trt_plugin
+from benchmarks import accuracy, report, timing
+from benchmarks.agreement import Agreement, match
+from codetr.detector.detector import TorchBackend
+from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
+from codetr.results import Detections
+from tests.evaluation.coco_folders import document, write_dataset
+from tests.evaluation.tiny_detector import HEIGHT, WIDTH, Tiny, command, make_tiny, results
+
+pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Tiny:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def onnx(tiny) -> Path:
+    """The model as an ONNX file with its metadata."""
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from onnx_path.export import export_onnx
+
+    model = codetr.CoDino(tiny.config).requires_grad_(False)
+    codetr.load_checkpoint(model, tiny.weights)
+    path = tiny.data / "model.onnx"
+    trace, write = torch.export.export, torch.onnx.export
+    with pytest.MonkeyPatch.context() as patch:  # quicker; the thorough way is test_onnx_path's
+        patch.setattr(torch.export, "export", lambda model, inputs, **_: trace(model, inputs))
+        patch.setattr(torch.onnx, "export", functools.partial(write, optimize=False))
+        export_onnx(model, (torch.zeros(1, 3, HEIGHT, WIDTH), torch.tensor([[HEIGHT, WIDTH]])), path)
+    rows = (1, tiny.config.max_per_img)
+    tensors = {
+        "images": ((1, 3, HEIGHT, WIDTH), "float32"),
+        "image_shapes": ((1, 2), "int64"),
+        "boxes": ((*rows, 4), "float32"),
+        "scores": (rows, "float32"),
+        "labels": (rows, "int64"),
+    }
+    listed = [
+        {"name": name, "shape": list(shape), "dtype": dtype} for name, (shape, dtype) in tensors.items()
+    ]
+    trt_plugin.ArtifactMetadata(
+        model=tiny.config.name,
+        inputs=listed[:2],
+        outputs=listed[2:],
+        class_names=list(tiny.config.label_names),
+        mean=list(tiny.config.mean),
+        std=list(tiny.config.std),
+        resize={"height": HEIGHT, "width": WIDTH, "mode": "fit_pad"},
+        max_per_img=tiny.config.max_per_img,
+        nms=dataclasses.asdict(tiny.config.nms),
+        precision="fp32",
+        batch=1,
+        tensorrt_version="",
+        plugin_version="1",
+        gpu="",
+        torch_version=torch.__version__,
+        source_weights=str(tiny.weights),
+    ).save(path.with_suffix(".json"))
+    return path
+
+
+def test_onnxruntime_gives_the_same(tiny, onnx, tmp_path, capsys):
+    """The whole command with both backends: files, table, numbers."""
+    given = ["--data", tiny.data, "--device", "cpu"]
+    assert command(*given, *tiny.network(), "--batch", 3, "--per-class", "--out", tmp_path / "a/b") == 0
+    torch_printed = capsys.readouterr()
+    assert command(*given, "--onnx", onnx, "--batch", 2, "--out", tmp_path / "onnx") == 0
+    onnx_printed = capsys.readouterr()
+    assert torch_printed.err == ""
+    # The file's input is upright, and the pictures are not.
+    assert onnx_printed.err.startswith("codetr: note: ") and onnx_printed.err.count("\n") == 1
+    assert sorted(path.name for path in (tmp_path / "onnx").iterdir()) == ["detections.json", "metrics.json"]
+    (expected, rows), (found, onnx_rows) = results(tmp_path / "a/b"), results(tmp_path / "onnx")
+    assert 0.8 < expected["metrics"]["ap"] < 1
+    assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-3)
+    assert len(rows) == len(onnx_rows) > 48
+    np.testing.assert_allclose([row["score"] for row in onnx_rows], [row["score"] for row in rows], atol=1e-5)
+    assert f"AP {expected['metrics']['ap']:.3f}  AP50 " in torch_printed.out
+    assert "medium -" in torch_printed.out  # nothing of this size
+    assert "\nwine glass " in torch_printed.out and "\nwine glass " not in onnx_printed.out
+    assert "48 objects in 4 pictures" in onnx_printed.out
+    assert "onnxruntime" in found["network"] and "PyTorch" in expected["network"]
+    assert expected["options"]["height"] == HEIGHT and expected["options"]["data"] == str(tiny.data)
+    assert {"torch", "pycocotools", "onnxruntime"} <= set(found["versions"])
+    assert len(found["per_class"]) == 80 and found["per_class"][1]["category_id"] == 3
+
+
+def test_wrong_onnx_files(onnx, tmp_path):
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx: no such file"):
+        OnnxRuntimeBackend(tmp_path / "none.onnx")
+    copy = tmp_path / "copy.onnx"
+    copy.write_bytes(onnx.read_bytes())
+    with pytest.raises(FileNotFoundError, match=r"copy\.json: no such file; an ONNX file's metadata"):
+        OnnxRuntimeBackend(copy)
+    metadata = json.loads(onnx.with_suffix(".json").read_text())
+    copy.with_suffix(".json").write_text(json.dumps(metadata))
+    with pytest.raises(ValueError, match=r"^device: expected auto, cpu, cuda or cuda:<number>, got 'gpu'$"):
+        OnnxRuntimeBackend(copy, "gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match=r"^device cuda: "):
+            OnnxRuntimeBackend(copy, "cuda")
+    metadata["outputs"][0]["shape"][1] += 1
+    copy.with_suffix(".json").write_text(json.dumps(metadata))
+    with pytest.raises(ValueError, match=r"copy\.json: is the metadata of another file: boxes is \[1, "):
+        OnnxRuntimeBackend(copy)
+    copy.write_bytes(b"no graph")
+    with pytest.raises(ValueError, match=r"copy\.onnx: onnxruntime cannot run it \("):
+        OnnxRuntimeBackend(copy)
+
+
+def test_benchmark(tiny, onnx, tmp_path, capsys):
+    """Every variant of this machine over the same pictures; table, picture and result file."""
+    out = tmp_path / "accuracy.json"
+    given = ["--data", tiny.data, *tiny.network()[:4], "--onnx", onnx, "--torch", "tf32", "--threshold", 0.05]
+    given += ["--batch", 3, "--iterations", 2, "--out", out]
+    assert accuracy.main(list(map(str, given))) == 0
+    printed = capsys.readouterr()
+    content = report.read(out)
+    reference, tf32, runtime = content["results"]
+    assert reference["backend"] == tf32["backend"] == "PyTorch"
+    assert "onnxruntime" in runtime["backend"]
+    for row in content["results"]:
+        assert row["holds"] and row["bound"] == 0.002
+        difference = row["metrics"]["ap"] - reference["metrics"]["ap"]
+        assert abs(difference) < 1e-3 and row["ap_difference"] == pytest.approx(difference)
+        assert row["agreement"]["share"] == row["agreement"]["share_back"] == 1.0
+        assert row["agreement"]["expected"] > 20
+        assert row["timing"]["median_ms"] > 0
+    assert runtime["agreement"]["worst_box_px"] < 0.05
+    assert content["height"] == HEIGHT and content["pictures"] == 4  # the size is the ONNX file's
+    assert "| PyTorch fp32 | 0." in printed.out and "| PyTorch fp32 | 0." in report.markdown(content)
+    pytest.importorskip("matplotlib")
+    assert all(picture.stat().st_size > 1000 for picture in report.draw(content, tmp_path, "accuracy"))
+
+
+def test_benchmark_leaves_bad_pictures_out(tiny, tmp_path, capsys):
+    """One that is missing and one without its last rows: named, counted, and neither are their objects."""
+    data = shutil.copytree(tiny.data, tmp_path / "data")
+    (data / "val/1.png").unlink()
+    (data / "val/3.png").write_bytes((data / "val/3.png").read_bytes()[:3000])
+    out = tmp_path / "accuracy.json"
+    given = ["--data", data, *tiny.network()[:4], "--torch", "fp32", "--height", HEIGHT, "--width", WIDTH]
+    assert accuracy.main(list(map(str, [*given, "--batch", 3, "--iterations", 1, "--out", out]))) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(lines) == 3 and all(line.startswith("benchmarks.accuracy: warning: ") for line in lines)
+    content = report.read(out)
+    assert (content["pictures"], content["pictures_left_out"]) == (2, 2)
+    assert content["results"][0]["metrics"]["pictures"] == 2
+
+
+def test_benchmark_times_torch_as_a_graph(tiny, monkeypatch):
+    """As engines are timed; what is captured is the model alone, over tensors that are there already."""
+    captured = []
+
+    def capture(calls, *_limits):
+        captured.extend(call() for call in calls)
+        return timing.Timing([3.0], 1, 1, "warm")
+
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    monkeypatch.setattr(accuracy.timing, "time_graph", capture)
+    backend = TorchBackend(tiny.config, tiny.weights, "cpu", height=HEIGHT, width=WIDTH)
+    batch = backend.preprocessor.batch([np.zeros((60, 40, 3), np.uint8)])
+    assert accuracy.torch_timer(backend)(batch, 5).median_ms == 3.0
+    ((boxes, scores, labels),) = captured
+    assert boxes.shape == (*scores.shape, 4) and scores.shape == labels.shape and not boxes.requires_grad
+
+
+def test_benchmark_tells_of_a_missed_bound(tiny, tmp_path, capsys, monkeypatch):
+    """Exit status 1, and the result file is there all the same."""
+    monkeypatch.setitem(accuracy.BOUNDS, "tf32", -1.0)
+    out = tmp_path / "accuracy.json"
+    given = ["--data", tiny.data, *tiny.network(), "--torch", "tf32", "--iterations", 1, "--out", out]
+    assert accuracy.main(list(map(str, given))) == 1
+    assert capsys.readouterr().err == "benchmarks.accuracy: error: AP is out of its bound: PyTorch tf32\n"
+    assert [row["holds"] for row in json.loads(out.read_text())["results"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--data"),
+        (("--data", "nowhere", "--height", "64", "--width", "64"), "nowhere: no such folder"),
+        (("--data", "{data}"), "--height and --width: needed without an engine or ONNX file"),
+        (("--data", "{data}", "--height", "64"), "--height and --width: give both or neither"),
+        (("--data", "{data}", "--engine", "fp16=none.engine"), "--engine fp16 none.engine: no such file"),
+        (("--data", "{data}", "--onnx", "{data}/val2017/a.jpg"), "--onnx: the metadata "),
+        (
+            ("--data", "{data}", "--height", "128", "--width", "96"),
+            "instances_val2017.json: the model lacks 1 of its 3 classes: dragon",
+        ),
+        (
+            ("--data", "{tiny}", "--height", "128", "--width", "64", "--onnx", "{tiny}/model.onnx"),
+            "model.onnx: is for pictures of 128x96, and --height and --width is for 128x64",
+        ),
+    ],
+)
+def test_benchmark_refuses(tiny, onnx, arguments, message, tmp_path, capsys):
+    """One line, exit status 2, no result file."""
+    contents = document()
+    contents["categories"][0]["name"] = "dragon"
+    write_dataset(tmp_path, contents)
+    given = [text.format(data=tmp_path, tiny=tiny.data) for text in arguments]
+    given += ["--out", str(tmp_path / "out.json")]
+    assert accuracy.main([*given, *map(str, tiny.network()[:4])]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1 and message in printed.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_agreement():
+    """One-to-one, the most alike first, in both directions."""
+
+    def found(boxes, scores, labels):
+        arrays = np.float32(boxes).reshape(-1, 4), np.float32(scores), np.int64(labels)
+        return Detections(*arrays, ("a", "b", "c"), 100, 100).select()
+
+    one = found([[0, 0, 50, 50], [0, 0, 50, 51], [60, 60, 90, 90]], [0.9, 0.5, 0.31], [0, 0, 1])
+    # the first two the other way round in score, the third just below the threshold and a pixel off
+    other = found([[0, 0, 50, 51], [0, 0, 50, 50], [60, 60, 90, 91]], [0.92, 0.5, 0.29], [0, 0, 1])
+    assert [pairs.tolist() for pairs in match(one, other)] == [[0, 1, 2], [0, 1, 2]]
+    agreement = Agreement(0.3)
+    agreement.add(one, other)
+    assert (agreement.expected, agreement.agreeing, agreement.found, agreement.agreeing_back) == (3, 3, 2, 2)
+    assert agreement.worst_box_px == 1
+    assert agreement.worst_score == pytest.approx(0.02, abs=1e-6)
+    # another label, too small an overlap, one partner for two, nothing
+    agreement.add(found([[0, 0, 9, 9]], [0.8], [0]), found([[0, 0, 9, 9]], [0.8], [2]))
+    agreement.add(found([[0, 0, 10, 10]], [0.8], [0]), found([[0, 0, 10, 8.9]], [0.8], [0]))
+    agreement.add(found([[0, 0, 9, 9]] * 2, [0.8, 0.7], [0, 0]), found([[0, 0, 9, 9]], [0.75], [0]))
+    agreement.add(found([], [], []), found([[0, 0, 9, 9]], [0.75], [0]))
+    assert (agreement.expected, agreement.agreeing, agreement.found, agreement.agreeing_back) == (7, 4, 6, 3)
+    assert agreement.as_dict()["share"] == 4 / 7 and agreement.as_dict()["share_back"] == 0.5
+    assert Agreement(0.3).as_dict()["share"] == 1.0

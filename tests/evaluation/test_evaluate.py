@@ -1,0 +1,323 @@
+"""Evaluation: its numbers against pycocotools and by hand, and a model in training."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from codetr.evaluation.run import categories_of_labels, read_ahead
+
+import codetr
+from codetr.coco_classes import COCO_CLASSES
+from codetr.dataset.coco_files import DatasetError, load_coco
+from codetr.evaluation import LiveModel, coco_metrics, detect_all, evaluate
+from codetr.evaluation import run as evaluation_run
+from codetr.results import Detections
+from tests.evaluation.coco_folders import document, write_dataset
+from tests.evaluation.tiny_detector import HEIGHT, WIDTH, Tiny, command, make_tiny, results
+
+pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+
+NAMES = ("person", "car", "dog")  # of the data of coco_folders
+
+
+class FakeDetector:
+    """Finds the given boxes: one (boxes, scores, labels) for each call, in turn."""
+
+    def __init__(self, class_names, *answers) -> None:
+        self.class_names = tuple(class_names)
+        self.answers = list(answers)
+        self.batches: list[int] = []
+
+    def detect_batch(self, images, *, threshold, nms, nms_iou):
+        assert threshold == 0.0
+        self.batches.append(len(images))
+        results = []
+        for image in images:
+            boxes, scores, labels = self.answers.pop(0)
+            found = Detections(
+                np.float32(boxes).reshape(-1, 4),
+                np.float32(scores),
+                np.int64(labels),
+                self.class_names,
+                *image.shape[:2],
+            )
+            results.append(found.select())
+        return results
+
+
+NOTHING = ((), (), ())
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The three pictures of coco_folders."""
+    return load_coco(write_dataset(tmp_path_factory.mktemp("small")), "val")
+
+
+def truth(picture):
+    """A picture's objects as detections, each with another score."""
+    return picture.boxes_xyxy_px, np.linspace(0.9, 0.8, len(picture.labels)), picture.labels
+
+
+# Numbers
+
+
+def test_perfect_detections(small):
+    metrics = evaluate(FakeDetector(NAMES, *map(truth, small.pictures)), small, batch=2)
+    assert (metrics.ap, metrics.ap50, metrics.ap75, metrics.ar100) == pytest.approx((1, 1, 1, 1))
+    assert (metrics.pictures, metrics.objects) == (3, 2)
+    person, car, dog = metrics.per_class
+    assert [item.name for item in metrics.per_class] == list(NAMES)
+    assert [item.category_id for item in metrics.per_class] == [1, 3, 18]
+    assert [item.objects for item in metrics.per_class] == [1, 1, 0]
+    assert (person.ap, car.ap75) == pytest.approx((1, 1))
+    assert math.isnan(dog.ap)  # there is but a crowd of them
+    assert math.isnan(metrics.ap_medium)  # both are small
+    assert metrics.as_dict()["ap_medium"] is None
+    assert metrics.as_dict()["per_class"][2]["ap"] is None
+
+
+def test_nothing_found(small):
+    metrics = evaluate(FakeDetector(NAMES, NOTHING, NOTHING, NOTHING), small)
+    assert metrics.ap == metrics.ar100 == metrics.per_class[0].ap == 0
+
+
+def test_one_object_by_hand(tmp_path):
+    """A false detection above the right one: precision 1/2 at every recall. IoU 0.8 counts to 0.8."""
+    contents = document()
+    contents["annotations"] = [{"id": 1, "image_id": 7, "category_id": 1, "bbox": [10, 10, 20, 10]}]
+    dataset = load_coco(write_dataset(tmp_path, contents), "val")
+    found = (([40, 20, 50, 30], [10, 10, 26, 10 + 10]), (0.9, 0.4), (0, 0))
+    metrics = evaluate(FakeDetector(NAMES, found, NOTHING, NOTHING), dataset)
+    assert metrics.ap == pytest.approx(0.5 * 7 / 10)  # 0.5, 0.55, … 0.8 of ten thresholds
+    assert metrics.ap50 == metrics.ap75 == pytest.approx(0.5)
+    assert metrics.ar1 == 0
+    assert metrics.ar10 == pytest.approx(7 / 10)
+
+
+def random_dataset(folder: Path, pictures: int, crowds: bool):
+    """Pictures of one size, random objects, areas that are not their boxes'; the objects themselves."""
+    random = np.random.default_rng(0)
+    contents = document()
+    names = [f"{index:03}.png" for index in range(pictures)]
+    sizes = [(200, 160)] * pictures
+    contents["images"] = [
+        {"id": 100 - index, "file_name": name, "width": 200, "height": 160}
+        for index, name in enumerate(names)
+    ]
+    contents["annotations"] = []
+    for index in range(pictures * 6):
+        x, y, width, height = random.uniform((0, 0, 5, 5), (100, 60, 100, 100)).round(1).tolist()
+        contents["annotations"].append(
+            {
+                "id": index,
+                "image_id": 100 - int(random.integers(pictures)),
+                "category_id": int(random.choice([1, 3, 18])),
+                "bbox": [x, y, width, height],
+                "area": round(width * height * 0.7, 2),
+                "iscrowd": int(crowds and index % 7 == 0),
+            }
+        )
+    return load_coco(write_dataset(folder, contents, names=names, sizes=sizes), "val")
+
+
+def noisy_answer(picture, random):
+    """Most objects, moved a little; some twice, some of a wrong class, some where nothing is."""
+    boxes = np.concatenate([picture.boxes_xyxy_px, picture.boxes_xyxy_px[::2]])
+    labels = np.concatenate([picture.labels, picture.labels[::2]])
+    boxes = boxes + random.normal(0, 4, boxes.shape)
+    labels = np.where(random.random(len(labels)) < 0.2, (labels + 1) % 3, labels)
+    extra = random.uniform(0, 100, (3, 2))
+    boxes = np.concatenate([boxes, np.concatenate([extra, extra + 30], axis=1)])
+    return boxes, random.random(len(boxes)), np.concatenate([labels, [0, 1, 2]])
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_same_as_pycocotools_on_the_files(tmp_path, limit):
+    """The annotation file and detections.json, read by pycocotools itself, give the same twelve numbers."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    dataset = random_dataset(tmp_path, 12, crowds=True)
+    random = np.random.default_rng(1)
+    detector = FakeDetector(NAMES, *(noisy_answer(picture, random) for picture in dataset.pictures))
+    run = detect_all(detector, dataset, batch=4, limit=limit)
+    metrics = coco_metrics(dataset, run.rows, run.pictures)
+    (tmp_path / "detections.json").write_text(json.dumps(run.rows))
+    # pycocotools takes an object of id 0 for one that was not found.
+    contents = json.loads(dataset.annotation_file.read_text())
+    for annotation in contents["annotations"]:
+        annotation["id"] += 1
+    (tmp_path / "from_one.json").write_text(json.dumps(contents))
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO(str(tmp_path / "from_one.json"))
+        evaluation = COCOeval(coco, coco.loadRes(str(tmp_path / "detections.json")), "bbox")
+        evaluation.params.imgIds = [picture.id for picture in dataset.pictures[:limit]]
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    ours = [getattr(metrics, item.name) for item in dataclasses.fields(metrics)][:12]
+    np.testing.assert_allclose(np.nan_to_num(ours, nan=-1), evaluation.stats, atol=1e-6)
+    assert 0.1 < metrics.ap < 0.9  # neither trivial
+    assert metrics.pictures == (limit or 12)
+    assert {row["image_id"] for row in run.rows} == {picture.id for picture in dataset.pictures[:limit]}
+
+
+def test_best_count(small):
+    """The best of a picture count, after classes that the data lack are gone."""
+    many = [[0, 0, 5, 5]] * 150
+    scores = np.linspace(0.9, 0.1, 150)
+    answer = (many, scores, [index % 2 for index in range(150)])
+    run = detect_all(FakeDetector((*NAMES[:1], "cup", *NAMES[1:]), answer), small, limit=1)
+    assert len(run.rows) == 75
+    assert {row["category_id"] for row in run.rows} == {1}
+    run = detect_all(FakeDetector(NAMES, answer), small, limit=1)
+    assert [row["score"] for row in run.rows] == pytest.approx(scores[:100], abs=1e-6)
+    assert len(detect_all(FakeDetector(NAMES, answer), small, limit=1, top=7).rows) == 7
+
+
+def test_batches_and_progress(small):
+    detector, done = FakeDetector(NAMES, NOTHING, NOTHING, NOTHING), []
+    run = detect_all(detector, small, batch=2, advance=done.append)
+    assert detector.batches == done == [2, 1]
+    assert run.timed_pictures == 1  # the first batch warms up
+    assert run.rows == [] and run.pictures_per_s > 0
+    with pytest.raises(ValueError, match=r"^batch: expected at least 1, got 0"):
+        detect_all(detector, small, batch=0)
+
+
+# Classes
+
+
+def test_classes_by_name(small):
+    assert categories_of_labels(NAMES, small) == (1, 3, 18)
+    assert categories_of_labels(("dog", "cup", "person", "car"), small) == (18, None, 1, 3)
+    assert categories_of_labels(("class 0", "class 1", "class 2"), small) == (1, 3, 18)
+    coco = categories_of_labels(COCO_CLASSES, small)
+    assert (coco[0], coco[1], coco[2], coco[16]) == (1, None, 3, 18)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("person", "car"), "lacks 1 of its 3 classes: dog; the model has 2, among them person, car"),
+        (("person", "car", "Dog"), "lacks 1 of its 3 classes: dog; the model has 3, among them Dog"),
+        (
+            tuple(f"class {label}" for label in range(4)),
+            "lacks 3 of its 3 classes: person, car, dog; the model has 4, among them class 0, class 1, "
+            "class 2, …",
+        ),
+    ],
+)
+def test_other_classes(small, names, words):
+    with pytest.raises(DatasetError) as caught:
+        evaluate(FakeDetector(names), small)
+    assert str(caught.value) == f"{small.annotation_file}: the model {words}"
+
+
+# Reading
+
+
+def test_read_ahead(tmp_path, monkeypatch):
+    """In order, ahead of whoever takes them, but not all at once."""
+    dataset = random_dataset(tmp_path, 30, crowds=False)
+    started, lock = [], threading.Lock()
+
+    def read(picture):
+        with lock:
+            started.append(picture.id)
+        return np.zeros((2, 2, 3), np.uint8)
+
+    monkeypatch.setattr(evaluation_run, "read_picture", read)
+    monkeypatch.setattr(evaluation_run.os, "cpu_count", lambda: 2)
+    taken = []
+    for chunk, images in read_ahead(dataset.pictures, 4):
+        assert len(chunk) == len(images)
+        taken += [picture.id for picture in chunk]
+        with lock:
+            assert len(started) <= len(taken) + 2 * 4 + 2
+    assert taken == [picture.id for picture in dataset.pictures]
+    assert len(started) == 30
+
+
+def test_read_ahead_stops_at_a_damaged_picture(tmp_path):
+    dataset = random_dataset(tmp_path, 6, crowds=False)
+    dataset.pictures[3].path.write_bytes(b"no picture")
+    batches = read_ahead(dataset.pictures, 2)
+    assert len(next(batches)[0]) == 2
+    with pytest.raises(DatasetError, match=r"003\.png: not an image"):
+        list(batches)
+
+
+def test_pictures_that_the_network_refuses_are_named(small):
+    class Refusing(FakeDetector):
+        def detect_batch(self, images, **options):
+            raise ValueError("images: too small")
+
+    with pytest.raises(ValueError, match=r"a\.jpg and 1 more: images: too small$"):
+        detect_all(Refusing(NAMES), small, batch=2)
+
+
+# A real model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Tiny:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def test_live_model(tiny):
+    """A model in training, evaluated on the way: the same as from its checkpoint, and it trains on."""
+    dataset = load_coco(tiny.data, "val")
+    with codetr.Detector(tiny.config, tiny.weights, height=HEIGHT, width=WIDTH) as detector:
+        expected = detect_all(detector, dataset, batch=3)
+    assert coco_metrics(dataset, expected.rows).ap > 0.8
+    model = codetr.CoDino(tiny.config)
+    codetr.load_checkpoint(model, tiny.weights)
+    live = codetr.Detector(backend=LiveModel(model, tiny.config, "cpu", height=HEIGHT, width=WIDTH))
+    model.train()
+    model.backbone.eval()
+    assert detect_all(live, dataset, batch=3).rows == expected.rows
+    assert model.training and model.decoder.training and not model.backbone.training
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert detect_all(live, dataset, batch=3).rows != expected.rows
+    assert live.class_names == COCO_CLASSES
+    live.close()
+    model(torch.zeros(1, 3, HEIGHT, WIDTH), torch.tensor([[HEIGHT, WIDTH]]))[1].sum().backward()
+
+
+def test_limit_and_nms(tiny, tmp_path):
+    given = ["--data", tiny.data, *tiny.network(), "--device", "cpu", "--out", tmp_path]
+    assert command(*given, "--limit", 2, "--nms", "hard", "--nms-iou", 0.1, "--top", 5) == 0
+    content, rows = results(tmp_path)
+    assert content["metrics"]["pictures"] == 2
+    assert len(rows) <= 10
+    assert {row["image_id"] for row in rows} == {0, 1}
+
+
+def test_imports_neither_torch_nor_pycocotools():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['pycocotools'] = None\n"
+        "import codetr.evaluation, codetr.evaluation.arguments, codetr.cli.evaluate, codetr.cli.network_options\n"
+        "import codetr.detector.onnxruntime_backend\n"
+        "from codetr.evaluation.metrics import require_pycocotools\n"
+        "try: require_pycocotools()\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("evaluation needs pycocotools (")
+    assert done.stdout.endswith("): pip install pycocotools\n")

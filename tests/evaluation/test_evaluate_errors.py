@@ -1,0 +1,199 @@
+"""`codetr evaluate`: one line for everything that goes wrong, and no half of a result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.evaluation.coco_folders import document, write_dataset
+from tests.evaluation.tiny_detector import Tiny, command, make_tiny, results
+from trt_plugin.atomic_files import atomic_write
+
+pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Tiny:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def wrong_document(folder: Path) -> Path:
+    contents = document()
+    contents["annotations"][0]["bbox"] = [1, 2, -3, 4]
+    return write_dataset(folder, contents)
+
+
+def no_pictures(folder: Path) -> Path:
+    write_dataset(folder)
+    for name in "abc":
+        (folder / f"val2017/{name}.jpg").unlink()
+    return folder
+
+
+def empty_pictures(folder: Path) -> Path:
+    write_dataset(folder)
+    for name in "abc":
+        (folder / f"val2017/{name}.jpg").write_bytes(b"")
+    return folder
+
+
+def other_classes(folder: Path) -> Path:
+    contents = document()
+    contents["categories"][0]["name"] = "dragon"
+    return write_dataset(folder, contents)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (wrong_document, [], "instances_val2017.json: annotation 11: bbox: expected [x, y, width, height]"),
+        (lambda folder: write_dataset(folder, "{"), [], "instances_val2017.json: not a JSON file"),
+        (no_pictures, [], "a.jpg: no such picture; all of the 3 that"),
+        (empty_pictures, [], "a.jpg: the file is empty; none of the 3 pictures of"),
+        (other_classes, [], "instances_val2017.json: the model lacks 1 of its 3 classes: dragon; the model"),
+        (lambda folder: folder.mkdir() or folder, [], "data: the folder is empty"),
+        (lambda folder: folder, [], "data: no such folder"),
+        (write_dataset, ["--split", "test"], "data: no annotations of split 'test'"),
+        (write_dataset, ["--annotations", "none.json"], "none.json: no such file"),
+        (write_dataset, ["--images", "none"], "none: no such folder"),
+        (write_dataset, ["--limit", 0], "--limit: expected a whole number above 0"),
+        (write_dataset, ["--width", 5], "--height and --width: give both or neither"),
+        (write_dataset, ["--engine", "x.engine"], "--model: is fixed in the engine x.engine, leave it out"),
+        (write_dataset, ["--onnx", "x", "--engine", "y"], "--engine and --onnx: give one of them"),
+        (write_dataset, ["--backend", "onnxruntime"], "--backend onnxruntime: needs --onnx FILE"),
+        (
+            write_dataset,
+            ["--backend", "torch", "--onnx", "x"],
+            "--onnx: goes with --backend onnxruntime, got",
+        ),
+        (write_dataset, ["--out", __file__], "cannot write there"),
+    ],
+)
+def test_errors(make, arguments, message, tiny, tmp_path, monkeypatch, capsys):
+    """One line that names the file, exit status 2, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    data = make(tmp_path / "data")
+    given = ["--data", data, "--out", tmp_path / "out", "--model", tiny.config_file, "--device", "cpu"]
+    assert command(*given, "--weights", tiny.weights, "--max-size", 128, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("codetr: error: ") and error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "out").exists()
+    assert {path.name for path in tmp_path.iterdir()} <= {"data"}
+
+
+def bad_pictures(folder: Path) -> Path:
+    """Ten pictures, of which four are bad: missing, of another size, empty, without the last rows."""
+    names = [f"{index}.png" for index in range(10)]
+    contents = document()
+    contents["images"] = [
+        {"id": index, "file_name": name, "width": 64, "height": 48} for index, name in enumerate(names)
+    ]
+    contents["annotations"] = [
+        {"id": index, "image_id": index, "category_id": 1, "bbox": [5, 5, 20, 20]} for index in range(10)
+    ]
+    write_dataset(folder, contents, names=names, sizes=[(64, 48)] * 10)
+    pictures = folder / "val2017"
+    (pictures / "1.png").unlink()
+    Image.new("RGB", (48, 64)).save(pictures / "3.png")
+    (pictures / "4.png").write_bytes(b"")
+    (pictures / "8.png").write_bytes((pictures / "8.png").read_bytes()[:3000])
+    return folder
+
+
+def test_bad_pictures_are_left_out(tiny, tmp_path, capsys):
+    """Named once, counted, and neither pictures nor their objects count; the others are as without them."""
+    data = bad_pictures(tmp_path / "data")
+    given = ["--data", data, *tiny.network(), "--device", "cpu", "--batch", 3]
+    assert command(*given, "--out", tmp_path / "out") == 0
+    printed, file = capsys.readouterr(), data / "annotations/instances_val2017.json"
+    warnings = [
+        f"{data}/val2017/1.png: no such file",
+        f"{data}/val2017/3.png: the annotation file says 64x48, the picture has 48x64",
+        f"{data}/val2017/4.png: the file is empty",
+        f"3 of 10 pictures of {file} cannot be used and are left out",
+        f"{data}/val2017/8.png: the image is truncated or damaged",
+    ]
+    lines = printed.err.splitlines()
+    assert len(lines) == 5 and lines[-1].endswith("; left out")
+    for line, warning in zip(lines, warnings):
+        assert line.startswith(f"codetr: warning: {warning}")
+    assert printed.out.startswith(f"7 pictures of {file}") and "6 objects in 6 pictures" in printed.out
+    assert f"4 of 10 pictures of {file} left out" in printed.out
+    content, rows = results(tmp_path / "out")
+    assert content["pictures_left_out"] == 4
+    assert (content["metrics"]["pictures"], content["metrics"]["objects"]) == (6, 6)
+    assert {row["image_id"] for row in rows} <= {0, 2, 5, 6, 7, 9}
+
+    contents = json.loads(file.read_text())
+    gone = {1, 3, 4, 8}
+    contents["images"] = [image for image in contents["images"] if image["id"] not in gone]
+    contents["annotations"] = [row for row in contents["annotations"] if row["image_id"] not in gone]
+    file.write_text(json.dumps(contents))
+    assert command(*given, "--out", tmp_path / "without") == 0
+    assert capsys.readouterr().err == ""
+    without, rows_without = results(tmp_path / "without")
+    assert (without["metrics"], rows_without) == (content["metrics"], rows)
+
+
+def test_strict_refuses_bad_pictures(tiny, tmp_path, capsys):
+    """All that the check finds, and what it does not find when it comes to it."""
+    data = bad_pictures(tmp_path / "data")
+    given = ["--data", data, *tiny.network(), "--device", "cpu", "--out", tmp_path / "out", "--strict"]
+    assert command(*given) == 2
+    lines = capsys.readouterr().err.splitlines()
+    file = data / "annotations/instances_val2017.json"
+    assert [line.partition(": ")[2].partition("val2017/")[2][:5] for line in lines[:3]] == [
+        "1.png",
+        "3.png",
+        "4.png",
+    ]
+    assert lines[3:] == [f"codetr: error: --strict: 3 of 10 pictures of {file} cannot be used"]
+    for name in ("1.png", "3.png", "4.png"):
+        (data / "val2017" / name).write_bytes((data / "val2017/0.png").read_bytes())
+    assert command(*given) == 2
+    assert "8.png: the image is truncated or damaged" in capsys.readouterr().err
+    assert command(*given, "--limit", 8) == 0
+    assert results(tmp_path / "out")[0]["pictures_left_out"] == 0
+
+
+@pytest.mark.parametrize(
+    ("metadata", "option", "message"),
+    [
+        (None, "--engine", "model.file: its metadata model.json is not beside it"),
+        ("{}", "--engine", "model.json: expected an object with"),
+        (None, "--onnx", "model.file: its metadata model.json is not beside it"),
+        ("[1]", "--onnx", "model.json: expected an object with"),
+    ],
+)
+def test_wrong_engines(metadata, option, message, tmp_path, capsys):
+    data = write_dataset(tmp_path / "data")
+    (tmp_path / "model.file").write_bytes(b"no engine")
+    if metadata is not None:
+        (tmp_path / "model.json").write_text(metadata)
+    given = ["--data", data, "--out", tmp_path / "out", option, tmp_path / "model.file"]
+    assert command(*given) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):
+    """A disk that is full when the second file is written leaves no half of it."""
+    import codetr.cli.evaluate as module
+
+    @contextlib.contextmanager
+    def full(path):
+        with atomic_write(path) as temporary:
+            yield temporary
+            if path.name == "metrics.json":
+                raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "atomic_write", full)
+    assert command("--data", tiny.data, *tiny.network(), "--limit", 1, "--out", tmp_path / "out") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]

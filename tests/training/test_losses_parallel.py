@@ -1,0 +1,149 @@
+"""Training losses on a GPU, which must not wait, and in several processes, which share a batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from codetr.model import TrainingOutputs
+from codetr.training.criterion import Criterion, total
+from codetr.training.denoising import DenoisingLayout
+from codetr.training.targets import Targets
+from tests.training.loss_batches import make_denoising, random_outputs, random_targets, to
+
+ROOT = Path(__file__).parents[2]
+
+
+def operations(step) -> list[str]:
+    """The names of all operations of a step, those of backward and those inside others too."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        step()
+    return [event.name for event in profile.events() if event.name.startswith("aten::")]
+
+
+WAITING = {f"aten::{name}" for name in ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal")}
+"""Operations whose result the host needs, which on a GPU waits for all work before."""
+
+
+class TestWaiting:
+    """A GPU must not idle: the host waits for it once a step."""
+
+    def test_one_copy_to_the_host(self, monkeypatch):
+        targets = random_targets([3, 0, 5, 1])
+        denoising = make_denoising()
+        copies = []
+        for name in ("cpu", "numpy", "tolist", "item"):
+            original = getattr(torch.Tensor, name)
+
+            def counted(tensor, *args, name=name, original=original, **kwargs):
+                copies.append(name)
+                return original(tensor, *args, **kwargs)
+
+            monkeypatch.setattr(torch.Tensor, name, counted)
+
+        def step():
+            _, layout = denoising(targets)
+            total(Criterion(5)(outputs, targets, layout)).backward()
+
+        outputs = random_outputs(4, 200, layers=6)
+        names = operations(step)
+        assert copies == ["cpu", "numpy"]
+        assert WAITING.isdisjoint(names)
+
+    @pytest.mark.parametrize(("images", "layers"), [(2, 2), (8, 6)])
+    def test_operations_do_not_grow_with_the_batch(self, images, layers):
+        counts = []
+        for size, depth in ((1, 1), (images, layers)):
+            targets, outputs = random_targets([2] * size), random_outputs(size, layers=depth)
+            names = operations(lambda: Criterion(5)(outputs, targets))  # noqa: B023
+            counts.append(Counter(names))
+        # Losses are taken apart by layer, in views.
+        grown = {name for name in counts[1] if counts[1][name] > counts[0][name]}
+        assert grown <= {"aten::as_strided", "aten::select"}
+
+    @pytest.mark.gpu
+    def test_on_the_gpu(self):
+        targets = random_targets([3, 0, 5, 1]).to("cuda")
+        denoising, criterion = make_denoising().cuda(), Criterion(5)
+
+        def step() -> list[str]:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _, layout = denoising(targets)
+                total(criterion(outputs, targets, layout)).backward()
+            return [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
+
+        outputs = to(random_outputs(4, 200, layers=6), "cuda")
+        step()  # memory is pinned and kernels are loaded
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            waits = step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len(waits) == 1, waits
+
+
+OTHER_RANK = """
+import json, sys
+from tests.training.test_losses_parallel import rank_losses
+print(json.dumps(rank_losses(1, sys.argv[1])))
+"""
+
+
+def rank_losses(rank: int, store: str) -> dict[str, float]:
+    """The losses of one of two processes that share a batch."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    try:
+        return {name: loss.item() for name, loss in Criterion(5)(*distributed_problem(rank)).items()}
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def distributed_problem(rank: int | None) -> tuple[TrainingOutputs, Targets, DenoisingLayout]:
+    """A batch of three images, or a rank's share of it: two images or one."""
+    boxes, labels, shapes = random_targets([3, 1, 3])
+    outputs = random_outputs(3, 18)
+    part = {None: slice(0, 3), 0: slice(0, 2), 1: slice(2, 3)}[rank]
+    targets = Targets(boxes[part], labels[part], shapes[part])
+    _, layout = make_denoising(num_pairs=9)(targets)
+    shares = (
+        outputs.encoder_logits[part],
+        outputs.encoder_boxes[part],
+        outputs.class_logits[:, part],
+        outputs.boxes_cxcywh[:, part],
+    )
+    return TrainingOutputs(*shares), targets, layout
+
+
+def test_ranks_share_a_batch(tmp_path):
+    """The mean over ranks, which is what DDP makes of gradients, is the loss of the whole batch."""
+    store = str(tmp_path / "store")
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER_RANK, store],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        first = rank_losses(0, store)
+        output, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
+    assert other.returncode == 0
+    second = json.loads(output.splitlines()[-1])
+    for name, loss in Criterion(5)(*distributed_problem(None)).items():
+        assert (first[name] + second[name]) / 2 == pytest.approx(loss.item(), rel=1e-5), name
+        assert first[name] != second[name]

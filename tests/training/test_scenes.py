@@ -1,0 +1,286 @@
+"""The scenes that the demo detector is trained on: reproducible, rightly annotated, disjoint splits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from codetr.dataset.coco_files import load_coco
+from tools.scenes import CLASS_NAMES, canvas, make_scene, sources, write_split
+from tools.scenes.__main__ import main
+from tools.scenes.canvas import Canvas
+from tools.scenes.classes import draw_object
+from tools.scenes.glyphs import glyph_contours
+from tools.scenes.sources import FONTS, PHOTOS, SPLITS
+from tools.scenes.textures import TEXTURES
+
+ROOT = Path(__file__).resolve().parents[2]
+MAGENTA = (255, 0, 255)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> dict[str, list]:
+    return {split: [make_scene(7, split, index) for index in range(45)] for split in SPLITS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A dataset that two workers made."""
+    path = tmp_path_factory.mktemp("scenes") / "data"
+    assert main(["--out", str(path), "--train", "18", "--val", "3", "--seed", "3", "--workers", "2"]) == 0
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_files_do_not_depend_on_the_workers(folder, tmp_path):
+    steps = []
+    write_split(tmp_path / "one", "train", 18, 3, workers=1, advance=steps.append)
+    write_split(tmp_path / "one", "val", 3, 3, workers=1)
+    assert contents(tmp_path / "one") == contents(folder)
+    assert sum(steps) == 18
+
+
+def test_scene_depends_on_seed_split_and_index():
+    first, again = make_scene(3, "train", 5), make_scene(3, "train", 5)
+    assert np.array_equal(first.image, again.image)
+    assert np.array_equal(first.boxes_xyxy_px, again.boxes_xyxy_px)
+    for other in (make_scene(4, "train", 5), make_scene(3, "val", 5), make_scene(3, "train", 6)):
+        assert first.image.shape != other.image.shape or not np.array_equal(first.image, other.image)
+
+
+def test_dataset_is_coco(folder):
+    for split, count in (("train", 18), ("val", 3)):
+        dataset = load_coco(folder, split)
+        assert dataset.class_names == CLASS_NAMES
+        assert dataset.category_ids == tuple(range(1, 21))
+        assert len(dataset.pictures) == count
+        for index, picture in enumerate(dataset.pictures):
+            scene = make_scene(3, split, index)
+            assert picture.path.name == f"{index:06d}.jpg"
+            np.testing.assert_array_equal(picture.boxes_xyxy_px, scene.boxes_xyxy_px)
+            np.testing.assert_array_equal(picture.labels, scene.labels)
+            assert not picture.crowd.any()
+            sides = scene.boxes_xyxy_px[:, 2:] - scene.boxes_xyxy_px[:, :2]
+            np.testing.assert_array_equal(picture.areas, sides.prod(axis=1))
+            image = cv2.cvtColor(cv2.imread(str(picture.path)), cv2.COLOR_BGR2RGB)
+            assert (picture.width, picture.height) == image.shape[1::-1]
+            coarse = [cv2.blur(pixels, (16, 16)).astype(int) for pixels in (image, scene.image)]
+            assert np.abs(coarse[0] - coarse[1]).mean() < 3  # JPEG has changed the details alone
+
+
+def test_splits_share_nothing():
+    for table in (PHOTOS, TEXTURES, FONTS):
+        assert not set(table["train"]) & set(table["val"])
+    families = [{source.file.rpartition("/")[2].partition("-")[0][:6] for source in FONTS[s]} for s in SPLITS]
+    assert not families[0] & families[1]
+    assert len(FONTS["train"]) >= 8 and len(FONTS["val"]) >= 4
+    assert len(PHOTOS["train"]) >= 6 and len(PHOTOS["val"]) >= 4
+
+
+def test_scenes_use_what_is_their_splits(scenes):
+    used = {split: set().union(*(scene.sources for scene in scenes[split])) for split in SPLITS}
+    for split in SPLITS:
+        allowed = {source.file for source in (*FONTS[split], *PHOTOS[split])}
+        allowed |= {field.__name__.lstrip("_") for field in TEXTURES[split]}
+        assert used[split] <= allowed
+        assert used[split] & {source.file for source in FONTS[split]}
+        assert used[split] & {source.file for source in PHOTOS[split]}
+    assert not used["train"] & used["val"]
+
+
+def test_scenes_are_varied(scenes):
+    for split in SPLITS:
+        labels = np.concatenate([scene.labels for scene in scenes[split]])
+        assert set(labels) == set(range(20)), split
+        sizes, shares = [], []
+        for scene in scenes[split]:
+            height, width = scene.image.shape[:2]
+            assert scene.image.dtype == np.uint8 and max(height, width) <= 640 and min(height, width) <= 480
+            boxes = scene.boxes_xyxy_px
+            assert len(boxes) == len(scene.labels) <= 20
+            assert (boxes >= 0).all() and (boxes[:, 2:] <= (width, height)).all()
+            assert (boxes[:, 2:] > boxes[:, :2]).all()
+            assert 75 <= scene.jpeg_quality <= 95
+            sides = np.sqrt((boxes[:, 2:] - boxes[:, :2]).prod(axis=1))
+            sizes += sides.tolist()
+            shares += (sides / np.sqrt(width * height)).tolist()
+        assert 11 <= min(sizes) < 19  # 16 pixels, less what the border may cut off
+        assert 0.4 < max(shares) < 0.55
+        shapes = {scene.image.shape[0] < scene.image.shape[1] for scene in scenes[split]}
+        assert shapes == {True, False}
+    assert all(len(scene.labels) for scene in scenes["val"])
+
+
+@pytest.mark.parametrize("label", range(20), ids=CLASS_NAMES)
+def test_boxes_are_tight(label, monkeypatch):
+    """On one colour, without shadow, blur, plate and pole, the box is where the picture has changed."""
+
+    def alone(*arguments):
+        drawing = draw_object(*arguments[:3], plate=False)
+        return replace(drawing, parts=tuple(part for part in drawing.parts if not part.backing))
+
+    monkeypatch.setattr(canvas, "draw_object", alone)
+    monkeypatch.setattr(canvas.cv2, "GaussianBlur", lambda layer, *_: layer)
+    monkeypatch.setattr(Canvas, "_cast_shadow", lambda *_: None)
+    compared = 0
+    for seed in range(8):
+        paper = np.full((240, 320, 3), MAGENTA, np.uint8)
+        picture = Canvas(paper.copy(), np.random.default_rng(seed), "train")
+        picture.add(label, 20.0 + 14 * seed)
+        if not picture.boxes:
+            continue
+        rows, columns = np.nonzero(np.abs(picture.image.astype(int) - paper).max(axis=2) > 12)
+        changed = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+        np.testing.assert_allclose(picture.boxes[0], changed, atol=1.01)
+        compared += 1
+    assert compared >= 5
+
+
+def test_enough_of_every_object_stays_visible():
+    """What the canvas counts while things pile up is what the last map of owners shows."""
+    hidden = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        picture = Canvas(np.full((200, 200, 3), 128, np.uint8), rng, "val")
+        for _ in range(40):
+            picture.add(int(rng.integers(-1, 20)), rng.uniform(20, 70))
+        owners = picture._owner[picture._owner >= 0]
+        counts = np.bincount(owners, minlength=4 * len(picture.boxes)).reshape(-1, 4)
+        np.testing.assert_array_equal(counts, picture._visible)
+        shares = counts.sum(axis=1) / np.sum(picture._areas, axis=1)
+        assert (shares >= picture._min_visible).all()
+        assert (shares >= 0.6).all()
+        hidden += (shares < 0.9).sum()
+    assert hidden > 5  # there is occlusion
+
+
+def test_letters_stand_out():
+    """A letter's pixels differ from what was there before, on a restless background too."""
+    rng = np.random.default_rng(0)
+    for label in range(10):
+        before = np.kron(rng.integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+        picture = Canvas(before.copy(), rng, "val")
+        picture.add(label, 60)
+        solid = picture._owner >= 0
+        assert np.abs(picture.image[solid].astype(int) - before[solid]).max(axis=1).mean() > 60
+
+
+def test_glyphs_have_holes():
+    """Contours are those of the characters: one of 7, two of A, three of 8, filled by the even-odd rule."""
+    for split in SPLITS:
+        for source in FONTS[split]:
+            counts = [len(glyph_contours(source, character)) for character in "7A8"]
+            assert counts == [1, 2, 3], source.file
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("--train", "-3"), "--train: expected a whole number, 0 or more, got '-3'"),
+        (("--val", "2.5"), "--val: expected a whole number, 0 or more, got '2.5'"),
+        (("--val", "1", "--seed", "-1"), "--seed: expected a whole number"),
+        (("--val", "1", "--workers", "0"), "--workers: expected a whole number above 0"),
+        (
+            ("--val", "1", "--size", "100"),
+            "--size: expected a whole number of pixels, 160 or more, got '100'",
+        ),
+        ((), "--train, --val: give the number of scenes of at least one, both are 0"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments, said, tmp_path, capsys):
+    assert main(["--out", str(tmp_path / "new"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_out_that_is_taken_is_refused(folder, tmp_path, capsys):
+    before = contents(folder)
+    assert main(["--out", str(folder), "--train", "1"]) == 2
+    assert "instances_train.json exists already; give another folder" in capsys.readouterr().err
+    assert contents(folder) == before
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val/mine.jpg").touch()
+    assert main(["--out", str(tmp_path), "--val", "1"]) == 2
+    assert f"{tmp_path / 'val'} exists already" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file"), "--val", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_missing_package_is_one_line(tmp_path, monkeypatch, capsys):
+    find_spec = sources.find_spec
+    monkeypatch.setattr(sources, "find_spec", lambda name: None if name == "font_lato" else find_spec(name))
+    assert main(["--out", str(tmp_path / "new"), "--val", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "the package font-lato is not installed" in error and "codetr-tensorrt[scenes]" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((-1, "val", 0), "seed: "),
+        ((0, "test", 0), "split: "),
+        ((0, "val", -2), "index: "),
+        ((0, "val", 0, 9), "size: "),
+    ],
+)
+def test_make_scene_refuses(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        make_scene(*arguments)
+
+
+def test_failed_run_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.scenes.dataset.make_scene", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_split(tmp_path / "new", "val", 2, 0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_killed_run_leaves_no_dataset_and_no_workers(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "tools.scenes",
+        "--out",
+        str(tmp_path),
+        "--train",
+        "4000",
+        "--workers",
+        "2",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    try:
+        partial = tmp_path / ".train.partial"
+        deadline = time.monotonic() + 60
+        while not any(partial.glob("*.jpg")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    time.sleep(0.5)
+    written = len(list(partial.iterdir()))
+    time.sleep(0.5)
+    assert len(list(partial.iterdir())) == written  # nobody goes on
+    assert not (tmp_path / "train").exists() and not list(tmp_path.rglob("*.json"))
+    assert main(["--out", str(tmp_path), "--train", "2", "--workers", "1"]) == 0  # over what was left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["annotations", "train"]
+    assert len(list((tmp_path / "train").iterdir())) == 2
+    document = json.loads((tmp_path / "annotations/instances_train.json").read_text())
+    assert len(document["images"]) == 2

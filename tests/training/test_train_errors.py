@@ -1,0 +1,155 @@
+"""`codetr train`: one line for every error, status 2 for wrong input, and no folder left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codetr.cli import main
+from codetr.training.run_state import find_states
+from codetr.training.training_step import TOLERATED_SKIPS, TrainingStep
+from tests.training.training_runs import MODEL, ROOT, arguments, train, write_boxes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def fails(capsys, command: list[str]) -> str:
+    """Runs a command that must exit with status 2. Returns its one line of error."""
+    capsys.readouterr()
+    assert main(command) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("codetr: error: ") and len(lines) == 1, lines
+    return lines[-1]
+
+
+def change(file: str, edit):
+    """Returns a function that edits an annotation file of a dataset."""
+
+    def apply(folder: Path) -> None:
+        path = folder / "annotations" / file
+        document = json.loads(path.read_text())
+        edit(document)
+        path.write_text(json.dumps(document))
+
+    return apply
+
+
+def spoil_all(split: str, content: bytes | None):
+    """Returns a function that removes all pictures of a split, or overwrites them."""
+
+    def apply(folder: Path) -> None:
+        for file in (folder / split).iterdir():
+            file.unlink() if content is None else file.write_bytes(content)
+
+    return apply
+
+
+def not_json(folder: Path) -> None:
+    (folder / "annotations/instances_train.json").write_text("{")
+
+
+TRAIN, VAL = "instances_train.json", "instances_val.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (not_json, TRAIN),
+        (change(TRAIN, lambda document: document["annotations"][3].update(category_id=77)), TRAIN),
+        (change(VAL, lambda document: document["categories"][0].update(name="blue")), VAL),
+        (spoil_all("train", None), "train/000.png: no such picture"),
+        (spoil_all("val", b"no picture"), "val/000.png: not an image"),
+    ],
+)
+def test_broken_data(folder, tmp_path, capsys, damage, words):
+    data = tmp_path / "data"
+    write_boxes(data, "train", 6, 0)
+    write_boxes(data, "val", 2, 1)
+    damage(data)
+    options = {"model": folder / "model.json", "evaluate_every": 100}
+    assert words in fails(capsys, arguments(data, tmp_path / "a" / "run", **options))
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"init": None}, "--init: expected weights, for model has none"),
+        ({"init": "nowhere.pth"}, "--init: expected a file, a URL, "),
+        ({"model": "co_dino"}, "--model: "),
+        ({"data": "missing"}, "missing: no such folder"),
+        ({"resume": ""}, "--resume: expected a state in "),
+        ({"size": "640"}, "--size"),
+        ({"minutes": 5}, "--minutes: expected no --steps with it"),
+        ({"lr": 0}, "--lr"),
+        ({"ema": 1}, "--ema"),
+        ({"save_every": "5s"}, "--save-every"),
+        ({"lr": "inf"}, "--lr: expected a finite number"),
+        ({"device": "cuda:1"}, "--device"),
+        ({"train_split": "val", "evaluate_every": 5}, "--val-split: expected another split"),
+        ({"model": "many.json", "size": "64x32", "multi_scale": 0.5}, "--size: expected 200 cells or more"),
+    ],
+)
+def test_wrong_options(folder, tmp_path, capsys, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    Path("many.json").write_text(json.dumps({**MODEL, "num_queries": 200}))
+    assert words in fails(capsys, arguments(folder, tmp_path / "run", **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_overwritten(folder, uninterrupted, capsys):
+    for options, words in (
+        ({}, f"--out: expected a new folder, got {uninterrupted} with state-00000012.pt; --resume"),
+        ({"resume": "", "lr": 5e-4}, "belongs to a run with another --lr: 0.001 there, 0.0005 now"),
+        ({"resume": "", "batch": 3}, "another --batch times processes: 2 there, 3 now"),
+    ):
+        assert words in fails(capsys, arguments(folder, uninterrupted, **options))
+
+
+def test_weights_of_another_model(folder, uninterrupted, tmp_path, capsys):
+    model = tmp_path / "wide.json"
+    model.write_text(json.dumps({**MODEL, "feedforward_channels": 96}))
+    weights = uninterrupted / "model.safetensors"
+    error = fails(capsys, arguments(folder, tmp_path / "run", model=model, init=weights))
+    assert f"--init: {weights}: the weights are not those of model wide" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_diverged_training_ends(folder, tmp_path, monkeypatch, capsys):
+    """Gradients that stay infinite end the run at the next log, and the state before stays."""
+    call = TrainingStep.__call__
+
+    def diverging(self, batch, step, factor):
+        if step == 5:
+            self.parameters[0].register_hook(lambda gradient: gradient * float("inf"))
+        call(self, batch, step, factor)
+
+    monkeypatch.setattr(TrainingStep, "__call__", diverging)
+    assert train(folder, tmp_path / "run", steps=40, save_every=5, log_every=20) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("codetr: error: step 20: the gradients of the last 15 steps are non-finite")
+    assert error.endswith("; the state after 20 steps is saved, --resume continues from there")
+    assert TOLERATED_SKIPS < 15
+
+
+def test_a_full_disk_is_reported(folder, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device", "state.pt")
+
+    monkeypatch.setattr("codetr.training.trainer.save_state", full)
+    assert train(folder, tmp_path / "run", save_every=4) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "codetr: error: state.pt: No space left on device"
+    assert find_states(tmp_path / "run") == []
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys\nfrom codetr.cli import main\nmain(['train', '--help'])\nsys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--backbone-lr-factor" in done.stdout and "_annotations.coco.json" in done.stdout

@@ -1,0 +1,114 @@
+"""`codetr train` on two processes, which torchrun starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from codetr.dataset.coco_files import load_coco
+from codetr.training.augment import Augmentation
+from codetr.training.training_batches import BatchOrder, TrainingSet, collate
+from tests.training.training_runs import ROOT, arguments, logged, scales_of, train, write_boxes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RECORDER = """
+import os, sys, torch
+from codetr.cli import main
+from codetr.training.training_step import TrainingStep
+from codetr.training.trainer import Trainer
+
+call, run, seen = TrainingStep.__call__, Trainer.run, []
+
+def recorded_call(self, batch, step, factor):
+    seen.append(batch.pixels)
+    call(self, batch, step, factor)
+
+def recorded_run(self):
+    finished = run(self)
+    weights = {"network": self.plain_network.state_dict(), "average": self.average.model.state_dict()}
+    torch.save({**weights, "seen": seen}, os.path.join(sys.argv[1], f"rank{self.processes.rank}.pt"))
+    return finished
+
+TrainingStep.__call__, Trainer.run = recorded_call, recorded_run
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def torchrun(tmp_path: Path, command: list[str]) -> subprocess.CompletedProcess:
+    """Runs `codetr` on two Gloo processes. Each saves its batches and its weights to rank<i>.pt."""
+    script = tmp_path / "recorder.py"
+    script.write_text(RECORDER)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, str(script), str(tmp_path), *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_two_processes_are_one_with_twice_the_batch(folder, tmp_path):
+    """Both end with the same weights, see a half of each batch, and report the losses of all."""
+    options = {"steps": 4, "log_every": 1, "denoising": 0, "batch_norm": "frozen", "workers": 1}
+    done = torchrun(tmp_path, arguments(folder, tmp_path / "two", batch=2, **options))
+    assert done.returncode == 0, done.stderr
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
+    for name in ("network", "average"):
+        assert all(torch.equal(tensor, second[name][key]) for key, tensor in first[name].items())
+
+    assert train(folder, tmp_path / "one", batch=4, **options) == 0
+    data = load_coco(folder, "train")
+    order = BatchOrder(data.pictures, 4, scales_of(folder), seed=0)
+    samples = TrainingSet(data, Augmentation())
+    for step, halves in enumerate(zip(first["seen"], second["seen"], strict=True)):
+        batch = [samples[request] for request in order.requests(step)]
+        for half, expected in zip(halves, (batch[:2], batch[2:])):
+            assert torch.equal(half, collate(expected).pixels)
+    losses = [[float(row["loss"]) for row in logged(tmp_path / name)] for name in ("two", "one")]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+
+def damaged(folder: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Makes a dataset in which the second process reads a damaged picture in the third step."""
+    data = tmp_path / "data"
+    write_boxes(data, "train", 20, 0)
+    order = BatchOrder(load_coco(data, "train").pictures, 4, scales_of(folder), seed=0)
+    bad = data / "train" / f"{order.requests(2)[3].index:03d}.png"
+    bad.write_bytes(bad.read_bytes()[:300])
+    return data, bad
+
+
+def test_bad_pictures_of_several_processes(folder, tmp_path):
+    """The first process reports the result of the check, each process what it finds later."""
+    data, bad = damaged(folder, tmp_path)
+    missing = data / "train" / ("001.png" if bad.name == "000.png" else "000.png")
+    missing.unlink()
+    done = torchrun(
+        tmp_path, arguments(data, tmp_path / "run", model=folder / "model.json", steps=4, log_every=1)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"{missing}: no such file") == done.stderr.count("1 of 20 pictures") == 1
+    assert done.stderr.count(f"{bad}: the image is truncated") == 1
+    assert f"after 4 steps; 2 of 20 pictures of {data / 'annotations/instances_train.json'}" in done.stdout
+
+
+def test_an_error_in_one_process_ends_all(folder, tmp_path):
+    data, bad = damaged(folder, tmp_path)
+    done = torchrun(tmp_path, arguments(data, tmp_path / "run", model=folder / "model.json", strict=""))
+    assert done.returncode != 0
+    assert f"codetr: error: process 1: {bad}: the image is truncated" in done.stderr
+
+
+def test_an_error_that_all_find_is_printed_once(folder, tmp_path):
+    done = torchrun(tmp_path, arguments(folder, tmp_path / "run", model="unknown"))
+    assert done.returncode != 0 and done.stderr.count("codetr: error: ") == 1
+    assert "codetr: error: process 0: model: " in done.stderr

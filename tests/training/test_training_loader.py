@@ -1,0 +1,172 @@
+"""The worker processes of training: their batches, and their end with the run, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from codetr.training import batch_loader
+from codetr.training.augment import Augmentation
+from codetr.training.batch_loader import read_batches
+from codetr.training.run_state import find_states
+from codetr.training.training_batches import BatchOrder, HostBatch, StepSampler, TrainingSet
+from tests.training.training_runs import ROOT, arguments
+
+SECONDS = 15.0
+MARK = "CODETR_TEST_RUN"  # an environment variable that marks the processes of a run
+
+# `codetr train` whose step 7 does what the first argument says. With "pipes" there is no shared memory.
+SCRIPT = """
+import os, signal, sys, time
+from codetr.cli import main
+from codetr.training import batch_loader
+from codetr.training.training_step import TrainingStep
+
+what, pipes = sys.argv[1:3]
+call = TrainingStep.__call__
+
+def changed_call(self, batch, step, factor):
+    if step == 6 and os.environ.get("RANK", "0") == "0":
+        time.sleep(1.0)  # until the workers have read ahead
+        print("now", flush=True)
+        if what == "raise":
+            raise RuntimeError("step 7 fails")
+        if what == "interrupt":
+            raise KeyboardInterrupt
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "terminate":
+            os.killpg(0, signal.SIGTERM)
+    call(self, batch, step, factor)
+
+TrainingStep.__call__ = changed_call
+if pipes == "pipes":
+    batch_loader._free_shared_memory = lambda: 0
+sys.exit(main(sys.argv[3:]))
+"""
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_batches_do_not_depend_on_the_workers(dataset, monkeypatch):
+    """Nor on shared memory: without it batches go through pipes."""
+    order = BatchOrder(dataset.pictures, 4, [(96, 64)], seed=1)
+
+    def batches(workers: int) -> list[HostBatch]:
+        with read_batches(
+            TrainingSet(dataset, Augmentation()), StepSampler(order), workers, False, 10**5
+        ) as loader:
+            return [next(loader) for _ in range(8)]
+
+    expected, shared = batches(0), batches(2)
+    monkeypatch.setattr(batch_loader, "_free_shared_memory", lambda: 0)
+    for others in (shared, batches(2)):
+        for batch, wanted in zip(others, expected, strict=True):
+            assert batch.counts == wanted.counts
+            assert all(torch.equal(a, b) for a, b in zip(batch[:4], wanted[:4]))
+    assert multiprocessing.active_children() == []
+
+
+class Slow(Dataset):
+    """Takes minutes for a sample."""
+
+    def __getitem__(self, index: int) -> None:
+        time.sleep(200.0)
+
+
+def test_a_worker_that_hangs_does_not_delay_the_end():
+    started = time.monotonic()
+    with contextlib.suppress(KeyError), read_batches(Slow(), [[0]], 1, False, 1):
+        raise KeyError
+    assert time.monotonic() - started < SECONDS
+
+
+def test_a_killed_worker_is_an_error():
+    message = r"killed by signal|exited unexpectedly"
+    with pytest.raises(RuntimeError, match=message), read_batches(Slow(), [[0]], 1, False, 1) as loader:
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGKILL)
+        next(loader)
+
+
+def processes(mark: str) -> list[int]:
+    """Returns the ids of the running processes with a mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A mark. The fixture kills the processes that still have it in the end."""
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("needs /proc")
+    mark = uuid.uuid4().hex
+    yield mark
+    for process in processes(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def run_until(folder: Path, out: Path, mark: str, what: str, pipes: str, *launcher: str, **options) -> int:
+    """Runs the script, checks that all its processes end soon after step 7, and returns its exit status."""
+    script = out / "script.py"
+    script.write_text(SCRIPT)
+    command = arguments(folder, out / "run", workers=2, **options)
+    process = subprocess.Popen(
+        [sys.executable, *launcher, str(script), what, pipes, *command],
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert any("now" in line for line in process.stdout), "the run ended before step 7"
+    deadline = time.monotonic() + SECONDS
+    status = process.wait(SECONDS)
+    process.stdout.close()
+    while processes(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes(mark) == []
+    return status
+
+
+@pytest.mark.parametrize(
+    ("what", "pipes", "status"),
+    [
+        ("raise", "shared", 1),
+        ("interrupt", "pipes", 130),
+        ("kill", "pipes", -signal.SIGKILL),
+    ],
+)
+def test_the_end_of_a_run_ends_its_workers(what, pipes, status, folder, tmp_path, mark):
+    assert run_until(folder, tmp_path, mark, what, pipes) == status
+
+
+def test_the_end_of_a_process_ends_torchrun(folder, tmp_path, mark):
+    assert run_until(folder, tmp_path, mark, "raise", "shared", *TORCHRUN) != 0
+
+
+def test_workers_serve_on_after_a_signal_to_the_group(folder, tmp_path, mark):
+    """SIGTERM to all processes of a group: the step ends, the run saves its state, then the workers end."""
+    assert run_until(folder, tmp_path, mark, "terminate", "shared") == 128 + signal.SIGTERM
+    assert find_states(tmp_path / "run")[-1].name == "state-00000007.pt"
+
+
+@pytest.mark.gpu
+def test_workers_end_where_memory_is_pinned(folder, tmp_path, mark):
+    assert run_until(folder, tmp_path, mark, "raise", "shared", device="cuda") == 1

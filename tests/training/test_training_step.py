@@ -1,0 +1,178 @@
+"""A training step: repeatable, clipped, safe from non-finite numbers; its schedule and average."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from codetr.training.augment import Augmentation
+from codetr.training.criterion import Criterion
+from codetr.training.moving_average import MovingAverage
+from codetr.training.schedule import Schedule
+from codetr.training.training_batches import HostBatch, Request, TrainingSet, collate
+from codetr.training.training_network import parameter_groups, use_channels_last
+from codetr.training.training_step import TrainingError, TrainingStep
+from tests.training.training_runs import tiny_network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_step(data, **options) -> tuple[TrainingStep, HostBatch]:
+    network, _ = tiny_network(data)
+    use_channels_last(network.model)
+    groups = parameter_groups(network.train(), 1e-3, 1.0, 1e-4)
+    settings = {"bf16": False, "clip": 0.1, "seed": 3, **options}
+    step = TrainingStep(network, Criterion(2), groups, MovingAverage(network, 0.9), **settings)
+    samples = TrainingSet(data, Augmentation(flip=0.0, crop=0.0, colour=0.0))
+    return step, collate([samples[Request(index, (0, index), (96, 64))] for index in (1, 2)])
+
+
+def test_a_step_is_repeatable(dataset):
+    """The same step from the same weights gives the same weights, whatever was drawn before."""
+    runs = []
+    for noise in (1, 2):
+        step, batch = make_step(dataset)
+        for index in range(3):
+            torch.rand(noise, generator=step.generator)
+            torch.rand(noise)
+            step(batch, index, 1.0)
+        runs.append((step.network.state_dict(), step.meter.read()[0]["loss"]))
+    assert runs[0][1] == runs[1][1]
+    assert all(torch.equal(tensor, runs[1][0][name]) for name, tensor in runs[0][0].items())
+
+
+def test_non_finite_gradients_are_skipped(dataset):
+    """Such a step changes neither weights nor the optimiser's moments, and is counted."""
+    step, batch = make_step(dataset)
+    step(batch, 0, 1.0)
+    before = {name: tensor.clone() for name, tensor in step.network.named_parameters()}
+    moments = [state["exp_avg"].clone() for state in step.optimizer.state.values()]
+    weight = step.network.model.neck.convs[0].conv.weight
+    hook = weight.register_hook(lambda gradient: gradient * float("nan"))
+    step(batch, 1, 1.0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in step.network.named_parameters())
+    states = step.optimizer.state.values()
+    assert all(torch.equal(state["exp_avg"], old) for state, old in zip(states, moments))
+    means, skipped, in_a_row = step.meter.read()
+    assert (skipped, in_a_row) == (1, 1) and np.isfinite(means["loss"])
+    hook.remove()
+    step(batch, 2, 1.0)
+    assert not torch.equal(weight, before["model.neck.convs.0.conv.weight"])
+    assert step.meter.read()[1:] == (1, 0)
+
+
+def test_non_finite_predictions_name_the_step(dataset):
+    step, batch = make_step(dataset)
+    with torch.no_grad():
+        step.network.model.decoder.class_branches[0].bias.fill_(float("nan"))
+    with pytest.raises(TrainingError, match=r"^step 42: .*non-finite"):
+        step(batch, 41, 1.0)
+
+
+def test_clipping(dataset):
+    norms = {}
+    for clip in (0.0, 0.1):
+        step, batch = make_step(dataset, clip=clip)
+        step.optimizer.zero_grad = lambda set_to_none=True: None
+        step(batch, 0, 1.0)
+        gradients = [parameter.grad for parameter in step.parameters]
+        norms[clip] = torch.nn.utils.get_total_norm(gradients).item()
+        assert step.meter.read()[0]["gradient_norm"] == pytest.approx(norms[0.0])
+    assert norms[0.1] == pytest.approx(0.1, rel=1e-4) and norms[0.0] > 1.0
+
+
+def test_schedule():
+    schedule = Schedule(steps=100, warmup=10, floor=0.1)
+    factors = [schedule.factor(step, schedule.progress(step, 0.0)) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1, abs=1e-3) and factors[4] == pytest.approx(0.5, abs=0.01)
+    assert max(factors) == factors[9] and factors[50] == pytest.approx(0.55)
+    assert factors[100] == pytest.approx(0.1) and all(a > b for a, b in itertools.pairwise(factors[9:]))
+    by_clock = Schedule(minutes=2.0)
+    assert [by_clock.progress(7, seconds) for seconds in (0.0, 60.0, 120.0, 500.0)] == [0.0, 0.5, 1.0, 1.0]
+
+
+def test_moving_average():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm2d(2))
+    average, newest = MovingAverage(model, decay=0.9), MovingAverage(model, decay=0.0)
+    expected = {name: tensor.clone().double() for name, tensor in model.state_dict().items()}
+    for step in range(30):
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor += 1
+        average.update(step)
+        newest.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name, tensor in model.state_dict().items():
+            expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
+    for name, tensor in average.model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            assert tensor == 30
+        else:
+            torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-6)
+    assert torch.equal(newest.model[0].weight, model[0].weight)
+
+
+def test_parameter_groups(dataset):
+    network, _ = tiny_network(dataset)
+    groups = {group["factor"]: group for group in parameter_groups(network, 1e-3, 0.1, 1e-4)}
+    assert groups[0.1]["lr"] == pytest.approx(1e-4) and groups[1.0]["lr"] == 1e-3
+    backbone = {id(parameter) for parameter in network.model.backbone.parameters()}
+    assert {id(parameter) for parameter in groups[0.1]["params"]} == backbone
+    assert sum(len(group["params"]) for group in groups.values()) == len(list(network.parameters()))
+
+
+# The benchmark.
+
+
+def test_benchmark_measures_the_same_with_both_attentions(folder, monkeypatch):
+    """With grid_sample instead of the kernels, a step calls it and computes the same loss."""
+    import msda.reference
+    from benchmarks import training
+
+    calls = []
+    reference = msda.reference.fused_attention
+    monkeypatch.setattr(
+        msda.reference, "fused_attention", lambda *args: calls.append(len(args)) or reference(*args)
+    )
+    losses = {}
+    for name in training.ATTENTIONS:
+        problem = training.Problem(str(folder / "model.json"), 64, 96, 2)
+        with training.attention(name):
+            step, batch = training.prepare(problem, bf16=False, device="cpu")
+            step(batch, 0, 1.0)
+        losses[name] = step.meter.read()[0]["loss"]
+        assert len(calls) == (0 if name == "kernels" else 3)  # encoder and decoder layers
+    assert losses["kernels"] == pytest.approx(losses["grid_sample"], rel=1e-4)
+
+
+def test_benchmark_errors(capsys):
+    from benchmarks import training
+
+    assert training.main(["--problem", "co_dino_r50"]) == 2
+    assert "expected MODEL:HEIGHTxWIDTH:BATCH" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert training.main([]) == 1
+        assert "this benchmark needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_the_gpu_once(folder):
+    """It waits only for the matching's costs."""
+    from benchmarks import training
+
+    step, batch = training.prepare(training.Problem(str(folder / "model.json"), 64, 96, 2), bf16=True)
+    for index in range(3):
+        step(batch, index, 1.0)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(batch, 3, 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if "synchronizing" in str(warning.message)]
+    assert len(waits) == 1, [f"{warning.filename}:{warning.lineno}" for warning in waits]
