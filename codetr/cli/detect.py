@@ -47,17 +47,13 @@ def detect(
 
     Writes each picture with its boxes drawn, and all detections in detections.json (COCO's form).
 
-    For example:
-
+    ```
     codetr detect scene.jpg
-
     codetr detect apple.jpg --model runs/fruit --conf 0.5 --classes apple pear
-
     codetr detect street.jpg --model co_dino_swin_l --precision fp16 --out found
-
     codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found
-
     codetr detect photo.jpg --onnx model.onnx --device cpu --out found
+    ```
 
     Exit status: 0, all pictures are done; 1, a failure, or some of many pictures were left out;
     2, wrong options or no readable picture.

@@ -73,11 +73,10 @@ def evaluate(
 ) -> int:
     """Compute COCO's average precision (AP) and recall (AR) on a dataset, with pycocotools.
 
-    For example:
-
+    ```
     codetr evaluate --data coco --model co_dino_swin_l --precision fp16 --batch 4
-
     codetr evaluate --data scenes --engine model.engine --per-class --out results
+    ```
 
     The folder --data has one of the layouts that `codetr train --help` lists. The classes of the model are
     those of the dataset with the same names. Pictures that are missing, damaged, or of another size than the

@@ -16,14 +16,12 @@ def train(*, options: TrainOptions) -> int:
     The run starts from published weights, from yours or from scratch. It takes one GPU, or several with
     torchrun.
 
-    For example:
-
+    ```
     codetr train --data fruit/ --model co_dino_r50 --epochs 12 --out runs/fruit
-
-    torchrun --nproc-per-node 4 -m codetr train --data fruit/ --model my.json --init none --minutes 60
-    --batch 16 --out runs/scratch
-
+    torchrun --nproc-per-node 4 -m codetr train --data fruit/ --model my.json --init none --minutes 60 \\
+        --batch 16 --out runs/scratch
     codetr detect apple.jpg --model runs/fruit
+    ```
 
     The folder --data has one of these layouts, here for the split train. COCO:
     annotations/instances_train.json and train/ or images/train/; a year may follow (train2017). Roboflow:
