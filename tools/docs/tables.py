@@ -158,7 +158,16 @@ def operator(name: str = OPERATOR) -> str:
         if any(key[1] == method for key in times)
     ]
     head = ["microseconds", "encoder fp32", "encoder fp16", "decoder fp32", "decoder fp16"]
-    return table(head, rows) + source(name)
+    encoder, decoder = (
+        times[problem, "attention", "fp16", "near"]["problem"] for problem in (ENCODER, DECODER)
+    )
+    sizes = (
+        f"One layer of Co-DINO at 768x1152: {encoder['num_heads']} heads of {encoder['head_dim']} channels, "
+        f"{len(encoder['spatial_shapes'])} levels of {encoder['num_points']} points, "
+        f"{encoder['num_queries']:,} queries in the encoder and {decoder['num_queries']} in the decoder. "
+        "Locations lie near the reference points. The L2 cache is cold; in parentheses it holds the inputs.\n\n"
+    )
+    return sizes + table(head, rows) + source(name)
 
 
 def operator_compiled() -> str:
