@@ -96,7 +96,7 @@ def fused_attention(
     attention_logits: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """As :func:`attention`, computing weights and locations inside.
+    """Computes weights and locations, then samples as `attention` does.
 
     The weights are the softmax of the logits over all levels and points. The location of a point is
 
@@ -104,7 +104,9 @@ def fused_attention(
     - for reference_points [N, Q, L, 4] = (cx, cy, w, h): (cx, cy) + offset / P * (w, h) * 0.5.
 
     Args:
-        value, spatial_shapes, level_start_index: as for :func:`attention`.
+        value: as for `attention`.
+        spatial_shapes: as for `attention`.
+        level_start_index: as for `attention`.
         reference_points: as above, 0 to 1 over the level; float32 (float64 with a float64 value).
         sampling_offsets: [N, Q, M, L, P, 2] = (x, y) in value's type or float32.
         attention_logits: [N, Q, M, L * P] in value's type or float32. Where these two are columns of a wider
@@ -114,10 +116,10 @@ def fused_attention(
 
     Returns:
         [N, Q, M * D] in value's type. Differentiable in value, reference_points, sampling_offsets and
-        attention_logits, as :func:`attention`.
+        attention_logits, as `attention`.
 
     Raises:
-        ValueError, TypeError: as :func:`attention`.
+        ValueError, TypeError: as `attention`.
 
     Source: Deformable DETR, arXiv:2010.04159, section 4.1 (points) and appendix A.4 (boxes).
 

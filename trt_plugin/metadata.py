@@ -144,7 +144,8 @@ class ArtifactMetadata:
 
         Args:
             path: the metadata's file, for the message.
-            inputs, outputs: of the engine, by name; -1 for a size decided at run time.
+            inputs: of the engine, by name; -1 for a size decided at run time.
+            outputs: likewise.
             profiles: of its inputs with such sizes, as in the metadata.
 
         Raises:

@@ -165,7 +165,8 @@ def operator(name: str = OPERATOR) -> str:
         f"One layer of Co-DINO at 768x1152: {encoder['num_heads']} heads of {encoder['head_dim']} channels, "
         f"{len(encoder['spatial_shapes'])} levels of {encoder['num_points']} points, "
         f"{encoder['num_queries']:,} queries in the encoder and {decoder['num_queries']} in the decoder. "
-        "Locations lie near the reference points. The L2 cache is cold; in parentheses it holds the inputs.\n\n"
+        "Locations lie near the reference points. "
+        "The L2 cache is cold; in parentheses it holds the inputs.\n\n"
     )
     return sizes + table(head, rows) + source(name)
 
