@@ -1,4 +1,4 @@
-"""Small data sets in COCO's format, for tests: a document, and folders with its pictures."""
+"""Small datasets in COCO format for tests: a document, and folders with its pictures."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ DOCUMENT: dict[str, Any] = {
         {"id": 13, "image_id": 7, "category_id": 1, "bbox": [-4, 40, 10, 20]},
     ],
 }
-"""Gaps in the ids, no order in them, a crowd, a box over the edge, an area that is not the box's, and a
-picture without objects."""
+"""Its ids have gaps and no order. It has a crowd, a box over the edge, an area that differs from the
+box's, and a picture without objects."""
 
 
 def document() -> dict[str, Any]:
-    """A copy of `DOCUMENT` to change."""
+    """Returns a copy of `DOCUMENT`."""
     return copy.deepcopy(DOCUMENT)
 
 
@@ -49,7 +49,7 @@ def write_dataset(
     names: Sequence[str] = ("a.jpg", "b.jpg", "c.jpg"),
     sizes: Sequence[Size] = SIZES,
 ) -> Path:
-    """Writes the annotation file (text, or what becomes JSON) and pictures of noise. Returns the folder."""
+    """Writes the annotation file (text, or an object for JSON) and pictures of noise. Returns the folder."""
     file = folder / annotations
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(contents if isinstance(contents, str) else json.dumps(contents), encoding="utf-8")

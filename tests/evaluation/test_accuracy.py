@@ -16,18 +16,11 @@ import codetr
 import trt_plugin
 from benchmarks import accuracy, report, timing
 from benchmarks.agreement import Agreement, match
-from codetr.detector.detector import TorchBackend
-from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
+from codetr.detector.sizes import ChosenSize
+from codetr.detector.torch_backend import TorchBackend
 from codetr.results import Detections
 from tests.evaluation.coco_folders import document, write_dataset
-from tests.evaluation.tiny_detector import HEIGHT, WIDTH, Tiny, command, make_tiny, results
-
-pytest.importorskip("pycocotools", reason="pycocotools is not installed")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Tiny:
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
+from tests.evaluation.tiny_detector import HEIGHT, WIDTH, command, results
 
 
 @pytest.fixture(scope="module")
@@ -104,30 +97,6 @@ def test_onnxruntime_gives_the_same(tiny, onnx, tmp_path, capsys):
     assert len(found["per_class"]) == 80 and found["per_class"][1]["category_id"] == 3
 
 
-def test_wrong_onnx_files(onnx, tmp_path):
-    pytest.importorskip("onnxruntime")
-    with pytest.raises(FileNotFoundError, match=r"none\.onnx: no such file"):
-        OnnxRuntimeBackend(tmp_path / "none.onnx")
-    copy = tmp_path / "copy.onnx"
-    copy.write_bytes(onnx.read_bytes())
-    with pytest.raises(FileNotFoundError, match=r"copy\.json: no such file; an ONNX file's metadata"):
-        OnnxRuntimeBackend(copy)
-    metadata = json.loads(onnx.with_suffix(".json").read_text())
-    copy.with_suffix(".json").write_text(json.dumps(metadata))
-    with pytest.raises(ValueError, match=r"^device: expected auto, cpu, cuda or cuda:<number>, got 'gpu'$"):
-        OnnxRuntimeBackend(copy, "gpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match=r"^device cuda: "):
-            OnnxRuntimeBackend(copy, "cuda")
-    metadata["outputs"][0]["shape"][1] += 1
-    copy.with_suffix(".json").write_text(json.dumps(metadata))
-    with pytest.raises(ValueError, match=r"copy\.json: is the metadata of another file: boxes is \[1, "):
-        OnnxRuntimeBackend(copy)
-    copy.write_bytes(b"no graph")
-    with pytest.raises(ValueError, match=r"copy\.onnx: onnxruntime cannot run it \("):
-        OnnxRuntimeBackend(copy)
-
-
 def test_benchmark(tiny, onnx, tmp_path, capsys):
     """Every variant of this machine over the same pictures; table, picture and result file."""
     out = tmp_path / "accuracy.json"
@@ -178,7 +147,9 @@ def test_benchmark_times_torch_as_a_graph(tiny, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
     monkeypatch.setattr(accuracy.timing, "time_graph", capture)
-    backend = TorchBackend(tiny.config, tiny.weights, "cpu", height=HEIGHT, width=WIDTH)
+    backend = TorchBackend(
+        tiny.config, tiny.weights, "cpu", size=ChosenSize(height=HEIGHT, width=WIDTH)
+    ).load()
     batch = backend.preprocessor.batch([np.zeros((60, 40, 3), np.uint8)])
     assert accuracy.torch_timer(backend)(batch, 5).median_ms == 3.0
     ((boxes, scores, labels),) = captured

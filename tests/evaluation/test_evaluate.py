@@ -1,4 +1,4 @@
-"""Evaluation: its numbers against pycocotools and by hand, and a model in training."""
+"""Evaluation: its metrics against pycocotools and by hand, reading ahead, and a model in training."""
 
 from __future__ import annotations
 
@@ -7,32 +7,29 @@ import dataclasses
 import io
 import json
 import math
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from codetr.evaluation.run import categories_of_labels, read_ahead
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 import codetr
 from codetr.coco_classes import COCO_CLASSES
 from codetr.dataset.coco_files import DatasetError, load_coco
-from codetr.evaluation import LiveModel, coco_metrics, detect_all, evaluate
-from codetr.evaluation import run as evaluation_run
+from codetr.evaluation import LiveModel, coco_metrics, detect_all, detect_dataset, evaluate
+from codetr.evaluation.detect_dataset import categories_of_labels, read_ahead
 from codetr.results import Detections
 from tests.evaluation.coco_folders import document, write_dataset
-from tests.evaluation.tiny_detector import HEIGHT, WIDTH, Tiny, command, make_tiny, results
+from tests.evaluation.tiny_detector import HEIGHT, WIDTH
 
-pytest.importorskip("pycocotools", reason="pycocotools is not installed")
-
-NAMES = ("person", "car", "dog")  # of the data of coco_folders
+NAMES = ("person", "car", "dog")  # of `coco_folder`
 
 
 class FakeDetector:
-    """Finds the given boxes: one (boxes, scores, labels) for each call, in turn."""
+    """Finds the given boxes: one (boxes, scores, labels) for each picture, in turn."""
 
     def __init__(self, class_names, *answers) -> None:
         self.class_names = tuple(class_names)
@@ -60,17 +57,17 @@ NOTHING = ((), (), ())
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """The three pictures of coco_folders."""
-    return load_coco(write_dataset(tmp_path_factory.mktemp("small")), "val")
+def small(coco_folder):
+    """The dataset of three pictures."""
+    return load_coco(coco_folder, "val")
 
 
 def truth(picture):
-    """A picture's objects as detections, each with another score."""
+    """Returns a picture's objects as detections with different scores."""
     return picture.boxes_xyxy_px, np.linspace(0.9, 0.8, len(picture.labels)), picture.labels
 
 
-# Numbers
+# Numbers.
 
 
 def test_perfect_detections(small):
@@ -82,7 +79,7 @@ def test_perfect_detections(small):
     assert [item.category_id for item in metrics.per_class] == [1, 3, 18]
     assert [item.objects for item in metrics.per_class] == [1, 1, 0]
     assert (person.ap, car.ap75) == pytest.approx((1, 1))
-    assert math.isnan(dog.ap)  # there is but a crowd of them
+    assert math.isnan(dog.ap)  # only a crowd of them
     assert math.isnan(metrics.ap_medium)  # both are small
     assert metrics.as_dict()["ap_medium"] is None
     assert metrics.as_dict()["per_class"][2]["ap"] is None
@@ -107,7 +104,7 @@ def test_one_object_by_hand(tmp_path):
 
 
 def random_dataset(folder: Path, pictures: int, crowds: bool):
-    """Pictures of one size, random objects, areas that are not their boxes'; the objects themselves."""
+    """Writes pictures of one size with random objects, whose areas differ from their boxes'."""
     random = np.random.default_rng(0)
     contents = document()
     names = [f"{index:03}.png" for index in range(pictures)]
@@ -133,7 +130,7 @@ def random_dataset(folder: Path, pictures: int, crowds: bool):
 
 
 def noisy_answer(picture, random):
-    """Most objects, moved a little; some twice, some of a wrong class, some where nothing is."""
+    """Returns most objects, moved a little; some twice, some of a wrong class, and some false ones."""
     boxes = np.concatenate([picture.boxes_xyxy_px, picture.boxes_xyxy_px[::2]])
     labels = np.concatenate([picture.labels, picture.labels[::2]])
     boxes = boxes + random.normal(0, 4, boxes.shape)
@@ -146,16 +143,13 @@ def noisy_answer(picture, random):
 @pytest.mark.parametrize("limit", [None, 5])
 def test_same_as_pycocotools_on_the_files(tmp_path, limit):
     """The annotation file and detections.json, read by pycocotools itself, give the same twelve numbers."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
     dataset = random_dataset(tmp_path, 12, crowds=True)
     random = np.random.default_rng(1)
     detector = FakeDetector(NAMES, *(noisy_answer(picture, random) for picture in dataset.pictures))
     run = detect_all(detector, dataset, batch=4, limit=limit)
     metrics = coco_metrics(dataset, run.rows, run.pictures)
     (tmp_path / "detections.json").write_text(json.dumps(run.rows))
-    # pycocotools takes an object of id 0 for one that was not found.
+    # pycocotools takes id 0 for an object without a match.
     contents = json.loads(dataset.annotation_file.read_text())
     for annotation in contents["annotations"]:
         annotation["id"] += 1
@@ -175,7 +169,7 @@ def test_same_as_pycocotools_on_the_files(tmp_path, limit):
 
 
 def test_best_count(small):
-    """The best of a picture count, after classes that the data lack are gone."""
+    """The best detections of a picture count, without classes that the dataset lacks."""
     many = [[0, 0, 5, 5]] * 150
     scores = np.linspace(0.9, 0.1, 150)
     answer = (many, scores, [index % 2 for index in range(150)])
@@ -197,7 +191,7 @@ def test_batches_and_progress(small):
         detect_all(detector, small, batch=0)
 
 
-# Classes
+# Classes.
 
 
 def test_classes_by_name(small):
@@ -226,11 +220,11 @@ def test_other_classes(small, names, words):
     assert str(caught.value) == f"{small.annotation_file}: the model {words}"
 
 
-# Reading
+# Reading.
 
 
 def test_read_ahead(tmp_path, monkeypatch):
-    """In order, ahead of whoever takes them, but not all at once."""
+    """In order, ahead of the consumer, but not all at once."""
     dataset = random_dataset(tmp_path, 30, crowds=False)
     started, lock = [], threading.Lock()
 
@@ -239,8 +233,8 @@ def test_read_ahead(tmp_path, monkeypatch):
             started.append(picture.id)
         return np.zeros((2, 2, 3), np.uint8)
 
-    monkeypatch.setattr(evaluation_run, "read_picture", read)
-    monkeypatch.setattr(evaluation_run.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(detect_dataset, "read_picture", read)
+    monkeypatch.setattr(detect_dataset.os, "cpu_count", lambda: 2)
     taken = []
     for chunk, images in read_ahead(dataset.pictures, 4):
         assert len(chunk) == len(images)
@@ -269,16 +263,11 @@ def test_pictures_that_the_network_refuses_are_named(small):
         detect_all(Refusing(NAMES), small, batch=2)
 
 
-# A real model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Tiny:
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
+# A real model.
 
 
 def test_live_model(tiny):
-    """A model in training, evaluated on the way: the same as from its checkpoint, and it trains on."""
+    """A model in training gives the same as its checkpoint, and stays in training mode."""
     dataset = load_coco(tiny.data, "val")
     with codetr.Detector(tiny.config, tiny.weights, height=HEIGHT, width=WIDTH) as detector:
         expected = detect_all(detector, dataset, batch=3)
@@ -296,28 +285,3 @@ def test_live_model(tiny):
     assert live.class_names == COCO_CLASSES
     live.close()
     model(torch.zeros(1, 3, HEIGHT, WIDTH), torch.tensor([[HEIGHT, WIDTH]]))[1].sum().backward()
-
-
-def test_limit_and_nms(tiny, tmp_path):
-    given = ["--data", tiny.data, *tiny.network(), "--device", "cpu", "--out", tmp_path]
-    assert command(*given, "--limit", 2, "--nms", "hard", "--nms-iou", 0.1, "--top", 5) == 0
-    content, rows = results(tmp_path)
-    assert content["metrics"]["pictures"] == 2
-    assert len(rows) <= 10
-    assert {row["image_id"] for row in rows} == {0, 1}
-
-
-def test_imports_neither_torch_nor_pycocotools():
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['pycocotools'] = None\n"
-        "import codetr.evaluation, codetr.evaluation.arguments, codetr.cli.evaluate, codetr.cli.network_options\n"
-        "import codetr.detector.onnxruntime_backend\n"
-        "from codetr.evaluation.metrics import require_pycocotools\n"
-        "try: require_pycocotools()\n"
-        "except ImportError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.startswith("evaluation needs pycocotools (")
-    assert done.stdout.endswith("): pip install pycocotools\n")

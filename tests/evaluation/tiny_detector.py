@@ -1,4 +1,4 @@
-"""A small detector, data that it finds everything in, and `codetr evaluate`, for tests."""
+"""A small detector, a dataset of objects that it finds, and `codetr evaluate`, for tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-from codetr.evaluation.arguments import add_evaluate
 from PIL import Image
 from safetensors.torch import save_file
 
 import codetr
-from codetr.cli.command import ArgumentParser, run_command
-from codetr.cli.evaluate import run_evaluate
+from codetr.cli import main
 from codetr.coco_classes import COCO_CLASSES
 from codetr.detector.preprocess import load_image
 from tests.evaluation.coco_folders import write_dataset
@@ -24,25 +22,18 @@ HEIGHT, WIDTH = 128, 96
 
 
 def command(*arguments: object) -> int:
-    """`codetr evaluate` with these arguments."""
-
-    def run() -> int:
-        parser = ArgumentParser(prog="codetr")
-        add_evaluate(parser.add_subparsers(required=True), run_evaluate)
-        options = parser.parse_args(["evaluate", *map(str, arguments)])
-        return options.run(options)
-
-    return run_command(run, "codetr")
+    """Runs `codetr evaluate`; returns the exit status."""
+    return main(["evaluate", *map(str, arguments)])
 
 
 def results(folder: Path) -> tuple[dict, list]:
-    """metrics.json and detections.json in a folder."""
+    """Reads metrics.json and detections.json of a folder."""
     return tuple(json.loads((folder / f"{name}.json").read_text()) for name in ("metrics", "detections"))
 
 
 @dataclasses.dataclass
 class Tiny:
-    """A small model with random weights, and pictures whose objects are what it finds in them."""
+    """A small model with random weights, and pictures annotated with its detections."""
 
     config: codetr.Config
     config_file: Path
@@ -50,13 +41,13 @@ class Tiny:
     data: Path
 
     def network(self) -> list[object]:
-        """Its options on the command line."""
+        """Returns its command-line options."""
         network = ["--model", self.config_file, "--weights", self.weights]
         return [*network, "--height", HEIGHT, "--width", WIDTH]
 
 
 def make_tiny(folder: Path) -> Tiny:
-    """Makes the model, and data of four pictures in the same folder."""
+    """Makes the model, and a dataset of four pictures in the same folder."""
     fields = json.loads((GOLDEN / "codino_swin_tiny.json").read_text())
     fields["backbone"]["depths"] = [1, 1, 1, 1]  # exports faster
     fields |= {"name": "tiny", "encoder_layers": 1, "decoder_layers": 1}
