@@ -17,6 +17,7 @@ from onnx import TensorProto, helper  # noqa: E402
 
 from onnx_path import build, operator  # noqa: E402
 from onnx_path.tensorrt_engine import Settings  # noqa: E402
+from tests.onnx.text_models import text_model  # noqa: E402
 from trt_plugin.engine_error import EngineError  # noqa: E402
 from trt_plugin.inspection import engine_summary  # noqa: E402
 from trt_plugin.inspection.engine_layers import parse  # noqa: E402
@@ -32,50 +33,42 @@ def convolution(
     *,
     external: bool = False,
     dtype: int = TensorProto.FLOAT,
-    batch: int | str | None = "batch",
+    batch: str | None = "batch",
     node: onnx.NodeProto | None = None,
     functions: tuple = (),
 ) -> Path:
-    """Writes images [batch, 3, 8, 8] -> Conv -> output, with another node behind it if one is given."""
-    weight = np.ones((2, 3, 3, 3), helper.tensor_dtype_to_np_dtype(dtype))
-    nodes = [helper.make_node("Conv", ["images", "weight"], ["maps"], name="conv", pads=[1] * 4)]
-    nodes.append(node or helper.make_node("Relu", ["maps"], ["output"], name="relu"))
-    graph = helper.make_graph(
-        nodes,
-        "convolution",
-        [helper.make_tensor_value_info("images", dtype, [batch, 3, 8, 8])],
-        [helper.make_tensor_value_info("output", dtype, [batch, 2, 8, 8])],
-        [onnx.numpy_helper.from_array(weight, "weight")],
+    """Writes images [batch, 3, 8, 8] -> Conv -> maps -> Relu -> output; `node` replaces the Relu."""
+    kind = {1: "float", 10: "float16", 16: "bfloat16"}[dtype]
+    model = text_model(
+        "[conv] maps = Conv<pads = [1, 1, 1, 1]>(images, weight) [relu] output = Relu(maps)",
+        f"{kind}[N, 3, 8, 8] images",
+        f"{kind}[N, 2, 8, 8] output",
+        20,
+        domains=" ".join({x.domain for x in (node, *functions) if x is not None and x.domain}),
+        weight=np.ones((2, 3, 3, 3), helper.tensor_dtype_to_np_dtype(dtype)),
     )
-    domains = {"": 20} | {x: 1 for x in (nodes[-1].domain, *(f.domain for f in functions)) if x}
-    imports = [helper.make_opsetid(*item) for item in domains.items()]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10, functions=functions)
+    for value in (*model.graph.input, *model.graph.output):
+        (value.type.tensor_type.shape.dim[0]).CopyFrom(
+            onnx.TensorShapeProto.Dimension(**({"dim_param": batch} if batch else {}))
+        )
+    if node is not None:
+        model.graph.node[1].CopyFrom(node)
+    model.functions.extend(functions)
     onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
     return path
 
 
 def attention_file(path: Path, bodies: bool = True) -> Path:
-    """One node of our plugin with static shapes."""
-    shapes = {
-        "value": (1, [1, 20, 2, 4]),
-        "spatial_shapes": (7, [2, 2]),
-        "level_start_index": (7, [2]),
-        "sampling_locations": (1, [1, 5, 2, 2, 3, 2]),
-        "attention_weights": (1, [1, 5, 2, 2, 3]),
-    }
-    inputs = [helper.make_tensor_value_info(name, *info) for name, info in shapes.items()]
-    node = helper.make_node(
-        operator.ATTENTION,
-        list(shapes),
-        ["output"],
-        name="attention",
-        domain=operator.DOMAIN,
-        **operator.PLUGIN_ATTRIBUTES,
-    )
-    output = helper.make_tensor_value_info("output", 1, [1, 5, 8])
-    imports = [helper.make_opsetid("", operator.OPSET_VERSION), helper.make_opsetid(operator.DOMAIN, 1)]
-    model = helper.make_model(
-        helper.make_graph([node], "attention", inputs, [output]), opset_imports=imports, ir_version=10
+    """Writes a file with one MSDA node and static shapes."""
+    model = text_model(
+        "[attention] output = msda.MultiScaleDeformableAttention"
+        '<plugin_version = "1", plugin_namespace = "msda">'
+        "(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)",
+        "float[1, 20, 2, 4] value, int64[2, 2] spatial_shapes, int64[2] level_start_index, "
+        "float[1, 5, 2, 2, 3, 2] sampling_locations, float[1, 5, 2, 2, 3] attention_weights",
+        "float[1, 5, 8] output",
+        operator.OPSET_VERSION,
+        domains=operator.DOMAIN,
     )
     if bodies:
         operator.add_function_bodies(model)

@@ -13,14 +13,13 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-
 from onnx_path import compare, model_for_tensorrt, tensorrt_engine  # noqa: E402
 from onnx_path.comparison import marked_engines  # noqa: E402
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
 from onnx_path.precision import convert_precision  # noqa: E402
 from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from tests.onnx.build_fixtures import summary_of  # noqa: E402
+from tests.onnx.text_models import text_model  # noqa: E402
 from trt_plugin.engine_tensors import storage_dtype  # noqa: E402
 from trt_plugin.inspection import engine_summary  # noqa: E402
 from trt_plugin.inspection.engine_layers import parse  # noqa: E402
@@ -30,53 +29,34 @@ LAYERS = 6
 SIZE = 16
 
 
-def network(
-    path: Path,
-    *,
-    changed: str | None = None,
-    external: bool = False,
-    batch: int | str = "batch",
-    head: onnx.NodeProto | None = None,
-) -> Path:
+def network(path: Path, *, changed: str | None = None, external: bool = False, head: str = "Sigmoid") -> Path:
     """Writes images [batch, 16, 16] -> six times (MatMul, Add, Tanh, with a sum over two) -> features, score.
 
     Args:
-        path: of the file.
         changed: name of a weight, such as "weight_3", that gets other numbers.
-        external: weights lie beside the file.
-        batch: size or name of the first dimension.
-        head: a node that makes "score" of "sum_5", instead of Sigmoid.
+        external: put the weights beside the file.
+        head: operator that computes "score" of "sum_5".
     """
     random = np.random.default_rng(5)
-    weights, nodes, last = [], [], "images"
+    weights, body, last = {}, "", "images"
     for i in range(LAYERS):
-        weight = (random.standard_normal((SIZE, SIZE)) / 4).astype(np.float32)
-        bias = random.standard_normal(SIZE).astype(np.float32)
-        arrays = {f"weight_{i}": weight, f"bias_{i}": bias}
-        weights += [
-            numpy_helper.from_array(array + np.float32(name == changed), name)
-            for name, array in arrays.items()
-        ]
-        nodes += [
-            helper.make_node("MatMul", [last, f"weight_{i}"], [f"product_{i}"], name=f"product {i}"),
-            helper.make_node("Add", [f"product_{i}", f"bias_{i}"], [f"biased_{i}"], name=f"bias {i}"),
-            helper.make_node("Tanh", [f"biased_{i}"], [f"tanh_{i}"], name=f"tanh {i}"),
-            helper.make_node("Add", [last, f"tanh_{i}"], [f"sum_{i}"], name=f"sum {i}"),
-        ]
+        weights[f"weight_{i}"] = (random.standard_normal((SIZE, SIZE)) / 4).astype(np.float32)
+        weights[f"bias_{i}"] = random.standard_normal(SIZE).astype(np.float32)
+        body += f"""[product_{i}] product_{i} = MatMul({last}, weight_{i})
+            [bias_{i}] biased_{i} = Add(product_{i}, bias_{i}) [tanh_{i}] tanh_{i} = Tanh(biased_{i})
+            [sum_{i}] sum_{i} = Add({last}, tanh_{i}) """
         last = f"sum_{i}"
-    nodes.append(helper.make_node("Neg", ["sum_2"], ["features"], name="features"))
-    nodes.append(head or helper.make_node("Sigmoid", [last], ["score"], name="score"))
-    shape = [batch, SIZE, SIZE]
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(x, TensorProto.FLOAT, shape) for x in ("features", "score")],
-        weights,
+    if changed is not None:
+        weights[changed] = weights[changed] + np.float32(1)
+    shape = f"float[batch, {SIZE}, {SIZE}]"
+    model = text_model(
+        f"{body} [features] features = Neg(sum_2) [score] score = {head}({last})",
+        f"{shape} images",
+        f"{shape} features, {shape} score",
+        20,
+        domains=head.rpartition(".")[0],
+        **weights,
     )
-    domain = [helper.make_opsetid(head.domain, 1)] if head is not None and head.domain else []
-    imports = [helper.make_opsetid("", 20), *domain]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     onnx.save(model, path, save_as_external_data=external, location=f"{path.stem}.weights", size_threshold=0)
     return path
 

@@ -25,29 +25,19 @@ from onnx_path.comparison.input_arrays import (  # noqa: E402
 )
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
 from onnx_path.comparison.tensor_errors import TensorError, Tolerance  # noqa: E402
-from onnx_path.optimization_profiles import inputs_of  # noqa: E402
+from onnx_path.optimization_profiles import OnnxInput, inputs_of  # noqa: E402
 from onnx_path.surgery.graph import onnx_session  # noqa: E402
 from onnx_path.surgery.rewrite import function_bodies  # noqa: E402
 from tests.onnx.build_fixtures import attention_file  # noqa: E402
 from tests.onnx.comparison_fixtures import converted, network  # noqa: E402
+from tests.onnx.text_models import text_model  # noqa: E402
 from trt_plugin.inspection.engine_summary import TensorReport  # noqa: E402
 
-
-def inputs_model(**types: tuple[int, list]) -> onnx.ModelProto:
-    """Returns a model with these inputs: type and shape by name."""
-    infos = [helper.make_tensor_value_info(name, *info) for name, info in types.items()]
-    first = next(iter(types))
-    output = helper.make_tensor_value_info("y", *types[first])
-    graph = helper.make_graph([helper.make_node("Identity", [first], ["y"])], "inputs", infos, [output])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-
-
-PICTURE = inputs_model(
-    images=(TensorProto.FLOAT, ["batch", 3, 8, 8]),
-    mask=(TensorProto.BOOL, ["batch", 8, 8]),
-    narrow=(TensorProto.BFLOAT16, [4]),
-    sizes=(TensorProto.INT64, ["batch", 2]),
-    tokens=(TensorProto.INT32, [5]),
+PICTURE = text_model(
+    "y = Identity(images)",
+    "float[batch, 3, 8, 8] images, bool[batch, 8, 8] mask, bfloat16[4] narrow, int64[batch, 2] sizes, "
+    "int32[5] tokens",
+    "float[batch, 3, 8, 8] y",
 )
 
 
@@ -103,7 +93,7 @@ def test_an_archive_has_named_inputs(tmp_path):
         read_inputs(PICTURE, [], tmp_path / "x.npz")
 
 
-INPUTS = inputs_of(inputs_model(images=(1, ["batch", 3, 8]), tokens=(6, [5])))
+INPUTS = [OnnxInput("images", ("batch", 3, 8)), OnnxInput("tokens", (5,))]
 ENGINE = {
     "images": TensorReport("images", (-1, 3, 8), "float32", (1, 3, 8), (2, 3, 8), (4, 3, 8)),
     "tokens": TensorReport("tokens", (5,), "int32"),
@@ -222,9 +212,7 @@ def test_bodies_that_a_file_lacks_are_put_in(tmp_path):
 def test_bodies_need_an_opset(tmp_path):
     model = onnx.load(attention_file(tmp_path / "attention.onnx", bodies=False))
     model.opset_import[0].version = 13
-    with pytest.raises(
-        onnx_session.CannotRun, match=r"no function bodies, .* got 13"
-    ):
+    with pytest.raises(onnx_session.CannotRun, match=r"no function bodies, .* got 13"):
         OnnxruntimeReference(model, tmp_path, {})
 
 
@@ -250,29 +238,23 @@ def test_tensors_of_a_converted_file_are_found_by_name(tmp_path):
     assert set(tensors.sources("sum_1")) == {"sum_0", "tanh_1"}
     assert tensors.ancestors("sum_0") == {"product_0", "biased_0", "tanh_0"}
     assert tensors.sources("product_0") == ("images",) and tensors.is_input("images")
-    assert str(tensors.nodes("product_1")[-1]) == "product 1 (MatMul)"
+    assert str(tensors.nodes("product_1")[-1]) == "product_1 (MatMul)"
 
 
-def test_what_cannot_be_compared_is_left_out():
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Neg", ["x"], ["a"]),
-        helper.make_node("Identity", ["a"], ["alias"]),
-        helper.make_node("Neg", ["alias"], ["only_here"], name="hidden"),
-        helper.make_node("Reshape", ["only_here", "shape"], ["b"], name="back"),
-        helper.make_node("Greater", ["b", "x"], ["larger"]),
-        helper.make_node("Cast", ["b"], ["wide"], to=TensorProto.DOUBLE),
-        helper.make_node(
-            "If", ["condition"], ["y"], name="if", then_branch=branch("b"), else_branch=branch("x")
-        ),
-    ]
-    infos = [helper.make_tensor_value_info("x", 1, [4]), helper.make_tensor_value_info("condition", 9, [])]
-    graph = helper.make_graph(nodes, "g", infos, [helper.make_tensor_value_info("y", 1, [4])])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+def test_tensors_that_cannot_be_compared_are_left_out():
+    model = text_model(
+        """shape = Shape(x) [a] a = Neg(x) [alias] alias = Identity(a) [hidden] only_here = Neg(alias)
+        [back] b = Reshape(only_here, shape) larger = Greater(b, x) wide = Cast<to = 11>(b)
+        y = If (condition) <then_branch = one () => (float[4] p) { p = Abs(b) },
+                            else_branch = two () => (float[4] q) { q = Abs(x) }>""",
+        "float[4] x, bool condition",
+        "float[4] y",
+        20,
+    )
     onnx.checker.check_model(model)
     tensors = ComparableTensors(model, names_of(model) - {"only_here"})
     assert tensors.names == ["b", "larger", "y"]
-    assert [str(x) for x in tensors.nodes("b")] == [
+    assert list(map(str, tensors.nodes("b"))) == [
         "a (Neg)",
         "alias (Identity)",
         "hidden (Neg)",
@@ -281,31 +263,21 @@ def test_what_cannot_be_compared_is_left_out():
     assert set(tensors.sources("y")) == {"b", "x", "condition"} and tensors.ancestors("y") == {"b"}
 
 
-def test_what_constants_give_is_compared_and_sizes_are_not():
-    """Sampling offsets of learned queries: no input is in them, and they can be wrong all the same."""
-    nodes = [
-        helper.make_node("Transpose", ["weight"], ["turned"]),
-        helper.make_node("MatMul", ["queries", "turned"], ["offsets"], name="offsets"),
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Cast", ["shape"], ["sizes"], to=TensorProto.FLOAT),
-        helper.make_node("Div", ["sizes", "queries"], ["ratios"]),
-        helper.make_node("Add", ["offsets", "ratios"], ["sum"]),
-        helper.make_node("Mul", ["sum", "x"], ["y"]),
-    ]
-    arrays = {name: np.ones((2, 2), np.float32) for name in ("weight", "queries")}
-    infos = [helper.make_tensor_value_info(x, 1, [2, 2]) for x in ("x", "y")]
-    weights = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+def test_results_of_constants_are_compared_and_sizes_are_not():
+    """Sampling offsets of learned queries depend on no input, and can be wrong all the same."""
+    model = text_model(
+        """turned = Transpose(weight) [offsets] offsets = MatMul(queries, turned) shape = Shape(x)
+        sizes = Cast<to = 1>(shape) ratios = Div(sizes, queries) sum = Add(offsets, ratios)
+        y = Mul(sum, x)""",
+        "float[2, 2] x",
+        "float[2, 2] y",
+        20,
+        weight=np.ones((2, 2), np.float32),
+        queries=np.ones((2, 2), np.float32),
+    )
     assert ComparableTensors(model, names_of(model)).names == ["offsets", "y"]
     tensors = ComparableTensors(onnx.shape_inference.infer_shapes(model), names_of(model))  # with ranks
     assert tensors.names == ["offsets", "ratios", "sum", "y"]
     assert tensors.sources("offsets") == tensors.sources("ratios") == ()
     assert tensors.sources("sum") == ("offsets", "ratios")
     assert [str(x) for x in tensors.nodes("offsets")] == ["offsets (MatMul)"]
-
-
-def branch(name: str) -> onnx.GraphProto:
-    """A branch that takes a tensor from outside."""
-    output = helper.make_tensor_value_info(f"{name}_out", 1, [4])
-    return helper.make_graph([helper.make_node("Abs", [name], [f"{name}_out"])], "branch", [], [output])

@@ -176,7 +176,7 @@ def test_a_changed_weight_is_found(tmp_path, gpu, layer, external, kind):
     found = search(model, built, tmp_path / "temporary")
     product = kind == "weight"
     assert found.outcome is SearchOutcome.NODE
-    assert str(found.node) == (f"product {layer} (MatMul)" if product else f"bias {layer} (Add)")
+    assert str(found.node) == (f"product_{layer} (MatMul)" if product else f"bias_{layer} (Add)")
     assert found.error.name == (f"product_{layer}" if product else f"biased_{layer}")
     assert [x.relative for x in found.inputs] == [0] * len(found.inputs)
     assert len(gpu) == found.engines <= 4
@@ -198,6 +198,6 @@ def test_a_tensor_that_tensorrt_refuses_as_an_output_is_passed_over(tmp_path, mo
     monkeypatch.setattr(tensorrt_engine, "serialize_engine", refuses)
     found = search(model, built, tmp_path / "temporary")
     assert found.outcome is SearchOutcome.NODE
-    assert [str(x) for x in found.nodes] == ["product 2 (MatMul)", "bias 2 (Add)"]
+    assert [str(x) for x in found.nodes] == ["product_2 (MatMul)", "bias_2 (Add)"]
     assert [x.name for x in found.inputs] == ["sum_1"]
     assert "product_2 cannot be compared: built.onnx" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from onnx_path.precision import convert_precision  # noqa: E402
 from onnx_path.surgeon import operate  # noqa: E402
 from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
+from tests.onnx.text_models import text_model  # noqa: E402
 from tests.onnx_zoo import ZOO  # noqa: E402
 
 FLOAT, HALF, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
@@ -263,17 +265,13 @@ def test_zoo_in_bfloat16(name: str, zoo_folder: Path) -> None:
 
 
 def parse(body: str, inputs: str, outputs: str, opset: int = 18, **constants: np.ndarray) -> onnx.ModelProto:
-    """A model from onnx's text form; of W, V [4, 4], b [4] and the constants it has those that it reads."""
-    text = f'<ir_version: 8, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
+    """Returns a text model, with those of W, V [4, 4], b [4] and the constants that it reads."""
     random = np.random.default_rng(0)
-    used = {x for node in model.graph.node for x in node.input}
     for name, shape in (("W", (4, 4)), ("V", (4, 4)), ("b", (4,))):
-        if name in used:
+        if re.search(rf"\b{name}\b", body):
             constants[name] = random.standard_normal(shape, dtype=np.float32)
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used
-    )
+    used = {name: array for name, array in constants.items() if re.search(rf"\b{name}\b", body)}
+    model = text_model(body, inputs, outputs, opset, **used)
     for i, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}_{i}"
     return model

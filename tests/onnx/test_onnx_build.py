@@ -20,6 +20,7 @@ from onnx_path.optimization_profiles import ShapeRange, inputs_of  # noqa: E402
 from onnx_path.tensorrt_engine import Settings  # noqa: E402
 from tests import onnx_zoo  # noqa: E402
 from tests.onnx.build_fixtures import SHAPES, attention_file, convolution, refuse  # noqa: E402
+from tests.onnx.text_models import text_model  # noqa: E402
 from trt_plugin.inspection import engine_summary  # noqa: E402
 
 pytest_plugins = ("tests.onnx.build_fixtures",)
@@ -192,24 +193,15 @@ def test_only_sizes_without_a_choice_are_fixed():
 
 def test_a_file_with_samplers_gets_a_note_about_the_surgeon(tmp_path, capsys, machine):
     """Three samplers, two of them in subgraphs. A file with an MSDA node has been through the surgeon."""
-    maps, grid, shape = ("maps", [1, 2, 8, 8]), ("grid", [1, 5, 5, 2]), [1, 2, 5, 5]
-    sampled = [helper.make_node("GridSample", ["maps", "grid"], [name]) for name in ("inner", "outer")]
-    branch = helper.make_graph(
-        sampled[:1], "branch", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, shape)]
+    branch = "{0}_branch = {1} () => (float[1, 2, 5, 5] {1}) {{ {1} = GridSample(maps, grid) }}"
+    branches = ", ".join((branch.format("then", "inner"), branch.format("else", "other")))
+    model = text_model(
+        f"outer = GridSample(maps, grid) chosen = If (condition) <{branches}> sum = Add(outer, chosen)",
+        "float[1, 2, 8, 8] maps, float[1, 5, 5, 2] grid, bool condition",
+        "float[1, 2, 5, 5] sum",
+        20,
     )
-    choice = helper.make_node("If", ["condition"], ["chosen"], then_branch=branch, else_branch=branch)
     path = tmp_path / "a model.onnx"
-    model = helper.make_model(
-        helper.make_graph(
-            [sampled[1], choice, helper.make_node("Add", ["outer", "chosen"], ["sum"])],
-            "samplings",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in (maps, grid)]
-            + [helper.make_tensor_value_info("condition", TensorProto.BOOL, [])],
-            [helper.make_tensor_value_info("sum", TensorProto.FLOAT, shape)],
-        ),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
-    )
     onnx.save(model, path)
     assert build.main([str(path), "--out", str(tmp_path)]) == 0
     (note,) = capsys.readouterr().err.splitlines()

@@ -84,8 +84,7 @@ def test_missing_files_are_named(model, tmp_path, capsys, monkeypatch, which):
 
 def test_an_operator_that_onnxruntime_lacks_is_named(tmp_path, capsys, monkeypatch, gpu):
     monkeypatch.setattr(marked_engines, "run_engine", lambda path, inputs: {})
-    head = helper.make_node("Swirl", ["sum_5"], ["score"], name="mine", domain="mine")
-    path = network(tmp_path / "model.onnx", head=head)
+    path = network(tmp_path / "model.onnx", head="mine.Swirl")
     line = refuse(capsys, tmp_path, path, path)
     assert line.startswith(f"{path}: ") and "Swirl" in line
 
@@ -143,12 +142,12 @@ def test_the_node_of_a_wrong_weight_is_named(model, tmp_path, capsys, gpu, tempo
     argv = [str(model), str(wrong), "--layers", "--parsed", str(wrong), "--json", str(report)]
     assert compare.main(argv) == 1
     output = capsys.readouterr().out
-    assert "first difference: node product 4 (MatMul), output product_4: relative error " in output
+    assert "first difference: node product_4 (MatMul), output product_4: relative error " in output
     assert "relative error of its inputs: sum_3 0\n" in output
-    assert "product 4 (MatMul): product_4 " in output
+    assert "product_4 (MatMul): product_4 " in output
     assert not list(temporary.iterdir())
     layers = json.loads(report.read_text())["layers"]
-    assert layers["node"] == {"name": "product 4", "op_type": "MatMul"} and layers["outcome"] == "node"
+    assert layers["node"] == {"name": "product_4", "op_type": "MatMul"} and layers["outcome"] == "node"
     assert layers["output"]["within"] is False and layers["inputs"][0]["relative"] == 0
     assert [x["output"] if "output" in x else x["name"] for x in layers["measured"]][-1] == "product_4"
     assert layers["engines"] == len(gpu)
@@ -267,7 +266,7 @@ def test_the_node_of_a_wrong_engine_is_named(tensorrt, tmp_path, capsys, tempora
     status = compare.main(argv)
     output = capsys.readouterr()
     assert status == 1, output
-    assert "first difference: node product 4 (MatMul), output product_4" in output.out, output
+    assert "first difference: node product_4 (MatMul), output product_4" in output.out, output
     layers = json.loads(report.read_text())["layers"]
     assert [x["name"] for x in layers["inputs"]] == ["sum_3"] and layers["inputs"][0]["within"]
     assert not layers["output"]["within"] and layers["engines"] <= 3

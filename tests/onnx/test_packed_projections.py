@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,27 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto  # noqa: E402
 
 from onnx_path import model_for_tensorrt, operator  # noqa: E402
 from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
 from onnx_path.packed_projections import pack_projections  # noqa: E402
 from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
+from tests.onnx.text_models import text_model  # noqa: E402
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7
 SCOPE = "/encoder/layers.0/self_attn"
+
+
+LAYERS = {"sampling_offsets": "offsets", "attention_weights": "logits"}
+LINEAR = {
+    "MatMul": "{0}_0 = MatMul(query, {0}_weight) {0} = Add({0}_bias, {0}_0)",
+    "shared": "{0}_same = Identity({0}_bias) {0}_0 = MatMul(query, {0}_weight) {0} = Add({0}_same, {0}_0)",
+    "transposed": "{0}_t = Transpose<perm = [1, 0]>({0}_weight) {0}_0 = MatMul(query, {0}_t) "
+    "{0} = Add({0}_bias, {0}_0)",
+    "Gemm": "{0} = Gemm<transB = 1>(rows, {0}_weight, {0}_bias)",
+}
+"""Forms of a linear layer. The biases of "shared" are constants behind Identity."""
 
 
 def make_model(
@@ -30,90 +42,59 @@ def make_model(
     dtype: type = np.float32,
     shapes: bool = True,
     seed: int = 0,
-    change: Callable[[list, list], None] | None = None,
+    change: tuple[str, str] = ("", ""),
+    outputs: str = "",
 ) -> onnx.ModelProto:
-    """A fused attention with the layers before it: [N, Q, C] queries, N and Q dynamic.
+    """Returns a fused attention behind the two linear layers, for queries [N, Q, C] with dynamic N and Q.
 
     Args:
-        form: of the layers: MatMul, shared (the biases are one constant behind Identity), transposed or Gemm.
-        points: of each level; None, two of each.
-        dtype: of queries, value and weights.
-        shapes: whether the file tells those between the nodes.
-        seed: of the weights.
-        change: gets the nodes and the graph's outputs.
+        form: key of `LINEAR`.
+        points: number of each level; None for two of each.
+        dtype: type of queries, value and weights.
+        shapes: whether the file has the shapes between the nodes.
+        seed: seed of the weights.
+        change: a text in the nodes and its replacement.
+        outputs: further outputs.
     """
     generator = np.random.default_rng(seed)
     total = sum(points) if points else 2 * len(LEVELS)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    constants = {
-        "levels": np.array(LEVELS),
-        "starts": np.array([0, 20]),
-        "offsets_shape": np.array([0, 0, HEADS, *([total] if points else [len(LEVELS), 2]), 2]),
-        "logits_shape": np.array([0, 0, HEADS, total]),
-        "batch": np.array([0]),
-        "rank_two": np.array([-1, CHANNELS]),
-    }
-    nodes = []
-
-    def layer(name: str, columns: int) -> None:
+    rest = {"offsets": [HEADS, *([total] if points else [len(LEVELS), 2]), 2], "logits": [HEADS, total]}
+    constants = {"levels": np.array(LEVELS), "starts": np.array([0, 20])}
+    body = ""
+    if form == "Gemm":  # a product of matrices, whose rows are split into images afterwards
+        body += "rows = Reshape(query, rank_two) sizes = Shape<start = 0, end = 2>(query) "
+        constants["rank_two"] = np.array([-1, CHANNELS])
+    for name, role in LAYERS.items():
+        columns = HEADS * total * (2 if role == "offsets" else 1)
         weight = generator.standard_normal((CHANNELS, columns)).astype(dtype)
-        constants[f"{name}.weight"] = weight.T.copy() if form in ("Gemm", "transposed") else weight
-        constants[f"{name}.bias"] = generator.standard_normal(columns).astype(dtype)
-        weight_name, bias_name, at = f"{name}.weight", f"{name}.bias", f"{SCOPE}/{name}"
-        if form == "shared":
-            nodes.append(helper.make_node("Identity", [bias_name], [f"{name}.same"]))
-            bias_name = f"{name}.same"
-        if form == "transposed":
-            nodes.append(helper.make_node("Transpose", [weight_name], [f"{name}.t"], perm=[1, 0]))
-            weight_name = f"{name}.t"
+        constants[f"{name}_weight"] = weight.T.copy() if form in ("Gemm", "transposed") else weight
+        constants[f"{name}_bias"] = generator.standard_normal(columns).astype(dtype)
         if form == "Gemm":
-            inputs = ["rows", weight_name, bias_name]
-            nodes.append(helper.make_node("Gemm", inputs, [name], f"{at}/Gemm", transB=1))
-        else:
-            product = helper.make_node("MatMul", ["query", weight_name], [f"{name}.0"], f"{at}/MatMul")
-            nodes.extend([product, helper.make_node("Add", [bias_name, f"{name}.0"], [name], f"{at}/Add")])
-
-    if form == "Gemm":  # of matrices, whose rows are split into images afterwards
-        nodes.append(helper.make_node("Reshape", ["query", "rank_two"], ["rows"]))
-        nodes.append(helper.make_node("Shape", ["query"], ["sizes"], start=0, end=2))
-        for name in ("offsets_shape", "logits_shape"):
-            constants[f"{name}_rest"] = constants.pop(name)[2:]
-            nodes.append(helper.make_node("Concat", ["sizes", f"{name}_rest"], [name], axis=0))
-    layer("sampling_offsets", 2 * HEADS * total)
-    layer("attention_weights", HEADS * total)
-    nodes += [
-        helper.make_node("Reshape", ["sampling_offsets", "offsets_shape"], ["offsets"]),
-        helper.make_node("Reshape", ["attention_weights", "logits_shape"], ["logits"]),
-        helper.make_node(
-            operator.FUSED_ATTENTION,
-            ["value", "levels", "starts", "reference", "offsets", "logits"],
-            ["output"],
-            f"{SCOPE}/{operator.FUSED_ATTENTION}",
-            domain=operator.DOMAIN,
-            **operator.PLUGIN_ATTRIBUTES,
-            **({"points_per_level": list(points)} if points else {}),
-        ),
-    ]
-    sizes = {
-        "query": ("N", "Q", CHANNELS),
-        "value": ("N", 26, HEADS, 4),
-        "reference": ("N", "Q", len(LEVELS), 2),
-    }
-    if not shapes:
-        sizes["query"] = ("a", "b", CHANNELS)
-    types = {"reference": TensorProto.FLOAT}
-    inputs = [
-        helper.make_tensor_value_info(name, types.get(name, kind), size) for name, size in sizes.items()
-    ]
-    outputs = [helper.make_tensor_value_info("output", kind, ["N", "Q", HEADS * 4])]
-    if change:
-        change(nodes, outputs)
-    graph = helper.make_graph(
-        nodes, "graph", inputs, outputs, [numpy_helper.from_array(x, name) for name, x in constants.items()]
+            body += f"{role}_shape = Concat<axis = 0>(sizes, {role}_rest) "
+        constants[f"{role}_rest" if form == "Gemm" else f"{role}_shape"] = np.array(
+            rest[role] if form == "Gemm" else [0, 0, *rest[role]]
+        )
+        body += f"{LINEAR[form].format(name)} {role} = Reshape({name}, {role}_shape) "
+    ragged = f", points_per_level = {list(points)}" if points else ""
+    body += (
+        "output = msda.FusedMultiScaleDeformableAttention"
+        f'<plugin_version = "1", plugin_namespace = "msda"{ragged}>'
+        "(value, levels, starts, reference, offsets, logits)"
     )
-    opsets = {"": operator.OPSET_VERSION, operator.DOMAIN: operator.DOMAIN_VERSION}
-    opset_imports = [helper.make_opsetid(*pair) for pair in opsets.items()]
-    model = helper.make_model(graph, opset_imports=opset_imports, ir_version=10)
+    kind = "float" if dtype == np.float32 else "float16"
+    query = "N, Q" if shapes else "a, b"
+    model = text_model(
+        body.replace(*change),
+        f"{kind}[{query}, {CHANNELS}] query, {kind}[N, 26, {HEADS}, 4] value, "
+        f"float[N, Q, {len(LEVELS)}, 2] reference",
+        f"{kind}[N, Q, {HEADS * 4}] output{outputs}",
+        operator.OPSET_VERSION,
+        domains=operator.DOMAIN,
+        **constants,
+    )
+    for node in model.graph.node:
+        layer = node.output[0].removesuffix("_0")
+        node.name = f"{SCOPE}/{layer}/{node.op_type}" if layer in LAYERS else f"{SCOPE}/{layer}"
     onnx.checker.check_model(model)
     return model
 
@@ -188,55 +169,40 @@ def test_packed_nodes_stay_as_they_are():
     assert packed(result, expected=0) == result
 
 
-def reads_another_query(nodes: list, _outputs: list) -> None:
-    nodes.insert(0, helper.make_node("Neg", ["query"], ["other"]))
-    next(x for x in nodes if "attention_weights.weight" in x.input).input[0] = "other"
-
-
-def gives_offsets_too(_nodes: list, outputs: list) -> None:
-    outputs.append(helper.make_tensor_value_info("sampling_offsets", TensorProto.FLOAT, ["N", "Q", 24]))
-
-
-def reads_logits_twice(nodes: list, outputs: list) -> None:
-    nodes.append(helper.make_node("Neg", ["attention_weights"], ["negative"]))
-    outputs.append(helper.make_tensor_value_info("negative", TensorProto.FLOAT, ["N", "Q", 12]))
-
-
-def computes_weights(nodes: list, _outputs: list) -> None:
-    nodes.insert(0, helper.make_node("ReduceMax", ["query"], ["largest"], keepdims=0))
-    nodes.insert(1, helper.make_node("Mul", ["sampling_offsets.weight", "largest"], ["computed"]))
-    next(x for x in nodes if x.name.endswith("sampling_offsets/MatMul")).input[1] = "computed"
-
-
-def moves_offsets(nodes: list, _outputs: list) -> None:
-    at = next(i for i, x in enumerate(nodes) if "offsets" in x.output)
-    nodes[at].output[0] = "moved"
-    nodes.insert(at + 1, helper.make_node("Neg", ["moved"], ["offsets"]))
+OTHER = "other = Neg(query) attention_weights_0 = MatMul(other,"
+COMPUTED = """largest = ReduceMax<keepdims = 0>(query) computed = Mul(sampling_offsets_weight, largest)
+    sampling_offsets_0 = MatMul(query, computed)"""
+MOVED = "moved = Reshape(sampling_offsets, offsets_shape) offsets = Neg(moved)"
 
 
 @pytest.mark.parametrize(
-    "change",
-    [reads_another_query, gives_offsets_too, reads_logits_twice, computes_weights, moves_offsets],
+    ("change", "outputs"),
+    [
+        (("attention_weights_0 = MatMul(query,", OTHER), ""),
+        (("", ""), ", float[N, Q, K] sampling_offsets"),
+        (("output =", "negative = Neg(attention_weights) output ="), ", float[N, Q, K] negative"),
+        (
+            (
+                "sampling_offsets_0 = MatMul(query, sampling_offsets_weight)",
+                COMPUTED,
+            ),
+            "",
+        ),
+        (("offsets = Reshape(sampling_offsets, offsets_shape)", MOVED), ""),
+    ],
+    ids=["another query", "offsets are an output", "logits are read twice", "computed weights", "moved"],
 )
-def test_layers_that_stay_apart(change):
-    model = make_model(change=change)
+def test_layers_that_stay_apart(change, outputs):
+    model = make_model(change=change, outputs=outputs)
     assert packed(model, expected=0) == model
 
 
-def test_shape_of_the_results_may_be_asked_for():
-    """As the older exporter does for every reshape."""
-
-    def ask(nodes: list, _outputs: list) -> None:
-        at = next(i for i, x in enumerate(nodes) if "offsets" in x.output)
-        nodes[at].input[1] = "computed_shape"
-        rest = numpy_helper.from_array(np.array([HEADS, len(LEVELS), 2, 2]))
-        nodes[at:at] = [
-            helper.make_node("Shape", ["sampling_offsets"], ["leading"], start=0, end=-1),
-            helper.make_node("Constant", [], ["rest"], value=rest),
-            helper.make_node("Concat", ["leading", "rest"], ["computed_shape"], axis=0),
-        ]
-
-    model = make_model(change=ask)
+def test_shape_of_the_results_may_be_read():
+    """The TorchScript exporter reads it for every reshape."""
+    asked = """leading = Shape<start = 0, end = -1>(sampling_offsets)
+        rest = Constant<value_ints = [3, 2, 2, 2]>() computed = Concat<axis = 0>(leading, rest)
+        offsets = Reshape(sampling_offsets, computed)"""
+    model = make_model(change=("offsets = Reshape(sampling_offsets, offsets_shape)", asked))
     result = packed(model)
     assert operators(result)["MatMul"] == 1 and not operators(result)["Shape"]
     np.testing.assert_allclose(run(result)[0], run(model)[0], rtol=0, atol=1e-5)
