@@ -141,7 +141,7 @@ def test_benchmark_measures_the_same_with_both_attentions(folder, monkeypatch):
     losses = {}
     for name in training.ATTENTIONS:
         problem = training.Problem(str(folder / "model.json"), 64, 96, 2)
-        with training.attention(name):
+        with training.use_attention(name):
             step, batch = training.prepare(problem, bf16=False, device="cpu")
             step(batch, 0, 1.0)
         losses[name] = step.meter.read()[0]["loss"]

@@ -2,85 +2,70 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
+from typing import Annotated
 
-from codetr.cli.command import ArgumentParser, UsageError, check_writable, positive, run_command, to_path
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
+from cyclopts.validators import Number
 
-PROGRAM = "tools.scenes"
+from codetr.cli.argument_types import Folder
+from codetr.cli.program import run_program
+from codetr.errors import ArgumentError
+from trt_plugin.atomic_files import new_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status, see `codetr.cli.command`."""
-
-    def command() -> int:
-        return _write(_parser().parse_args(argv))
-
-    return run_command(command, PROGRAM)
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(write_scenes, argv, "python -m tools.scenes")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m tools.scenes",
-        description="Makes scenes with twenty classes of drawn objects, a dataset in COCO's layout. The same "
-        "seed gives the same scenes, with any number of workers.",
-    )
-    add = parser.add_argument
-    add("--out", type=to_path, required=True, metavar="DIR", help="folder of the dataset; made if missing")
-    add("--train", type=_count, default=0, metavar="N", help="scenes for training (default: 0)")
-    add("--val", type=_count, default=0, metavar="N", help="held-out scenes (default: 0)")
-    add("--seed", type=_count, default=0, metavar="S", help="default: 0")
-    add("--size", type=_size, default=640, metavar="PX", help="limit of the longer side (default: 640)")
-    add("--workers", type=positive, metavar="W", help="processes (default: one a core)")
-    return parser
+def write_scenes(
+    *,
+    out: Folder,
+    train: NonNegativeInt = 0,
+    val: NonNegativeInt = 0,
+    seed: NonNegativeInt = 0,
+    size: Annotated[int, Parameter(validator=Number(gte=160), metavar="PX")] = 640,
+    workers: PositiveInt | None = None,
+) -> int:
+    """Draw scenes with objects of twenty classes, a dataset in COCO's layout.
 
+    The same seed gives the same scenes, with any number of workers.
 
-def _write(arguments: argparse.Namespace) -> int:
+    Args:
+        out: folder of the dataset.
+        train: number of scenes for training.
+        val: number of scenes for validation.
+        seed: seed of all scenes.
+        size: limit of the longer side.
+        workers: processes. Default: one for each core.
+    """
     from codetr.cli.console import progress
-    from tools.scenes.dataset import annotation_file, default_workers, write_split
-    from tools.scenes.sources import MissingSourceError, check_sources
+    from tools.scenes.scene_dataset import annotation_file, write_split
+    from tools.scenes.sources import check_sources
 
-    counts = {name: count for name, count in (("train", arguments.train), ("val", arguments.val)) if count}
+    counts = {name: count for name, count in (("train", train), ("val", val)) if count}
     if not counts:
-        raise UsageError("--train, --val: give the number of scenes of at least one, both are 0")
+        raise ArgumentError("train", "expected --train or --val above 0, got 0 for both")
     for split in counts:
-        file = annotation_file(arguments.out, split)
-        pictures = arguments.out / split
-        for taken in (file, pictures):
+        for taken in (annotation_file(out, split), out / split):
             if taken.is_file() or (taken.is_dir() and any(taken.iterdir())):
-                raise UsageError(f"--out {arguments.out}: {taken} exists already; give another folder")
-        check_writable("--out", file)
-    try:
-        check_sources(tuple(counts))
-    except MissingSourceError as error:
-        raise UsageError(str(error)) from error
-    with progress(sum(counts.values()), shown=True, doing="drawing") as advance:
+                raise ArgumentError("out", f"expected a folder without {taken.name}, got {out}")
+    if out.is_file():
+        raise ArgumentError("out", f"expected a folder, got the file {out}")
+    check_sources(tuple(counts))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with new_folder(out), progress(sum(counts.values()), doing="drawing") as advance:
+        tempfile.TemporaryFile(dir=out).close()  # raises OSError if the command cannot write there
         for split, count in counts.items():
-            write_split(
-                arguments.out,
-                split,
-                count,
-                arguments.seed,
-                size=arguments.size,
-                workers=arguments.workers or default_workers(),
-                advance=advance,
-            )
+            write_split(out, split, count, seed, size=size, workers=workers or cores, advance=advance)
     written = " and ".join(f"{count} {split} scenes" for split, count in counts.items())
-    print(f"wrote {written} to {arguments.out}")
+    print(f"wrote {written} to {out}")
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    if not text.isdecimal() or int(text) < 160:
-        raise argparse.ArgumentTypeError(f"expected a whole number of pixels, 160 or more, got {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

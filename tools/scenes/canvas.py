@@ -1,4 +1,4 @@
-"""The picture of a scene as it grows: where things go, what they hide, whether they stand out."""
+"""The picture of a scene: places objects, tracks what they hide, and checks that they stand out."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from tools.scenes.classes import NOTHING, draw_distractor, draw_object, is_glyph
 from tools.scenes.colors import LUMA, contrast
+from tools.scenes.object_classes import NOTHING, draw_distractor, draw_object, is_glyph
 from tools.scenes.shapes import Drawing, Sprite, extent, paint, place, rasterise, rotation, transformed
 
 _TRIES = 8
 _NOBODY = -1
-_LEAST_INSIDE = 0.7  # share of an object that the picture's border must leave, or more: its min_visible
-_LEAST_OF_QUARTER = 0.25  # a quarter of an object may lose this much more than the object as a whole
+_LEAST_INSIDE = 0.7  # least share of an object inside the picture, if its min_visible is less
+_LEAST_OF_QUARTER = 0.25  # a quarter of an object may lose this much more than the object
 _MOST_IOU = 0.6  # of two objects' boxes
 
 
 class _Spot(NamedTuple):
-    """Where a sprite lies: a part of the picture, and the part of the sprite that lies on it."""
+    """The place of a sprite: a part of the picture, and the part of the sprite on it."""
 
     picture: tuple[slice, slice]
     sprite: tuple[slice, slice]
@@ -33,7 +33,7 @@ class Canvas:
         boxes: x0, y0, x1, y1 of each object, pixels.
         labels: of each object.
         smallest_px: size of the smallest object, 64 at most.
-        least_contrast: of all objects to what was around them, 40..128.
+        least_contrast: of all objects to their surroundings, 40..128.
         sources: names of the fonts used.
     """
 
@@ -46,7 +46,7 @@ class Canvas:
         self.sources: set[str] = set()
         self._rng = rng
         self._split = split
-        # Whose pixel it is: 4 times the object's number, plus the quarter of the object.
+        # The owner of each pixel: 4 times the object's number, plus the quarter of the object.
         self._owner = np.full(image.shape[:2], _NOBODY, np.int16)
         self._areas: list[np.ndarray] = []  # [4], pixels of an object's quarters, those cut off included
         self._visible: list[np.ndarray] = []  # [4], of these the visible ones
@@ -56,10 +56,10 @@ class Canvas:
         self._cluster = middle if rng.random() < 0.4 else None
 
     def add(self, label: int, size_px: float) -> None:
-        """Places a thing where there is room; leaves it out where none is found.
+        """Places an object where there is room, or leaves it out.
 
         Args:
-            label: its class, or `NOTHING`.
+            label: class of the object, or `NOTHING`.
             size_px: geometric mean of its box's sides.
         """
         plate = self._rng.random() < 0.18
@@ -89,7 +89,7 @@ class Canvas:
         return drawing, rasterise(drawing)
 
     def _somewhere(self, sprite: Sprite) -> tuple[int, int]:
-        """Chooses the picture's pixel for the sprite's left upper corner; some reach over the border."""
+        """Chooses the pixel of the sprite's upper left corner. Some sprites reach over the border."""
         rng = self._rng
         sprite_height, sprite_width = sprite.alpha.shape
         height, width = self.image.shape[:2]
@@ -97,7 +97,7 @@ class Canvas:
             x, y = self._cluster + rng.normal(0, 0.16, 2) * (width, height)
         else:
             over = 0.25 if rng.random() < 0.15 else -0.5
-            # Sorted, for a sprite may be wider or higher than the picture.
+            # Sorted: a sprite may be wider or higher than the picture.
             x = rng.uniform(*sorted((-over * sprite_width, width + over * sprite_width)))
             y = rng.uniform(*sorted((-over * sprite_height, height + over * sprite_height)))
         return round(x - sprite_width / 2), round(y - sprite_height / 2)
@@ -113,7 +113,7 @@ class Canvas:
         )
 
     def _fits(self, label: int, drawing: Drawing, sprite: Sprite, spot: _Spot) -> bool:
-        """Whether enough of it would be in the picture, and enough of all others stay visible."""
+        """Returns whether enough of it is in the picture, and enough of all others stays visible."""
         alpha = sprite.alpha[spot.sprite]
         if not alpha.size:
             return False
@@ -132,7 +132,7 @@ class Canvas:
         )
 
     def _hidden(self, sprite: Sprite, spot: _Spot) -> list[tuple[int, np.ndarray]]:
-        """The objects that a sprite would hide parts of: number and pixels of each quarter [4]."""
+        """Returns the objects that a sprite hides parts of: number and hidden pixels of each quarter [4]."""
         owners = self._owner[spot.picture][sprite.cover[spot.sprite] > 0.5]
         owners = owners[owners != _NOBODY]
         if not owners.size:
@@ -141,7 +141,7 @@ class Canvas:
         return [(int(index), counts[index]) for index in np.flatnonzero(counts.any(axis=1))]
 
     def _put(self, label: int, drawing: Drawing, sprite: Sprite, x: int, y: int) -> bool:
-        """Paints it, unless it would not stand out."""
+        """Paints the object. Returns False if it does not stand out."""
         rng = self._rng
         spot = self._spot(sprite, x, y)
         region, alpha = self.image[spot.picture], sprite.alpha[spot.sprite]
@@ -160,7 +160,7 @@ class Canvas:
             self._cast_shadow(sprite, x, y)
             region = self.image[spot.picture]
         cover = sprite.cover[spot.sprite]
-        if rng.random() < 0.25:  # a little out of focus; the box stays that of the sharp shape
+        if rng.random() < 0.25:  # a little out of focus; the box belongs to the sharp shape
             sigma = rng.uniform(0.2, 0.3 + min(0.025 * _size(drawing), 2.0))
             painted, cover = (cv2.GaussianBlur(layer, (0, 0), sigma) for layer in (painted, cover))
         blended = region + (painted - region) * cover[..., None]
@@ -179,7 +179,7 @@ class Canvas:
             self.image[spot.picture] = (self.image[spot.picture] * light[..., None]).astype(np.uint8)
 
     def _record(self, label: int, drawing: Drawing, sprite: Sprite, spot: _Spot) -> None:
-        """Notes what is hidden now, and the new object."""
+        """Records the hidden pixels and the new object."""
         for index, hidden in self._hidden(sprite, spot):
             self._visible[index] = self._visible[index] - hidden
         owners = self._owner[spot.picture]
@@ -213,7 +213,7 @@ def _counts(quarters: np.ndarray) -> np.ndarray:
 
 
 def _enough(visible: np.ndarray, areas: np.ndarray, least: float) -> bool:
-    """Whether enough of an object is visible, as a whole and of each quarter that holds some of it."""
+    """Returns whether enough of an object is visible, in total and in each of its quarters."""
     if visible.sum() < least * areas.sum():
         return False
     weighty = areas > 0.08 * areas.sum()
@@ -221,7 +221,7 @@ def _enough(visible: np.ndarray, areas: np.ndarray, least: float) -> bool:
 
 
 def _box(alpha: np.ndarray, spot: _Spot) -> tuple[float, float, float, float]:
-    """The tight box, in the picture, of a mask that lies on a spot."""
+    """Returns the tight box, in the picture, of a mask on a spot."""
     x, y, width, height = cv2.boundingRect((alpha > 0.1).astype(np.uint8))
     x, y = x + spot.picture[1].start, y + spot.picture[0].start
     return float(x), float(y), float(x + width), float(y + height)
@@ -240,7 +240,7 @@ def _iou(boxes: np.ndarray, box: np.ndarray) -> np.ndarray:
 
 
 def _mean_difference(painted: np.ndarray, region: np.ndarray, alpha: np.ndarray) -> float:
-    """`contrast` of each pixel of an object to the one that it covers, averaged by its opacity."""
+    """Returns the mean `contrast` of an object's pixels to those that they cover, weighted by opacity."""
     difference = painted - region
     luma = difference @ LUMA.astype(np.float32)
     chroma = np.abs(difference - luma[..., None]).max(axis=2)
@@ -249,7 +249,7 @@ def _mean_difference(painted: np.ndarray, region: np.ndarray, alpha: np.ndarray)
 
 
 def _shaded(rng: np.random.Generator, painted: np.ndarray) -> np.ndarray:
-    """Light that falls off across the object, on most of them."""
+    """Adds light that falls off across the object, to most of them."""
     if rng.random() < 0.35:
         return painted
     rows, columns = painted.shape[:2]

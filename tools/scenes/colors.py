@@ -1,4 +1,4 @@
-"""Colours, and how well two of them are told apart."""
+"""Colours, and the contrast between two of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def contrast(first: np.ndarray, second: np.ndarray) -> float:
-    """How different two RGB colours look, about 0..255: mostly brightness, hue and saturation less."""
+    """Returns the visible difference of two RGB colours, about 0..255, mostly that of brightness."""
     difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     luma = float(difference @ LUMA)
     chroma = float(np.abs(difference - luma).max())

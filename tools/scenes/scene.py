@@ -1,4 +1,4 @@
-"""One scene: a background, objects of the twenty classes and other things on it, seen by a camera."""
+"""Draws one scene: a background, objects of the twenty classes, distractors, and camera effects."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.scenes import effects
+from tools.scenes import camera_effects
 from tools.scenes.backgrounds import background
 from tools.scenes.canvas import Canvas
-from tools.scenes.classes import CLASS_NAMES, NOTHING
+from tools.scenes.object_classes import CLASS_NAMES, NOTHING
 from tools.scenes.sources import SPLITS
 
 DEFAULT_SIZE_PX = 640
@@ -21,14 +21,14 @@ _EMPTY_SHARE = {"train": 0.03, "val": 0.0}  # scenes with distractors only
 
 
 class Scene(NamedTuple):
-    """A picture and what is on it.
+    """A picture and its objects.
 
     Attributes:
         image: uint8 [H, W, 3], RGB.
-        boxes_xyxy_px: float32 [n, 4]: each object's extent as if nothing were in front of it, tight around
-            where its opacity is above 0.1, clipped to the picture.
+        boxes_xyxy_px: float32 [n, 4], each object's extent including hidden parts: tight around opacity above
+            0.1, clipped to the picture.
         labels: int64 [n], indices into `CLASS_NAMES`.
-        jpeg_quality: 75..95, with which the picture is to be written.
+        jpeg_quality: 75..95, for writing the picture.
         sources: names of the fonts, photographs and textures in it.
     """
 
@@ -40,18 +40,18 @@ class Scene(NamedTuple):
 
 
 def make_scene(seed: int, split: str, index: int, size: int = DEFAULT_SIZE_PX) -> Scene:
-    """Makes a scene. It depends on the arguments alone (and on the versions of the installed packages).
+    """Makes a scene. It depends only on the arguments and on the versions of the installed packages.
 
-    An object's size, the geometric mean of its box's sides, is spread evenly on a logarithmic scale from 16
-    pixels to half of the picture's. An object is placed only where at least 60% of it (85% of a letter or
-    digit) is and stays visible, where the border does not cut off more than 30%, and where it differs enough
-    in colour from what it covers.
+    The size of an object is the geometric mean of its box's sides. Sizes are even on a logarithmic scale from
+    16 pixels to half of the picture's. An object has a place where at least 60% of it (85% of a letter or
+    digit) stays visible, where the border cuts off at most 30%, and where its colour differs enough from its
+    surroundings.
 
     Args:
         seed: 0 or more.
-        split: "train" or "val": whose fonts, photographs and textures are used; train is a little harder.
+        split: "train" or "val", which selects fonts, photographs and textures; train is a little harder.
         index: the scene's number in its split, 0 or more.
-        size: limit of the picture's longer side in pixels, the shorter side's is 3/4 of it; at least 160.
+        size: limit of the longer side in pixels, at least 160. The limit of the shorter side is 3/4 of it.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -68,7 +68,9 @@ def make_scene(seed: int, split: str, index: int, size: int = DEFAULT_SIZE_PX) -
     canvas = Canvas(image, rng, split)
     for label, size_px in _plan(rng, split, width, height):
         canvas.add(label, size_px)
-    image = effects.camera(rng, canvas.image, canvas.smallest_px, canvas.least_contrast, _STRENGTH[split])
+    image = camera_effects.apply(
+        rng, canvas.image, canvas.smallest_px, canvas.least_contrast, _STRENGTH[split]
+    )
     return Scene(
         image,
         np.array(canvas.boxes, np.float32).reshape(-1, 4),
@@ -89,7 +91,7 @@ def _picture_size(rng: np.random.Generator, size: int) -> tuple[int, int]:
 
 
 def _plan(rng: np.random.Generator, split: str, width: int, height: int) -> list[tuple[int, float]]:
-    """Chooses labels and sizes. The large mostly come first: then small things lie on large ones."""
+    """Chooses labels and sizes. Large objects mostly come first, so that small ones lie on them."""
     kind = rng.random()
     least, most = (1, 4) if kind < 0.3 else (3, 10) if kind < 0.7 else (8, 20)
     count = int(rng.integers(least, most + 1))

@@ -1,4 +1,4 @@
-"""Shapes made of polygons in their own units, and their pictures.
+"""Drawings made of polygons in their own units, and their rasterisation.
 
 A drawing is a list of parts, each some contours (filled by the even-odd rule, so that a contour inside
 another is a hole) and the name of a colour. Contours are float [n, 2], x to the right, y down, about 2 units
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     Attributes:
         contours: float [n, 2] each.
         color: a key of the drawing's colours.
-        backing: drawn, and hides what is below, but is not part of the object: its box leaves it out.
+        backing: a plate or pole behind the object. It hides the pixels below and is outside the object's box.
     """
 
     contours: tuple[np.ndarray, ...]
@@ -35,16 +35,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A shape, and the rules for it.
+    """A shape and its rules.
 
     Attributes:
         parts: from the lowest to the topmost.
         colors: chooses the colours for parts and "outline", from a generator and the mean colour below.
         outline: width of the outline around everything, in the drawing's units; 0 for none.
-        max_tilt_deg: how far it may be turned to either side.
+        max_tilt_deg: largest turn to either side.
         mirrored: whether it may be mirrored.
-        min_size_px: the size, see `place`, below which nobody could tell what it is.
-        min_visible: share that has to be visible for the same reason.
+        min_size_px: least size at which the shape is recognisable, see `place`.
+        min_visible: least visible share, likewise.
     """
 
     parts: tuple[Part, ...]
@@ -89,8 +89,8 @@ class Sprite(NamedTuple):
     """A drawing in pixels.
 
     Attributes:
-        cover: float32 [h, w], 0..1, what it hides, backing included.
-        alpha: float32 [h, w], 0..1, the object alone.
+        cover: float32 [h, w], 0..1, opacity of object and backing.
+        alpha: float32 [h, w], 0..1, opacity of the object alone.
         scale: samples per pixel of `paint`.
         origin: [2], the drawing's coordinates of the sprite's left upper corner.
     """
@@ -127,7 +127,7 @@ def rasterise(drawing: Drawing) -> Sprite:
 def paint(drawing: Drawing, sprite: Sprite, colors: Mapping[str, Color]) -> np.ndarray:
     """Paints a drawing whose masks are `sprite`: float32 [h, w, 3], RGB, 0..255.
 
-    Outside the masks the picture goes on in the colour of the edge, so that antialiasing finds no fringe.
+    Outside the masks the picture continues in the colour of the edge, so that antialiasing adds no fringe.
     """
     height, width = sprite.alpha.shape
     canvas = np.empty((height * sprite.scale, width * sprite.scale, 3), np.uint8)
@@ -153,7 +153,7 @@ def _bytes(color: Color) -> tuple[int, int, int]:
 
 
 def _integer(contour: np.ndarray, origin: np.ndarray, scale: int) -> np.ndarray:
-    # OpenCV's coordinates are those of the samples' centres.
+    # OpenCV's coordinates refer to the centres of samples.
     return np.rint(((contour - origin) * scale - 0.5) * (1 << _SHIFT)).astype(np.int32)
 
 
@@ -204,7 +204,7 @@ def rounded(contour: np.ndarray, radius: float, points: int = 6) -> np.ndarray:
 
     Args:
         contour: [n, 2].
-        radius: how far from a corner the rounding begins; at most half of the shorter side there.
+        radius: distance from a corner at which the rounding starts; at most half of the shorter side.
         points: of each corner's curve, a parabola.
     """
     t = np.linspace(0, 1, points)[:, None]

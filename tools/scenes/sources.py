@@ -44,8 +44,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from codetr.errors import UsageError
+
 SPLITS = ("train", "val")
-_LONGEST_PHOTO_PX = 900  # larger ones are made smaller once: no scene shows more
+_LONGEST_PHOTO_PX = 900  # larger ones are reduced once, for no scene shows more
 
 
 class Source(NamedTuple):
@@ -56,8 +58,8 @@ class Source(NamedTuple):
     file: str  # inside the package
 
 
-class MissingSourceError(ValueError):
-    """A package that holds fonts or photographs is not installed, or does not hold what it should."""
+class MissingSourceError(UsageError):
+    """A package that holds fonts or photographs is not installed, or lacks a file."""
 
 
 def _fonts(package: str, *names: str) -> tuple[Source, ...]:
@@ -119,7 +121,7 @@ def locate(source: Source) -> Path:
     folders = (spec.submodule_search_locations if spec else None) or ()
     if not folders:
         raise MissingSourceError(
-            f"the package {source.distribution} is not installed, scenes are drawn with its files: "
+            f"the package {source.distribution} is not installed, which the scenes need: "
             "pip install 'codetr-tensorrt[scenes]'"
         )
     for folder in folders:
@@ -133,7 +135,7 @@ def locate(source: Source) -> Path:
 
 
 def check_sources(splits: tuple[str, ...] = SPLITS) -> None:
-    """Raises `MissingSourceError` if something that scenes of these splits are drawn with is missing."""
+    """Raises `MissingSourceError` if a file for scenes of these splits is missing."""
     for split in splits:
         for source in (*FONTS[split], *PHOTOS[split]):
             locate(source)

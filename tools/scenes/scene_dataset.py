@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing.connection
-import os
+import multiprocessing
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 
-from tools.scenes.classes import CLASS_NAMES
+from tools.scenes.object_classes import CLASS_NAMES
 from tools.scenes.scene import DEFAULT_SIZE_PX, make_scene
 from tools.scenes.sources import check_sources
 from trt_plugin.atomic_files import atomic_write, new_folder
 
-_CHUNK = 16  # scenes that a worker makes before it reports
+_CHUNK = 16  # scenes of a job
 
 
 class _Job(NamedTuple):
@@ -36,7 +33,7 @@ class _Job(NamedTuple):
 
 
 def annotation_file(folder: Path, split: str) -> Path:
-    """Where a split's annotations are."""
+    """Returns the path of a split's annotations."""
     return folder / "annotations" / f"instances_{split}.json"
 
 
@@ -52,17 +49,16 @@ def write_split(
 ) -> None:
     """Writes `folder/<split>/000000.jpg` … and, last, `folder/annotations/instances_<split>.json`.
 
-    The folder of the pictures appears when all of them are written. The files do not depend on the number of
-    workers.
+    The folder of the pictures appears when all of them are written. The files do not depend on `workers`.
 
     Args:
-        folder: the dataset's; made if missing; has no folder `<split>` yet, or an empty one.
+        folder: of the dataset. It is made if it is missing, and has no folder `<split>`, or an empty one.
         split: "train" or "val".
-        count: scenes, 1 or more.
+        count: number of scenes, 1 or more.
         seed: of all scenes.
         size: limit of the pictures' longer side, see `make_scene`.
         workers: processes.
-        advance: called with the number of scenes that have been written since the last call.
+        advance: called with the number of scenes since the last call.
 
     Raises:
         MissingSourceError: a package with fonts or photographs is not installed.
@@ -73,20 +69,20 @@ def write_split(
         _Job(folder / f".{split}.partial", split, seed, size, start, min(start + _CHUNK, count))
         for start in range(0, count, _CHUNK)
     ]
-    made: dict[int, list[dict[str, Any]]] = {}
+    scenes: list[dict[str, Any]] = []
     with _new_folder(folder / split, jobs[0].pictures):
-        for start, records in _run(jobs, workers):
-            made[start] = records
+        for records in _run(jobs, workers):
+            scenes += records
             advance(len(records))
-    document = _document(split, seed, size, [record for start in sorted(made) for record in made[start]])
+    document = _document(split, seed, size, scenes)
     with atomic_write(annotation_file(folder, split)) as temporary:
         temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def _new_folder(folder: Path, partial: Path) -> Iterator[None]:
-    """Makes the folder `partial`, which becomes `folder` when the block ends well and goes otherwise."""
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    """Makes the folder `partial`, which becomes `folder` at the end of the block."""
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed run
     with new_folder(folder.parent):
         partial.mkdir()
         try:
@@ -96,41 +92,24 @@ def _new_folder(folder: Path, partial: Path) -> Iterator[None]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _run(jobs: list[_Job], workers: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Does the jobs, in this process where one worker is wanted; yields as they end, in any order."""
+def _run(jobs: list[_Job], workers: int) -> Iterator[list[dict[str, Any]]]:
+    """Runs the jobs, in this process if one worker is wanted; yields their results in order."""
     if workers == 1 or len(jobs) == 1:
         yield from map(_write_scenes, jobs)
         return
-    # A fresh interpreter each: a fork of a process with OpenCV's threads may hang.
+    # Fresh interpreters, for a fork of a process with OpenCV's threads may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context, initializer=_start_worker)
-    with pool:
-        try:
-            pending = {pool.submit(_write_scenes, job) for job in jobs}
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with context.Pool(min(workers, len(jobs)), _start_worker) as pool:
+        yield from pool.imap(_write_scenes, jobs)
 
 
 def _start_worker() -> None:
-    """Prepares a worker: one thread, and an end when the main process has ended, however that went."""
     cv2.setNumThreads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process stops the workers
-    main = multiprocessing.parent_process()
-
-    def watch() -> None:
-        multiprocessing.connection.wait([main.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the pool ends the workers
 
 
-def _write_scenes(job: _Job) -> tuple[int, list[dict[str, Any]]]:
-    """Makes a job's scenes and writes their pictures. Returns its start and the scenes' records."""
+def _write_scenes(job: _Job) -> list[dict[str, Any]]:
+    """Makes the scenes of a job and writes their pictures. Returns a record for each scene."""
     records = []
     for index in range(job.start, job.stop):
         scene = make_scene(job.seed, job.split, index, job.size)
@@ -147,7 +126,7 @@ def _write_scenes(job: _Job) -> tuple[int, list[dict[str, Any]]]:
                 "labels": scene.labels.tolist(),
             }
         )
-    return job.start, records
+    return records
 
 
 def _document(split: str, seed: int, size: int, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -170,8 +149,3 @@ def _document(split: str, seed: int, size: int, records: list[dict[str, Any]]) -
     categories = [{"id": label, "name": name} for label, name in enumerate(CLASS_NAMES, start=1)]
     info = {"description": "tools.scenes", "split": split, "seed": seed, "size": size}
     return {"info": info, "images": images, "annotations": annotations, "categories": categories}
-
-
-def default_workers() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

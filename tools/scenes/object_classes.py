@@ -1,4 +1,4 @@
-"""The twenty classes, and what is drawn besides them."""
+"""The twenty classes, and distractors that belong to none of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tools.scenes import signs, tools
+from tools.scenes import sign_drawings, tool_drawings
 from tools.scenes.colors import any_color
 from tools.scenes.glyphs import glyph, glyph_contours
 from tools.scenes.shapes import Drawing, Part, ellipse, polygon, rectangle, regular, rounded
@@ -18,21 +18,21 @@ _DIGITS = "24578"
 
 _Drawer = Callable[[np.random.Generator, tuple[Source, ...]], Drawing]
 _SHAPES: dict[str, _Drawer] = {
-    "stop sign": signs.stop_sign,
-    "yield sign": signs.yield_sign,
-    "no entry sign": signs.no_entry_sign,
-    "warning sign": signs.warning_sign,
-    "arrow sign": signs.arrow_sign,
-    "hammer": tools.hammer,
-    "wrench": tools.wrench,
-    "scissors": tools.scissors,
-    "key": tools.key,
-    "screwdriver": tools.screwdriver,
+    "stop sign": sign_drawings.stop_sign,
+    "yield sign": sign_drawings.yield_sign,
+    "no entry sign": sign_drawings.no_entry_sign,
+    "warning sign": sign_drawings.warning_sign,
+    "arrow sign": sign_drawings.arrow_sign,
+    "hammer": tool_drawings.hammer,
+    "wrench": tool_drawings.wrench,
+    "scissors": tool_drawings.scissors,
+    "key": tool_drawings.key,
+    "screwdriver": tool_drawings.screwdriver,
 }
 _GLYPHS = {f"letter {letter}": letter for letter in _LETTERS} | {f"digit {digit}": digit for digit in _DIGITS}
 
 CLASS_NAMES: tuple[str, ...] = (*_GLYPHS, *_SHAPES)
-NOTHING = -1  # the label of what is of none of the classes
+NOTHING = -1  # label of a distractor
 
 _OTHER_CHARACTERS = "%+@#*="  # "&" would look like 8, "?" like 2
 
@@ -53,12 +53,12 @@ def draw_object(rng: np.random.Generator, label: int, split: str, plate: bool) -
 
 
 def is_glyph(label: int) -> bool:
-    """Whether a label is a letter's or a digit's."""
+    """Returns whether a label is that of a letter or digit."""
     return 0 <= label < len(_GLYPHS)
 
 
 def draw_distractor(rng: np.random.Generator, split: str) -> Drawing:
-    """Draws something that is of none of the classes."""
+    """Draws an object of none of the classes."""
     kinds = (_disc, _box, _star, _line, _scribble, _character, _character, _corners, _heart)
     contours = kinds[rng.integers(len(kinds))](rng, split)
     parts = [Part(contours, "fill")]
@@ -89,7 +89,7 @@ def _star(rng: np.random.Generator, split: str) -> tuple[np.ndarray, ...]:
 
 
 def _corners(rng: np.random.Generator, split: str) -> tuple[np.ndarray, ...]:
-    """A polygon of five to seven unequal corners: neither a triangle nor an octagon."""
+    """Draws a polygon of five to seven unequal corners, neither a triangle nor an octagon."""
     corners = int(rng.integers(5, 8))
     angles = (np.arange(corners) + rng.uniform(0, 0.6, corners)) * (2 * np.pi / corners)
     radii = rng.uniform(0.55, 1.0, (corners, 1))

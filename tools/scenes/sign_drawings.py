@@ -1,4 +1,4 @@
-"""Traffic-sign-like shapes: stop, yield, no entry, warning, arrow."""
+"""Drawings of traffic signs: stop, yield, no entry, warning, arrow."""
 
 from __future__ import annotations
 

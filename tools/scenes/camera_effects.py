@@ -1,4 +1,4 @@
-"""What a camera adds: light, blur, noise. Bounded by the smallest object, which must stay readable."""
+"""Camera effects: light, blur, noise. The smallest object limits them, for it must stay readable."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from statistics import NormalDist
 import cv2
 import numpy as np
 
-# A byte of random bits -> a normally distributed number: much faster than drawing a million normals.
+# Maps a random byte to a normally distributed number, which is much faster than drawing a million normals.
 _NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)], np.float32)
 
 
-def camera(
+def apply(
     rng: np.random.Generator, image: np.ndarray, smallest_px: float, least_contrast: float, strength: float
 ) -> np.ndarray:
     """Lights, blurs and grains a picture.
@@ -20,8 +20,8 @@ def camera(
         rng: random numbers.
         image: uint8 [H, W, 3], RGB.
         smallest_px: size of the smallest object.
-        least_contrast: of the objects to what is around them, about 0..255: noise stays well below it.
-        strength: 0..1, how far all this goes.
+        least_contrast: of the objects to their surroundings, about 0..255; noise stays well below it.
+        strength: of all effects, 0..1.
 
     Returns:
         uint8 [H, W, 3].
@@ -41,7 +41,7 @@ def camera(
 
 
 def _tone_curves(rng: np.random.Generator, strength: float) -> np.ndarray:
-    """Brightness, contrast, gamma and a colour cast: uint8 [1, 256, 3]."""
+    """Returns a table of brightness, contrast, gamma and a colour cast: uint8 [1, 256, 3]."""
     x = np.linspace(0, 1, 256)
     gamma = np.exp(rng.uniform(-0.35, 0.35) * strength)
     contrast = 1 + rng.uniform(-0.3, 0.25) * strength
@@ -52,7 +52,7 @@ def _tone_curves(rng: np.random.Generator, strength: float) -> np.ndarray:
 
 
 def _uneven_light(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Shade over a part of the picture, soft."""
+    """Adds soft shade to a part of the picture."""
     height, width = image.shape[:2]
     knots = 1 - rng.uniform(0, 0.4 * strength, (3, 4)).astype(np.float32)
     light = cv2.resize(knots, (width, height), interpolation=cv2.INTER_CUBIC)

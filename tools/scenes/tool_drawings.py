@@ -1,4 +1,4 @@
-"""Tool-like shapes: hammer, wrench, scissors, key, screwdriver. All stand upright; scenes turn them."""
+"""Drawings of tools: hammer, wrench, scissors, key, screwdriver. All are upright; scenes turn them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def scissors(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
             (-wide, 0.0), (wide * 0.6, -0.1), (ring_x * 0.75, ring_y - ry * 0.8), (ring_x * 0.2, ring_y - ry)
         )
         outer, inner = ellipse(ring_x, ring_y, rx, ry), ellipse(ring_x, ring_y, rx - rim, ry - rim)
-        # What is right below the screw is left above it.
+        # The side right below the screw is left above it.
         parts.append(Part((moved(edge * flip * (-1, 1), turn_deg=-turn),), "metal" if side < 0 else "metal2"))
         parts.append(Part((moved(shank * flip, turn_deg=-turn * 0.4),), "handle"))
         parts.append(Part(tuple(moved(c * flip, turn_deg=-turn * 0.4) for c in (outer, inner)), "handle"))
