@@ -123,15 +123,12 @@ def test_shapes_that_do_not_fit_are_named(given, asked, engine, words):
         choose_shapes(INPUTS, given, asked, engine)
 
 
-def test_random_inputs_are_of_their_kind_and_the_seeds():
+def test_inputs_without_an_array_are_random():
     shapes = {"images": (2, 3, 8, 8), "mask": (2, 8, 8), "narrow": (4,), "sizes": (2, 2), "tokens": (5,)}
     given = {"tokens": GivenArray(np.int32([9] * 5), "input", "a file")}
     first, again, other = (make_inputs(PICTURE, shapes, given, seed) for seed in (0, 0, 1))
     assert {name: array.shape for name, array in first.items()} == shapes
-    assert abs(first["images"].mean()) < 0.2 and abs(first["images"].std() - 1) < 0.2
-    assert first["images"].dtype == np.float32 and first["narrow"].dtype == ml_dtypes.bfloat16
-    assert first["mask"].dtype == bool and first["mask"].all()
-    assert first["sizes"].tolist() == [[8, 8]] * 2 and first["tokens"].tolist() == [9] * 5
+    assert first["narrow"].dtype == ml_dtypes.bfloat16 and first["tokens"].tolist() == [9] * 5
     assert all((first[name] == again[name]).all() for name in shapes)
     assert (first["images"] != other["images"]).any()
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-
+import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-
-from onnx import helper  # noqa: E402
-
-from codetr.errors import ArgumentError  # noqa: E402
-from onnx_path.optimization_profiles import (  # noqa: E402
+from codetr.errors import ArgumentError
+from onnx_path.optimization_profiles import (
     OnnxInput,
     ShapeRange,
-    example,
     fit_profiles,
     inputs_of,
     parse_shapes,
 )
+from tests.onnx.text_models import text_model
 
 
 def fit(inputs: list[OnnxInput], smallest: dict, best: dict, largest: dict) -> dict[str, ShapeRange]:
@@ -137,35 +132,11 @@ def test_accepted_profiles_fit_the_file(file_shapes, data):
             assert shapes.get(one.name, shape) == shape
 
 
-@given(st.lists(st.one_of(SIZES, NAMED), min_size=1, max_size=4))
-def test_the_example_fits(shape):
-    one = OnnxInput("images", tuple(shape))
-    assume(one.dynamic)
-    words = shlex.split(example(one))
-    assert words[::2] == ["--min", "--opt", "--max"]
-    shapes = [parse_shapes(option, [text]) for option, text in zip(words[::2], words[1::2])]
-    assert set(fit([one], *shapes)) == {"images"}
-
-
-def test_opt_alone_fixes_a_shape():
-    fixed = fit([OnnxInput("images", ("n", 3))], {}, {"images": (2, 3)}, {})
-    assert fixed == {"images": ShapeRange((2, 3), (2, 3), (2, 3))}
-
-
 def test_inputs_are_read_from_the_file():
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["a", "w"], ["y"])],
-        "g",
-        [
-            helper.make_tensor_value_info("a", 1, ["n", None, 3, -1]),
-            helper.make_tensor_value_info("w", 1, [1]),
-        ],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [helper.make_tensor("w", 1, [1], [1.0])],
-    )
-    (one,) = inputs_of(helper.make_model(graph))
-    assert (one.name, one.shape, one.dynamic) == ("a", ("n", None, 3, None), True)
-    assert str(one) == "a [n, ?, 3, ?]"
-    graph.input[0].type.tensor_type.ClearField("shape")
+    model = text_model("y = Add(a, w)", "float[n, ?, 3] a, float[1] w", "float[n, ?, 3] y", w=np.ones(1))
+    (one,) = inputs_of(model)
+    assert (one.name, one.shape, one.dynamic) == ("a", ("n", None, 3), True)
+    assert str(one) == "a [n, ?, 3]"
+    model.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(ValueError, match="input a: expected a tensor of known rank"):
-        inputs_of(helper.make_model(graph))
+        inputs_of(model)
