@@ -56,9 +56,9 @@ def make_dataset(folder: Path) -> None:
 def make_detr(folder: Path, name: str, dynamic: bool = False) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
-    from tests import onnx_zoo
+    from tests.onnx import model_zoo
 
-    onnx_zoo.export("rt_detr_v2", folder, dynamic=dynamic).rename(folder / name)
+    model_zoo.export("rt_detr_v2", folder, dynamic=dynamic).rename(folder / name)
 
 
 FILES: dict[str, Callable[[Path], object]] = {

@@ -40,6 +40,10 @@ def runnable(
         ir.Model(graph, ir_version=max(model.ir_version, 8))
     )  # functions exist since version 8
     del proto.graph.value_info[:], proto.opset_import[:]
+    inputs = {value.name for value in proto.graph.input}
+    constants = [x for x in proto.graph.initializer if x.name not in inputs]  # an input replaces a constant
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(constants)
     for value in proto.graph.input:
         value.type.tensor_type.ClearField("shape")
     for value in proto.graph.output:

@@ -10,7 +10,7 @@ cd "$1"
 # The user's own export: a small Deformable DETR with random weights, which calls the attention four times.
 python -c "
 from pathlib import Path
-from tests.onnx_zoo_files import write
+from tests.onnx.zoo_files import write
 write('deformable_detr', Path(), full=False)"
 
 codetr surgeon deformable_detr.onnx rewritten.onnx --expect 4

@@ -1,4 +1,4 @@
-"""How the zoo (`tests.onnx_zoo`) draws weights, runs, counts and exports its modules."""
+"""Weights, runs and exports of the zoo's modules (`tests.onnx.model_zoo`)."""
 
 from __future__ import annotations
 
@@ -59,19 +59,6 @@ def export_module(
             dynamo=exporter == "dynamo",
             **options,
         )
-
-
-def count_calls(model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """Runs the model and counts the calls of its MSDA modules."""
-    calls: list[nn.Module] = []
-    handles = [
-        module.register_forward_hook(lambda module, *_: calls.append(module))
-        for module in msda_modules(model)
-    ]
-    run(model, inputs)
-    for handle in handles:
-        handle.remove()
-    return len(calls)
 
 
 def msda_modules(model: nn.Module) -> list[nn.Module]:

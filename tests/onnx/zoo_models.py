@@ -1,7 +1,7 @@
-"""The makers of the zoo's models (`tests.onnx_zoo`): full -> module and example inputs by name.
+"""The makers of the zoo's models (`tests.onnx.model_zoo`): full -> module and example inputs by name.
 
-Small configurations have few layers, channels and pixels; everything else is as in the published ones.
-Nothing is downloaded: backbones and text encoders have random weights too.
+Small configurations have few layers, channels and pixels; all else is as published. Nothing is downloaded:
+backbones and text encoders have random weights too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import codetr
 import msda
 from tests.golden_models import load_golden
-from tests.onnx_zoo_export import Exportable, randomise
+from tests.onnx.zoo_exporters import Exportable, randomise
 
 Built = tuple[nn.Module, dict[str, Tensor]]
 STAGES = ["stage2", "stage3", "stage4"]
@@ -347,7 +347,7 @@ def _swin() -> dict:
 def _encoder_and_decoder(heads: int) -> dict:
     return {
         "d_model": 32,
-        "encoder_layers": 2,
+        "encoder_layers": 1,
         "decoder_layers": 2,
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,

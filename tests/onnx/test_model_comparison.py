@@ -1,29 +1,28 @@
-"""The surgeon's comparison of outputs, where a model magnifies roundings."""
+"""The graph surgery's proofs and its comparison of outputs, where a model magnifies roundings."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-for package in ("onnxscript", "onnxruntime"):
-    pytest.importorskip(package, reason=f"{package} is not installed")
+from onnx_path import operator, surgeon
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.graph.protobuf import copied
+from onnx_path.surgery.verify import model_comparison, proof, selections
+from onnx_path.surgery.verify.model_comparison import OutputsDiffer, compare, disturbed
+from tests.onnx import model_zoo
+from tests.onnx.selecting_models import SCORES, masking, selecting
 
-from onnx_path import operator, surgeon  # noqa: E402
-from onnx_path.surgery import check, runtime, selections  # noqa: E402
-from onnx_path.surgery.check import OutputsDiffer, compare, disturbed  # noqa: E402
-from onnx_path.surgery.protos import copied  # noqa: E402
-from tests import onnx_zoo  # noqa: E402
-from tests.onnx_selections import SCORES, masking, selecting  # noqa: E402
-
-MODEL = "deformable_detr"
+MODEL, OUTPUT = "vit_adapter", "tokens"
 FACTOR = 3e4
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
-    onnx_zoo.ZOO[MODEL].require()
-    return onnx.load(onnx_zoo.export(MODEL, onnx_zoo.session_folder(tmp_path_factory)))
+def original(zoo_folder: Path) -> onnx.ModelProto:
+    return onnx.load(model_zoo.export(MODEL, zoo_folder))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def rewritten(original) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def inputs() -> list[dict[str, np.ndarray]]:
-    _, tensors = onnx_zoo.ZOO[MODEL].build()
+    _, tensors = model_zoo.ZOO[MODEL].build()
     return [{name: tensor.numpy() for name, tensor in tensors.items()}]
 
 
@@ -65,17 +64,17 @@ def faulty(model: onnx.ModelProto, share: float) -> onnx.ModelProto:
 def test_model_that_magnifies_roundings_is_rewritten_and_says_so(original) -> None:
     model = magnifying(original)
     result, report = surgeon.operate(model)
-    assert len(report.replacements) == onnx_zoo.ZOO[MODEL].layers
-    assert report.max_error > check.TOLERANCE
+    assert len(report.replacements) == model_zoo.ZOO[MODEL].layers
+    assert report.max_error > proof.TOLERANCE
     (note,) = report.notes
-    assert note.startswith("output logits differs by ")
+    assert note.startswith(f"output {OUTPUT} differs by ")
     assert "a rounding: the model magnifies" in note
     onnx.checker.check_model(result)
 
 
 def test_well_conditioned_model_has_no_note(original, rewritten, inputs) -> None:
     compared = compare(original, rewritten, inputs, None)
-    assert compared.error <= check.TOLERANCE
+    assert compared.error <= proof.TOLERANCE
     assert compared.notes == ()
 
 
@@ -93,22 +92,22 @@ def test_fault_is_no_rounding(original, rewritten, inputs, factor: float | None,
 
 def test_chaotic_model_is_refused(original, rewritten, inputs) -> None:
     """Where a rounding becomes as large as any fault, nothing can be said."""
-    with pytest.raises(OutputsDiffer, match="output logits: differs by"):
+    with pytest.raises(OutputsDiffer, match=f"output {OUTPUT}: differs by"):
         compare(magnifying(original, 1e8), magnifying(rewritten, 1e8), inputs, None)
 
 
 def test_disturbed_differs_in_the_last_digits_only(rewritten, inputs) -> None:
     copy = disturbed(rewritten)
     onnx.checker.check_model(copy)
-    assert len(copy.graph.node) == len(rewritten.graph.node) + 7 * onnx_zoo.ZOO[MODEL].layers
+    assert len(copy.graph.node) == len(rewritten.graph.node) + 7 * model_zoo.ZOO[MODEL].layers
     error = compare(rewritten, copy, inputs, None).error
-    assert 0 < error <= check.TOLERANCE
+    assert 0 < error <= proof.TOLERANCE
 
 
 def test_the_largest_difference_is_found_among_equal_infinities():
     before = np.array([[-np.inf, 1.0, np.nan], [np.inf, 2.0, 4.0]], np.float32)
     after = np.array([[-np.inf, 1.5, np.nan], [np.inf, 2.0, 3.0]], np.float32)
-    found = check._difference("logits", before, after, 0.25)
+    found = model_comparison._difference("logits", before, after, 0.25)
     assert found.endswith("most at [1, 2]: 4 before, 3 after")
 
 
@@ -125,10 +124,10 @@ def test_the_largest_difference_is_found_among_equal_infinities():
 def test_near_ties_may_be_selected_otherwise(before, after, selection) -> None:
     """Scores that nearly tie with each other, or with a threshold."""
     assert selections.common(before, after) == [selection]
-    selected = [runtime.run(model, {"x": SCORES})[-1] for model in (before, after)]
+    selected = [onnx_session.run(model, {"x": SCORES})[-1] for model in (before, after)]
     assert not np.array_equal(*selected)
     compared = compare(before, after, [{"x": SCORES}, {"x": SCORES[:, ::-1]}], None)
-    assert compared.error <= check.TOLERANCE
+    assert compared.error <= proof.TOLERANCE
     (note,) = compared.notes
     assert note.endswith(f"compared with the original's selections: {selection}")
 
@@ -141,14 +140,14 @@ def test_other_scores_are_no_near_ties() -> None:
         compare(selecting(-2), selecting(0), [{"x": SCORES}], None)
 
 
-def test_a_selection_whose_indices_nobody_reads() -> None:
+def test_a_selection_without_indices() -> None:
     before = selecting(0, indices="")
-    (best, scores, indices) = runtime.run(selections.telling(before, ["best"]), {"x": SCORES})
+    (best, scores, indices) = onnx_session.run(selections.telling(before, ["best"]), {"x": SCORES})
     assert best.tolist() == [[3, 2, 1 + 2**-22, 1]]
     assert indices.tolist() == [[3, 4, 1, 0]]
     np.testing.assert_array_equal(scores, SCORES)
     tensors = {"x": SCORES, selections.choice_name("best"): indices[:, ::-1]}
-    (told, again) = runtime.run(selections.told(before, ["best"]), tensors)
+    (told, again) = onnx_session.run(selections.told(before, ["best"]), tensors)
     assert told.tolist() == best[:, ::-1].tolist()
     np.testing.assert_array_equal(again, SCORES)
 

@@ -1,4 +1,4 @@
-"""Small attention layers that write multi-scale deformable attention down in the ways that models do.
+"""Small attention layers that write multi-scale deformable attention in the ways that models do.
 
 Each way is a function of value [N, S, M, D], levels [(H, W), …], locations [N, Q, M, K, 2], weights [N, Q, M,
 K] and the points of each level, and returns [N, Q, M * D].
@@ -22,7 +22,7 @@ HEADS, HEAD_DIM = 2, 4
 def by_stack(
     value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
 ) -> Tensor:
-    """Levels split off value, samples stacked, one product and one sum: Deformable DETR's."""
+    """Deformable DETR: levels are split from value, samples are stacked, one product and one sum follow."""
     images, _, heads, width = value.shape
     queries, num_levels = locations.shape[1], len(levels)
     grids = (2 * locations - 1).reshape(images, queries, heads, num_levels, points[0], 2)
@@ -39,7 +39,7 @@ def by_stack(
 def by_concat(
     value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
 ) -> Tensor:
-    """Heads before cells, any number of points a level, samples concatenated: D-FINE's and RT-DETRv2's."""
+    """D-FINE and RT-DETRv2: heads before cells, any number of points per level, samples concatenated."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
     maps = value.permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in levels], -1)
@@ -56,7 +56,7 @@ def by_concat(
 def by_addition(
     value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
 ) -> Tensor:
-    """Slices of value, each level weighted and added to a sum that begins with zeros: ours."""
+    """Our reference: slices of value, each level weighted and added to a sum that begins with zeros."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
     output = value.new_zeros(images * heads, width, queries)
@@ -128,13 +128,13 @@ def by_gathers(
     value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
 ) -> Tensor:
     """Bilinear sampling by gathers from the flattened level, corners outside masked."""
-    return _gathered(_masked_corners, value, levels, locations, weights, points)
+    return _gathered(masked_corners, value, levels, locations, weights, points)
 
 
 def by_padded_gathers(
     value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
 ) -> Tensor:
-    """Bilinear sampling by gathers from the level with a border of zeros, corners clamped: OpenMMLab's."""
+    """OpenMMLab: bilinear sampling by gathers from the level with a border of zeros, corners clamped."""
     return _gathered(_padded_corners, value, levels, locations, weights, points)
 
 
@@ -217,7 +217,7 @@ def _pixels(level: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     return ((grid[..., 0] + 1) * w - 1) / 2, ((grid[..., 1] + 1) * h - 1) / 2
 
 
-def _masked_corners(level: Tensor, grid: Tensor) -> Tensor:
+def masked_corners(level: Tensor, grid: Tensor) -> Tensor:
     batch, width, h, w = level.shape
     x, y = _pixels(level, grid)
     flat, left, top = level.flatten(2), x.floor(), y.floor()

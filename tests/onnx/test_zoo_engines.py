@@ -6,32 +6,26 @@ import json
 
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-
 from onnx_path import build, compare, surgeon
-from tests import onnx_zoo
+from tests.onnx import model_zoo
 
 pytest_plugins = ("tests.onnx.build_fixtures",)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", onnx_zoo.ZOO)
-def test_engine_of_the_rewritten_file_is_onnxruntimes_of_the_original(
-    tensorrt, name, timing_cache, tmp_path_factory, tmp_path, capsys
+@pytest.mark.parametrize("name", model_zoo.ZOO)
+def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
+    tensorrt, name, timing_cache, zoo_folder, tmp_path, capsys
 ):
-    entry = onnx_zoo.ZOO[name]
+    entry = model_zoo.ZOO[name]
     entry.require()
-    original = onnx_zoo.export(name, onnx_zoo.session_folder(tmp_path_factory))
-    rewritten = tmp_path / "rewritten.onnx"
+    original, rewritten = model_zoo.export(name, zoo_folder), tmp_path / "rewritten.onnx"
     assert surgeon.main([str(original), str(rewritten)]) == 0, capsys.readouterr().err
     report = tmp_path / "report.json"
     options = ["--out", str(tmp_path), "--json", str(report), "--optimization-level", "1"]
     options += ["--timing-cache", str(timing_cache)]
     assert build.main([str(rewritten), *options]) == 0, capsys.readouterr().err
-    plugin_layers = json.loads(report.read_text())["report"]["plugin_layers"]
-    assert len(plugin_layers) == entry.layers
+    assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == entry.layers
     capsys.readouterr()
     status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
     output = capsys.readouterr()

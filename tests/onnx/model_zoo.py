@@ -1,0 +1,336 @@
+"""DETR-family models with random weights, small but in their published structure, and their ONNX exports.
+
+The graph surgery (`onnx_path.surgeon`) is tested on these files. `ZOO` lists the models; `export` writes one
+with a choice of exporter, opset, dynamic axes, sampling operator and simplifier. `ZooModel.build(full=True)`
+makes the published configuration and an image of its usual size, still with random weights, for benchmarks.
+
+Every model is exported whole, from the image to its outputs, or as one layer. This takes the following with
+transformers 5.23, rfdetr 1.11 and Torch 2.11:
+
+- torch.onnx has no `aten._is_all_true`: an environment variable turns transformers' shape checks off.
+- The older exporter (`dynamo=False`) writes `linspace` in float64 whatever its dtype. Deformable DETR,
+  Grounding DINO and Mask2Former then sample float32 values at float64 grids, for which onnxruntime's CPU
+  provider has no kernel. `linspace` is `arange` times a step here; `double_grids=True` keeps the exporter's.
+- While the older exporter traces, sizes that pass through `torch.tensor` become constants. For files with
+  dynamic sizes they are stacked instead.
+- Grounding DINO's mask of phrases needs `aten.isin` and `aten.cummax`, which no exporter has. The prompt is
+  fixed and its mask computed before. Its padded logits are written in place, which the older exporter
+  refuses; `pad` does the same.
+- OmDet-Turbo looks the embeddings of its prompt up in a cache, which the newer exporter refuses. They are
+  computed before. Its position encoding is constant after tracing, so it has no dynamic size.
+- RF-DETR's own export mode (`LWDETR.export`) fixes the size of the image.
+- Two-stage Deformable DETR through the newer exporter gives a file that lacks a tensor and loads nowhere.
+- The newer exporter writes opset 18 and later, the older one opset 20 and earlier.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.onnx import zoo_layers, zoo_models
+from tests.onnx.zoo_exporters import Exporter, Sampling, Simplifier, export_module, quiet, simplify
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
+
+USUAL_OPSET: dict[Exporter, int] = {"torchscript": 17, "dynamo": 18}
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The published configuration that `build(full=True)` makes.
+
+    Attributes:
+        configuration: its name where it was published.
+        height, width: of the image that it usually gets, pixels.
+        layers: MSDA calls of one image.
+        points: per level; as many entries as levels.
+        heads, queries: of the decoder's MSDA.
+    """
+
+    configuration: str
+    height: int
+    width: int
+    layers: int
+    points: tuple[int, ...]
+    heads: int
+    queries: int
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One model of the zoo.
+
+    Attributes:
+        name: its key in `ZOO`.
+        attentions: the points of each level, of every MSDA in the order of the graph.
+        heads, head_dim: of the small model's MSDA.
+        maker: full -> the module and example inputs by name. Call `build`.
+        usual_size: of `build(full=True)`; None for a layer.
+        outputs: names of the outputs.
+        exporter: the default of `export`.
+        exporters: those that can export it whole.
+        dynamic: dimensions that may be dynamic with `exporter`, by input.
+        package: whose model it is, if not ours.
+        plain: the number of attentions whose softmax and locations the surgeon leaves outside.
+        variant: whether another model of the zoo has the same structure; `make test` leaves it out.
+    """
+
+    name: str
+    attentions: tuple[tuple[int, ...], ...]
+    heads: int
+    head_dim: int
+    maker: Callable[[bool], zoo_models.Built] = field(repr=False)
+    usual_size: Usual | None = None
+    outputs: tuple[str, ...] = ("logits", "pred_boxes")
+    exporter: Exporter = "torchscript"
+    exporters: tuple[Exporter, ...] = ("torchscript", "dynamo")
+    dynamic: dict[str, dict[int, str]] | None = None
+    package: str | None = "transformers"
+    plain: int = 0
+    variant: bool = False
+
+    @property
+    def layers(self) -> int:
+        """The number of MSDA."""
+        return len(self.attentions)
+
+    def require(self) -> None:
+        """Skips the test if the model's package is not installed."""
+        if self.package and importlib.util.find_spec(self.package) is None:
+            pytest.skip(f"{self.package} is not installed")
+
+    def build(self, full: bool = False) -> zoo_models.Built:
+        """Makes the module, in evaluation mode and with seeded weights, and example inputs by name."""
+        with torch.random.fork_rng(devices=[]), quiet():
+            torch.manual_seed(0)
+            model, inputs = self.maker(full)
+        return model.eval().requires_grad_(False), inputs
+
+    def other_inputs(self, height: int = 160, width: int = 192, batch: int = 2) -> dict[str, Tensor]:
+        """Makes inputs of another size for files with dynamic axes."""
+        generator = torch.Generator().manual_seed(0)
+        inputs = {}
+        for name, axes in (self.dynamic or {}).items():
+            images = batch if 0 in axes else 1
+            if name == "pixel_values":
+                inputs[name] = torch.randn(images, 3, height, width, generator=generator)
+            else:
+                inputs[name] = torch.ones(images, height, width, dtype=torch.int64)
+        return inputs
+
+
+def export(
+    name: str,
+    folder: Path,
+    *,
+    exporter: Exporter | None = None,
+    opset: int | None = None,
+    dynamic: bool = False,
+    simplified: Simplifier | None = None,
+    sampling: Sampling = "GridSample",
+    double_grids: bool = False,
+) -> Path:
+    """Exports a model of the zoo with its weights inside, unless the folder holds that file already.
+
+    Args:
+        name: a key of `ZOO`.
+        folder: of the files; one for a whole test session makes it a cache.
+        exporter: default: the model's.
+        opset: of the standard operators; default: 17 by the older exporter, 18 by the newer one.
+        dynamic: leave the dimensions in the model's `dynamic` open.
+        simplified: run this tool over the file.
+        sampling: the operator that samples: GridSample, or gathers and arithmetic as in files for runtimes
+            without GridSample.
+        double_grids: keep the older exporter's float64 `linspace`; onnxruntime does not run such a file.
+    """
+    entry = ZOO[name]
+    exporter = exporter or entry.exporter
+    opset = opset or USUAL_OPSET[exporter]
+    options = [exporter, str(opset), sampling]
+    options += ["dynamic"] * dynamic + ["double"] * double_grids + [simplified or "plain"]
+    path = folder / f"{'-'.join([name, *options])}.onnx"
+    if path.exists():
+        return path
+    partial = path.with_suffix(f".{os.getpid()}")  # another process may be writing the same file
+    form = {"exporter": exporter, "opset": opset, "sampling": sampling, "double_grids": double_grids}
+    if simplified:
+        simplify(export(name, folder, dynamic=dynamic, **form), partial, simplified)
+    else:
+        model, inputs = entry.build()
+        axes = entry.dynamic if dynamic else None
+        export_module(model, inputs, partial, outputs=entry.outputs, dynamic=axes, **form)
+    partial.replace(path)
+    return path
+
+
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes a folder for `export` that all workers of a test session share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "onnx_zoo"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+_IMAGE = {"pixel_values": {0: "batch", 2: "height", 3: "width"}}
+_MASK = {"pixel_mask": {0: "batch", 1: "height", 2: "width"}}
+# A prompt that became constant belongs to one image.
+_SIZE = {"pixel_values": {2: "height", 3: "width"}}
+_MASK_SIZE = {"pixel_mask": {1: "height", 2: "width"}}
+
+
+def _model(
+    name: str, layers: int, points: tuple[int, ...], heads: int, head_dim: int, usual: tuple, **settings
+) -> ZooModel:
+    """Makes an entry whose attentions have the same points.
+
+    Args:
+        name: of the model, and of its maker unless `maker` is set.
+        layers: the number of MSDA.
+        points: per level.
+        heads, head_dim: as in `ZooModel`.
+        usual: configuration, height, width, layers, points, heads and queries of `Usual`.
+        settings: other fields of `ZooModel`.
+    """
+    settings.setdefault("maker", getattr(zoo_models, name, None))
+    return ZooModel(name, (points,) * layers, heads, head_dim, usual_size=Usual(*usual), **settings)
+
+
+_ALL = (
+    _model(
+        "deformable_detr",
+        3,
+        (4,) * 4,
+        8,
+        4,
+        ("SenseTime/deformable-detr", 800, 1333, 12, (4,) * 4, 8, 300),
+        dynamic=_IMAGE | _MASK,
+    ),
+    _model(
+        "deformable_detr_two_stage",
+        3,
+        (4,) * 4,
+        8,
+        4,
+        ("SenseTime/deformable-detr-with-box-refine-two-stage", 800, 1333, 12, (4,) * 4, 8, 300),
+        exporters=("torchscript",),
+        dynamic=_IMAGE | _MASK,
+        variant=True,
+    ),
+    _model(
+        "rt_detr",
+        3,
+        (4,) * 3,
+        8,
+        4,
+        ("PekingU/rtdetr_r50vd", 640, 640, 6, (4,) * 3, 8, 300),
+        dynamic=_IMAGE,
+    ),
+    _model(
+        "rt_detr_v2",
+        3,
+        (4,) * 3,
+        2,
+        16,
+        ("PekingU/rtdetr_v2_r50vd", 640, 640, 6, (4,) * 3, 8, 300),
+        dynamic=_IMAGE,
+    ),
+    _model(
+        "d_fine",
+        3,
+        (3, 6, 3),
+        4,
+        8,
+        ("ustc-community/dfine-large-coco", 640, 640, 6, (3, 6, 3), 8, 300),
+        dynamic=_IMAGE,
+    ),
+    _model(
+        "grounding_dino",
+        3,
+        (4,) * 4,
+        4,
+        8,
+        ("IDEA-Research/grounding-dino-tiny", 800, 1333, 12, (4,) * 4, 8, 900),
+        dynamic=_SIZE | _MASK_SIZE,
+    ),
+    _model(
+        "mask2former",
+        2,
+        (4,) * 3,
+        2,
+        16,
+        ("facebook/mask2former-swin-tiny-coco-instance", 800, 1344, 6, (4,) * 3, 8, 100),
+        outputs=("class_queries_logits", "masks_queries_logits"),
+        dynamic=_IMAGE,
+    ),
+    _model(
+        "omdet_turbo",
+        2,
+        (4,) * 3,
+        4,
+        8,
+        ("omlab/omdet-turbo-swin-tiny-hf", 640, 640, 6, (4,) * 3, 8, 900),
+        outputs=("decoder_class_logits", "decoder_coord_logits"),
+    ),
+    _model(
+        "rf_detr",
+        3,
+        (2,),
+        8,
+        4,
+        ("RFDETRMedium", 576, 576, 4, (2,), 16, 300),
+        outputs=("pred_boxes", "logits"),
+        package="rfdetr",
+    ),
+    _model(
+        "rf_detr_two_levels",
+        3,
+        (2, 2),
+        8,
+        4,
+        ("RFDETRMedium with levels P3 and P5", 576, 576, 4, (2, 2), 16, 300),
+        outputs=("pred_boxes", "logits"),
+        package="rfdetr",
+        variant=True,
+    ),
+    *(
+        _model(
+            name,
+            layers,
+            points or (4,) * 5,
+            8,
+            8,
+            (published, 768, 1152, 12, points or (4,) * 5, 8, 900),
+            maker=functools.partial(
+                zoo_models.co_dino, golden=golden, published=published, points_per_level=points
+            ),
+            outputs=("boxes", "scores", "labels"),
+            package=None,
+            variant=points is None,
+        )
+        for name, layers, golden, published, points in (
+            ("co_dino_swin", 5, "codino_swin_tiny", "co_dino_swin_l", None),
+            ("co_dino_r50", 3, "codino_resnet_tiny", "co_dino_r50", None),
+            ("co_dino_ragged", 3, "codino_resnet_tiny", "co_dino_r50", (2, 6, 5, 4, 3)),
+        )
+    ),
+    *(
+        ZooModel(name, attentions, 4, head_dim, maker, outputs=outputs, package=None, plain=plain)
+        for name, attentions, head_dim, maker, outputs, plain in (
+            ("bevformer_temporal", ((4,),), 8, zoo_layers.temporal_attention, ("result",), 0),
+            # Each height has its own reference points, which the fused operator does not have.
+            ("bevformer_spatial", ((8, 8),), 8, zoo_layers.spatial_attention, ("result",), 1),
+            ("mask_dino", ((4,) * 3,) * 2, 8, zoo_layers.mask_dino, ("logits", "masks", "boxes"), 0),
+            ("vit_adapter", ((4,) * 3, (4,)), 4, zoo_layers.vit_adapter, ("tokens", "levels"), 0),
+        )
+    ),
+)
+ZOO = {model.name: model for model in _ALL}

@@ -1,0 +1,91 @@
+"""Exports, runs and checks that the tests of the graph surgery share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from onnx_path import operator
+from onnx_path.surgeon import SurgeryReport
+from onnx_path.surgery.graph.onnx_session import Session
+from tests.onnx.zoo_exporters import quiet
+
+NAMES = ("queries", "memory", "references")
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)
+
+
+def export(
+    module: nn.Module,
+    tensors: Sequence[Tensor],
+    path: Path,
+    *,
+    exporter: str = "torchscript",
+    opset: int = 17,
+    dynamic: dict | None = None,
+    names: Sequence[str] = NAMES,
+) -> onnx.ModelProto:
+    """Exports a module with one output by one of Torch's exporters, into a folder or as a file."""
+    path = path / "model.onnx" if path.is_dir() else path
+    options: dict = {"dynamic_axes": dynamic}
+    if exporter == "dynamo":
+        options = {"external_data": False, "verbose": False}
+        if dynamic:
+            axes = [dynamic.get(name, {}) for name in names]
+            dims = [{axis: torch.export.Dim(name) for axis, name in own.items()} for own in axes]
+            options["dynamic_shapes"] = tuple(dims)
+    with quiet(), torch.no_grad():
+        torch.onnx.export(
+            module.eval(),
+            tuple(tensors),
+            path,
+            input_names=list(names),
+            output_names=["output"],
+            opset_version=opset,
+            dynamo=exporter == "dynamo",
+            **options,
+        )
+    return onnx.load(path)
+
+
+def run(model: onnx.ModelProto, tensors: Sequence[Tensor], names: Sequence[str] = NAMES) -> np.ndarray:
+    """Returns the model's only output, by onnxruntime with all its optimisations."""
+    session = Session(model, optimise=True)
+    return session.run({name: tensor.numpy() for name, tensor in zip(names, tensors)})[0]
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    """Counts the nodes of the main graph by their type."""
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def check_one(
+    model: onnx.ModelProto,
+    result: onnx.ModelProto,
+    report: SurgeryReport,
+    op_type: str = operator.FUSED_ATTENTION,
+) -> None:
+    """Asserts that the model's only attention has become one node of a valid model."""
+    assert [x.op_type for x in report.replacements] == [op_type], report
+    assert not report.near_misses
+    assert report.max_error <= 1e-5
+    assert operators(result)[op_type] == 1
+    assert not {"GridSample", "GatherElements", "Floor"} & set(operators(result))
+    assert report.nodes_after == len(result.graph.node) < len(model.graph.node) == report.nodes_before
+    assert sum(x.nodes_removed for x in report.replacements) == report.nodes_before - report.nodes_after
+    onnx.checker.check_model(result, full_check=True)

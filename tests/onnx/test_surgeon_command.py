@@ -1,0 +1,183 @@
+"""The command `codetr surgeon`: files, options, report and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onnx_path import operator
+from onnx_path.surgeon import main
+from onnx_path.surgery.graph.protobuf import copied
+from onnx_path.surgery.rewrite.function_bodies import NVIDIA
+from onnx_path.surgery.verify.proof import relative_error
+from tests.onnx import attention_layers as layers
+from tests.onnx.surgery_checks import Function, export, operators, run
+
+ONE = "MultiScaleDeformableAttention, 3 levels, 2 points, 2 heads x 4 channels (GridSample)"
+
+
+@pytest.fixture
+def file(stacked: onnx.ModelProto, tmp_path: Path) -> Path:
+    onnx.save(stacked, tmp_path / "in.onnx")
+    return tmp_path / "in.onnx"
+
+
+def surgeon(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def test_rewrites_a_file_and_reports(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    out, report = tmp_path / "new" / "out.onnx", tmp_path / "report.json"
+    assert surgeon(file, out, "--json", report, "--expect", "1") == 0
+    error = capsys.readouterr().err
+    assert "replaced /Transpose_" in error and f"Fused{ONE}" in error
+    assert f"wrote {out}: 1 replaced" in error
+    assert operators(onnx.load(out))[operator.FUSED_ATTENTION] == 1
+    written = json.loads(report.read_text())
+    assert written["replacements"][0]["points"] == [2, 2, 2]
+    assert not written["replacements"][0]["output"].endswith("/decomposed")
+    assert written["nodes_before"] > written["nodes_after"]
+    assert {x.name for x in out.parent.iterdir()} == {"out.onnx"}
+
+
+def test_options(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    out = tmp_path / "out.onnx"
+    options = ["--target", "nvidia", "--no-function-body", "--no-check", "--no-fuse", "--seed", "7"]
+    assert surgeon(file, out, *options) == 0
+    assert "outputs: not compared" in capsys.readouterr().err
+    model = onnx.load(out)
+    assert operators(model)[NVIDIA] == 1 and not model.functions
+
+
+def test_a_model_without_attention_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture):
+    source, out = tmp_path / "in.onnx", tmp_path / "elsewhere" / "out.onnx"
+    _save_external(export(nn.Linear(3, 4), [torch.randn(2, 3)], tmp_path, names=["x"]), source)
+    assert surgeon(source, out) == 0
+    assert out.read_bytes() == source.read_bytes()
+    assert {x.name for x in out.parent.iterdir()} == {"out.onnx", "weights.bin"}
+    assert "no decomposed multi-scale deformable attention found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["msda", "nvidia"])
+def test_nodes_that_the_file_has_already_are_counted(
+    target: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    out, again = tmp_path / "out.onnx", tmp_path / "again.onnx"
+    assert surgeon(file, out, "--target", target) == 0
+    assert "already" not in capsys.readouterr().err
+    assert surgeon(out, again, "--expect", "0", "--json", tmp_path / "report.json") == 0
+    assert "(the file read has 1 MSDA node already)" in capsys.readouterr().err
+    assert json.loads((tmp_path / "report.json").read_text())["already"] == 1
+
+
+def test_another_number_than_expected_fails(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    out = tmp_path / "new" / "out.onnx"
+    assert surgeon(file, out, "--expect", "6", "--json", tmp_path / "report.json") == 1
+    assert capsys.readouterr().err.endswith(f"{out} is not written: 1 replaced, expected 6\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+    module = Function(lambda features, places: F.grid_sample(features, places).sigmoid())
+    tensors = (torch.randn(2, 4, 6, 8), torch.rand(2, 5, 1, 2))
+    export(module, tensors, file, names=["features", "places"])
+    assert surgeon(file, out, "--expect", "1") == 1
+    assert "0 replaced, expected 1; kept /GridSample" in capsys.readouterr().err
+
+
+def _save_external(model: onnx.ModelProto, path: Path) -> None:
+    onnx.save(copied(model), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+@pytest.mark.parametrize("folder", [".", "elsewhere"])
+def test_weights_in_another_file(folder: str, stacked: onnx.ModelProto, tmp_path: Path):
+    source, out = tmp_path / "in.onnx", tmp_path / folder / "out.onnx"
+    _save_external(stacked, source)
+    weights = (tmp_path / "weights.bin").read_bytes()
+    assert surgeon(source, out) == 0
+    assert (tmp_path / "weights.bin").read_bytes() == weights
+    names = {x.name for x in out.parent.iterdir()}
+    beside = {"in.onnx", "out.onnx", "weights.bin"}
+    assert names == (beside if folder == "." else {"out.onnx", "out.onnx.data"})
+    tensors = layers.inputs()
+    assert relative_error(run(stacked, tensors), run(onnx.load(out), tensors)) <= 1e-5
+
+
+def _cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def _weights_missing(file: Path) -> None:
+    _save_external(onnx.load(file), file)
+    (file.parent / "weights.bin").unlink()
+
+
+def _weights_cut_off(file: Path) -> None:
+    _save_external(onnx.load(file), file)
+    weights = file.parent / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+def _not_valid(file: Path) -> None:
+    model = onnx.load(file)
+    model.graph.node[-1].input[0] = "nothing"
+    onnx.save(model, file)
+
+
+def _unknown_operator(file: Path) -> None:
+    model = onnx.load(file)
+    model.graph.node.append(onnx.helper.make_node("Sort", ["output"], ["sorted"], domain="acme"))
+    model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    model.graph.output[0].name = "sorted"
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(Path.unlink, "no such file", id="absent"),
+        pytest.param(lambda file: file.write_bytes(b"no model" * 9), "not an ONNX file", id="garbage"),
+        pytest.param(lambda file: file.write_bytes(b""), "not an ONNX file", id="empty"),
+        pytest.param(_cut_off, "a part of one is missing", id="cut-off"),
+        pytest.param(
+            _weights_missing, "its weights are in weights.bin, which is not beside it", id="no-weights"
+        ),
+        pytest.param(_weights_cut_off, "its weights file weights.bin is cut off", id="weights-cut-off"),
+        pytest.param(_not_valid, "not a valid ONNX model", id="not-valid"),
+        pytest.param(_unknown_operator, "onnxruntime does not know the operator acme.Sort", id="unknown"),
+    ],
+)
+def test_unusable_files(damage: Callable, message: str, file: Path, capsys: pytest.CaptureFixture):
+    damage(file)
+    before = set(file.parent.iterdir())
+    assert surgeon(file, file.parent / "out.onnx") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and str(file) in line
+    assert set(file.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["in.onnx", "in.onnx"], "OUT.onnx"),
+        (["in.onnx", "."], "OUT.onnx"),
+        (["in.onnx", "note/out.onnx"], "OUT.onnx"),
+        (["in.onnx", "out.onnx", "--json", "in.onnx"], "--json"),
+        (["in.onnx", "out.onnx", "--target", "trt"], "--target"),
+        (["in.onnx", "out.onnx", "--expect", "-1"], "--expect"),
+        (["in.onnx"], "OUT"),
+    ],
+)
+def test_wrong_options(words: list[str], named: str, file: Path, monkeypatch, capsys: pytest.CaptureFixture):
+    monkeypatch.chdir(file.parent)
+    Path("note").write_text("a file")
+    before = set(Path().rglob("*"))
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+    assert set(Path().rglob("*")) == before

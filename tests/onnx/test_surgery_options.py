@@ -1,0 +1,177 @@
+"""The graph surgery's options, and the cases in which softmax and locations stay outside the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from onnx_path import operator
+from onnx_path.surgeon import UnknownOperator, operate
+from onnx_path.surgery.graph.onnx_session import CannotRun
+from onnx_path.surgery.graph.protobuf import copied
+from onnx_path.surgery.rewrite.function_bodies import NVIDIA
+from onnx_path.surgery.verify.proof import relative_error
+from tests.onnx import attention_layers as layers
+from tests.onnx.attention_layers import POINTS, RAGGED, Attention
+from tests.onnx.surgery_checks import check_one, export, operators, run
+
+
+class WideOffsets(Attention):
+    """Offsets in other units than the fused operator's."""
+
+    def locations(self, references: Tensor, offsets: Tensor) -> Tensor:
+        return super().locations(references, offsets * 1.5)
+
+
+class BoxesByLevel(Attention):
+    """Each level has its own product of boxes and numbers; they are stacked, repeated and concatenated."""
+
+    factor = 0.5
+
+    def locations(self, references: Tensor, offsets: Tensor) -> Tensor:
+        extents = [references[:, :, i, 2:] * (self.factor / count) for i, count in enumerate(self.points)]
+        extents = torch.stack(extents, 2).split(1, 2)
+        extents = [x.expand(-1, -1, count, -1) for x, count in zip(extents, self.points)]
+        centres = [references[:, :, i : i + 1, :2] for i in range(len(self.points))]
+        centres = [x.expand(-1, -1, count, -1) for x, count in zip(centres, self.points)]
+        return torch.cat(centres, 2)[:, :, None] + offsets * torch.cat(extents, 2)[:, :, None]
+
+
+class WrongBoxes(BoxesByLevel):
+    factor = 0.7
+
+
+@pytest.mark.parametrize(
+    ("module", "columns", "note"),
+    [
+        (Attention(layers.by_stack, softmax=False), 2, "no softmax"),
+        (WideOffsets(layers.by_stack), 2, "units of their own"),
+        (WrongBoxes(layers.by_concat, points=RAGGED), 4, "units of their own"),
+    ],
+    ids=["sigmoid", "wide-offsets", "wrong-boxes"],
+)
+def test_other_weights_and_locations_stay_outside(module, columns: int, note: str, tmp_path: Path):
+    model = export(module, layers.inputs(columns=columns), tmp_path)
+    result, report = operate(model)
+    check_one(model, result, report, operator.ATTENTION)
+    assert any(note in text for text in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("exporter", "points"),
+    [
+        ("torchscript", POINTS),
+        ("torchscript", RAGGED),
+        pytest.param("dynamo", RAGGED, marks=pytest.mark.slow),
+    ],
+)
+def test_boxes_that_every_level_scales_are_fused(points: tuple[int, ...], exporter: str, tmp_path: Path):
+    module, tensors = BoxesByLevel(layers.by_concat, points=points), layers.inputs(2, columns=4)
+    model = export(module, tensors, tmp_path, exporter=exporter, opset=18)
+    result, report = operate(model)
+    check_one(model, result, report)
+    with torch.no_grad():
+        expected = module(*tensors).numpy()
+    assert relative_error(expected, run(result, tensors)) <= 1e-5
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["bad-second", "bad-first"])
+@pytest.mark.parametrize("elsewhere", [-2.0, 0.5])
+def test_clipped_locations_are_fused_if_only_those_outside_move(
+    elsewhere: float, swapped: bool, tmp_path: Path
+):
+    """Our reference keeps NaN and large numbers from GridSample; simplifiers swap the branches of Where."""
+
+    def way(value, levels, locations, weights, points):
+        near, far = locations.clamp(-2, 3), locations.abs() > 100
+        kept = torch.where(far, elsewhere, near) if swapped else torch.where(~far, near, elsewhere)
+        return layers.by_stack(value, levels, kept, weights, points)
+
+    model = export(Attention(way), layers.inputs(), tmp_path)
+    expected = operator.FUSED_ATTENTION if elsewhere == -2 else operator.ATTENTION
+    check_one(model, *operate(model), expected)
+
+
+def test_without_fusion(stacked: onnx.ModelProto):
+    result, report = operate(stacked, fuse=False)
+    check_one(stacked, result, report, operator.ATTENTION)
+    assert operators(result)["Softmax"] == 1
+
+
+def test_weights_that_other_nodes_read_stay(tmp_path: Path):
+    class Showing(Attention):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            weights = self.weights(tensors[0]).reshape(1, 5, 2, 6).softmax(-1)
+            return super().forward(*tensors) + weights.sum()
+
+    model = export(Showing(layers.by_stack), layers.inputs(), tmp_path)
+    result, report = operate(model)
+    check_one(model, result, report)
+    assert operators(result)["Softmax"] == 1
+
+
+def test_nvidia_s_plugin(stacked: onnx.ModelProto, tmp_path: Path):
+    result, report = operate(stacked, target="nvidia")
+    check_one(stacked, result, report, NVIDIA)
+    (node,) = (node for node in result.graph.node if node.op_type == NVIDIA)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    assert attributes == {"plugin_namespace": b"", "plugin_version": b"1"}
+    inferred = onnx.shape_inference.infer_shapes(result)
+    types = {v.name: v.type.tensor_type for v in inferred.graph.value_info}
+    for name in node.input[1:3]:
+        assert types[name].elem_type == onnx.TensorProto.INT32
+    assert [len(types[name].shape.dim) for name in (node.input[0], *node.input[3:])] == [4, 6, 5]
+    operator.remove_function_bodies(result)  # as TensorRT up to 10.6 needs it
+    assert not result.functions
+
+    ragged = export(Attention(layers.by_concat, points=RAGGED), layers.inputs(), tmp_path)
+    result, report = operate(ragged, target="nvidia")
+    assert result is ragged
+    assert "same number of points at every level, got [2, 4, 1]" in report.near_misses[0].reason
+
+
+def test_an_unknown_target_is_refused(stacked: onnx.ModelProto):
+    with pytest.raises(ValueError, match="target: expected one of msda, nvidia, got 'TensorRT'"):
+        operate(stacked, target="TensorRT")
+
+
+def test_without_function_bodies(stacked: onnx.ModelProto):
+    result, report = operate(stacked, function_body=False)
+    assert report.max_error <= 1e-5
+    assert not result.functions
+    with pytest.raises(CannotRun):
+        run(result, layers.inputs())
+
+
+def test_an_operator_that_onnxruntime_does_not_know_hinders_only_the_check(stacked: onnx.ModelProto):
+    model = copied(stacked)
+    model.graph.node.append(onnx.helper.make_node("Sort", ["output"], ["sorted"], domain="acme"))
+    model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    model.graph.output[0].name = "sorted"
+    with pytest.raises(UnknownOperator, match=r"acme\.Sort.*--no-check"):
+        operate(model)
+    result, report = operate(model, check=False)
+    assert report.max_error is None
+    assert operators(result)[operator.FUSED_ATTENTION] == operators(result)["Sort"] == 1
+
+
+def test_nothing_else_changes(stacked: onnx.ModelProto):
+    model = copied(stacked)
+    model.metadata_props.add(key="author", value="somebody")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "unused"))
+    before = model.SerializeToString()
+    result, _ = operate(model)
+    assert model.SerializeToString() == before
+    assert {x.key: x.value for x in result.metadata_props} == {"author": "somebody"}
+    assert result.ir_version == max(model.ir_version, 8)
+    assert list(result.graph.input) == list(model.graph.input)
+    assert [x.name for x in result.graph.output] == [x.name for x in model.graph.output]
+    read = {name for node in result.graph.node for name in node.input}
+    assert {x.name for x in result.graph.initializer} <= read
+    again, report = operate(result)
+    assert again is result and not report.replacements

@@ -1,0 +1,83 @@
+"""The graph surgery replaces nothing by nodes that give other numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx_path import operator
+from onnx_path.surgeon import OutputsDiffer, main, operate
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.rewrite import draft
+from onnx_path.surgery.verify import proof
+from tests.onnx import attention_layers as layers
+from tests.onnx.attention_layers import LEVELS, Attention
+from tests.onnx.surgery_checks import export
+
+WIDE = ((3, 4000), (2, 300), (2, 2))
+"""In float32 a cell of a level of thousands is coarser than 1e-5."""
+
+
+@pytest.fixture
+def swapped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts hold (W, H) instead of (H, W)."""
+    right = draft.DraftBuilder.initializer
+
+    def initializer(self, name: str, array: np.ndarray):
+        return right(self, name, array[:, ::-1].copy() if array.ndim == 2 else array)
+
+    monkeypatch.setattr(draft.DraftBuilder, "initializer", initializer)
+
+
+def test_other_numbers_are_refused(stacked, swapped_sizes):
+    result, report = operate(stacked)
+    assert result is stacked
+    assert "the operator's numbers differ by" in report.near_misses[0].reason
+
+
+def test_a_model_with_other_outputs_is_not_written(
+    stacked, swapped_sizes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(proof, "prove", lambda *arguments: 0.0)
+    with pytest.raises(OutputsDiffer, match="output output: differs by"):
+        operate(stacked)
+    _, report = operate(stacked, check=False)
+    assert report.max_error is None
+    source = tmp_path / "in.onnx"
+    onnx.save(stacked, source)
+    assert main([str(source), str(tmp_path / "out.onnx")]) == 1
+    assert "is not written: output output: differs" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_last_digits_of_coordinates_are_allowed(tmp_path: Path):
+    model = export(
+        Attention(layers.by_concat, levels=WIDE), layers.inputs(queries=200, levels=WIDE), tmp_path
+    )
+    _, report = operate(model)
+    (replacement,) = report.replacements
+    assert replacement.op_type == operator.FUSED_ATTENTION
+    assert proof.TOLERANCE < replacement.error < proof.LARGEST_ROUNDING
+
+
+@pytest.mark.parametrize(("levels", "fault"), [(LEVELS, 3e-5), (WIDE, 3e-4)], ids=["narrow", "wide"])
+def test_more_than_last_digits_is_refused(levels, fault: float, tmp_path: Path, monkeypatch):
+    model = export(Attention(layers.by_concat, levels=levels), layers.inputs(levels=levels), tmp_path)
+
+    class Faulty(onnx_session.Session):
+        """Drafts, which hold functions, give other numbers."""
+
+        def __init__(self, part: onnx.ModelProto, *arguments) -> None:
+            super().__init__(part, *arguments)
+            self.factor = np.float32(1 + fault if part.functions else 1)
+
+        def run(self, inputs):
+            return [x * self.factor if x.dtype == np.float32 else x for x in super().run(inputs)]
+
+    monkeypatch.setattr(onnx_session, "Session", Faulty)
+    result, report = operate(model)
+    assert result is model
+    assert "the operator's numbers differ by" in report.near_misses[0].reason

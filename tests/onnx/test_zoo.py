@@ -1,0 +1,159 @@
+"""The graph surgery on every model of the zoo: the file is right, every attention becomes one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from onnx_path import operator
+from onnx_path.surgeon import operate
+from onnx_path.surgery.graph.onnx_session import STAND_IN
+from tests.onnx import model_zoo
+from tests.onnx.model_zoo import ZOO
+from tests.onnx.surgery_checks import operators
+from tests.onnx.zoo_exporters import msda_modules, run, run_onnx
+
+TOLERANCE = 2e-5  # of the largest number of an output: two runtimes, a dozen layers in float32
+
+PLAIN = {
+    # Simplifiers fold to constants what follows from learned queries alone.
+    ("deformable_detr", "onnxslim"): 1,
+    ("deformable_detr", "onnxsim"): 1,
+}
+"""The number of attentions whose softmax and locations stay outside, by model and simplifier."""
+
+slow = pytest.mark.slow
+variants_slow = [pytest.param(name, marks=slow if ZOO[name].variant else ()) for name in ZOO]
+
+
+def check_file(name: str, path: Path, inputs: dict[str, torch.Tensor] | None = None) -> None:
+    """Compares a file with PyTorch: same shapes, same infinities, equal numbers."""
+    model, example = ZOO[name].build()
+    inputs = inputs or example
+    for output, theirs, ours in zip(
+        ZOO[name].outputs, run(model, inputs), run_onnx(path, inputs), strict=True
+    ):
+        theirs = theirs.numpy()
+        assert theirs.shape == ours.shape, output
+        largest = np.abs(theirs[np.isfinite(theirs)]).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * largest, err_msg=output)
+
+
+def check_surgery(name: str, path: Path, form: str = "GridSample", simplified: str | None = None) -> None:
+    """Asserts that every attention of a file is replaced; `operate` compares the outputs of both files."""
+    entry = ZOO[name]
+    result, report = operate(onnx.load(path))
+    found = [(x.heads, x.head_dim, x.points, x.form) for x in report.replacements]
+    assert found == [(entry.heads, entry.head_dim, points, form) for points in entry.attentions], report
+    counts, plain = operators(result), PLAIN.get((name, simplified), entry.plain)
+    assert counts[operator.ATTENTION] == plain, report.notes
+    assert counts[operator.FUSED_ATTENTION] == entry.layers - plain
+    assert report.max_error <= 1e-5
+    onnx.checker.check_model(result, full_check=True)
+
+
+@pytest.mark.parametrize("name", variants_slow)
+def test_model(name: str, zoo_folder: Path):
+    ZOO[name].require()
+    path = model_zoo.export(name, zoo_folder)
+    samplers = sum(len(points) for points in ZOO[name].attentions)
+    assert operators(onnx.load(path))["GridSample"] == samplers
+    check_file(name, path)
+    check_surgery(name, path)
+
+
+@slow
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exporter": "dynamo"},
+        {"dynamic": True},
+        {"simplified": "onnxslim"},
+        {"simplified": "onnxsim"},
+        {"sampling": "gather"},
+    ],
+    ids=lambda options: "-".join(map(str, next(iter(options.items())))),
+)
+def test_model_in_every_form(name: str, options: dict, zoo_folder: Path):
+    entry = ZOO[name]
+    entry.require()
+    if options.get("exporter", entry.exporter) not in entry.exporters:
+        pytest.skip(f"{name} is not exported by {options['exporter']}")
+    if options.get("dynamic") and entry.dynamic is None:
+        pytest.skip(f"{name} has no dynamic dimensions")
+    if tool := options.get("simplified"):
+        pytest.importorskip(tool, reason=f"{tool} is not installed")
+    path = model_zoo.export(name, zoo_folder, **options)
+    check_file(name, path)
+    if options.get("dynamic"):
+        check_file(name, path, entry.other_inputs())
+    check_surgery(name, path, options.get("sampling", "GridSample"), tool)
+
+
+@slow
+@pytest.mark.parametrize("opset", (16, 18, 19, 20))
+def test_opsets_of_the_older_exporter(opset: int, zoo_folder: Path):
+    ZOO["rt_detr_v2"].require()
+    path = model_zoo.export("rt_detr_v2", zoo_folder, opset=opset)
+    assert {x.domain: x.version for x in onnx.load(path).opset_import}[""] == opset
+    check_file("rt_detr_v2", path)
+    check_surgery("rt_detr_v2", path)
+
+
+def test_bevformer_s_cameras_by_the_newer_exporter(zoo_folder: Path):
+    path = model_zoo.export("bevformer_spatial", zoo_folder, exporter="dynamo")
+    check_surgery("bevformer_spatial", path)
+
+
+@slow
+def test_grids_in_float64(zoo_folder: Path):
+    ZOO["deformable_detr"].require()
+    path = model_zoo.export("deformable_detr", zoo_folder, exporter="torchscript", double_grids=True)
+    _, report = operate(onnx.load(path))
+    assert len(report.replacements) == ZOO["deformable_detr"].layers
+    assert STAND_IN in report.notes
+
+
+@pytest.mark.parametrize("name", variants_slow)
+def test_random_weights_are_not_degenerate(name: str):
+    """Offsets reach other cells and depend on the query, weights differ, and no two queries give the same."""
+    entry = ZOO[name]
+    entry.require()
+    model, inputs = entry.build()
+    seen: dict[str, list[torch.Tensor]] = {"sampling_offsets": [], "attention_weights": []}
+    for module in msda_modules(model):
+        for projection, outputs in seen.items():
+            layer = getattr(module, projection)
+            layer.register_forward_hook(lambda _, __, output, outputs=outputs: outputs.append(output))
+    results = run(model, inputs)
+    assert len(seen["sampling_offsets"]) == entry.layers
+    for offsets in seen["sampling_offsets"]:
+        assert offsets.abs().mean() > 0.3
+        assert offsets.std(1).mean() > 0.1
+    for logits in seen["attention_weights"]:
+        assert logits.std() > 0.1
+    assert not any(output.isnan().any() for output in results)
+    # One row for each query, or for each detection of ours, which may share its box with another.
+    first = [x[0].reshape(len(x[0]), -1).double() for x in results]
+    rows = torch.cat([x for x in first if len(x) == len(first[0])], 1)
+    rows = rows[:, rows.isfinite().all(0)]
+    distance = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
+    assert distance.min() > 1e-3 * rows.std()
+
+
+@slow
+@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].usual_size])
+def test_full_model_has_the_usual_size(name: str):
+    ZOO[name].require()
+    usual = ZOO[name].usual_size
+    model, inputs = ZOO[name].build(full=True)
+    assert next(iter(inputs.values())).shape == (1, 3, usual.height, usual.width)
+    modules = msda_modules(model)
+    assert len(modules) == usual.layers
+    for module in modules:
+        assert module.attention_weights.out_features == usual.heads * sum(usual.points)

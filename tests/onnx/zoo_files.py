@@ -1,0 +1,78 @@
+"""`python -m tests.onnx.zoo_files DIR`: the zoo's models in their published configurations, as ONNX files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import onnx
+from cyclopts import Parameter
+
+from codetr.cli.argument_types import Folder
+from codetr.cli.program import run_program
+from tests.onnx.model_zoo import USUAL_OPSET, ZOO
+from tests.onnx.zoo_exporters import export_module
+
+MODELS = (
+    *("deformable_detr", "deformable_detr_two_stage", "rt_detr", "rt_detr_v2", "d_fine"),
+    *("grounding_dino", "mask2former", "omdet_turbo", "rf_detr", "co_dino_r50", "co_dino_swin"),
+)
+"""Each published network once."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(zoo_files, argv, "python -m tests.onnx.zoo_files")
+
+
+def zoo_files(
+    folder: Annotated[Folder, Parameter(metavar="DIR")],
+    /,
+    *,
+    models: Annotated[tuple[Literal[MODELS], ...], Parameter(consume_multiple=True)] = MODELS,
+) -> int:
+    """Export the zoo's models in their published configurations, for `python -m benchmarks.surgery`.
+
+    The files have random weights, one image of the usual size and static shapes. A file that exists is kept.
+
+    Args:
+        folder: of the files.
+        models: models to export.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in models:
+        print(write(name, folder), flush=True)
+    return 0
+
+
+def write(name: str, folder: Path, full: bool = True) -> Path:
+    """Exports a model with metadata that tell its configuration, unless the folder holds its file already.
+
+    Args:
+        name: a key of the zoo.
+        folder: for <name>.onnx.
+        full: the published configuration, not the small one.
+    """
+    entry, path = ZOO[name], folder / f"{name}.onnx"
+    if path.exists():
+        return path
+    usual = entry.usual_size
+    metadata = {
+        "configuration": f"{usual.configuration}, {usual.height}x{usual.width}" if full else "small",
+        "attentions": str(usual.layers if full else entry.layers),
+    }
+    model, inputs = entry.build(full)
+    partial = path.with_suffix(".partial")
+    opset = USUAL_OPSET[entry.exporter]
+    export_module(model, inputs, partial, outputs=entry.outputs, exporter=entry.exporter, opset=opset)
+    content = onnx.load(partial)
+    onnx.helper.set_model_props(content, metadata)
+    onnx.save(content, partial)
+    partial.replace(path)
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
