@@ -1,4 +1,4 @@
-"""The losses of Co-DINO's query head: encoder, every decoder layer, and denoising queries."""
+"""The losses of Co-DINO's query head, for the encoder, every decoder layer and the denoising queries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TERMS = ("class", "box", "giou")
 
 
 def average_over_ranks(counts: Tensor) -> Tensor:
-    """The mean over the processes of a distributed training; of one process, what it was given."""
+    """Returns the mean over the processes of a distributed training; with one process, `counts`."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(counts)
         counts = counts / torch.distributed.get_world_size()
@@ -27,22 +27,22 @@ def average_over_ranks(counts: Tensor) -> Tensor:
 
 
 def total(losses: Mapping[str, Tensor]) -> Tensor:
-    """The sum of all terms, to differentiate."""
+    """Returns the sum of all terms."""
     return torch.stack(tuple(losses.values())).sum()
 
 
 class Criterion:
     """Computes losses, with upstream's choices.
 
-    Classes have the quality focal loss, whose target for a matched query is the IoU of its box, and for other
-    queries 0; matched boxes have the L1 distance of (cx, cy, w, h) in units of the image, and 1 - GIoU. Sums
-    are divided by the number of matched objects or, for denoising queries, of positive ones: averaged over
-    ranks, so that gradients do not depend on how many GPUs share a batch, and at least 1. (Upstream's Co-DINO
-    averages it for boxes only, DINO for classes too.)
+    The class loss is the quality focal loss. Its target is the IoU of the box for a matched query, and 0 for
+    other queries. The box losses of matched queries are the L1 distance of (cx, cy, w, h) in units of the
+    image, and 1 - GIoU. Sums are divided by the number of matched objects or, for denoising queries, of
+    positive queries. This count is averaged over ranks and at least 1, so that gradients do not depend on the
+    number of GPUs that share a batch. (Upstream's Co-DINO averages it for boxes only, DINO for classes too.)
 
     Args:
         num_classes: of the detector.
-        class_weight, box_weight, giou_weight: of the terms.
+        class_weight, box_weight, giou_weight: weights of the terms.
         matcher: pairs queries with objects.
     """
 
@@ -67,20 +67,20 @@ class Criterion:
     ) -> dict[str, Tensor]:
         """Compares a batch's outputs with its objects.
 
-        Everything is computed in fp32, also under autocast. The device waits for the host once, for the
-        matching, and not at all if no image has an object.
+        It computes in fp32, also under autocast. The device waits for the host once, for the matching, and
+        never if no image has an object.
 
         Args:
-            outputs: of the detector; the decoder's first `layout.num_queries` queries are denoising ones.
+            outputs: of the detector. The decoder's first `layout.num_queries` queries are denoising queries.
             layout: of the denoising queries, None if there are none.
-            average: maps the counts that losses are divided by, [2] fp32, to their mean over ranks.
+            average: maps the divisors of the losses, [2] fp32, to their mean over ranks.
 
         Returns:
             Weighted terms, scalars: `encoder/class`, `encoder/box`, `encoder/giou`, `decoder.0/class`, ...
             and with a layout `denoising.0/class`, ...; see `total`.
 
         Raises:
-            ValueError: the outputs do not have the classes or the queries that they should have.
+            ValueError: the outputs have another number of classes or queries.
             FloatingPointError: predictions are non-finite: training has diverged.
         """
         self._check(outputs, targets, layout)
@@ -127,13 +127,13 @@ class Criterion:
         matching: Matching,
         count: Tensor,
     ) -> dict[str, Tensor]:
-        """The three terms of each of L sets of queries.
+        """Returns the three terms of each of L sets of queries.
 
         Args:
             logits: [L, N, Q, classes].
             boxes: [L, N, Q, 4].
             matching: P pairs in each set.
-            count: scalar, what sums are divided by.
+            count: scalar, divisor of the sums.
         """
         layers, images, queries, classes = logits.shape
         pairs = matching.target.shape  # (L, P)
@@ -142,7 +142,7 @@ class Criterion:
         image = targets.image[target]
         row = ((layer * images).expand(pairs).flatten() + image) * queries + matching.query.flatten()
         wanted = targets.boxes_cxcywh[target]  # [L * P, 4]
-        # index_select rather than indexing, whose backward sorts.
+        # index_select, because the backward of indexing sorts.
         found = boxes.reshape(-1, 4).index_select(0, row)
         distance = (found - wanted).abs().sum(dim=-1)
         iou, giou = overlaps(corners(found), corners(wanted))

@@ -1,14 +1,14 @@
 """Contrastive denoising (DINO, arXiv 2203.03605, section 3.3): queries made from the objects themselves.
 
-A denoising query is an object's label and box with noise. Less noise makes a positive query, which must find
-the object; more makes a negative one, which must answer "nothing". No matching is needed, so the decoder
-learns from them early. Queries come in groups with a positive and a negative one for each object, laid out
-for each image as
+A denoising query is an object's label and box with noise. A positive query has less noise and must find the
+object. A negative query has more noise and must answer "nothing". They need no matching, so the decoder
+learns from them early. Each group of queries has a positive and a negative query for each object. The layout
+of an image is
 
     group 0: positives 0..n-1, negatives 0..n-1; group 1: ...
 
-where n is the largest number of objects in an image of the batch. Images with fewer have padding: its content
-is zero, its box the middle half of the image, and it has to answer "nothing" too, as upstream has it.
+where n is the largest number of objects in an image of the batch. Images with fewer objects have padding with
+zero content and the middle half of the image as its box. Like upstream's, it has to answer "nothing".
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from codetr.training.targets import FlatTargets, Targets
 
 
 class DenoisingLayout(NamedTuple):
-    """Where the denoising queries of each object are; there are T objects in the batch.
+    """The places of the denoising queries of the T objects in a batch.
 
     Attributes:
         num_groups: G.
         num_queries: D, of each image.
-        positive: [G, T] int64, index among its image's queries of an object's positive query.
+        positive: [G, T] int64, index of each object's positive query among the queries of its image.
     """
 
     num_groups: int
@@ -39,16 +39,15 @@ class DenoisingLayout(NamedTuple):
 
 
 class Denoising(nn.Module):
-    """Makes denoising queries. Holds the one parameter that training has and inference has not.
+    """Makes denoising queries. It holds the only parameter that inference does not need.
 
     Args:
         config: of the detector.
-        num_pairs: how many pairs of queries an image should have: there are as many groups as fit, and at
-            least one.
-        label_noise: half of this share of labels is replaced by a random one.
-        box_noise: corners of positive queries move by up to half of this times the box's side, those of
-            negative queries by half of this to all of it. The defaults are upstream's for 1x schedules; its
-            longer Swin-L training has 500 pairs and a box noise of 0.4.
+        num_pairs: pairs of queries of an image. The number of groups is the largest that fits, at least one.
+        label_noise: random labels replace half of this share of the labels.
+        box_noise: corners of positive queries move by up to half of this times the box's side; corners of
+            negative queries move by half of this to all of it. The defaults are upstream's for 1x schedules.
+            Its longer Swin-L training has 500 pairs and a box noise of 0.4.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class Denoising(nn.Module):
         """Makes the queries of a batch.
 
         Args:
-            generator: where noise comes from, on the device of the targets; None is the default generator.
+            generator: source of the noise, on the device of the targets. None is the default generator.
 
         Returns:
-            The queries and their layout. Without objects there are 0 queries, which still connect the
-            embedding to the loss, so that every rank of a distributed training has a gradient for it.
+            The queries and their layout. Without objects there are 0 queries. They still connect the embedding
+            to the loss, so that every rank of a distributed training has a gradient for it.
         """
         flat = targets.flatten()
         largest = max(flat.counts)
@@ -105,7 +104,7 @@ class Denoising(nn.Module):
     def _noised(
         self, flat: FlatTargets, groups: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """Noised labels [G, 2, T] and boxes [G, 2, T, 4] (cx, cy, w, h); positives first."""
+        """Returns noised labels [G, 2, T] and boxes [G, 2, T, 4] (cx, cy, w, h), positives first."""
         device = flat.labels.device
         shape = (groups, 2, len(flat.labels))
         replaced = torch.rand(shape, generator=generator, device=device) < 0.5 * self.label_noise
@@ -122,15 +121,15 @@ class Denoising(nn.Module):
         top_left = (center - 0.5 * sides + sign[..., :2] * amount[..., :2] * reach).clamp(0.0, 1.0)
         bottom_right = (center + 0.5 * sides + sign[..., 2:] * amount[..., 2:] * reach).clamp(0.0, 1.0)
         boxes = torch.cat((0.5 * (top_left + bottom_right), bottom_right - top_left), dim=-1)
-        # Corners may have changed places; such a side, negative, becomes the smallest that refinement knows.
+        # Corners may have swapped places. Such a negative side becomes the smallest that refinement knows.
         return labels, inverse_sigmoid(boxes).sigmoid()
 
 
 def _attention_mask(groups: int, group_size: int, num_matching: int, device: torch.device) -> Tensor:
-    """[D + Q, D + Q] bool, True where a query (row) may not look.
+    """Returns a mask [D + Q, D + Q] bool, True where a query (row) must not attend.
 
-    A denoising query sees its group and the matching queries; these see only each other, for a glance at
-    denoising queries would show them the objects.
+    A denoising query attends to its group and to the matching queries. Matching queries attend only to each
+    other, because denoising queries would show them the objects.
     """
     denoising = groups * group_size
     mask = torch.zeros((denoising + num_matching,) * 2, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""How a detector's weights start when it is trained from scratch, as upstream initialises them.
+"""Initialises the weights of a detector for training from scratch, as upstream does.
 
 Sources: ResNet, arXiv 1502.01852 (convolutions); Deformable DETR, arXiv 2010.04159, appendix A.4 (sampling
 offsets); RetinaNet, arXiv 1708.02002, section 4.1 (the prior of the classes).
@@ -17,12 +17,12 @@ from codetr.model.layers import FrozenBatchNorm2d, MultiheadAttention
 from msda import MultiScaleDeformableAttention
 
 CLASS_PRIOR = 0.01
-"""The score that every class starts with."""
+"""The initial score of every class."""
 
 
 @torch.no_grad()
 def initialise(model: CoDino, seed: int = 0) -> CoDino:
-    """Initialises all weights, in place; the random generator of the caller stays as it was.
+    """Initialises all weights in place. The caller's random generator keeps its state.
 
     Args:
         model: fp32.
@@ -60,7 +60,7 @@ def initialise(model: CoDino, seed: int = 0) -> CoDino:
             elif isinstance(module, MultiheadAttention):
                 nn.init.zeros_(module.in_proj_bias)
                 nn.init.zeros_(module.out_proj.bias)
-            elif isinstance(module, BoxBranch):  # boxes start where they are predicted from
+            elif isinstance(module, BoxBranch):  # boxes start at their reference boxes
                 nn.init.zeros_(module.fc3.weight)
                 nn.init.zeros_(module.fc3.bias)
         nn.init.normal_(model.encoder.level_embeds)

@@ -1,4 +1,4 @@
-"""Formulas of the losses, element by element; weights and normalisation are the criterion's."""
+"""Formulas of the losses, element by element. `codetr.training.criterion` weights and normalises them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 AREA_EPS = 1e-12
-"""Areas below this, in units of the image, count as this in divisions; no object is so small."""
+"""Least area in divisions, in units of the image. No object is so small."""
 
 
 def corners(boxes_cxcywh: Tensor) -> Tensor:
-    """(cx, cy, w, h) -> (x1, y1, x2, y2), both [..., 4]."""
+    """Converts (cx, cy, w, h) to (x1, y1, x2, y2), both [..., 4]."""
     center, half = boxes_cxcywh[..., :2], 0.5 * boxes_cxcywh[..., 2:]
     return torch.cat((center - half, center + half), dim=-1)
 
 
 def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and generalised IoU (arXiv 1902.09630) of boxes, whose leading dimensions broadcast.
+    """Computes IoU and generalised IoU (arXiv 1902.09630) of boxes, whose leading dimensions broadcast.
 
-    Neither changes with the scale of an axis: pixels (upstream's units) and units of the image give the same.
+    Both are invariant to the scale of an axis: pixels (upstream's units) and units of the image give the same.
 
     Args:
         boxes, others: [..., 4], (x1, y1, x2, y2), x1 <= x2 and y1 <= y2.
@@ -41,18 +41,20 @@ def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _area(sides: Tensor) -> Tensor:
-    """[..., 2] -> [...]. Not `prod`, whose backward waits for the device to count zeros."""
+    """Returns areas [...] of sides [..., 2], without `prod`, whose backward waits for the device."""
     width, height = sides.unbind(dim=-1)
     return width * height
 
 
 def quality_focal_loss(logits: Tensor, quality: Tensor) -> Tensor:
-    """Quality focal loss with beta = 2 (arXiv 2006.04388): |quality - score|^2 times the cross-entropy.
+    """Computes the quality focal loss with beta = 2 (arXiv 2006.04388).
+
+    It is |quality - score|^2 times the cross-entropy.
 
     Args:
         logits: [...].
-        quality: [...], the score to learn: the IoU of the box for the class of the object that the query is
-            matched to, 0 for all else. No gradient flows into it.
+        quality: [...], the score to learn: the IoU of the box for the class of the matched object, else 0.
+            No gradient flows into it.
 
     Returns:
         [...], at least 0; 0 where the score is the quality, if that is 0 or 1.
@@ -62,9 +64,9 @@ def quality_focal_loss(logits: Tensor, quality: Tensor) -> Tensor:
 
 
 def focal_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, eps: float = 1e-12) -> Tensor:
-    """What calling a query an object of a class adds to the focal loss (arXiv 1708.02002).
+    """Computes the matching cost of a class: the focal loss (arXiv 1708.02002) with it minus without it.
 
-    The loss with the class as the label less the loss without: negative for good scores.
+    It is negative for good scores.
 
     Args:
         logits: [...], of the object's class.

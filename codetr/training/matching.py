@@ -1,4 +1,4 @@
-"""Matching of queries to objects, one to one, at the least total cost (DETR, arXiv 2005.12872)."""
+"""One-to-one matching of queries to objects at the least total cost (DETR, arXiv 2005.12872)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codetr.training.targets import FlatTargets
 
 
 class Matching(NamedTuple):
-    """Pairs of objects and queries: P of them in each of L sets of queries, in the order of the objects.
+    """P pairs of objects and queries in each of L sets of queries, in the order of the objects.
 
     Attributes:
         target: [L, P] int64, index into the flat targets.
@@ -30,8 +30,8 @@ class Matching(NamedTuple):
 class Matcher:
     """Matches objects to queries.
 
-    What stalls a GPU here is waiting for the host, so the costs of all layers and images cross over in one
-    copy, and the pairs come back in another.
+    A GPU idles while it waits for the host. So one copy moves the costs of all layers and images to the host,
+    and another one moves the pairs back.
 
     Args:
         class_weight, box_weight, giou_weight: of the parts of the cost: focal cost of the object's class, L1
@@ -51,8 +51,8 @@ class Matcher:
             boxes_cxcywh: [L, N, Q, 4], units of the image.
 
         Returns:
-            Every object with a query of its own; in an image with more than Q objects, the Q of them that
-            make the total cost least.
+            Every object with a query of its own. An image with more than Q objects has pairs for the Q of them
+            with the least total cost.
 
         Raises:
             FloatingPointError: a cost is non-finite: training has diverged.
@@ -68,7 +68,7 @@ class Matcher:
         return Matching(*pairs.to(logits.device, non_blocking=True).unbind(0))
 
     def costs(self, logits: Tensor, boxes_cxcywh: Tensor, targets: FlatTargets) -> Tensor:
-        """The cost of each query for each object of its image: [L, T, Q] fp32."""
+        """Returns the cost of each query for each object of its image: [L, T, Q] fp32."""
         image = targets.image
         class_logits = logits.float().transpose(2, 3)[:, image, targets.labels]  # [L, T, Q]
         boxes = boxes_cxcywh.float()
@@ -101,8 +101,8 @@ def assign(costs: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
     pairs = []
     for layer in costs:
         for count, end in zip(counts, ends):
-            # SciPy takes [objects, queries] as it is, and would transpose what has more rows than columns. It
-            # keeps Python's lock while it solves: threads were not faster.
+            # SciPy transposes matrices with more rows than columns; [objects, queries] has fewer. It keeps
+            # Python's lock, so that threads were not faster.
             target, query = linear_sum_assignment(layer[end - count : end])
             pairs.append((target + (end - count), query))
     targets, queries = (np.concatenate(column).reshape(len(costs), -1) for column in zip(*pairs))
