@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Both devices of the operator; "cuda" is skipped with a reason where it cannot run."""
-    from tests import backends
+    from tests.matrix import backends
 
     if request.param == "cuda" and (reason := backends.no_gpu()):
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""What only the CUDA operator has: streams, devices, graph capture, huge tensors, gradients at real sizes."""
+"""The CUDA operator: streams, devices, graph capture, huge tensors, real sizes, names of kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import torch
 import msda
 from benchmarks import errors
 from benchmarks.problems import BY_NAME, AttentionInputs, Problem
-from tests import backends, strategies
-from tests.comparison import assert_gradients, assert_result, make, reference, run_msda
+from tests.matrix import backends, drawn_cases
+from tests.matrix.against_reference import (
+    assert_gradients,
+    assert_result,
+    autograd_gradients,
+    make,
+    normal_grad_output,
+    reference,
+    run_msda,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -31,20 +39,21 @@ def test_gradient_of_real_size(name: str, dtype: torch.dtype) -> None:
     if dtype == torch.float32:
         # A 16-bit location is exact in cells; an fp32 one may round across a kink, where the gradient jumps.
         inputs = inputs._replace(sampling_locations=away_from_kinks(problem, inputs.sampling_locations))
-    assert_gradients(problem, inputs)
+    grad_output = normal_grad_output(inputs, 0)
+    assert_gradients(autograd_gradients(inputs, grad_output), problem, inputs, grad_output)
 
 
 def away_from_kinks(problem: Problem, locations: torch.Tensor) -> torch.Tensor:
     """Locations [N, Q, M, L, P, 2] moved to at least 0.05 cells from a cell centre."""
     sizes = torch.tensor(problem.spatial_shapes, device=locations.device).flip(-1)[:, None]  # (W, H)
-    cells = locations.double() * sizes - 0.5
-    whole = cells.floor()
-    return ((whole + (cells - whole).clamp(0.05, 0.95) + 0.5) / sizes).to(locations.dtype)
+    pixels = locations.double() * sizes - 0.5
+    fraction = (pixels - pixels.floor()).clamp(0.05, 0.95)
+    return ((pixels.floor() + fraction + 0.5) / sizes).to(locations.dtype)
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
 def test_cuda_equals_cpu(operator: str) -> None:
-    """Both share their arithmetic: in fp32 they differ by rounding of sums alone."""
+    """Both share their arithmetic: in fp32 they differ by the rounding of sums."""
     requires_gpu()
     inputs = make(PYRAMID, operator, torch.float32, "cpu", seed=12)
     on_gpu = type(inputs)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs))
@@ -54,7 +63,7 @@ def test_cuda_equals_cpu(operator: str) -> None:
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
 def test_runs_on_the_current_stream(operator: str) -> None:
-    """The operator waits for work of its own stream, so it sees values that come late."""
+    """The operator waits for earlier work on its stream, so it sees values that arrive late."""
     requires_gpu()
     inputs = make(PYRAMID, operator, torch.float32, "cuda", seed=13)
     expected = errors.truth(inputs)
@@ -70,11 +79,13 @@ def test_runs_on_the_current_stream(operator: str) -> None:
 
 
 def test_gradient_on_another_stream() -> None:
-    """The backward pass runs on the forward's stream, too."""
+    """The backward pass runs on the forward's stream."""
     requires_gpu()
-    case = strategies.Case(PYRAMID, fused=True, seed=14, smooth=True)
+    case = drawn_cases.Case(PYRAMID, fused=True, seed=14, smooth=True)
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert_gradients(PYRAMID, case.inputs(torch.float32, "cuda"))
+        inputs = case.inputs(torch.float32, "cuda")
+        grad_output = normal_grad_output(inputs, 0)
+        assert_gradients(autograd_gradients(inputs, grad_output), PYRAMID, inputs, grad_output)
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
@@ -92,7 +103,7 @@ def test_second_device(operator: str) -> None:
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
 def test_cuda_graph(operator: str) -> None:
-    """The operator is captured, and a replay reads what its inputs hold then."""
+    """A replay of the captured operator reads the current values of its inputs."""
     requires_gpu()
     inputs = make(PYRAMID, operator, torch.float32, "cuda", seed=16)
     graph = torch.cuda.CUDAGraph()
@@ -176,5 +187,5 @@ def test_unknown_kernel_in_an_engine(monkeypatch: pytest.MonkeyPatch, capfd: pyt
     with pytest.raises(RuntimeError, match="the engine did not run") as error:
         backends.run_tensorrt(inputs)
     # A plugin library built with another major version's headers writes to stderr what it cannot log.
-    said = f"{error.value}\n{capfd.readouterr().err}"
-    assert "MSDA_FORWARD: expected one of general, many, medium, few, or no value, got 'genral'" in said
+    message = f"{error.value}\n{capfd.readouterr().err}"
+    assert "MSDA_FORWARD: expected one of general, many, medium, few, or no value, got 'genral'" in message

@@ -16,10 +16,7 @@ const char* (*stack_in_use)() = nullptr;
 void (*report_mistake)(const std::string&) = nullptr;
 
 std::string bad_access(const siginfo_t& info, const ucontext_t& context) {
-  const char* verb = "accesses";
-#if defined(__x86_64__)
-  verb = context.uc_mcontext.gregs[REG_ERR] & 2 ? "writes" : "reads";
-#endif
+  const char* const verb = context.uc_mcontext.gregs[REG_ERR] & 2 ? "writes" : "reads";
   const char* const stack = stack_in_use();
   const char* const address = static_cast<const char*>(info.si_addr);
   if (address >= stack && address < stack + sysconf(_SC_PAGESIZE)) {
@@ -34,13 +31,7 @@ std::string bad_access(const siginfo_t& info, const ucontext_t& context) {
 
 // "[library.so+0x1234]", for addr2line.
 std::string code_address(const ucontext_t& context) {
-#if defined(__x86_64__)
   const auto address = static_cast<uintptr_t>(context.uc_mcontext.gregs[REG_RIP]);
-#elif defined(__aarch64__)
-  const auto address = static_cast<uintptr_t>(context.uc_mcontext.pc);
-#else
-  const uintptr_t address = 0;
-#endif
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(address), &info)) return {};
   char offset[32];

@@ -15,8 +15,8 @@ import msda
 from benchmarks.errors import relative_error
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from msda import derivatives
-from tests import backends, strategies
-from tests.comparison import run_msda
+from tests.matrix import backends, drawn_cases
+from tests.matrix.against_reference import run_msda
 
 PROBLEM = Problem("derivatives", 2, ((4, 5), (2, 3)), 6, num_heads=2, head_dim=4, num_points=3)
 RAGGED = Problem("ragged", 2, ((4, 5), (2, 3)), 6, 2, 4, 3, (4, 1), reference_dim=4)
@@ -27,7 +27,7 @@ operators = pytest.mark.parametrize("operator", ["attention", "fused"])
 def make(
     operator: str, device: str, dtype: torch.dtype = torch.float64, problem: Problem = PROBLEM
 ) -> AttentionInputs | FusedInputs:
-    return strategies.Case(problem, operator == "fused", seed=3, smooth=True).inputs(dtype, device)
+    return drawn_cases.Case(problem, operator == "fused", seed=3, smooth=True).inputs(dtype, device)
 
 
 def function_of(

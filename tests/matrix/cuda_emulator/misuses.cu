@@ -10,7 +10,7 @@
 // Names that messages can tell, so no anonymous namespace.
 namespace misuses {
 
-constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr unsigned kFullMask = 0xffffffffu;
 
 template <typename... Parameters, typename... Arguments>
 int launch(int blocks, int threads, void (*kernel)(Parameters...), Arguments... arguments) {
@@ -21,7 +21,7 @@ int launch(int blocks, int threads, void (*kernel)(Parameters...), Arguments... 
 }
 
 __global__ void divergent_shuffle(float* x) {
-  if (threadIdx.x % 32 != 5) x[threadIdx.x] = __shfl_xor_sync(kWholeWarp, x[threadIdx.x], 1);
+  if (threadIdx.x % 32 != 5) x[threadIdx.x] = __shfl_xor_sync(kFullMask, x[threadIdx.x], 1);
   __syncthreads();
 }
 
@@ -38,13 +38,13 @@ __global__ void barrier_against_shuffle(float* x) {
   if (threadIdx.x < 16) {
     __syncthreads();
   } else {
-    x[threadIdx.x] = __shfl_sync(kWholeWarp, 1.0f, 0);
+    x[threadIdx.x] = __shfl_sync(kFullMask, 1.0f, 0);
   }
 }
 
 __global__ void shuffle_from_the_returned(float* x) {
   if (threadIdx.x == 3) return;
-  x[threadIdx.x] = __shfl_sync(kWholeWarp, x[threadIdx.x], 3);
+  x[threadIdx.x] = __shfl_sync(kFullMask, x[threadIdx.x], 3);
 }
 
 __global__ void shuffle_outside_of_the_mask(float* x) {
@@ -56,16 +56,16 @@ __global__ void mask_without_itself(float* x) {
 }
 
 __global__ void different_masks(float* x) {
-  const unsigned mask = threadIdx.x == 0 ? kWholeWarp : 0xfffffffeu;
+  const unsigned mask = threadIdx.x == 0 ? kFullMask : 0xfffffffeu;
   x[threadIdx.x] = static_cast<float>(__any_sync(mask, 1));
-  __shfl_sync(kWholeWarp, 1, 0);
+  __shfl_sync(kFullMask, 1, 0);
 }
 
-__global__ void different_places(float* x) {
+__global__ void different_sites(float* x) {
   if (threadIdx.x % 2 == 0) {
-    x[threadIdx.x] = __shfl_sync(kWholeWarp, 1.0f, 0);
+    x[threadIdx.x] = __shfl_sync(kFullMask, 1.0f, 0);
   } else {
-    x[threadIdx.x] = __shfl_sync(kWholeWarp, 2.0f, 0);
+    x[threadIdx.x] = __shfl_sync(kFullMask, 2.0f, 0);
   }
 }
 
@@ -115,16 +115,16 @@ __global__ void too_many_local_variables(float* x) {
   x[0] = large.number[threadIdx.x];
 }
 
-// What follows has no mistake that must be found.
+// The kernels below have no mistake that must be found.
 
-// What a block that forgot to write shared memory reads of it.
+// Reads shared memory that the block has not written.
 __global__ void stale_shared_memory(float* x) {
   __shared__ float shared[64];
   x[blockIdx.x * 64 + threadIdx.x] = shared[threadIdx.x];
   shared[threadIdx.x] = 1;
 }
 
-// Without the barrier that it needs: what it adds up depends on the order of the threads.
+// Lacks the barrier that it needs, so its sums depend on the order of the threads.
 __global__ void race(float* x) {
   __shared__ float shared[64];
   shared[threadIdx.x] = static_cast<float>(threadIdx.x);
@@ -141,26 +141,24 @@ __global__ void correct(float* x) {
   int sum = 1;
   if (threadIdx.x < 64) {
     for (int distance = 16; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+      sum += __shfl_xor_sync(kFullMask, sum, distance);
     }
     int before = 1;
     for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(kWholeWarp, before, distance);
+      const int other = __shfl_up_sync(kFullMask, before, distance);
       if (lane >= distance) before += other;
     }
-    const bool right =
-        before == lane + 1 && __popc(__ballot_sync(kWholeWarp, lane < 7)) == 7 &&
-        __shfl_down_sync(kWholeWarp, lane, 3, 8) == (lane % 8 < 5 ? lane + 3 : lane) &&
-        __shfl_sync(kWholeWarp, lane, 9, 4) == lane / 4 * 4 + 1 &&
-        !__all_sync(kWholeWarp, lane > 0) && __any_sync(kWholeWarp, lane == 31);
+    const bool right = before == lane + 1 && __popc(__ballot_sync(kFullMask, lane < 7)) == 7 &&
+                       __shfl_sync(kFullMask, lane, 9, 4) == lane / 4 * 4 + 1 &&
+                       !__all_sync(kFullMask, lane > 0) && __any_sync(kFullMask, lane == 31);
     if (lane == 0) atomicAdd(&total, right ? sum : 1000);
   } else if (lane < 2) {
     // Part of a warp, by its own mask, twice.
     const int other = __shfl_xor_sync(3u, lane + 5, 1);
     if (__all_sync(3u, other == 6 - lane)) atomicAdd(&total, 1);
   }
-  const int counted = __syncthreads_count(threadIdx.x % 2 == 0);
-  if (threadIdx.x == 69) x[blockIdx.x] = static_cast<float>(100 * blockIdx.x + total + counted);
+  __syncthreads();
+  if (threadIdx.x == 69) x[blockIdx.x] = static_cast<float>(100 * blockIdx.x + total);
 }
 
 struct Case {
@@ -183,8 +181,8 @@ const Case kCases[] = {
      [](float* x, const float*, int) { return launch(1, 32, mask_without_itself, x); }},
     {"different_masks",
      [](float* x, const float*, int) { return launch(1, 32, different_masks, x); }},
-    {"different_places",
-     [](float* x, const float*, int) { return launch(1, 32, different_places, x); }},
+    {"different_sites",
+     [](float* x, const float*, int) { return launch(1, 32, different_sites, x); }},
     {"read_after_the_end",
      [](float* x, const float* input, int count) {
        return launch(1, 1, read_after_the_end, x, input, count);

@@ -25,12 +25,6 @@ const char* name(Operation operation) {
       return "__syncwarp";
     case Operation::kSyncthreads:
       return "__syncthreads";
-    case Operation::kSyncthreadsCount:
-      return "__syncthreads_count";
-    case Operation::kSyncthreadsAnd:
-      return "__syncthreads_and";
-    case Operation::kSyncthreadsOr:
-      return "__syncthreads_or";
   }
   return "?";
 }

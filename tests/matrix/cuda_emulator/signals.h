@@ -1,4 +1,4 @@
-// What a kernel's mistakes raise: signals for bad addresses and for the compiler's traps.
+// Signals that a kernel's mistakes raise, by bad addresses and by the compiler's traps.
 #pragma once
 
 #include <signal.h>

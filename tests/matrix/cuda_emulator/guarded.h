@@ -7,16 +7,15 @@
 
 namespace emulator {
 
-// A copy of a tensor whose last byte is the last of a page (or nearly: addresses keep their
-// distance from a multiple of 16), or whose first byte is the first of one; the pages beside it
-// cannot be read or written. Inputs cannot be written either. What lies between tensor and page is
-// garbage to the reader, and written() tells whether it was written to.
+// A copy of a tensor that ends at the end of a page, or begins at the start of one; addresses keep
+// their distance from a multiple of 16. The pages beside it cannot be read or written, and inputs
+// cannot be written. The bytes between tensor and page are garbage; finish() tells whether a thread
+// wrote to them.
 class GuardedTensor {
  public:
   enum class Access { kRead, kWrite };
 
-  // `data` is the caller's memory, which must outlive the copy; null for zeros that nobody wants
-  // back.
+  // `data` is the caller's memory, which must outlive the copy; null: zeros without a source.
   GuardedTensor(const char* name, void* data, size_t bytes, Access access, bool at_start);
   ~GuardedTensor();
   GuardedTensor(const GuardedTensor&) = delete;
@@ -24,7 +23,7 @@ class GuardedTensor {
 
   void* data() const { return copy_; }
 
-  // After the kernel: copies back what it wrote. Returns what is wrong, or an empty string.
+  // After the kernel: copies its output back. Returns what is wrong, or an empty string.
   std::string finish();
 
   // "4 bytes after the end of value, which has 1024 bytes", for an address in or near a tensor;

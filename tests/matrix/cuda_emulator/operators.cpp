@@ -45,8 +45,8 @@ struct EmulatedProblem {
   int32_t int64_shapes;
 };
 
-// The tensors of both directions; the forward has neither grad_output nor what follows it, and the
-// backward has no output.
+// The tensors of both directions. The forward has neither grad_output nor gradients; the backward
+// has no output.
 struct EmulatedTensors {
   Tensor value;
   Tensor spatial_shapes;
@@ -88,8 +88,8 @@ msda::Problem make_problem(const EmulatedProblem& from) {
   return problem;
 }
 
-// The guarded copies of one call's tensors. Where in their pages they lie is drawn with the order's
-// seed: 0 puts all of them at the end.
+// The guarded copies of one call's tensors. The order's seed draws where in their pages they lie; 0
+// puts all of them at the end.
 class Copies {
  public:
   const void* input(const char* name, const Tensor& tensor) {
@@ -103,7 +103,7 @@ class Copies {
     if (bytes == 0) return nullptr;
     return add(name, nullptr, bytes, GuardedTensor::Access::kWrite);
   }
-  // Copies the outputs back. Returns what is wrong with them.
+  // Copies the outputs back. Returns what is wrong with them, or an empty string.
   std::string finish() {
     std::string wrong;
     for (const auto& copy : copies_) {
@@ -163,8 +163,8 @@ int call(const EmulatedProblem& sizes, uint64_t order, const Run& run) {
 
 extern "C" {
 
-// Both return a cudaError_t; what there is to say about one that is not cudaSuccess is in
-// emulated_message(). `order` is that of emulator::set_order().
+// Both return a cudaError_t, and emulated_message() explains one that is not cudaSuccess. `order`
+// is that of emulator::set_order().
 int emulated_forward(const EmulatedProblem* sizes, const EmulatedTensors* tensors, uint64_t order) {
   return call(*sizes, order, [&](const msda::Problem& problem, Copies& copies) {
     return msda::forward(problem, forward_arguments(copies, *tensors), nullptr);

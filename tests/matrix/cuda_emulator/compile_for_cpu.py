@@ -1,4 +1,4 @@
-"""Compiles CUDA sources for the CPU: with g++, as plain C++, on the emulator of this folder.
+"""Compiles CUDA sources for the CPU: as plain C++, by g++, with the emulator of this folder.
 
 CUDA's headers come from CUDA_HOME, the Python packages that bring nvcc (`nvidia-cuda-*`), or /usr/local/cuda.
 """
@@ -10,6 +10,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sysconfig
@@ -18,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parents[1] / "kernels"
+KERNELS = HERE.parents[2] / "kernels"
 
 FLAGS = (
     "-std=c++20",
     "-fPIC",
     "-g1",  # line numbers for messages
-    # CUDA sources look at the same bits through several types, which nvcc takes.
+    # CUDA sources read the same bits through several types, which nvcc accepts.
     "-fno-strict-aliasing",
     # Every a * b + c is two roundings, on all processors.
     "-ffp-contract=off",
@@ -38,12 +39,12 @@ TRAPS = (
     "-fsanitize-undefined-trap-on-error",
 )
 PATTERN = "-ftrivial-auto-var-init=pattern"
-"""Variables begin with a pattern instead of what the last thread left on the stack (g++ 12 and newer)."""
+"""Variables begin with a pattern, not with what the last thread left on the stack (g++ 12 and newer)."""
 
 HEADERS = ("cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h", "crt/host_defines.h", "nv/target")
 EMULATOR = ("emulator.cpp", "guarded.cpp", "messages.cpp", "shared_memory.cpp", "signals.cpp")
 KEPT = 4
-"""Libraries in a cache."""
+"""Libraries that a cache keeps."""
 
 
 class BuildError(RuntimeError):
@@ -71,7 +72,9 @@ def include_folders() -> list[Path] | None:
 
 
 def missing() -> str | None:
-    """What is missing to compile, or None."""
+    """What is missing to compile and run, or None."""
+    if platform.machine() != "x86_64":
+        return f"the emulator switches stacks of x86-64, not of {platform.machine()}"
     if compiler() is None:
         return f"no C++ compiler: {os.environ.get('CXX', 'g++')}"
     if include_folders() is None:
@@ -85,9 +88,9 @@ def _has_pattern() -> bool:
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def _command(source: Path, defines: Sequence[str]) -> list[str]:
+def _command(source: Path) -> list[str]:
     """The compiler's arguments for one source, without its output."""
-    arguments = [*(f"-D{name}" for name in defines), f"-I{HERE}", f"-I{KERNELS / 'include'}"]
+    arguments = [f"-I{HERE}", f"-I{KERNELS / 'include'}"]
     arguments += [f"-isystem{folder}" for folder in include_folders()]
     if source.suffix != ".cu":
         return [compiler(), *FLAGS, "-O2", *arguments, "-c", str(source)]
@@ -102,14 +105,13 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{' '.join(command)}\n{result.stderr[:8000]}")
 
 
-def build(sources: Sequence[Path], cache: Path, defines: Sequence[str] = ()) -> Path:
+def build(sources: Sequence[Path], cache: Path) -> Path:
     """Compiles sources and the emulator into a shared library, unless the cache has it.
 
     Args:
         sources: .cu files, which run on the emulator, and .cpp files.
         cache: a folder to keep libraries in, each under the hash of all that it was made from; processes may
             share it.
-        defines: macros: EMULATOR_UCONTEXT for fibers without assembly.
 
     Returns:
         The library.
@@ -118,7 +120,7 @@ def build(sources: Sequence[Path], cache: Path, defines: Sequence[str] = ()) -> 
         BuildError: with the compiler's message.
     """
     sources = [*sources, *(HERE / name for name in EMULATOR)]
-    commands = [_command(source, defines) for source in sources]
+    commands = [_command(source) for source in sources]
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout
     digest = hashlib.sha256(repr((commands, version)).encode())
     headers = [*HERE.glob("*.h"), *(KERNELS / "include").rglob("*")]

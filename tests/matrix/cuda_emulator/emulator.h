@@ -1,20 +1,20 @@
 // Runs CUDA kernels on the CPU, for tests where there is no GPU.
 //
-// The threads of a block are fibers that take turns: one runs until it waits for others (at a
-// barrier, shuffle or vote), and the next one that can go on is next. Blocks run one after the
-// other. So a launch has no races in the emulator, but any order of threads between two such
-// points, and of blocks, is one that a GPU could take: set_order() draws one.
+// The threads of a block are fibers that take turns: one runs until it waits at a barrier, shuffle
+// or vote, then the next one that can continue runs. Blocks run one after the other. A launch has
+// no races in the emulator, but a GPU could take any order of threads between two such points, and
+// of blocks: set_order() draws one.
 //
-// What a GPU would answer with a hang, garbage, or nothing at all ends the launch with
-// cudaErrorLaunchFailure, and message() says which kernel, block, thread and line:
+// A mistake that a GPU would answer with a hang, garbage or nothing ends the launch with
+// cudaErrorLaunchFailure; message() names the kernel, block, thread and line:
 //   - a barrier, shuffle or vote that a thread of the block or mask does not reach, or reaches with
 //     another mask or at another line;
 //   - a shuffle from a lane that does not take part;
 //   - reading or writing outside of a GuardedTensor (guarded.h), or writing to an input;
 //   - with the compiler's traps on (build.py): a misaligned address, an index outside of an array
 //     in registers or shared memory, integer overflow, a shift too far.
-// Shared memory holds garbage when a block begins. What is not found: an index that goes wrong
-// through a pointer into shared memory, and an addition that should have been atomic.
+// Shared memory holds garbage when a block begins. The emulator does not find a wrong index through
+// a pointer into shared memory, nor an addition that should have been atomic.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,13 +25,12 @@ namespace emulator {
 
 inline constexpr int kWarp = 32;
 
-// To be called before launches: forgets message(), and sets the order of blocks and threads, and
-// what garbage is. 0: ascending, and NaN in every floating-point type; any other number: drawn with
-// it.
+// Clears message(), and sets the order of blocks and threads and the garbage. 0: ascending, and NaN
+// in every floating-point type; other numbers are seeds.
 void set_order(uint64_t seed);
 uint64_t order();
 
-// What the launch that failed has to say.
+// The message of the launch that failed.
 const char* message();
 
 // Ends the launch of the thread that calls it. printf's arguments.
@@ -41,7 +40,7 @@ const char* message();
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*body)(void*),
                    void* data);
 
-// A place in the source. As a default argument here() is that of the caller.
+// A line of the source. As a default argument here() is that of the caller.
 struct Site {
   const char* file;
   int line;
@@ -59,16 +58,13 @@ enum class Operation {
   kAny,      // result: whether a lane's value is not zero
   kSyncwarp,
   kSyncthreads,
-  kSyncthreadsCount,  // result: number of threads whose value is not zero
-  kSyncthreadsAnd,    // result: whether that is all
-  kSyncthreadsOr,     // result: whether there is one
 };
 
 // Waits for the other threads of the mask (of the warp) that have not returned.
 uint64_t meet_warp(Operation operation, unsigned mask, uint64_t value, int source, Site site);
 
 // Waits for the other threads of the block that have not returned.
-uint64_t meet_block(Operation operation, uint64_t value, Site site);
+void meet_block(Site site);
 
 // Number of the calling thread in its warp.
 int lane();

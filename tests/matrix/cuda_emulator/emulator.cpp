@@ -43,7 +43,7 @@ struct Warp {
   unsigned waiting = 0;  // of them, those at a warp's operation
 };
 
-// The threads that can go on. In turn, or, when the order is drawn, any.
+// The threads that can continue: in turn, or, when the order is drawn, in any order.
 class Queue {
  public:
   void clear() { first_ = last_ = 0; }
@@ -73,7 +73,7 @@ const void* kernel_of_launch = nullptr;
 void (*body_of_launch)(void*) = nullptr;
 void* data_of_launch = nullptr;
 
-Fiber outside;  // whoever launched
+Fiber outside;  // the caller of launch()
 std::vector<Thread> threads;
 std::vector<Warp> warps;
 Queue ready;
@@ -91,7 +91,7 @@ uint64_t draw() {
   return random_state >> 11;
 }
 
-bool of_block(Operation operation) { return operation >= Operation::kSyncthreads; }
+bool of_block(Operation operation) { return operation == Operation::kSyncthreads; }
 
 bool same(Site a, Site b) {
   return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
@@ -109,7 +109,7 @@ std::string describe(const Thread& thread) {
   return text + ")";
 }
 
-// Leaves the fibers for good; the next launch begins with fresh ones.
+// Leaves the fibers; the next launch begins with fresh ones.
 [[noreturn]] void abandon(const std::string& what, bool whole_block) {
   failure = function_name(kernel_of_launch) + ", block " +
             coordinates(blockIdx.x, blockIdx.y, blockIdx.z, gridDim);
@@ -120,7 +120,7 @@ std::string describe(const Thread& thread) {
   failure += ": " + what;
   failed = true;
   Fiber::change(threads[current].fiber, outside);
-  std::abort();  // nobody comes back
+  std::abort();  // not reached
 }
 
 [[noreturn]] void report_deadlock() {
@@ -141,7 +141,7 @@ std::string describe(const Thread& thread) {
   abandon(text, true);
 }
 
-// Goes on with the next thread that can.
+// Continues with the next thread that can.
 void change_thread() {
   if (ready.empty()) report_deadlock();
   const int last = current;
@@ -150,7 +150,7 @@ void change_thread() {
   if (current != last) Fiber::change(threads[last].fiber, threads[current].fiber);
 }
 
-// In an order of its own drawing, whoever completes an operation has no precedence.
+// Where the order is drawn, the thread that completes an operation has no precedence.
 void resume_after_completion() {
   if (seed == 0) return;
   ready.push(current);
@@ -205,19 +205,16 @@ void finish_warp_operation(Warp& warp, Thread* lanes, unsigned participants) {
 }
 
 void finish_block_operation() {
-  int count = 0;
-  for (const Thread& thread : threads) count += of_block(thread.operation) && thread.value != 0;
   for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
     Thread& thread = threads[i];
     if (!of_block(thread.operation)) continue;
-    thread.result = thread.operation == Operation::kSyncthreadsAnd ? count == at_barrier : count;
     thread.operation = Operation::kNone;
     if (i != current) ready.push(i);
   }
   at_barrier = 0;
 }
 
-// The current thread has returned from the kernel: those that waited for it alone can go on.
+// The current thread has returned from the kernel: threads that waited only for it can continue.
 void leave_block() {
   Warp& warp = warps[current / kWarp];
   Thread* const lanes = &threads[current / kWarp * kWarp];
@@ -234,7 +231,7 @@ void leave_block() {
   } else {
     change_thread();
   }
-  std::abort();  // nobody comes back
+  std::abort();  // not reached
 }
 
 void fiber_entry() {
@@ -327,20 +324,19 @@ uint64_t meet_warp(Operation operation, unsigned mask, uint64_t value, int sourc
   return self.result;
 }
 
-uint64_t meet_block(Operation operation, uint64_t value, Site site) {
+void meet_block(Site site) {
   Thread& self = threads[current];
-  self.operation = operation;
+  self.operation = Operation::kSyncthreads;
   self.site = site;
-  self.value = value;
   for (const Thread& other : threads) {
     if (at_barrier == 0) break;
     if (!of_block(other.operation) || &other == &self) continue;
-    if (other.operation != operation || !same(other.site, site)) {
+    if (!same(other.site, site)) {
       abandon("comes to " + describe(self) + " while thread " +
                   std::to_string(&other - threads.data()) + " is at " + describe(other),
               false);
     }
-    break;  // the others are where this one is
+    break;  // the others are at the same line as this one
   }
   if (++at_barrier == alive) {
     finish_block_operation();
@@ -348,7 +344,6 @@ uint64_t meet_block(Operation operation, uint64_t value, Site site) {
   } else {
     change_thread();
   }
-  return self.result;
 }
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*body)(void*),
@@ -365,7 +360,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
     if (attribute.id != cudaLaunchAttributeClusterDimension) {
-      failure = "the emulator knows no attribute of a launch but the size of clusters";
+      failure = "the emulator knows one attribute of a launch, the size of clusters";
       return cudaErrorNotSupported;
     }
     const auto& cluster = attribute.val.clusterDim;

@@ -1,8 +1,8 @@
-// What a .cu file needs to be compiled as plain C++, included before it (g++ -x c++ -include):
-// CUDA's keywords, built-in variables and functions, run by emulator.h.
+// CUDA's keywords, built-in variables and functions for .cu files that are compiled as plain C++
+// (g++ -x c++ -include cuda.h), as far as the kernels use them. emulator.h runs them.
 //
-// Functions that approximate on a GPU (__expf) are exact to the last place or so here. nvcc makes
-// a * b + c one rounding where it can; here it is two.
+// Functions that approximate on a GPU are exact to about the last bit here. nvcc makes a * b + c
+// one rounding where it can; here it is two.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -79,25 +79,10 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 
 // Barriers.
 
-inline void __syncthreads(emulator::Site site = emulator::here()) {
-  emulator::meet_block(emulator::Operation::kSyncthreads, 0, site);
-}
-inline int __syncthreads_count(int predicate, emulator::Site site = emulator::here()) {
-  return static_cast<int>(
-      emulator::meet_block(emulator::Operation::kSyncthreadsCount, predicate != 0, site));
-}
-inline int __syncthreads_and(int predicate, emulator::Site site = emulator::here()) {
-  return emulator::meet_block(emulator::Operation::kSyncthreadsAnd, predicate != 0, site) != 0;
-}
-inline int __syncthreads_or(int predicate, emulator::Site site = emulator::here()) {
-  return emulator::meet_block(emulator::Operation::kSyncthreadsOr, predicate != 0, site) != 0;
-}
+inline void __syncthreads(emulator::Site site = emulator::here()) { emulator::meet_block(site); }
 inline void __syncwarp(unsigned mask = ~0u, emulator::Site site = emulator::here()) {
   emulator::meet_warp(emulator::Operation::kSyncwarp, mask, 0, 0, site);
 }
-// Threads change at barriers, shuffles and votes only, so memory is always in order.
-inline void __threadfence() {}
-inline void __threadfence_block() {}
 
 // Shuffles and votes.
 
@@ -144,14 +129,6 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
   const bool reads = lane >= emulator::first_lane(width);
   return emulator::shuffle(mask, value, reads ? lane : emulator::lane(), site);
 }
-template <typename T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
-                   emulator::Site site = emulator::here()) {
-  const int lane = emulator::lane() + static_cast<int>(delta);
-  const bool reads = lane < emulator::first_lane(width) + width;
-  return emulator::shuffle(mask, value, reads ? lane : emulator::lane(), site);
-}
-
 inline unsigned __ballot_sync(unsigned mask, int predicate,
                               emulator::Site site = emulator::here()) {
   return static_cast<unsigned>(
@@ -207,11 +184,6 @@ T atomicAdd(T* address, std::common_type_t<T> value, emulator::Site site = emula
   return emulator::atomic(address, "atomicAdd", site,
                           [&](T old) { return static_cast<T>(old + value); });
 }
-inline float2 atomicAdd(float2* address, float2 value, emulator::Site site = emulator::here()) {
-  return emulator::atomic(address, "atomicAdd", site, [&](float2 old) {
-    return make_float2(old.x + value.x, old.y + value.y);
-  });
-}
 inline float4 atomicAdd(float4* address, float4 value, emulator::Site site = emulator::here()) {
   return emulator::atomic(address, "atomicAdd", site, [&](float4 old) {
     return make_float4(old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w);
@@ -223,23 +195,6 @@ T atomicMax(T* address, std::common_type_t<T> value, emulator::Site site = emula
   return emulator::atomic(address, "atomicMax", site,
                           [&](T old) { return old > value ? old : value; });
 }
-template <typename T>
-T atomicMin(T* address, std::common_type_t<T> value, emulator::Site site = emulator::here()) {
-  static_assert(std::is_integral_v<T>);
-  return emulator::atomic(address, "atomicMin", site,
-                          [&](T old) { return old < value ? old : value; });
-}
-template <typename T>
-T atomicExch(T* address, std::common_type_t<T> value, emulator::Site site = emulator::here()) {
-  return emulator::atomic(address, "atomicExch", site, [&](T) { return value; });
-}
-template <typename T>
-T atomicCAS(T* address, std::common_type_t<T> expected, std::common_type_t<T> value,
-            emulator::Site site = emulator::here()) {
-  return emulator::atomic(address, "atomicCAS", site,
-                          [&](T old) { return old == expected ? value : old; });
-}
-
 // Arithmetic.
 
 // The number that is not NaN, as on a GPU.
@@ -263,8 +218,6 @@ std::common_type_t<A, B> min(A a, B b) {
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
 
 namespace emulator {
 
@@ -279,19 +232,12 @@ To bits(From from) {
 }  // namespace emulator
 
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
-inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
-inline int __float_as_int(float x) { return emulator::bits<int>(x); }
 
-inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
-inline float __expf(float x) { return std::exp(x); }
 inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }  // NaN: 0
-inline float __frcp_rn(float x) { return 1.0f / x; }
 
 // 16-bit multiply-adds, which NVIDIA's headers have for the GPU only. As templates, they give way
 // to a header that has them.

@@ -1,4 +1,4 @@
-"""Comparison of results and gradients with the truth: `msda.reference` in float64 on the same inputs."""
+"""Results and gradients against the truth: `msda.reference` in float64 on the same inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.errors import TOLERANCE
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 
 FLOOR = 0.05
-"""A result smaller than this share of what it would be with every sample inside counts absolutely: a lone
+"""Errors of small results are absolute: below this fraction of the result with every sample inside. A single
 sample that just touches a level has a weight that is all rounding."""
 
 
@@ -30,11 +30,11 @@ def make(
     return build(dtype, device, **options)
 
 
-def gradients(
+def autograd_gradients(
     inputs: AttentionInputs | FusedInputs, grad_output: torch.Tensor, run=run_msda
 ) -> dict[str, torch.Tensor]:
-    """Gradients of every floating input, by name; the reference's also in PyTorch's deterministic mode, which
-    its `grid_sample` does not know on a GPU."""
+    """Gradients of every floating input, by name. For the reference, PyTorch's deterministic mode is off:
+    `grid_sample` does not know it on a GPU."""
     leaves = {
         name: tensor.detach().requires_grad_()
         for name, tensor in inputs._asdict().items()
@@ -56,24 +56,40 @@ def reference(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
     return operator(*inputs)
 
 
-def assert_gradients(problem: Problem, inputs: AttentionInputs | FusedInputs, seed: int = 0) -> None:
-    """Fails unless every gradient is as near to the reference's in float64 as its type allows."""
-    dtype = inputs.value.dtype
-    rows = inputs[-2].shape[:2]
+def normal_grad_output(inputs: AttentionInputs | FusedInputs, seed: int) -> torch.Tensor:
+    """A standard normal [N, Q, M * D] in value's type."""
+    batch, _, num_heads, head_dim = inputs.value.shape
+    shape = (batch, inputs[-2].shape[1], num_heads * head_dim)
     generator = torch.Generator().manual_seed(seed)
-    grad_output = torch.randn(
-        (*rows, problem.num_heads * problem.head_dim), generator=generator, dtype=torch.float64
-    )
-    grad_output = grad_output.to(inputs.value.device, dtype)
-    actual = gradients(inputs, grad_output)
-    expected = gradients(errors.in_float64(inputs), grad_output.double(), reference)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return numbers.to(inputs.value.device, inputs.value.dtype)
+
+
+def assert_gradients(
+    found: dict[str, torch.Tensor],
+    problem: Problem,
+    inputs: AttentionInputs | FusedInputs,
+    grad_output: torch.Tensor,
+    expected: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Fails unless every gradient is as near to the truth as its type allows.
+
+    Args:
+        found: the gradients by the inputs' names.
+        problem: the inputs' sizes.
+        inputs: those of the operator.
+        grad_output: [N, Q, M * D].
+        expected: the truth, by default the reference's gradients in float64.
+    """
+    if expected is None:
+        expected = autograd_gradients(errors.in_float64(inputs), grad_output.double(), reference)
     floors = gradient_floors(problem, inputs)
-    for name, gradient in actual.items():
+    assert set(found) == set(expected)
+    for name, gradient in found.items():
+        tolerance = TOLERANCE[inputs.value.dtype if name == "value" else gradient.dtype]
         assert gradient.dtype == getattr(inputs, name).dtype, name
         error = errors.relative_error(gradient, expected[name], floors[name])
-        assert error <= TOLERANCE[dtype], (
-            f"{name}: relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"
-        )
+        assert error <= tolerance, f"{name}: relative error {error:.2e}, allowed {tolerance:.0e}"
 
 
 def weights_of(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:

@@ -1,0 +1,235 @@
+"""The CUDA kernels on the CPU: the real sources, compiled for the emulator of tests/matrix/cuda_emulator.
+
+    forward(inputs)                    # as msda.attention(*inputs) on a GPU
+    forward(inputs, order=3)           # threads and blocks in another order
+    backward(inputs, grad_output)      # the gradients by the inputs' names
+
+MSDA_FORWARD and MSDA_BACKWARD force a kernel. A kernel that does what a GPU would not forgive raises
+`EmulatorError`: reads and writes outside of the tensors, misaligned addresses, shuffles and barriers that a
+thread does not reach. What the compiler for the GPU makes of the sources is tested on a GPU alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.problems import AttentionInputs, FusedInputs
+from tests.matrix.cuda_emulator import compile_for_cpu
+
+CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "d" / "cuda_emulator"
+
+NOT_SUPPORTED = 801
+"""cudaErrorNotSupported: the forced kernel cannot run the problem."""
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""In the order of msda::DataType."""
+
+GIVEN, REFERENCE_POINTS, REFERENCE_BOXES = range(3)
+"""msda::Locations."""
+
+INPUTS = (
+    "value",
+    "spatial_shapes",
+    "level_start_index",
+    "reference_points",
+    "sampling_locations",
+    "attention_weights",
+)
+STRIDED = INPUTS[4:]
+"""The tensors whose queries may lie apart in the forward."""
+GRADIENTS = tuple(f"grad_{name}" for name in ("value", *STRIDED, "reference_points"))
+TENSORS = (*INPUTS, "output", "grad_output", *GRADIENTS)
+"""EmulatedTensors of cuda_emulator/operators.cpp."""
+
+SIZES = ("batch_size", "num_cells", "num_heads", "head_dim", "num_levels", "num_queries", "total_points")
+NUMBERS = ("locations", "value_type", "location_type", "weight_type", "int64_shapes")
+
+
+class EmulatorError(RuntimeError):
+    """A launch failed; the message says which kernel, block, thread and line, and why."""
+
+
+class NotSupported(Exception):
+    """The forced kernel cannot run the problem."""
+
+
+class _Problem(ctypes.Structure):
+    """EmulatedProblem of cuda_emulator/operators.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in (*SIZES, "location_stride", "weight_stride")),
+        ("points_per_level", ctypes.POINTER(ctypes.c_int32)),
+        *((name, ctypes.c_int32) for name in NUMBERS),
+    )
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+class _Tensors(ctypes.Structure):
+    _fields_ = tuple((name, _Tensor) for name in TENSORS)
+
+
+def missing(dtype: torch.dtype = torch.float32) -> str | None:
+    """What is missing to compile the emulator, or None."""
+    return compile_for_cpu.missing()
+
+
+@functools.cache
+def library(*sources: Path) -> ctypes.CDLL:
+    """Sources compiled for the emulator, by default those of the operators."""
+    if not sources:
+        kernels = sorted((compile_for_cpu.KERNELS / "src").glob("*.cu"))
+        sources = (*kernels, compile_for_cpu.HERE / "operators.cpp")
+    compiled = ctypes.CDLL(str(compile_for_cpu.build(sources, CACHE)))
+    compiled.emulated_message.restype = ctypes.c_char_p
+    return compiled
+
+
+def forward(inputs: AttentionInputs | FusedInputs, order: int = 0) -> torch.Tensor:
+    """The operator of the inputs.
+
+    Args:
+        inputs: on the CPU, in any layout.
+        order: of threads and blocks; 0 is ascending, other numbers draw one.
+
+    Returns:
+        [N, Q, M * D] in value's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError: where a GPU would fail, hang, or read or write what it should not.
+        NotSupported: when the forced kernel cannot run the problem.
+    """
+    batch, _, num_heads, head_dim = inputs.value.shape
+    shape = (batch, inputs[-2].shape[1], num_heads * head_dim)
+    output = torch.full(shape, torch.nan, dtype=inputs.value.dtype)
+    tensors = _tensors(inputs, output=output)
+    tensors |= {name: _queries(tensor) for name, tensor in zip(STRIDED, inputs[-3:-1], strict=True)}
+    _call("emulated_forward", inputs, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def backward(
+    inputs: AttentionInputs | FusedInputs,
+    grad_output: torch.Tensor,
+    order: int = 0,
+    deterministic: bool = False,
+) -> dict[str, torch.Tensor]:
+    """The gradients of the inputs' operator by the inputs' names, in their types.
+
+    Args:
+        inputs: as for `forward`.
+        grad_output: [N, Q, M * D] in value's type.
+        order: as for `forward`.
+        deterministic: whether value's gradient has to be the same in every order.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    sums = torch.float64 if inputs.value.dtype == torch.float64 else torch.float32
+    written = {
+        name: torch.full(tensor.shape, torch.nan, dtype=tensor.dtype)
+        for name, tensor in inputs._asdict().items()
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    }
+    written["value"] = torch.zeros(inputs.value.shape, dtype=sums)
+    gradients = {f"grad_{_names(inputs)[name]}": tensor for name, tensor in written.items()}
+    tensors = _tensors(inputs, grad_output=grad_output, **gradients)
+    _call("emulated_backward", inputs, tensors, ctypes.c_int(deterministic), ctypes.c_uint64(order))
+    return written | {"value": written["value"].to(inputs.value.dtype)}
+
+
+def _names(inputs: AttentionInputs | FusedInputs) -> dict[str, str]:
+    """The C name of each tensor of the inputs."""
+    names = [name for name in INPUTS if isinstance(inputs, FusedInputs) or name != "reference_points"]
+    return dict(zip(inputs._fields[:-1], names, strict=True))
+
+
+def _tensors(inputs: AttentionInputs | FusedInputs, **others: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every tensor of a call by its C name, contiguous."""
+    tensors = {c_name: getattr(inputs, name) for name, c_name in _names(inputs).items()} | others
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def _queries(tensor: torch.Tensor) -> torch.Tensor:
+    """[N, Q, ...] as [N * Q, numbers]: without a copy where the kernels need none."""
+    shape = (tensor.shape[0] * tensor.shape[1], math.prod(tensor.shape[2:]))
+    try:
+        queries = tensor.detach().view(shape)
+    except RuntimeError:
+        queries = tensor.detach().reshape(shape)
+    return queries if queries.stride(1) == 1 and queries.stride(0) >= shape[1] else queries.contiguous()
+
+
+def _stride(tensor: torch.Tensor) -> int:
+    """Elements from a query to the next, of `_queries` or of a contiguous [N, Q, ...]."""
+    queries = tensor if tensor.dim() == 2 else _queries(tensor)
+    return queries.stride(0) if len(queries) > 1 else queries.shape[1]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """From the first element to the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
+
+
+def _problem(inputs: AttentionInputs | FusedInputs, strides: Sequence[int]) -> _Problem:
+    """Sizes and types of valid inputs; strides of locations and weights as they are handed on."""
+    value, shapes, _, *rest, points = inputs
+    locations = GIVEN
+    if isinstance(inputs, FusedInputs):
+        locations = REFERENCE_POINTS if rest[0].shape[-1] == 2 else REFERENCE_BOXES
+    num_levels = shapes.shape[0]
+    counts = points if points is not None else [rest[-2].shape[4]] * num_levels
+    return _Problem(
+        *value.shape,
+        num_levels,
+        rest[-2].shape[1],
+        sum(counts),
+        *strides,
+        (ctypes.c_int32 * num_levels)(*counts),
+        locations,
+        *(TYPES.index(tensor.dtype) for tensor in (value, rest[-2], rest[-1])),
+        shapes.dtype == torch.int64,
+    )
+
+
+def _call(
+    function: str,
+    inputs: AttentionInputs | FusedInputs,
+    tensors: dict[str, torch.Tensor],
+    *options: ctypes._SimpleCData,
+) -> None:
+    problem = _problem(inputs, [_stride(tensors[name]) for name in STRIDED])
+    pointers = _Tensors(
+        **{name: _Tensor(tensor.data_ptr(), _bytes(tensor)) for name, tensor in tensors.items()}
+    )
+    status = getattr(library(), function)(ctypes.byref(problem), ctypes.byref(pointers), *options)
+    message = library().emulated_message().decode()
+    if status == NOT_SUPPORTED:
+        raise NotSupported(message or f"{function}: cudaErrorNotSupported")
+    if status:
+        raise EmulatorError(with_lines(message) or f"{function}: cudaError_t {status}")
+
+
+def with_lines(message: str) -> str:
+    """A message with every address [library+0xoffset] in it replaced by source lines, where addr2line is."""
+
+    def lines(match: re.Match) -> str:
+        if not shutil.which("addr2line"):
+            return match[0]
+        command = ["addr2line", "-Cfpis", "-e", match[1], match[2]]
+        found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        return f"\n{found}" if found else match[0]
+
+    return re.sub(r" \[(\S+)\+(0x[0-9a-f]+)\]", lines, message)

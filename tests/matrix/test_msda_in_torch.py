@@ -1,0 +1,246 @@
+"""The operators in Torch: registration, tracing, compilation, export, autocast."""
+
+from __future__ import annotations
+
+import doctest
+import time
+from dataclasses import replace
+from importlib.metadata import version
+
+import pytest
+import torch
+from torch import nn
+
+import codetr
+import msda
+from benchmarks import errors
+from benchmarks.problems import BY_NAME, AttentionInputs, FusedInputs, Problem
+from tests.matrix import backends, drawn_cases
+from tests.matrix.against_reference import assert_result, run_msda
+
+PROBLEM = Problem("op", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=8, num_points=3)
+RAGGED = Problem("op_ragged", 1, ((6, 8), (3, 4)), 10, 4, 8, points_per_level=(2, 3), reference_dim=4)
+OPERATORS = ("attention", "fused_attention")
+
+operators = pytest.mark.parametrize("operator", OPERATORS)
+both_problems = pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
+
+
+def make(
+    operator: str,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    problem: Problem = PROBLEM,
+    gradients: bool = False,
+) -> AttentionInputs | FusedInputs:
+    """Inputs whose samples keep away from the kinks; with `gradients`, floating tensors want theirs."""
+    inputs = drawn_cases.Case(problem, operator == "fused_attention", smooth=True).inputs(dtype, device)
+    if gradients:
+        for tensor in inputs:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                tensor.requires_grad_()
+    return inputs
+
+
+def leaves(inputs: AttentionInputs | FusedInputs) -> dict[str, torch.Tensor]:
+    """The tensors that want a gradient."""
+    return {
+        name: tensor
+        for name, tensor in inputs._asdict().items()
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+    }
+
+
+@operators
+@both_problems
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_msda_opcheck(operator: str, problem: Problem, dtype: torch.dtype, device: str) -> None:
+    """Schema, autograd registration, fake tensors, and tracing with dynamic shapes (part of `-k msda`)."""
+    inputs = make(operator, device, dtype, problem, gradients=True)
+    # Tracing compares gradients of two runs; CUDA's atomics and 16-bit rounding make them differ a little.
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.library.opcheck(getattr(torch.ops.msda, operator).default, tuple(inputs), **tolerance)
+
+
+def test_docstring_examples() -> None:
+    tested = doctest.testmod(msda.ops)
+    assert tested.attempted >= 8 and not tested.failed
+
+
+@operators
+@both_problems
+def test_compile(operator: str, problem: Problem, device: str) -> None:
+    """torch.compile without a graph break, forward and backward (Inductor on the GPU alone: it is slow)."""
+    inputs = make(operator, device, problem=problem, gradients=True)
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    compiled = torch.compile(getattr(msda, operator), fullgraph=True, backend=backend)
+    output = compiled(*inputs)
+    expected = run_msda(inputs)
+    torch.testing.assert_close(output, expected)
+    grad_output = torch.randn_like(expected)
+    found = torch.autograd.grad(output, list(leaves(inputs).values()), grad_output)
+    wanted = torch.autograd.grad(expected, list(leaves(inputs).values()), grad_output)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+class Call(nn.Module):
+    """A module that is nothing but the operator."""
+
+    def __init__(self, operator: str, points_per_level: list[int] | None) -> None:
+        super().__init__()
+        self.operator = operator
+        self.points_per_level = points_per_level
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return getattr(msda, self.operator)(*tensors, self.points_per_level)
+
+
+@operators
+@both_problems
+def test_export(operator: str, problem: Problem) -> None:
+    """torch.export, strict, with dynamic batch, cells and queries; the graph keeps the operator whole."""
+    inputs = make(operator, problem=replace(problem, batch=2))
+    batch, cells, queries = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "S", "Q"))
+    rows = {0: batch, 1: queries}
+    dynamic = ({0: batch, 1: cells}, None, None, *(rows for _ in inputs[3:-1]))
+    module = Call(operator, inputs.points_per_level)
+    program = torch.export.export(module, tuple(inputs[:-1]), dynamic_shapes=(dynamic,), strict=True)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert getattr(torch.ops.msda, operator).default in targets
+    other = Problem(
+        "other",
+        3,
+        ((5, 9), (2, 2)),
+        17,
+        4,
+        8,
+        problem.num_points,
+        problem.points_per_level,
+        problem.reference_dim,
+    )
+    again = make(operator, problem=other)
+    torch.testing.assert_close(program.module()(*again[:-1]), run_msda(again))
+
+
+@pytest.mark.gpu
+@operators
+def test_columns_of_one_tensor_are_not_copied(operator: str) -> None:
+    if reason := backends.no_gpu():
+        pytest.skip(reason)
+    problem = Problem("columns", 2, ((64, 64), (32, 32)), 5120, num_heads=8, head_dim=32)
+    case = drawn_cases.Case(problem, operator == "fused_attention", packed=True)
+    inputs = case.inputs(torch.float16, "cuda")
+    run_msda(inputs)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = run_msda(inputs)
+    assert torch.cuda.max_memory_allocated() - before == output.nbytes
+
+
+@operators
+def test_meta(operator: str) -> None:
+    """Meta tensors give a shape and a type without numbers."""
+    inputs = make(operator, dtype=torch.float16)
+    meta = type(inputs)(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs))
+    output = run_msda(meta)
+    assert output.device.type == "meta"
+    assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, PROBLEM.num_heads * PROBLEM.head_dim)
+    assert output.dtype == torch.float16
+
+
+@operators
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
+    """Values are cast; what says where to look stays as exact as it came."""
+    inputs = make(operator, device)
+    with torch.autocast(device, dtype):
+        output = run_msda(inputs)
+    rounded = inputs._replace(value=inputs.value.to(dtype))
+    assert_result(output, errors.truth(rounded), rounded, dtype)
+
+
+@operators
+def test_autocast_leaves_float64_alone(operator: str, device: str) -> None:
+    inputs = make(operator, device, torch.float64)
+    with torch.autocast(device, torch.bfloat16):
+        output = run_msda(inputs)
+    assert output.dtype == torch.float64
+    assert torch.equal(output, run_msda(inputs))
+
+
+@operators
+def test_autocast_brings_types_together(operator: str, device: str) -> None:
+    """Under autocast layers hand over 16-bit tensors beside fp32 ones: all mixtures are taken."""
+    inputs = make(operator, device)
+    mixed = inputs._replace(**{name: getattr(inputs, name).half() for name in inputs._fields[3:-1]})
+    with torch.autocast(device, torch.bfloat16):
+        output = run_msda(mixed)
+    wide = mixed._replace(**{name: getattr(mixed, name).float() for name in mixed._fields[3:-1]})
+    expected = run_msda(wide._replace(value=wide.value.bfloat16()))
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, expected)
+
+
+@operators
+@pytest.mark.parametrize("sizes", [{"head_dim": 0}, {"num_heads": 0}], ids=str)
+def test_nothing_to_add_up(operator: str, sizes: dict[str, int], device: str) -> None:
+    """Heads without channels, or no heads: an empty result, and gradients that are zero."""
+    inputs = make(operator, device, problem=replace(PROBLEM, **sizes), gradients=True)
+    output = run_msda(inputs)
+    assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, 0)
+    for gradient in torch.autograd.grad(output.sum(), list(leaves(inputs).values())):
+        assert not gradient.any()
+
+
+@operators
+def test_autocast_gradient(operator: str, device: str) -> None:
+    """Gradients come back in the types of the inputs."""
+    inputs = make(operator, device, gradients=True)
+    with torch.autocast(device, torch.bfloat16):
+        output = run_msda(inputs)
+    tensors = list(leaves(inputs).values())
+    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
+        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+
+
+@operators
+def test_gradient_of_one_input(operator: str) -> None:
+    """Each input alone can want a gradient; it is the same as together with the others."""
+    together = make(operator, gradients=True)
+    wanted = torch.autograd.grad(run_msda(together).sum(), list(leaves(together).values()))
+    for name, expected in zip(leaves(together), wanted, strict=True):
+        alone = make(operator)
+        leaf = getattr(alone, name).requires_grad_()
+        (found,) = torch.autograd.grad(run_msda(alone).sum(), [leaf])
+        torch.testing.assert_close(found, expected)
+
+
+def test_float16_on_the_cpu_is_as_fast_as_float32() -> None:
+    """The CPU converts float16 in software, so the operator converts every cell once, not every sample."""
+    problem = BY_NAME["codino_decoder_608x608"]
+    inputs = {dtype: problem.attention_inputs(dtype, "cpu") for dtype in (torch.float32, torch.float16)}
+    seconds = {dtype: [] for dtype in inputs}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for other tests' threads
+    try:
+        for _ in range(5):
+            for dtype, arguments in inputs.items():
+                started = time.process_time()
+                msda.attention(*arguments)
+                seconds[dtype].append(time.process_time() - started)
+    finally:
+        torch.set_num_threads(threads)
+    assert min(seconds[torch.float16]) < 1.8 * min(seconds[torch.float32])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_schemas_and_versions(backward: bool) -> None:
+    """The positional order is part of the contract with the ONNX node and the plugin."""
+    for operator, fields, options in (
+        ("attention", AttentionInputs._fields, ["deterministic"]),
+        ("fused_attention", FusedInputs._fields, ["reference_gradient", "deterministic"]),
+    ):
+        expected = ["grad_output", *fields, *options] if backward else list(fields)
+        call = getattr(torch.ops.msda, operator + "_backward" * backward).default
+        assert [argument.name for argument in call._schema.arguments] == expected
+    assert msda.__version__ == codetr.__version__ == version("codetr-tensorrt")
