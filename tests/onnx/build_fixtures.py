@@ -8,20 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx import TensorProto, helper  # noqa: E402
-
-from onnx_path import build, operator  # noqa: E402
-from onnx_path.tensorrt_engine import Settings  # noqa: E402
-from tests.onnx.text_models import text_model  # noqa: E402
-from trt_plugin.engine_error import EngineError  # noqa: E402
-from trt_plugin.inspection import engine_summary  # noqa: E402
-from trt_plugin.inspection.engine_layers import parse  # noqa: E402
-from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport  # noqa: E402
+from onnx_path import build, operator
+from onnx_path.tensorrt_engine import Settings
+from tests.onnx.text_models import text_model
+from trt_plugin.engine_error import EngineError
+from trt_plugin.inspection import engine_summary
+from trt_plugin.inspection.engine_layers import parse
+from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
 
 REPOSITORY = Path(__file__).parents[2]
 SHAPES = ("--min", "images:1x3x8x8", "--opt", "images:2x3x8x8", "--max", "images:4x3x8x8")

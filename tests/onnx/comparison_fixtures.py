@@ -7,23 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-
-from onnx_path import compare, model_for_tensorrt, tensorrt_engine  # noqa: E402
-from onnx_path.comparison import marked_engines  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
-from onnx_path.precision import convert_precision  # noqa: E402
-from onnx_path.tensorrt_engine import Settings  # noqa: E402
-from tests.onnx.build_fixtures import summary_of  # noqa: E402
-from tests.onnx.text_models import text_model  # noqa: E402
-from trt_plugin.engine_tensors import storage_dtype  # noqa: E402
-from trt_plugin.inspection import engine_summary  # noqa: E402
-from trt_plugin.inspection.engine_layers import parse  # noqa: E402
-from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport  # noqa: E402
+from onnx_path import compare, model_for_tensorrt, tensorrt_engine
+from onnx_path.comparison import marked_engines
+from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+from onnx_path.precision import convert_precision
+from onnx_path.tensorrt_engine import Settings
+from tests.onnx.build_fixtures import summary_of
+from tests.onnx.text_models import text_model
+from trt_plugin.engine_tensors import storage_dtype
+from trt_plugin.inspection import engine_summary
+from trt_plugin.inspection.engine_layers import parse
+from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
 
 LAYERS = 6
 SIZE = 16

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+import onnx
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-
-from tests.onnx.text_models import text_model  # noqa: E402
+from tests.onnx.text_models import text_model
 
 SCORES = np.float32([[1, 1 + 2**-22, 0.5, 3, 2, -1]])
 PAYLOAD = np.float32([[5, 1], [-3, 2], [7, 7], [0, 4], [9, -9], [2, 2]])

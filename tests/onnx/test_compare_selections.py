@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-for package in ("onnxscript", "onnxruntime"):
-    pytest.importorskip(package, reason=f"{package} is not installed")
-
-from onnx_path import build, compare  # noqa: E402
-from onnx_path.comparison import marked_engines  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
-from onnx_path.surgery.verify import selections  # noqa: E402
-from tests.onnx.build_fixtures import summary_of  # noqa: E402
-from tests.onnx.comparison_fixtures import layers_in  # noqa: E402
-from tests.onnx.selecting_models import SCORES, masking, selecting  # noqa: E402
-from trt_plugin.inspection import engine_summary  # noqa: E402
-from trt_plugin.inspection.engine_summary import TensorReport  # noqa: E402
+from onnx_path import build, compare
+from onnx_path.comparison import marked_engines
+from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+from onnx_path.surgery.verify import selections
+from tests.onnx.build_fixtures import summary_of
+from tests.onnx.comparison_fixtures import layers_in
+from tests.onnx.selecting_models import SCORES, masking, selecting
+from trt_plugin.inspection import engine_summary
+from trt_plugin.inspection.engine_summary import TensorReport
 
 pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
 

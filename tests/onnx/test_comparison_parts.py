@@ -7,31 +7,28 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx import TensorProto, helper  # noqa: E402
-
-from codetr.errors import ArgumentError  # noqa: E402
-from onnx_path import operator  # noqa: E402
-from onnx_path.comparison.comparable_tensors import ComparableTensors, names_of  # noqa: E402
-from onnx_path.comparison.input_arrays import (  # noqa: E402
+from codetr.errors import ArgumentError
+from onnx_path import operator
+from onnx_path.comparison.comparable_tensors import ComparableTensors, names_of
+from onnx_path.comparison.input_arrays import (
     GivenArray,
     choose_shapes,
     make_inputs,
     read_inputs,
 )
-from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
-from onnx_path.comparison.tensor_errors import TensorError, Tolerance  # noqa: E402
-from onnx_path.optimization_profiles import OnnxInput, inputs_of  # noqa: E402
-from onnx_path.surgery.graph import onnx_session  # noqa: E402
-from onnx_path.surgery.rewrite import function_bodies  # noqa: E402
-from tests.onnx.build_fixtures import attention_file  # noqa: E402
-from tests.onnx.comparison_fixtures import converted, network  # noqa: E402
-from tests.onnx.text_models import text_model  # noqa: E402
-from trt_plugin.inspection.engine_summary import TensorReport  # noqa: E402
+from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+from onnx_path.comparison.tensor_errors import TensorError, Tolerance
+from onnx_path.optimization_profiles import OnnxInput, inputs_of
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.rewrite import function_bodies
+from tests.onnx.build_fixtures import attention_file
+from tests.onnx.comparison_fixtures import converted, network
+from tests.onnx.text_models import text_model
+from trt_plugin.inspection.engine_summary import TensorReport
 
 PICTURE = text_model(
     "y = Identity(images)",

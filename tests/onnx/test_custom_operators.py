@@ -5,17 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import onnx
 import pytest
+from onnx import helper
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx import helper  # noqa: E402
-
-from onnx_path import build  # noqa: E402
-from onnx_path.custom_operators import custom_operators  # noqa: E402
-from onnx_path.model_for_tensorrt import load_model  # noqa: E402
-from tests.onnx.build_fixtures import (  # noqa: E402
+from onnx_path import build
+from onnx_path.custom_operators import custom_operators
+from onnx_path.model_for_tensorrt import load_model
+from tests.onnx.build_fixtures import (
     NO_GPU,
     REPOSITORY,
     SHAPES,
@@ -23,7 +20,7 @@ from tests.onnx.build_fixtures import (  # noqa: E402
     convolution,
     refuse,
 )
-from trt_plugin.engine_error import EngineError  # noqa: E402
+from trt_plugin.engine_error import EngineError
 
 pytest_plugins = ("tests.onnx.build_fixtures",)
 

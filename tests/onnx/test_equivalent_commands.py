@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx_path.equivalent_commands import equivalent_commands  # noqa: E402
-from onnx_path.optimization_profiles import ShapeRange  # noqa: E402
-from onnx_path.tensorrt_engine import Settings, serialize_engine  # noqa: E402
+from onnx_path.equivalent_commands import equivalent_commands
+from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.tensorrt_engine import Settings, serialize_engine
 
 pytest_plugins = ("tests.onnx.build_fixtures",)
 

@@ -6,24 +6,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx import helper  # noqa: E402
-
-from onnx_path import tensorrt_engine  # noqa: E402
-from onnx_path.comparison.comparable_tensors import ComparableTensors, names_of  # noqa: E402
-from onnx_path.comparison.first_difference import (  # noqa: E402
+from onnx_path import tensorrt_engine
+from onnx_path.comparison.comparable_tensors import ComparableTensors, names_of
+from onnx_path.comparison.first_difference import (
     FirstDifference,
     SearchOutcome,
     first_difference,
 )
-from onnx_path.comparison.marked_engines import MarkedEngines  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference  # noqa: E402
-from onnx_path.comparison.tensor_errors import TensorError, Tolerance  # noqa: E402
-from tests.onnx.comparison_fixtures import LAYERS, network  # noqa: E402
+from onnx_path.comparison.marked_engines import MarkedEngines
+from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+from onnx_path.comparison.tensor_errors import TensorError, Tolerance
+from tests.onnx.comparison_fixtures import LAYERS, network
 
 pytest_plugins = ("tests.onnx.comparison_fixtures",)
 

@@ -8,20 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-
-from onnx_path import operator  # noqa: E402
-from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN  # noqa: E402
-from onnx_path.precision import convert_precision  # noqa: E402
-from onnx_path.surgeon import operate  # noqa: E402
-from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
-from tests.onnx import model_zoo  # noqa: E402
-from tests.onnx.model_zoo import ZOO  # noqa: E402
-from tests.onnx.text_models import text_model  # noqa: E402
+from onnx_path import operator
+from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN
+from onnx_path.precision import convert_precision
+from onnx_path.surgeon import operate
+from onnx_path.surgery.graph.protobuf import copied
+from tests.onnx import model_zoo
+from tests.onnx.model_zoo import ZOO
+from tests.onnx.text_models import text_model
 
 FLOAT, HALF, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
 QUICK = ("deformable_detr", "d_fine")
@@ -163,11 +161,6 @@ def fix_picks(narrow: onnx.ModelProto, wide: onnx.ModelProto, inputs: dict[str, 
         (node,) = [x for x in narrow.graph.node if name in x.output]
         node.output[1] = f"{name}/free"
         narrow.graph.initializer.append(onnx.numpy_helper.from_array(picks, name))
-
-
-@pytest.fixture(scope="session")
-def zoo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_zoo.session_folder(tmp_path_factory)
 
 
 _OPERATED: dict[tuple, onnx.ModelProto] = {}

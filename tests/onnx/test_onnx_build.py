@@ -7,21 +7,18 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx import TensorProto, helper  # noqa: E402
-
-from onnx_path import build, model_for_tensorrt  # noqa: E402
-from onnx_path.equivalent_commands import equivalent_commands  # noqa: E402
-from onnx_path.optimization_profiles import ShapeRange, inputs_of  # noqa: E402
-from onnx_path.tensorrt_engine import Settings  # noqa: E402
-from tests import onnx_zoo  # noqa: E402
-from tests.onnx.build_fixtures import SHAPES, attention_file, convolution, refuse  # noqa: E402
-from tests.onnx.text_models import text_model  # noqa: E402
-from trt_plugin.inspection import engine_summary  # noqa: E402
+from onnx_path import build, model_for_tensorrt
+from onnx_path.equivalent_commands import equivalent_commands
+from onnx_path.optimization_profiles import ShapeRange, inputs_of
+from onnx_path.tensorrt_engine import Settings
+from tests.onnx import model_zoo, zoo_exporters
+from tests.onnx.build_fixtures import SHAPES, attention_file, convolution, refuse
+from tests.onnx.text_models import text_model
+from trt_plugin.inspection import engine_summary
 
 pytest_plugins = ("tests.onnx.build_fixtures",)
 
@@ -265,8 +262,8 @@ def detr(tmp_path_factory) -> tuple[Path, Path]:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     from onnx_path import surgeon
 
-    onnx_zoo.ZOO["deformable_detr"].require()
-    original = onnx_zoo.export("deformable_detr", onnx_zoo.session_folder(tmp_path_factory), dynamic=True)
+    model_zoo.ZOO["deformable_detr"].require()
+    original = model_zoo.export("deformable_detr", model_zoo.session_folder(tmp_path_factory), dynamic=True)
     rewritten = tmp_path_factory.mktemp("rewritten") / "model.onnx"
     assert surgeon.main([str(original), str(rewritten)]) == 0
     return original, rewritten
@@ -293,13 +290,13 @@ def test_engine_with_dynamic_batch_is_onnxruntimes(tensorrt, detr, tmp_path, cap
     output = capsys.readouterr()
     assert status == 0, output.err
     content = json.loads(report.read_text())
-    assert len(content["report"]["plugin_layers"]) == onnx_zoo.ZOO["deformable_detr"].layers
+    assert len(content["report"]["plugin_layers"]) == model_zoo.ZOO["deformable_detr"].layers
     assert {x["name"]: x["max"] for x in content["report"]["inputs"]}["pixel_mask"] == [4, 96, 128]
     with trt_plugin.EngineRunner(tmp_path / "model.engine") as runner:
         for batch in (1, 3):
-            inputs = onnx_zoo.ZOO["deformable_detr"].other_inputs(96, 128, batch)
-            expected = onnx_zoo.run_onnx(original, inputs)
+            inputs = model_zoo.ZOO["deformable_detr"].other_inputs(96, 128, batch)
+            expected = zoo_exporters.run_onnx(original, inputs)
             found = runner({name: tensor.numpy() for name, tensor in inputs.items()})
-            for name, array in zip(onnx_zoo.ZOO["deformable_detr"].outputs, expected):
+            for name, array in zip(model_zoo.ZOO["deformable_detr"].outputs, expected):
                 error = np.abs(found[name] - array).max() / np.abs(array).max()
                 assert error < tolerance, (batch, name, error)

@@ -7,19 +7,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-from onnx import helper  # noqa: E402
-
-from onnx_path import build, compare  # noqa: E402
-from onnx_path.comparison import marked_engines  # noqa: E402
-from onnx_path.comparison.tensor_errors import TOLERANCES  # noqa: E402
-from tests.onnx.build_fixtures import NO_GPU, attention_file, refuse_by  # noqa: E402
-from tests.onnx.comparison_fixtures import converted, describe, layers_in, network, pretend  # noqa: E402
-from trt_plugin.inspection import engine_summary  # noqa: E402
+from onnx_path import build, compare
+from onnx_path.comparison import marked_engines
+from onnx_path.comparison.tensor_errors import TOLERANCES
+from tests.onnx.build_fixtures import NO_GPU, attention_file, refuse_by
+from tests.onnx.comparison_fixtures import converted, describe, layers_in, network, pretend
+from trt_plugin.inspection import engine_summary
 
 pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
 

@@ -9,22 +9,19 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
 import codetr
 from codetr.export.box_agreement import compare_detections
+from onnx_path import build, operator
+from onnx_path.comparison.onnxruntime_reference import add_bodies
+from onnx_path.export import export_onnx, main
+from onnx_path.model_for_tensorrt import parsed_file
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
-
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-
-from onnx_path import build, operator  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
-from onnx_path.export import export_onnx, main  # noqa: E402
-from onnx_path.model_for_tensorrt import parsed_file  # noqa: E402
-from tests.onnx.build_fixtures import attention_file  # noqa: E402
+from tests.onnx.build_fixtures import attention_file
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-
-from onnx import TensorProto  # noqa: E402
-
-from onnx_path import model_for_tensorrt, operator  # noqa: E402
-from onnx_path.comparison.onnxruntime_reference import add_bodies  # noqa: E402
-from onnx_path.packed_projections import pack_projections  # noqa: E402
-from onnx_path.surgery.graph.protobuf import copied  # noqa: E402
-from tests.onnx.text_models import text_model  # noqa: E402
+from onnx_path import model_for_tensorrt, operator
+from onnx_path.comparison.onnxruntime_reference import add_bodies
+from onnx_path.packed_projections import pack_projections
+from onnx_path.surgery.graph.protobuf import copied
+from tests.onnx.text_models import text_model
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7
 SCOPE = "/encoder/layers.0/self_attn"
