@@ -75,8 +75,8 @@ class Denoising(nn.Module):
             generator: source of the noise, on the device of the targets. None is the default generator.
 
         Returns:
-            The queries and their layout. Without objects there are 0 queries. They still connect the embedding
-            to the loss, so that every rank of a distributed training has a gradient for it.
+            The queries and their layout. Without objects there are 0 queries, which still connect the
+            embedding to the loss, so that every rank of a distributed training has a gradient for it.
         """
         flat = targets.flatten()
         largest = max(flat.counts)

@@ -19,7 +19,7 @@ def corners(boxes_cxcywh: Tensor) -> Tensor:
 def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Computes IoU and generalised IoU (arXiv 1902.09630) of boxes, whose leading dimensions broadcast.
 
-    Both are invariant to the scale of an axis: pixels (upstream's units) and units of the image give the same.
+    Both are invariant to the scale of an axis, so that pixels (upstream's units) give the same.
 
     Args:
         boxes, others: [..., 4], (x1, y1, x2, y2), x1 <= x2 and y1 <= y2.

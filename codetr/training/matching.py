@@ -51,8 +51,8 @@ class Matcher:
             boxes_cxcywh: [L, N, Q, 4], units of the image.
 
         Returns:
-            Every object with a query of its own. An image with more than Q objects has pairs for the Q of them
-            with the least total cost.
+            Every object with a query of its own. An image with more than Q objects has pairs for those Q
+            objects with the least total cost.
 
         Raises:
             FloatingPointError: a cost is non-finite: training has diverged.

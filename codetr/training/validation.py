@@ -44,13 +44,15 @@ class Validation:
         Raises:
             DatasetError: a picture cannot be read, and the check is strict.
         """
-        device, model, usable = self.processes.device, self.network.model, self.pictures.usable()
-        share = usable.pictures[self.processes.rank :: self.processes.world]
+        device, model, dataset = self.processes.device, self.network.model, self.pictures.dataset
+        # The share first: processes know different errors.
+        share = dataset.pictures[self.processes.rank :: self.processes.world]
+        share = tuple(picture for picture in share if picture.id not in self.pictures.errors)
         with (
             Detector(backend=LiveModel(model, model.config, device)) as detector,
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
         ):
-            data = dataclasses.replace(usable, pictures=share)
+            data = dataclasses.replace(dataset, pictures=share)
             run = detect_all(detector, data, batch=self.batch, bad_pictures=self.pictures)
         gathered = self.processes.gather((run.rows, self.pictures.errors))
         if not self.processes.first:
