@@ -41,6 +41,7 @@ WIDE = {
     "co_dino_swin": 3,
     "co_dino_r50": 3,
     "co_dino_ragged": 3,
+    "mask_dino": 1,
 }
 
 
@@ -193,20 +194,21 @@ def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
     wide = [x for x in typed.nodes if x.op_type in HEAVY and typed.types[x.output[0]] == FLOAT]
     assert len(wide) == WIDE.get(name, 0), [node.name for node in wide]
     boxes = next((x.name for x in typed.model.graph.output if "boxes" in x.name), BOXES.get(name))
-    operators = typed.check_path(boxes)
-    assert operators & {"Sigmoid", "Exp", "MatMul"} or name == "mask2former"
+    if boxes is not None:
+        operators = typed.check_path(boxes)
+        assert operators & {"Sigmoid", "Exp", "MatMul"} or name == "mask2former"
     for node in typed.nodes:
         if node.op_type == "TopK":
             assert typed.check_path(node.input[0]) & {"MatMul", "Einsum"}
     sources = Counter(node.op_type for node in model.graph.node)
     assert report.casts <= sum(x.op_type == "Cast" for x in typed.nodes) <= sources["Cast"] + report.casts
-    assert report.casts < report.converted / 4
+    assert report.casts < max(report.converted / 4, 10)  # single layers have a dozen nodes
 
     bfloat16, kept = converted(model, "bf16")
     check_attentions(bfloat16, BFLOAT16)
     assert BFLOAT16 in types_of(bfloat16, "MatMul")
     assert types_of(bfloat16, "Conv") <= {FLOAT}  # opset 17's Conv has no bfloat16
-    assert kept.kept["Conv of opset 17 has no bfloat16"] == sources["Conv"]
+    assert kept.kept.get("Conv of opset 17 has no bfloat16", 0) == sources["Conv"]
 
     inputs = {key: tensor.numpy() for key, tensor in ZOO[name].build()[1].items()}
     narrow = copied(typed.model)
