@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import random
 import re
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -112,51 +109,6 @@ def test_launch_that_no_gpu_takes(cases: Cases) -> None:
     status, message, _ = cases.run("too_many_threads")
     assert status == INVALID_CONFIGURATION
     assert "size" in message
-
-
-def exact(bits: int, digits: int, bias: int) -> Fraction:
-    """The number of a 16-bit pattern; infinity counts as the number that would be next."""
-    exponent, digit = divmod(bits & 0x7FFF, 1 << digits)
-    if exponent > 0:
-        digit += 1 << digits
-    size = digit * Fraction(2) ** (max(exponent, 1) - bias - digits)
-    return -size if bits & 0x8000 else size
-
-
-@pytest.mark.parametrize(("digits", "bias"), [(10, 15), (7, 127)], ids=["half", "bfloat16"])
-def test_multiply_add_is_one_rounding(cases: Cases, digits: int, bias: int) -> None:
-    """Against exact fractions: random numbers, and sums that lie on the middle of two but for a trifle."""
-    infinity = ((1 << (15 - digits)) - 1) << digits
-    one = bias << digits
-    rng = random.Random(digits)
-
-    def numbers(first: int, end: int) -> tuple[int, int, int]:
-        return tuple(rng.randrange(first, end) | rng.choice((0, 0x8000)) for _ in range(3))
-
-    rows = [numbers(0, infinity) for _ in range(1500)]
-    rows += [numbers(one - (3 << digits), one + (3 << digits)) for _ in range(1500)]
-    # Products that lie in the middle of two numbers; what is added decides, however small.
-    half = 1 << (digits // 2)
-    for a in range(one, one + 4 * half):
-        for c in (1, 0x8001, 1 << digits, 0x8000 | 1 << digits, 2 << digits):
-            rows.append((a, one + half, c))
-            rows.append((one + (1 << digits) // 2, a, c))
-    columns = [np.array(column, np.uint16) for column in zip(*rows, strict=True)]
-    result = np.zeros(len(rows), np.uint16)
-    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*columns, result)]
-    cases.library.emulated_multiply_adds(int(digits == 7), *pointers, ctypes.c_int64(len(rows)))
-    for row, found in zip(rows, result.tolist(), strict=True):
-        a, b, c = (exact(bits, digits, bias) for bits in row)
-        wanted = abs(a * b + c)
-        size = found & 0x7FFF
-        assert size <= infinity
-        assert a * b + c == 0 or (found >= 0x8000) == (a * b + c < 0)
-        if size > 0:
-            middle = (exact(size - 1, digits, bias) + exact(size, digits, bias)) / 2
-            assert wanted > middle or (wanted == middle and size % 2 == 0), (row, found)
-        if size < infinity:
-            middle = (exact(size, digits, bias) + exact(size + 1, digits, bias)) / 2
-            assert wanted < middle or (wanted == middle and size % 2 == 0), (row, found)
 
 
 def test_compiler_errors_are_shown(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 // Device primitives: every intrinsic and line of PTX that the kernels use, each with a plain C++
-// form for a host compiler. tests/cuda_emulator compiles the kernels that way.
+// form for a host compiler. tests/matrix/cuda_emulator compiles the kernels that way.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -239,50 +239,26 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }  // NaN: 0
 
-// 16-bit multiply-adds, which NVIDIA's headers have for the GPU only. As templates, they give way
-// to a header that has them.
+// 16-bit multiply-adds, which NVIDIA's headers have for the GPU only. As templates they give way to
+// a header that has them. The product is exact in float; the sum is rounded to float, then to 16
+// bits.
 
 namespace emulator {
 
-// The float or double `nearest` to an exact number, moved to its odd neighbour on the side where
-// the exact number is, if it is not that number itself: rounding what comes of it to half as many
-// digits is one rounding of the exact number (Boldo and Melquiond, "When double rounding is odd",
-// 2005).
-template <typename Word, typename Real>
-Real to_odd(Real nearest, double lost) {
-  const Word word = bits<Word>(nearest);
-  if (lost == 0 || !std::isfinite(nearest) || (word & 1)) return nearest;
-  return bits<Real>((lost > 0) == !std::signbit(nearest) ? word + 1 : word - 1);
-}
-
-// a * b + c of numbers with at most 11 digits.
-inline float multiply_add_to_odd(double a, double b, double c) {
-  const double product = a * b;  // exact
-  const double sum = product + c;
-  const double part = sum - product;  // Knuth's two-sum: what the addition lost
-  const double odd = to_odd<uint64_t>(sum, (product - (sum - part)) + (c - part));
-  const float narrow = static_cast<float>(odd);
-  return to_odd<uint32_t>(narrow, odd - narrow);
-}
-
 inline __half multiply_add(__half a, __half b, __half c) {
-  return __float2half_rn(multiply_add_to_odd(__half2float(a), __half2float(b), __half2float(c)));
+  return __float2half_rn(std::fma(__half2float(a), __half2float(b), __half2float(c)));
 }
 inline __nv_bfloat16 multiply_add(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
   return __float2bfloat16_rn(
-      multiply_add_to_odd(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));
+      std::fma(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));
 }
 
-template <typename T, typename One, typename Other>
-using Either = std::enable_if_t<std::is_same_v<T, One> || std::is_same_v<T, Other>, T>;
+template <typename T>
+using Pair = std::enable_if_t<std::is_same_v<T, __half2> || std::is_same_v<T, __nv_bfloat162>, T>;
 
 }  // namespace emulator
 
 template <typename T>
-emulator::Either<T, __half, __nv_bfloat16> __hfma(T a, T b, T c) {
-  return emulator::multiply_add(a, b, c);
-}
-template <typename T>
-emulator::Either<T, __half2, __nv_bfloat162> __hfma2(T a, T b, T c) {
+emulator::Pair<T> __hfma2(T a, T b, T c) {
   return {emulator::multiply_add(a.x, b.x, c.x), emulator::multiply_add(a.y, b.y, c.y)};
 }
