@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from codetr.errors import ArgumentError
 from onnx_path import operator
 from onnx_path.custom_operators import nodes_of
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
-from onnx_path.surgery.find.recognise_msda import Roles, recognise
+from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.regions import NoRegion, Region, find_regions
 from onnx_path.surgery.find.samplers import NotAttention, Sampler, find_samplers
 from onnx_path.surgery.graph import onnx_session
@@ -75,34 +75,43 @@ def operate(
     if target not in TARGETS:
         raise ArgumentError("target", f"expected one of {', '.join(TARGETS)}, got {target!r}")
     subject = _prepared(model, folder, seed)
-    samplers, misses = _samplers(subject)
-    replacing: list[_Verified] = []
-    for found in _regions(subject, samplers):
+    graph, probes = subject.model.graph, subject.probes
+    samplers, misses = [], []
+    for found in find_samplers(graph, probes, seed):
+        samplers += [found] if isinstance(found, Sampler) else []
+        misses += [] if isinstance(found, Sampler) else [NearMiss(*map(str, found))]
+    verified: list[_Verified] = []
+    for regions in find_regions(graph, samplers, probes):
         try:
-            replacing.append(_replacement(subject, found, target, fuse))
+            verified.append(_verified(subject, regions, target, fuse))
         except REFUSALS as error:
-            misses += [NearMiss(sampler.name, str(error)) for sampler in found.named()]
+            named = regions.samplers if isinstance(regions, NoRegion) else regions[0].samplers[:1]
+            misses += [NearMiss(sampler.name, str(error)) for sampler in named]
     nodes = len(model.graph.node)
     already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
-    if not replacing:
+    if not verified:
         return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
     if check and subject.unknown:
         raise UnknownOperator(
             f"onnxruntime does not know the operator {subject.unknown[0]}, so the outputs cannot be "
             "compared; --no-check rewrites without"
         )
-    result, removed = _rewritten(subject, [verified.draft for verified in replacing], target)
-    notes = [note for verified in replacing for note in verified.notes]
+    result, removed = _rewritten(subject, [one.draft for one in verified], target)
+    replacements = [
+        replace(one.replacement, nodes_removed=n) for one, n in zip(verified, removed, strict=True)
+    ]
+    notes = [note for one in verified for note in one.notes]
     error = None
     if check:
-        disturbance = max(DISTURBANCE, *(verified.error for verified in replacing))
+        disturbance = max(DISTURBANCE, *(one.error for one in replacements))
         same = compare(model, result, subject.inputs, folder, disturbance)
         error, notes = same.error, [*notes, *same.notes, *([onnx_session.STAND_IN] if same.stand_in else [])]
     if not function_body:
         del result.functions[:]
-    replacements = tuple(verified.replacement(n) for verified, n in zip(replacing, removed, strict=True))
     after = len(result.graph.node)
-    return result, SurgeryReport(replacements, tuple(misses), nodes, after, error, tuple(notes), already)
+    return result, SurgeryReport(
+        tuple(replacements), tuple(misses), nodes, after, error, tuple(notes), already
+    )
 
 
 # The model
@@ -168,111 +177,61 @@ def _measured(
     raise refusal
 
 
-# Find
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """What samples end in, at every probe."""
-
-    at_probes: tuple[Region | NoRegion | None, ...]
-
-    def named(self) -> Iterator[Sampler]:
-        """Yields the samplers that a near miss names: all of no region, or the first of a region."""
-        first = self.at_probes[0]
-        samplers = list(first.samplers.values())
-        yield from samplers if isinstance(first, NoRegion) else samplers[:1]
-
-    def regions(self) -> tuple[Region, ...]:
-        """Returns the region at every probe.
-
-        Raises:
-            NotAttention: there is none, or not at every probe.
-        """
-        for one in self.at_probes:
-            if isinstance(one, NoRegion):
-                raise one.reason
-        if None in self.at_probes:
-            raise NotAttention("its tensors depend on the input sizes")
-        return self.at_probes
-
-
-def _samplers(subject: _Subject) -> tuple[dict[int, Sampler], list[NearMiss]]:
-    samplers, misses = {}, []
-    for found in find_samplers(subject.model.graph, subject.probes, subject.seed):
-        if isinstance(found, Sampler):
-            samplers[len(samplers)] = found
-        else:
-            misses.append(NearMiss(found[0], str(found[1])))
-    return samplers, misses
-
-
-def _regions(subject: _Subject, samplers: dict[int, Sampler]) -> Iterator[_Found]:
-    first, *others = (find_regions(subject.model.graph, samplers, probe) for probe in subject.probes)
-    for region in first:
-        same = (
-            next((r for r in other if r.samplers.keys() == region.samplers.keys()), None) for other in others
-        )
-        yield _Found((region, *same))
-
-
 # Roles, draft and proof of one region
 
 
 @dataclass(frozen=True, eq=False)
 class _Verified:
-    """A draft that gives a region's numbers.
-
-    Attributes:
-        draft: the nodes.
-        roles: of the region at the first probe.
-        form: of the sampling, as in `Replacement`.
-        error: largest relative difference.
-        notes: why softmax and locations stay outside.
-    """
+    """A draft that gives a region's numbers, its entry in the report, and notes on it."""
 
     draft: Draft
-    roles: Roles
-    form: str
-    error: float
+    replacement: Replacement
     notes: tuple[str, ...]
 
-    def replacement(self, nodes_removed: int) -> Replacement:
-        """Returns the entry of the report."""
-        sizes = self.roles.sizes
-        return Replacement(
-            output=self.draft.result.name,
-            op_type=self.draft.operator.op_type,
-            levels=len(sizes.levels),
-            points=sizes.points,
-            heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            nodes_removed=nodes_removed,
-            form=self.form,
-            error=self.error,
-        )
 
+def _verified(
+    subject: _Subject, regions: tuple[Region, ...] | NoRegion, target: str, fuse: bool
+) -> _Verified:
+    """Drafts and proves the replacement of a region: the fused operator if possible, else the plain one.
 
-def _replacement(subject: _Subject, found: _Found, target: str, fuse: bool) -> _Verified:
-    """Returns the replacement of a region: the fused operator if it gives the numbers, else the plain one.
+    Args:
+        subject: the model.
+        regions: the region at every probe.
+        target, fuse: as for `operate`.
 
     Raises:
         REFUSALS: the region is not MSDA, or no draft gives its numbers.
     """
-    regions, probes = found.regions(), subject.probes
+    if isinstance(regions, NoRegion):
+        raise regions.reason
+    probes = subject.probes
     roles = [recognise(region, probe) for region, probe in zip(regions, probes, strict=True)]
-    samplers = regions[0].samplers.values()
-    form = "gather" if any(sampler.form == "gather" for sampler in samplers) else "GridSample"
     notes: tuple[str, ...] = ()
+    draft, error = None, 0.0
     if fuse and target == "msda":
         try:
             fused = [recognise_fused(one, probe) for one, probe in zip(roles, probes, strict=True)]
             draft = draft_fused_attention(roles, fused, probes)
-            return _Verified(draft, roles[0], form, _proven(subject, draft, target), notes)
-        except REFUSALS as error:
-            notes = (f"{regions[0].ends[-1].name}: softmax and locations stay outside: {error}",)
-    draft = draft_attention(roles, probes, target)
-    return _Verified(draft, roles[0], form, _proven(subject, draft, target), notes)
+            error = _proven(subject, draft, target)
+        except REFUSALS as reason:
+            draft = None
+            notes = (f"{regions[0].ends[-1].name}: softmax and locations stay outside: {reason}",)
+    if draft is None:
+        draft = draft_attention(roles, probes, target)
+        error = _proven(subject, draft, target)
+    sizes = roles[0].sizes
+    replacement = Replacement(
+        output=draft.end.name,
+        op_type=draft.operator.op_type,
+        levels=len(sizes.levels),
+        points=sizes.points,
+        heads=sizes.heads,
+        head_dim=sizes.head_dim,
+        nodes_removed=0,  # counted when the draft is inserted
+        form=regions[0].samplers[0].form,
+        error=error,
+    )
+    return _Verified(draft, replacement, notes)
 
 
 def _proven(subject: _Subject, draft: Draft, target: str) -> float:

@@ -106,10 +106,11 @@ def recognise(region: Region, probe: Probe) -> Roles:
     flow = region.flows[0]
     taps = list(_taps(flow))
     axes = taps[0].axes
+    samplers = {sampler.number: sampler for sampler in region.samplers}
     numbers = sorted({tap.sampler for tap in taps})
-    levels = {n: region.samplers[n].images[probe.number] for n in numbers}
+    levels = {n: samplers[n].images[probe.number] for n in numbers}
     images = {n: origins(level, probe) for n, level in levels.items()}
-    grids = {n: region.samplers[n].locations[probe.number] for n in numbers}
+    grids = {n: samplers[n].locations[probe.number] for n in numbers}
     shapes = {n: level.layout.shape for n, level in levels.items()}
     if len({shape[:2] for shape in shapes.values()}) > 1:
         raise NotAttention("the sampled tensors have unlike numbers of images, heads or channels")

@@ -68,12 +68,12 @@ class Region:
     """Samples and their weighted sum, at one probe.
 
     Attributes:
-        samplers: the samplers, by number.
+        samplers: the samplers, in the order of the graph.
         ends: tensors that hold the sum: the sum itself first, then views of it. Each can be replaced.
         flows: the terms of each end.
     """
 
-    samplers: Mapping[int, Sampler]
+    samplers: tuple[Sampler, ...]
     ends: tuple[ir.Value, ...]
     flows: tuple[Flow, ...]
 
@@ -82,23 +82,37 @@ class Region:
 class NoRegion:
     """Samples that end in no weighted sum."""
 
-    samplers: Mapping[int, Sampler]
+    samplers: tuple[Sampler, ...]
     reason: NotAttention
 
 
-def find_regions(graph: ir.Graph, samplers: Mapping[int, Sampler], probe: Probe) -> list[Region | NoRegion]:
-    """Follows samples forward and groups the samplers whose samples are summed.
+def find_regions(
+    graph: ir.Graph, samplers: Sequence[Sampler], probes: Sequence[Probe]
+) -> Iterator[tuple[Region, ...] | NoRegion]:
+    """Follows samples forward, and yields the regions that their sums make: each at every probe.
 
     Args:
         graph: in an order in which it can run.
-        samplers: by number.
-        probe: of the graph.
+        samplers: of the graph.
+        probes: of the graph.
     """
+    first, *others = (_find(graph, samplers, probe) for probe in probes)
+    for region in first:
+        same = [next((r for r in other if r.samplers == region.samplers), None) for other in others]
+        if isinstance(region, NoRegion):
+            yield region
+        elif all(isinstance(r, Region) for r in same):
+            yield (region, *same)
+        else:
+            yield NoRegion(region.samplers, NotAttention("its tensors depend on the input sizes"))
+
+
+def _find(graph: ir.Graph, samplers: Sequence[Sampler], probe: Probe) -> list[Region | NoRegion]:
     flows: dict[ir.Value, Flow | Joined] = {}
     reasons: dict[ir.Value, str] = {}
-    for number, sampler in samplers.items():
+    for sampler in samplers:
         shape = probe.shape(sampler.result)
-        samples = Layout.coordinates((*shape, 1)[:4], number).reshape(shape)
+        samples = Layout.coordinates((*shape, 1)[:4], sampler.number).reshape(shape)
         flows[sampler.result] = (Term(samples),)
     results = set(flows)
     for node in graph:
@@ -118,21 +132,19 @@ def find_regions(graph: ir.Graph, samplers: Mapping[int, Sampler], probe: Probe)
 
 
 def _group(
-    samplers: Mapping[int, Sampler], flows: Mapping[ir.Value, Flow | Joined], reasons: Mapping[ir.Value, str]
+    samplers: Sequence[Sampler], flows: Mapping[ir.Value, Flow | Joined], reasons: Mapping[ir.Value, str]
 ) -> Iterator[Region | NoRegion]:
-    numbers = {sampler.result: number for number, sampler in samplers.items()}
-    parents = {x: [] if x in numbers else [y for y in x.producer().inputs if y in flows] for x in flows}
+    own = {sampler.result: sampler for sampler in samplers}
+    parents = {x: [] if x in own else [y for y in x.producer().inputs if y in flows] for x in flows}
     upstream: dict[ir.Value, frozenset[ir.Value]] = {}
     for value in flows:  # in the order of the graph
         upstream[value] = frozenset([value]).union(*(upstream[x] for x in parents[value]))
     inner = {x for others in parents.values() for x in others}
-    lasts: dict[frozenset[int], list[ir.Value]] = {}
+    lasts: dict[tuple[Sampler, ...], list[ir.Value]] = {}
     for value in flows:
         if value not in inner:
-            tags = frozenset(numbers[x] for x in upstream[value] if x in numbers)
-            lasts.setdefault(tags, []).append(value)
-    for tags, values in lasts.items():
-        chosen = {tag: samplers[tag] for tag in sorted(tags)}
+            lasts.setdefault(tuple(own[x] for x in own if x in upstream[value]), []).append(value)
+    for chosen, values in lasts.items():
         chains = [_chain(value, flows, parents, reasons) for value in values]
         # Parts of the sum may go different ways; it ends before they part.
         chain = [x for x in chains[0] if all(x in other for other in chains[1:])]

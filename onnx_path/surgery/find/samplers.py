@@ -6,6 +6,7 @@ shares. Whether it equals GridSample is proven on numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,7 @@ class Sampler:
         images: at each probe, the sampled tensor [B, C, H, W].
         locations: at each probe, tensors that the locations [B, rows, columns, 2] can be made from, 0 to 1
             across the level, the most upstream first.
+        number: of the sampler in the graph.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Sampler:
     form: str
     images: tuple[Candidate, ...]
     locations: tuple[tuple[Candidate, ...], ...]
+    number: int = 0
 
 
 def find_samplers(
@@ -61,14 +64,15 @@ def find_samplers(
         seed: of the random numbers that prove samplers by gathers.
     """
     by_gathers = {group.result.producer(): group for group in _gather_groups(graph)}
+    count = itertools.count()
     for node in graph:
         if is_op(node, "GridSample"):
             try:
-                yield _grid_sample(node, probes)
+                yield replace(_grid_sample(node, probes), number=next(count))
             except NotAttention as error:
                 yield node.name or node.outputs[0].name, error
         elif node in by_gathers and (sampler := _proven(by_gathers[node], probes, seed)):
-            yield sampler
+            yield replace(sampler, number=next(count))
 
 
 # GridSample
