@@ -1,29 +1,22 @@
-"""Puts engines side by side: GPU time, time by kind of layer, size, build time, layers, plugins and memory:
-
-    python -m benchmarks.engines --engine onnx=onnx/model.engine --engine dynamo=dynamo/model.engine
-
-A run is timed as a CUDA graph without the copies of inputs and outputs, the layers one after the other by
-TensorRT's profiler. Inputs are noise of the engine's best size; build times come from the metadata beside the
-engines.
-"""
+"""`python -m benchmarks.engines`: engines side by side: times by kind of layer, size, build and memory."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    positive,
-    to_path,
-)
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from benchmarks import timing
+from benchmarks.option_types import EngineFiles
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
+from codetr.errors import ArgumentError
 from trt_plugin import ArtifactMetadata
 from trt_plugin.inspection.engine_layers import LayerList, total_ms
 from trt_plugin.inspection.engine_summary import EngineSummary, EngineTimes, measure, read_engine
@@ -33,85 +26,57 @@ from trt_plugin.inspection.text_report import format_bytes, plugin_name
 WARMUP = 20
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.engines")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_engines, argv, "python -m benchmarks.engines")
 
 
-def _main(arguments: list[str]) -> int:
-    options = parse(arguments)
+def measure_engines(
+    *,
+    engine: EngineFiles,
+    plugins: Annotated[tuple[InputFile, ...], Parameter(consume_multiple=True)] = (),
+    iterations: PositiveInt = 100,
+    out: OutputFile | None = None,
+) -> int:
+    """Compare engines: GPU time, time by kind of layer, size, build time, layers, plugins and memory.
 
-    def measured(label: str, path: Path) -> dict:
-        return measure_engine(label, path, options.iterations, options.plugins)
+    A run is a CUDA graph without the copies of inputs and outputs. TensorRT's profiler times the layers, one
+    after the other. Inputs are noise of the size that the engine is tuned for. The build time comes from the
+    metadata beside the engine.
 
-    measure_all("benchmarks.engines", arguments, options, measured, line)
+    ```
+    python -m benchmarks.engines --engine onnx=onnx/model.engine --engine dynamo=dynamo/model.engine
+    ```
+
+    Args:
+        engine: engine to measure. May be repeated.
+        plugins: libraries of other plugins.
+        iterations: samples of each measurement.
+        out: result file. Default: benchmarks/results/engines_GPU.json.
+    """
+    labels = Counter(file.label for file in engine)
+    if repeated := [label for label, count in labels.items() if count > 1]:
+        raise ArgumentError("engine", f"expected a label for each engine, got {repeated[0]} twice")
+    result = ResultFile("benchmarks.engines", out)
+    rows = []
+    for file in engine:
+        rows.append(measure_engine(file.label, file.path, iterations, plugins))
+        print(line(rows[-1]), flush=True)
+    result.write(rows)
+    print(result.path)
     return 0
 
 
-def measure_all(
-    module: str,
-    arguments: list[str],
-    options: argparse.Namespace,
-    measured: Callable[[str, Path], dict],
-    line: Callable[[dict], str],
-    **facts: object,
-) -> None:
-    """Measures engines in turn, prints a line for each, and writes the result file.
-
-    Args:
-        module: the benchmark, as in `python -m module`; the result's kind is its last name.
-        arguments: its command line.
-        options: read from that: `engine`, of `add_engines`, and `out`, of `add_out`.
-        measured: an engine's row, by label and path.
-        line: a row in one line.
-        facts: what the result file says beside the rows.
-    """
-    timing.require_gpu()
-    kind = module.rpartition(".")[2]
-    head = environment.describe(module, arguments)
-    out = result_file(options.out, kind, environment.slug(head["gpu"]["name"]))
-    started = time.monotonic()
-    rows = []
-    for label, path in options.engine:
-        rows.append(measured(label, path))
-        print(line(rows[-1]), flush=True)
-    seconds = round(time.monotonic() - started, 1)
-    environment.write_json(out, {**head, "kind": kind, **facts, "seconds": seconds, "results": rows})
-    print(out)
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line.
-
-    Raises:
-        UsageError: a wrong argument, or a file that is none.
-    """
-    parser = ArgumentParser(prog="python -m benchmarks.engines", description=__doc__.split(":")[0])
-    add_engines(parser, "an engine", required=True)
-    parser.add_argument(
-        "--plugins", nargs="+", type=to_path, default=[], metavar="LIB", help="libraries of other plugins"
-    )
-    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
-    add_out(parser)
-    options = parser.parse_args(arguments)
-    check_engines(options.engine)
-    labels = Counter(label for label, _ in options.engine)
-    if repeated := [label for label, count in labels.items() if count > 1]:
-        raise UsageError(f"--engine {repeated[0]}: is the name of two engines")
-    check_out(options.out)
-    return options
-
-
 def measure_engine(label: str, path: Path, iterations: int, plugins: Sequence[Path] = ()) -> dict:
-    """One engine's row of the result file.
+    """Measures an engine and returns its row.
 
     Raises:
-        ValueError: it tells nothing of its layers.
+        ArgumentError: the engine has no information about its layers.
         trt_plugin.EngineError: it cannot be loaded, or does not run.
     """
     summary, layers, _ = read_engine(path, libraries=plugins)
     if layers is None or not layers.detailed:
-        raise ValueError(f"--engine {label}: was built without detailed profiling verbosity")
+        raise ArgumentError("engine", f"expected detailed profiling verbosity, {label} was built without it")
     beside = path.with_suffix(".json")
     metadata = ArtifactMetadata.load(beside) if beside.is_file() else None
     times = measure(path, runs=iterations, warmup=WARMUP)
@@ -125,7 +90,7 @@ def row(
     times: EngineTimes,
     metadata: ArtifactMetadata | None,
 ) -> dict:
-    """What a result file says of an engine, see `measure_engine`."""
+    """Makes the row of an engine, see `measure_engine`."""
     kinds = {kind: [layer for layer in layers.layers if layer.kind == kind] for kind in LAYER_KINDS}
     timed = timing.Timing(times.samples_ms, 1, WARMUP, "warm")
     return {
@@ -151,7 +116,7 @@ def row(
 
 
 def line(found: dict) -> str:
-    """A row in one line."""
+    """Describes a row on one line."""
     return (
         f"{found['variant']}: {found['timing']['median_ms']:.3f} ms, {found['layers']} layers, "
         f"{format_bytes(found['engine_bytes'])}"

@@ -1,31 +1,26 @@
-"""Times and checks the operators on the GPU: `python -m benchmarks.msda [--out FILE]`.
-
-Problems x distributions x types x methods. Methods: our Torch operators (forward, fused, backward), our
-TensorRT plugins and NVIDIA's `MultiscaleDeformableAttnPlugin_TRT` in engines, and the reference, grid_sample
-level by level, in eager PyTorch and under `torch.compile`. All get the same inputs. The L2 cache is cold: a
-CUDA graph of several calls goes round copies of the inputs that are together three times larger. Problems
-that fit in it, decoders for instance, are timed warm as well, over one copy again and again: in an engine the
-value projection has just written what its decoder reads. The default problems take some minutes; compiling
-the reference adds to them, but is in no measurement.
-"""
+"""`python -m benchmarks.msda`: times and errors of multi-scale deformable attention on the GPU."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Annotated, Literal
 
 import torch
+from cyclopts.types import PositiveInt
 from torch._functorch import config as functorch_config
 
 import msda
-from benchmarks import environment, errors, timing, trt_engines
-from benchmarks.arguments import check_out, result_file, run_benchmark
+from benchmarks import errors, timing, trt_engines
+from benchmarks.option_types import OneOrMore
 from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionInputs, FusedInputs, Problem
-from codetr.cli.command import ArgumentParser, positive, to_path
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import OutputFile
+from codetr.cli.program import run_program
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -47,109 +42,102 @@ METHODS = {
 PROBLEMS = (*REAL, *BATCHED, *PEERS)
 
 NO_RAGGED = ("plugin", "fused_plugin", "nvidia_plugin")
-"""Levels with unlike numbers of points: our plugins' engines are built for equal ones here, NVIDIA's has no
-such."""
+"""Methods that need the same number of points in every level. Only the engines of this file limit ours."""
 
 REFERENCES = ("reference", "reference_backward", "reference_compiled", "reference_compiled_backward")
-"""Slow baselines, timed call by call, as they wait for the GPU inside."""
+"""Slow baselines. They wait for the GPU, so they are timed call by call."""
 
 NO_BFLOAT16 = ("nvidia_plugin", *REFERENCES)
-"""NVIDIA's plugin has no bfloat16; the reference takes as long in it as in fp16."""
+"""NVIDIA's plugin has no bfloat16. The reference takes as long in it as in fp16."""
 
 REFERENCE_SECONDS = 0.4
-"""Of sampling a slow baseline, so that the whole run stays short."""
+"""Limit of the time for samples of a slow baseline."""
 
 LEAST_CALLS = 10
-"""In one graph."""
+"""Calls in one CUDA graph."""
 
 LARGEST_GRADIENT_TRUTH = 100_000
-"""Queries of all images up to which the float64 gradient of value is computed to compare with: it holds every
-sample at once.
-"""
+"""Largest number of queries for which the gradient of value is computed in float64. It holds every sample at
+once."""
+
+ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
+Distribution = Literal[DISTRIBUTIONS]
+DtypeName = Literal[tuple(DTYPES)]
+Method = Literal[tuple(METHODS)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.msda")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_operators, argv, "python -m benchmarks.msda")
 
 
-def _main(arguments: list[str]) -> int:
-    parser = ArgumentParser(prog="python -m benchmarks.msda", description=__doc__.split("\n")[0])
-    names = [problem.name for problem in PROBLEMS]
-    parser.add_argument(
-        "--out", type=to_path, help="result file; benchmarks/results/msda_<gpu>.json by default"
-    )
-    parser.add_argument(
-        "--problems",
-        nargs="+",
-        choices=names,
-        default=[problem.name for problem in REAL],
-        metavar="NAME",
-        help=f"default: Co-DINO's, one image; of {', '.join(names)}",
-    )
-    parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, default=list(DISTRIBUTIONS))
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
-    options = parser.parse_args(arguments)
-    check_out(options.out)
-    timing.require_gpu()
-    started = time.monotonic()
-    head = environment.describe("benchmarks.msda", arguments)
-    out = result_file(options.out, "msda", environment.slug(head["gpu"]["name"]))
+def measure_operators(
+    *,
+    out: OutputFile | None = None,
+    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in REAL),
+    distributions: Annotated[tuple[Distribution, ...], OneOrMore] = DISTRIBUTIONS,
+    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = tuple(DTYPES),
+    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
+    iterations: PositiveInt = 100,
+) -> int:
+    """Time the operators in PyTorch and in TensorRT, and compare them with the reference.
+
+    Every method gets the same inputs: our Torch operators, our TensorRT plugins, NVIDIA's plugin, and
+    grid_sample level by level, eager and compiled. The L2 cache is cold. Problems that fit into it, such as
+    decoders, are timed with a warm cache too: in an engine, the value projection has just written the input.
+    The default takes some minutes.
+
+    Args:
+        out: result file. Default: benchmarks/results/msda_GPU.json.
+        problems: sizes of the operator. Default: Co-DINO's for one image.
+        iterations: samples of each measurement.
+    """
+    result = ResultFile("benchmarks.msda", out)
     bandwidth = timing.copy_bandwidth()
-    print(f"{head['gpu']['name']}: copies at {bandwidth / 1e12:.2f} TB/s", flush=True)
-    problems = [problem for problem in PROBLEMS if problem.name in options.problems]
-    engines = Engines(problems)
-    results = []
-    for problem in problems:
-        # A problem's compiled references are of no use to the next: they would hold memory, and count towards
-        # the number of compilations after which torch.compile falls back to eager PyTorch without an error.
+    print(f"{result.head['gpu']['name']}: copies at {bandwidth / 1e12:.2f} TB/s", flush=True)
+    chosen = [problem for problem in PROBLEMS if problem.name in problems]
+    engines = Engines(chosen)
+    rows = []
+    for problem in chosen:
+        # The next problem needs none of the compiled references. They hold memory, and they count towards the
+        # limit of compilations after which torch.compile silently runs eagerly.
         torch.compiler.reset()
-        for distribution in options.distributions:
-            for dtype in options.dtypes:
-                rows = measure(
-                    problem, distribution, dtype, options.methods, engines, bandwidth, options.iterations
-                )
-                for row in rows:
-                    results.append(row)
-                    print(summary(row), flush=True)
-    content = {
-        **head,
-        "kind": "msda",
-        "copy_bandwidth_bytes_per_second": bandwidth,
-        "methods": {name: METHODS[name] for name in options.methods},
-        "seconds": round(time.monotonic() - started, 1),
-        "results": results,
-    }
-    environment.write_json(out, content)
-    failed = [row for row in results if "failure" in row]
-    print(f"{len(results)} measurements, {len(failed)} failed, {content['seconds']} s: {out}")
+        for distribution, dtype in itertools.product(distributions, dtypes):
+            for row in measure(problem, distribution, dtype, methods, engines, bandwidth, iterations):
+                rows.append(row)
+                print(summary(row), flush=True)
+    content = result.write(
+        rows,
+        copy_bandwidth_bytes_per_second=bandwidth,
+        methods={name: METHODS[name] for name in methods},
+    )
+    failed = sum("failure" in row for row in rows)
+    print(f"{len(rows)} measurements, {failed} failed, {content['seconds']} s: {result.path}")
     return 1 if failed else 0
 
 
 class Engines:
-    """The plugins' engines, each built when it is first wanted, for the range of sizes of all problems."""
+    """The engines of the plugins. Each is built at its first use, for the sizes of all problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        def limits(sizes: Iterator[int]) -> tuple[int, int, int]:
-            ordered = sorted(sizes)
+        def limits(size: str) -> tuple[int, int, int]:
+            ordered = sorted(getattr(problem, size) for problem in problems)
             return ordered[0], ordered[len(ordered) // 2], ordered[-1]
 
         self._limits = trt_engines.Limits(
-            N=limits(problem.batch for problem in problems),
-            S=limits(problem.num_cells for problem in problems),
-            M=limits(problem.num_heads for problem in problems),
-            D=limits(problem.head_dim for problem in problems),
-            L=limits(problem.num_levels for problem in problems),
-            Q=limits(problem.num_queries for problem in problems),
-            P=limits(problem.num_points for problem in problems),
-            B=limits(problem.reference_dim for problem in problems),
+            N=limits("batch"),
+            S=limits("num_cells"),
+            M=limits("num_heads"),
+            D=limits("head_dim"),
+            L=limits("num_levels"),
+            Q=limits("num_queries"),
+            P=limits("num_points"),
+            B=limits("reference_dim"),
         )
         self._engines: dict[trt_engines.EngineKey, trt_engines.PluginEngine] = {}
 
     def get(self, operator: str, dtype: torch.dtype) -> trt_engines.PluginEngine:
-        """The engine of an operator and a type; NVIDIA's takes int32 shapes only."""
+        """Returns the engine of an operator and a type. NVIDIA's takes int32 shapes only."""
         index_dtype = torch.int32 if operator == trt_engines.NVIDIA else torch.int64
         key = trt_engines.EngineKey(operator, dtype, dtype, index_dtype)
         if key not in self._engines:
@@ -166,7 +154,7 @@ def measure(
     bandwidth: float,
     iterations: int,
 ) -> Iterator[dict]:
-    """Yields one result for every method that has the type: times, bytes, error; or why it failed."""
+    """Yields the row of each method that has the type: times, bytes and error, or the failure."""
     dtype = DTYPES[dtype_name]
     copies = timing.copies_for_cold_cache(problem.bytes_moved(dtype))
     seeds = range(copies)
@@ -217,16 +205,16 @@ def measure(
 
 
 def relative_error(result: torch.Tensor, truth: torch.Tensor | None) -> float | None:
-    """The error against the truth, None without one.
+    """Returns the relative error of a result, None without a truth.
 
     Raises:
-        RuntimeError: where the result has another shape, or NaN or infinities that the truth has not.
+        RuntimeError: the result has another shape, or other non-finite values than the truth.
     """
     if truth is None:
         return None
     error = errors.relative_error(result, truth)
     if math.isinf(error):
-        raise RuntimeError("the result is wrong: its shape, or NaN and infinities that the truth has not")
+        raise RuntimeError("the result is wrong: it has another shape, or other non-finite values")
     return error
 
 
@@ -236,7 +224,7 @@ def make_calls(
     engines: Engines,
     dtype: torch.dtype,
 ) -> list[Callable[[], object]]:
-    """One call of a method for every set of inputs."""
+    """Returns one call of a method for each set of inputs."""
     operators = {
         "plugin": trt_engines.ATTENTION,
         "fused_plugin": trt_engines.FUSED_ATTENTION,
@@ -265,7 +253,7 @@ def make_calls(
 
 
 def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """A gradient of the result, [N, Q, M * D], the same for every method."""
+    """Draws a gradient of the result, [N, Q, M * D], the same for every method."""
     batch, _, num_heads, head_dim = inputs.value.shape
     device = inputs.value.device
     generator = torch.Generator(device).manual_seed(0)
@@ -276,11 +264,11 @@ def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
 
 @functools.cache
 def compiled_reference() -> Callable[..., torch.Tensor]:
-    """`msda.reference.attention` under `torch.compile`. It compiles at a call, once for each type and set of
-    sizes, with and without gradients.
+    """Returns `msda.reference.attention` under `torch.compile`.
 
-    Reading `spatial_shapes` and `level_start_index` ends a graph (they are numbers on the GPU), so there are
-    two graphs: the locations, and all levels with their sum.
+    It compiles at a call, once for each type and set of sizes, with and without gradients. The operator reads
+    numbers of `spatial_shapes` and `level_start_index`, which ends a graph. So there are two graphs: the
+    locations, and all levels with their sum.
     """
     return torch.compile(msda.reference.attention, dynamic=False)
 
@@ -288,15 +276,15 @@ def compiled_reference() -> Callable[..., torch.Tensor]:
 def call_of_compiled(
     inputs: AttentionInputs, backward: bool
 ) -> Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]:
-    """A call of the compiled reference, or of the backward pass through it, with nothing left to compile.
+    """Returns a call of the compiled reference, or of the backward pass through it, already compiled.
 
     Raises:
-        RuntimeError: where it cannot be compiled, without a compiler for instance. Errors of Triton and of
-            inductor's worker processes are no RuntimeErrors by themselves.
+        RuntimeError: it cannot be compiled, for example without a compiler. Errors of Triton and of
+            inductor's worker processes have classes of their own.
     """
     operator = compiled_reference()
     try:
-        # Donated buffers are overwritten by the backward pass, which could then run only once.
+        # The backward pass overwrites donated buffers, so it could run only once.
         with functorch_config.patch(donated_buffer=False):
             if backward:
                 call = backward_of_reference(inputs, operator)
@@ -311,7 +299,7 @@ def call_of_compiled(
 def backward_of_reference(
     inputs: AttentionInputs, operator: Callable[..., torch.Tensor] = msda.reference.attention
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A call of the backward pass alone, its forward done before, by the reference or a compiled form."""
+    """Returns a call of the backward pass alone. The forward pass has run."""
     names = ("value", "sampling_locations", "attention_weights")
     leaves = [getattr(inputs, name).detach().requires_grad_() for name in names]
     output = operator(*inputs._replace(**dict(zip(names, leaves, strict=True))))
@@ -320,8 +308,9 @@ def backward_of_reference(
 
 
 def gradient_truth(inputs: AttentionInputs) -> torch.Tensor | None:
-    """The gradient of value in float64 (the others jump where a sample crosses a cell centre), or None if too
-    large.
+    """Returns the gradient of value in float64, or None if it is too large.
+
+    The other gradients jump where a sample crosses a cell centre, so they are not compared.
     """
     if math.prod(inputs.sampling_locations.shape[:2]) > LARGEST_GRADIENT_TRUTH:
         return None
@@ -334,7 +323,7 @@ def gradient_truth(inputs: AttentionInputs) -> torch.Tensor | None:
 
 
 def summary(row: dict) -> str:
-    """A result in one line."""
+    """Describes a row on one line."""
     name = f"{row['problem']['name']:28} {row['distribution']:8} {row['dtype']} {row['method']:27}"
     if "failure" in row:
         return f"{name} failed: {row['failure']}"

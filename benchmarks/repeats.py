@@ -1,69 +1,73 @@
-"""Runs engines on one photo again and again, and counts the runs that give other bits:
+"""`python -m benchmarks.repeats`: runs of an engine whose results differ in bits.
 
-    python -m benchmarks.repeats --engine fp16=out/model.engine --runs 1000
-
-The detector's own kernels give the same bits in every run; some of TensorRT's own do not.
+The detector's own kernels give the same bits in every run. Some of TensorRT's kernels do not.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from cyclopts.types import PositiveInt
 
-from benchmarks.arguments import add_engines, add_out, check_engines, check_out, run_benchmark
+import trt_plugin
 from benchmarks.detector import compared
-from benchmarks.engines import measure_all
-from codetr.cli.command import ArgumentParser, check_file, positive, to_path
+from benchmarks.option_types import EngineFiles
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
 from codetr.detector.preprocess import Preprocessor, load_image
-from codetr.export.engine_check import DEMO_PHOTO, INPUT_NAMES, OUTPUT_NAMES
+from codetr.errors import ArgumentError
+from codetr.export.engine_check import DEMO_PHOTO
+from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES
 
 DIFFERENCES = ("max_score_difference", "max_box_difference_px")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.repeats")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_repeats, argv, "python -m benchmarks.repeats")
 
 
-def _main(arguments: list[str]) -> int:
-    options = parse(arguments)
+def measure_repeats(
+    *,
+    engine: EngineFiles,
+    runs: PositiveInt = 1000,
+    photo: InputFile = DEMO_PHOTO,
+    out: OutputFile | None = None,
+) -> int:
+    """Run engines on one photo many times, and count the runs whose results differ in bits.
 
-    def measured(label: str, path: Path) -> dict:
-        return measure(label, path, options.photo, options.runs)
+    ```
+    python -m benchmarks.repeats --engine fp16=out/model.engine --runs 1000
+    ```
 
-    measure_all("benchmarks.repeats", arguments, options, measured, line, photo=options.photo.name)
+    Args:
+        engine: engine of an export, with its metadata (.json) beside it. May be repeated.
+        runs: runs of each engine.
+        photo: image of the input.
+        out: result file. Default: benchmarks/results/repeats_GPU.json.
+    """
+    for file in engine:
+        if not file.path.with_suffix(".json").is_file():
+            raise ArgumentError(
+                "engine", f"expected {file.path.with_suffix('.json')} beside it, no such file"
+            )
+    result = ResultFile("benchmarks.repeats", out)
+    rows = []
+    for file in engine:
+        rows.append(measure(file.label, file.path, photo, runs))
+        print(line(rows[-1]), flush=True)
+    result.write(rows, photo=photo.name)
+    print(result.path)
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line.
-
-    Raises:
-        UsageError: a wrong argument, or a file that is none.
-    """
-    parser = ArgumentParser(prog="python -m benchmarks.repeats", description=__doc__.split(":\n")[0])
-    add_engines(parser, "an engine of one of the exports, with its .json beside it", required=True)
-    parser.add_argument("--runs", type=positive, default=1000, help="of each engine (default: %(default)s)")
-    parser.add_argument("--photo", type=to_path, default=DEMO_PHOTO)
-    add_out(parser)
-    options = parser.parse_args(arguments)
-    check_file("--photo", options.photo)
-    check_engines(options.engine)
-    for label, path in options.engine:
-        check_file(f"--engine {label}: the metadata beside it", path.with_suffix(".json"))
-    check_out(options.out)
-    return options
-
-
 def measure(label: str, path: Path, photo: Path, runs: int) -> dict:
-    """One engine's row of the result file; at its usual size and batch, replaying a CUDA graph."""
-    import trt_plugin
-
+    """Runs an engine at the size and batch that it is tuned for, and returns its row."""
     with trt_plugin.EngineRunner(path) as runner:
         metadata = runner.metadata
         size = {key: metadata.resize[key] for key in ("height", "width")}
@@ -82,16 +86,16 @@ def measure(label: str, path: Path, photo: Path, runs: int) -> dict:
 
 
 def repeat(call: Callable[[], Mapping[str, np.ndarray]], runs: int) -> dict:
-    """Counts what a call gives.
+    """Counts the results of a call.
 
     Args:
-        call: runs an engine; returns its outputs by name, in fresh arrays.
-        runs: how many times.
+        call: runs an engine and returns its outputs by name, in fresh arrays.
+        runs: number of calls.
 
     Returns:
-        "runs"; "distinct" results among them; how many runs give "different" bits from the most frequent
-        result; and how far their detections are from its: the largest differences, and how many of its
-        "detections" the worst of them "matches".
+        runs; distinct: number of different results; different: runs that differ from the most frequent
+        result; detections: the number in that result; matches: the smallest number of them that a different
+        result matches; the largest differences of scores and boxes from that result.
     """
     counts: Counter[bytes] = Counter()
     detections = {}
@@ -114,7 +118,7 @@ def repeat(call: Callable[[], Mapping[str, np.ndarray]], runs: int) -> dict:
 
 
 def line(found: dict) -> str:
-    """A row in one line."""
+    """Describes a row on one line."""
     text = f"{found['variant']}: {found['different']} of {found['runs']} runs give other bits"
     if not found["different"]:
         return text

@@ -1,8 +1,4 @@
-"""Tables and pictures of result files, made from the JSON alone:
-
-python -m benchmarks.report benchmarks/results/*.json                # Markdown on standard output
-python -m benchmarks.report benchmarks/results/*.json --pictures DIR # charts, SVG and PNG
-"""
+"""`python -m benchmarks.report`: tables and pictures of result files, from the JSON alone."""
 
 from __future__ import annotations
 
@@ -10,90 +6,98 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from benchmarks import surgery
-from benchmarks.environment import SCHEMA_VERSION
 from benchmarks.pictures import draw, groups, sum_of, training_step
-from codetr.cli.command import ArgumentParser, one_line, run_command, to_path
+from benchmarks.result_files import SCHEMA_VERSION
+from codetr.cli.argument_types import Folder, InputFile
+from codetr.cli.program import run_program
+from codetr.errors import UsageError, one_line
 from trt_plugin.inspection.layer_kinds import LAYER_KINDS
 
-KINDS = ("msda", "detector", "accuracy", "training", "surgery", "engines")
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(print_report, argv, "python -m benchmarks.report")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_command(lambda: _main(arguments), "benchmarks.report")
+def print_report(
+    *results: Annotated[InputFile, Parameter(metavar="FILE")],
+    pictures: Folder | None = None,
+) -> int:
+    """Print tables of result files as Markdown, and draw charts.
 
+    ```
+    python -m benchmarks.report benchmarks/results/msda_h200.json --pictures pictures
+    ```
 
-def _main(arguments: Sequence[str] | None) -> int:
-    parser = ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split(":")[0])
-    parser.add_argument("results", nargs="+", type=to_path, help="files that the benchmarks wrote")
-    parser.add_argument("--pictures", type=to_path, metavar="DIR", help="also draw charts there")
-    options = parser.parse_args(arguments)
-    contents = {file: read(file) for file in options.results}
+    Args:
+        results: files that the benchmarks wrote.
+        pictures: also draw charts into this folder, as SVG and PNG.
+    """
+    if not results:
+        raise UsageError("FILE: expected at least one result file, got none")
+    contents = {file: read(file) for file in results}
     for file, content in contents.items():
         try:
             text = markdown(content)
-            pictures = draw(content, options.pictures, file.stem) if options.pictures else []
+            drawn = draw(content, pictures, file.stem) if pictures else []
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"{file}: not a whole result file ({one_line(error)})") from error
         print(text)
-        for picture in pictures:
+        for picture in drawn:
             print(picture, file=sys.stderr)
     return 0
 
 
 def read(file: Path) -> dict:
-    """A result file.
+    """Reads a result file.
 
     Raises:
-        ValueError: for a file that no benchmark wrote, or one of another schema version.
+        ValueError: the file is no result file, or its schema version or kind is unknown.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a JSON file: {error}") from None
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != SCHEMA_VERSION or content.get("kind") not in KINDS:
-        raise ValueError(f"{file}: expected a result file of schema version {SCHEMA_VERSION}, got {version}")
+    version, kind = (
+        (content.get("schema_version"), content.get("kind")) if isinstance(content, dict) else (None, None)
+    )
+    if version != SCHEMA_VERSION or kind not in TABLES:
+        raise ValueError(
+            f"{file}: expected a result file of schema version {SCHEMA_VERSION} and of the kind "
+            f"{', '.join(TABLES)}, got version {version} and kind {kind}"
+        )
     return content
 
 
 def markdown(content: dict) -> str:
-    """All tables of a result file, with the machine and the command above them."""
-    if content["kind"] == "msda":
-        tables = msda_tables(content)
-    else:
-        make = {
-            "detector": detector_table,
-            "accuracy": accuracy_table,
-            "training": training_table,
-            "surgery": surgery_table,
-            "engines": engines_table,
-        }
-        tables = [make[content["kind"]](content)]
-    return "\n\n".join([origin(content), *tables]) + "\n"
+    """Returns the tables of a result file, below the machine and the command."""
+    return f"{origin(content)}\n\n{TABLES[content['kind']](content)}\n"
 
 
 def origin(content: dict) -> str:
-    """Where the numbers come from, in one paragraph."""
+    """Describes the machine, the versions and the command in one paragraph."""
     gpu = content["gpu"]
     machine = f"{gpu['name']}, driver {gpu['driver']}, CUDA {content['cuda']}" if gpu else content["cpu"]
     return (
-        f"{machine}, Torch {content['torch']}, "
-        f"TensorRT {content['tensorrt']}, commit {content['commit'][:12]}, {content['date_utc'][:10]}; "
+        f"{machine}, Torch {content['torch']}, TensorRT {content['tensorrt']}, "
+        f"commit {content['commit'][:12]}, {content['date_utc'][:10]}; "
         f"`{content['command']}`"
     )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; every column but the first is aligned to the right."""
+    """Returns a Markdown table. Every column but the first is aligned to the right."""
     ruler = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ruler, *rows))
 
 
-def msda_tables(content: dict) -> list[str]:
-    """A table of microseconds for each distribution and type: methods down, problems across."""
+def msda_tables(content: dict) -> str:
+    """Returns a table of microseconds for each distribution and type: a row a method, a column a problem."""
     tables = []
     for distribution, dtype, problems, cells in groups(content):
         methods = [method for method in content["methods"] if any((p, method) in cells for p in problems)]
@@ -108,11 +112,11 @@ def msda_tables(content: dict) -> list[str]:
         rows.append([f"every byte of {methods[0]} once", *floor, ""])
         head = [f"{dtype}, {distribution}; median us", *problems, "largest relative error"]
         tables.append(table(head, rows))
-    return tables
+    return "\n\n".join(tables)
 
 
 def microseconds(row: dict | None) -> str:
-    """The median of a result, and with a warm cache where that was timed; or what became of it."""
+    """Returns the median of a row, and that with a warm cache if it was timed; or "failed"."""
     if row is None:
         return ""
     if "failure" in row:
@@ -122,7 +126,7 @@ def microseconds(row: dict | None) -> str:
 
 
 def detector_table(content: dict) -> str:
-    """Milliseconds and differences of every variant of a detector."""
+    """Returns times and differences of the variants of a detector."""
     rows = []
     for row in content["results"]:
         spread, same = row["timing"], row["detections"]
@@ -151,7 +155,7 @@ def detector_table(content: dict) -> str:
 
 
 def accuracy_table(content: dict) -> str:
-    """Average precision and differences of every variant of a detector."""
+    """Returns average precision and differences of the variants of a detector."""
     rows = []
     for row in content["results"]:
         metrics, same = row["metrics"], row["agreement"]
@@ -182,7 +186,7 @@ def accuracy_table(content: dict) -> str:
 
 
 def training_table(content: dict) -> str:
-    """Milliseconds, images per second and memory of a training step, by problem and attention."""
+    """Returns times, images per second and memory of training steps."""
     rows = []
     for row in content["results"]:
         name = training_step(row)
@@ -204,7 +208,7 @@ def training_table(content: dict) -> str:
 
 
 def surgery_table(content: dict) -> str:
-    """Milliseconds before and after the surgery, and what it did."""
+    """Returns times before and after the surgery, and the counts of attentions and nodes."""
     rows = []
     for row in content["results"]:
         before, after = (row.get(form, {}) for form in surgery.FORMS)
@@ -236,7 +240,7 @@ def surgery_table(content: dict) -> str:
 
 
 def engines_table(content: dict) -> str:
-    """Engines side by side: a column for each, what they are above and the times of their layers below."""
+    """Returns a column for each engine: its properties, then the times of its layers."""
     rows = content["results"]
     kinds = [kind for kind in LAYER_KINDS if any(kind in row["kinds"] for row in rows)]
     lines = {
@@ -254,6 +258,17 @@ def engines_table(content: dict) -> str:
         parts = [row["kinds"].get(kind) for row in rows]
         lines[kind] = [f"{part['ms']:.2f} ({part['layers']} layers)" if part else "" for part in parts]
     return table(["", *(row["variant"] for row in rows)], [[name, *cells] for name, cells in lines.items()])
+
+
+TABLES = {
+    "msda": msda_tables,
+    "detector": detector_table,
+    "accuracy": accuracy_table,
+    "training": training_table,
+    "surgery": surgery_table,
+    "engines": engines_table,
+}
+"""The tables of each kind of result file."""
 
 
 if __name__ == "__main__":

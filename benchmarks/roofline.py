@@ -1,5 +1,6 @@
-"""Rooflines of the operator's forward pass, from a result file of `benchmarks.msda`: what each method
-reaches, and what the GPU's memory and its arithmetic allow.
+"""Rooflines of the operator's forward pass, from a result file of `benchmarks.msda`.
+
+A roofline compares the speed of each method with the limits of the GPU's memory and arithmetic.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ MARKERS = {
     "reference": "v",
     "reference_compiled": "D",
 }
-"""The forward methods, and how each is drawn. A plugin runs our operator's kernel, so its marker lies inside
-the operator's."""
+"""The forward methods and their markers. A plugin runs the operator's kernel, so its marker fits inside."""
 
 FLOP_PER_SAMPLE_AND_CHANNEL = 2 * (4 + 1)
 """Four multiply-adds with the weights of the corners, one with the attention weight."""
@@ -33,9 +33,9 @@ class Point(NamedTuple):
     """A measurement in a roofline.
 
     Attributes:
-        problem, distribution, method: what was measured.
-        intensity: flop per byte, where every input is read once and every output is written once.
-        speed: flop per second, by the median time.
+        problem, distribution, method: names of the measurement.
+        intensity: flop per byte, if every input is read once and every output is written once.
+        speed: flop per second, from the median time.
     """
 
     problem: str
@@ -46,13 +46,12 @@ class Point(NamedTuple):
 
 
 def forward_flop(problem: Mapping) -> int:
-    """Floating-point operations of a forward pass: N * Q * M * K samples of D channels each.
+    """Returns the floating-point operations of a forward pass: N * Q * M * K samples of D channels each.
 
-    The corners' own weights, and locations and softmax of the fused form, count nothing: they are shared by
-    the D channels of a sample.
+    The weights of the corners, the locations and the softmax do not count: the D channels share them.
 
     Args:
-        problem: sizes as in a row of a result file, see `benchmarks.problems.Problem`.
+        problem: sizes of a row, see `benchmarks.problems.Problem`.
     """
     points = problem["points_per_level"] or [problem["num_points"]] * len(problem["spatial_shapes"])
     samples = problem["batch"] * problem["num_queries"] * problem["num_heads"] * sum(points)
@@ -60,7 +59,7 @@ def forward_flop(problem: Mapping) -> int:
 
 
 def points(content: Mapping, dtype: str) -> list[Point]:
-    """The forward measurements of a type, in the file's order; failures are left out."""
+    """Returns the forward measurements of a type, in the file's order, without failures."""
     found = []
     for row in content["results"]:
         if row["dtype"] != dtype or row["method"] not in MARKERS or "failure" in row:
@@ -73,27 +72,28 @@ def points(content: Mapping, dtype: str) -> list[Point]:
 
 
 def clock_hertz(gpu: Mapping) -> float | None:
-    """The largest clock of the multiprocessors, or None where the result file has none."""
+    """Returns the largest clock of the multiprocessors; None if the result file has none."""
     match = re.match(r"(\d+) MHz", gpu.get("clocks", ""))
     return float(match[1]) * 1e6 if match else None
 
 
 def peak_flop_per_second(gpu: Mapping) -> float | None:
-    """The fp32 multiply-add peak at the largest clock, two flop each; None for an unknown compute capability
-    or clock.
+    """Returns the peak of fp32 multiply-adds at the largest clock, two flop each.
+
+    It is None for an unknown compute capability or clock.
     """
     lanes, clock = FP32_LANES.get(gpu.get("compute_capability", "")), clock_hertz(gpu)
     return 2.0 * lanes * gpu["multiprocessors"] * clock if lanes and clock else None
 
 
 def figure(content: Mapping, dtype: str, colours: Sequence[str]):
-    """Rooflines of a type, one for each distribution: problems by colour, methods by marker.
+    """Draws the rooflines of a type, one for each distribution: problems by colour, methods by marker.
 
-    A point may lie above the slope: a decoder's few queries do not read all of the value. Markers shrink from
-    problem to problem, so that those of one place (encoders of one model) are all visible.
+    A point may lie above the slope: the few queries of a decoder do not read all of the value. Markers shrink
+    from problem to problem, so that all markers of one place are visible.
 
     Returns:
-        The picture, or None where no forward method was measured.
+        The picture, or None without a forward method.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -133,13 +133,10 @@ def _draw_roofs(axes, content: Mapping, intensities: Sequence[float]) -> list:
     """Draws the copy bandwidth as a slope, and the arithmetic peak, if known, as a horizontal line."""
     bandwidth = content["copy_bandwidth_bytes_per_second"]
     peak = peak_flop_per_second(content["gpu"])
-    left, right = min(intensities) / 1.5, max(intensities) * 1.5
-    if peak is None:
-        ridge = right
-    else:
-        ridge = peak / bandwidth
-        right = max(right, ridge * 2.5)
-    left = min(left, ridge / 1.5)
+    right = max(intensities) * 1.5
+    ridge = right if peak is None else peak / bandwidth
+    right = max(right, ridge * 2.5)
+    left = min(min(intensities), ridge) / 1.5
     label = f"{bandwidth / 1e12:.3g} TB/s, as a large copy"
     ends = [left, ridge]
     speeds = [bandwidth * end / 1e12 for end in ends]
@@ -152,7 +149,7 @@ def _draw_roofs(axes, content: Mapping, intensities: Sequence[float]) -> list:
 
 
 def _marker(method: str, colour: str, size: float):
-    """A marker of a size in points; hollow, so that those below it stay visible."""
+    """Makes a hollow marker, so that markers below it stay visible."""
     from matplotlib.lines import Line2D
 
     marker = MARKERS[method]

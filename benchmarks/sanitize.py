@@ -1,14 +1,4 @@
-"""Runs every edge case of the operators once on the GPU, for compute-sanitizer:
-
-    compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
-
-Both operators, all types, forward and backward, over small problems: borders, NaN and infinite locations, out
-of range, empty, ragged, one-cell levels, odd head sizes, unaligned and strided tensors, and level sizes that
-lie. Results are held against the reference on the CPU, so that a kernel that did not run is noticed.
-
-`MSDA_FORWARD` and `MSDA_BACKWARD` force a kernel (kernels/include/msda/forward_choice.h); what it cannot run is
-counted as left out.
-"""
+"""`python -m benchmarks.sanitize`: every edge case of the operators on the GPU, for compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -24,20 +14,30 @@ import torch
 import msda
 from benchmarks import errors, timing
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
-from codetr.cli.command import ArgumentParser, run_command
+from codetr.cli.program import run_program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_command(lambda: _main(arguments), "benchmarks.sanitize")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(run_edge_cases, argv, "python -m benchmarks.sanitize")
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    ArgumentParser(prog="python -m benchmarks.sanitize", description=__doc__.split(",")[0]).parse_args(
-        arguments
-    )
+def run_edge_cases() -> int:
+    """Run every edge case of the operators once on the GPU, for compute-sanitizer.
+
+    Both operators run in all types, forward and backward: borders, locations that are non-finite or out of
+    range, empty and ragged problems, odd head sizes, unaligned tensors, and wrong level sizes. The results
+    are compared with the reference on the CPU, which detects a kernel that did not run.
+
+    MSDA_FORWARD and MSDA_BACKWARD force a kernel (kernels/include/msda/forward_choice.h). Cases that it
+    cannot run are counted as left out.
+
+    ```
+    compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
+    ```
+    """
     timing.require_gpu()
     started = time.monotonic()
     failures: list[str] = []
@@ -55,8 +55,8 @@ def _main(arguments: Sequence[str] | None) -> int:
                     failures.append(f"{what}: relative error {error:.1e}")
     for dtype in DTYPES:
         count += 1
-        with noting_refusal(left_out, f"lying {dtype}"):
-            lying_levels(dtype)
+        with noting_refusal(left_out, f"wrong levels {dtype}"):
+            wrong_levels(dtype)
     torch.cuda.synchronize()
     print("\n".join(failures))
     seconds = time.monotonic() - started
@@ -66,7 +66,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 @contextlib.contextmanager
 def noting_refusal(left_out: list[str], what: str) -> Iterator[None]:
-    """Adds `what` to `left_out` where a forced kernel cannot run a problem (cudaErrorNotSupported)."""
+    """Adds `what` to `left_out` if a forced kernel cannot run a problem (cudaErrorNotSupported)."""
     try:
         yield
     except RuntimeError as reason:
@@ -77,7 +77,7 @@ def noting_refusal(left_out: list[str], what: str) -> Iterator[None]:
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
-    """Sends some samples onto borders, out of range, and to NaN and infinity, in place."""
+    """Moves some samples to borders, out of range, and to NaN and infinity, in place."""
     places = inputs[-3]
     values = (0.0, 1.0, 0.5, -0.3, 1.4, -1e4, 6e4, float("nan"), float("inf"), -float("inf"))
     flat = places.view(-1)
@@ -87,7 +87,7 @@ def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInput
 
 
 def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: torch.dtype) -> float:
-    """Forward and backward on the GPU; returns the forward's error against the reference on the CPU."""
+    """Runs forward and backward on the GPU, and returns the forward's error against the CPU's reference."""
     expected = errors.truth(inputs)
     moved = [to_gpu(x, unaligned, index_dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
     leaves = [x.requires_grad_() for x in moved if isinstance(x, torch.Tensor) and x.is_floating_point()]
@@ -95,13 +95,13 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     output = operator(*moved)
     torch.autograd.grad(output, leaves, torch.ones_like(output))
     torch.cuda.synchronize()
-    # One sample of many may only just touch a level: nothing below a hundredth of a usual result is relative.
+    # A sample may only just touch a level. Errors of results below a hundredth of a usual one are absolute.
     floor = 0.01 * expected.numel() ** 0.5
     return errors.relative_error(output.cpu(), expected, floor)
 
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:
-    """A copy on the GPU; an unaligned one begins one element into its storage and ends with it."""
+    """Copies a tensor to the GPU. An unaligned copy begins one element after its storage."""
     if not tensor.is_floating_point():
         return tensor.to("cuda", index_dtype)
     if not unaligned:
@@ -111,9 +111,9 @@ def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> t
     return late[1:].view(tensor.shape)
 
 
-def lying_levels(dtype: torch.dtype) -> None:
-    """Level sizes on the GPU that do not fit the value tensor: nothing outside of it may be touched."""
-    problem = Problem("lying", 1, ((4, 4), (2, 2)), 8, num_heads=2, head_dim=32)
+def wrong_levels(dtype: torch.dtype) -> None:
+    """Runs with wrong level sizes on the GPU. The kernel may touch nothing outside of the value tensor."""
+    problem = Problem("wrong", 1, ((4, 4), (2, 2)), 8, num_heads=2, head_dim=32)
     inputs = problem.attention_inputs(dtype, "cuda", "uniform")
     for shapes in ([[400, 400], [2, 2]], [[-4, -4], [2, 2]], [[4, 4], [0, 2]], [[2**40, 2**40], [2, 2]]):
         wrong = inputs._replace(spatial_shapes=torch.tensor(shapes, device="cuda"))

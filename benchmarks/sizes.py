@@ -1,137 +1,116 @@
-"""Runs engines of dynamic shapes at many sizes and batches, times them, and compares what they find:
-
-    python -m benchmarks.sizes --model co_dino_swin_l --weights weights.pth --engine fp16=out/model.engine
-
-Every image of a batch is the photo turned by another 90 degrees, so that images differ in size. An engine's
-detections are compared with PyTorch's in fp32 (TF32 off) and in the engine's own precision.
-"""
+"""`python -m benchmarks.sizes`: engines with dynamic shapes at many sizes and batches."""
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
+import itertools
 import re
 import sys
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
 import torch
+from cyclopts.types import PositiveInt
 
-from benchmarks import environment, timing
-from benchmarks.arguments import add_engines, add_out, check_engines, check_out, result_file, run_benchmark
-from benchmarks.detector import Detections, compared, measure_engine
-from codetr.cli.command import (
-    ArgumentParser,
-    check_file,
-    model_config,
-    positive,
-    to_path,
-    weights_source,
-)
+import codetr
+from benchmarks.detector import compared, measure_engine
+from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName, several
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.program import run_program
 from codetr.detector.preprocess import Preprocessor, load_image
-from codetr.export.engine_check import DEMO_PHOTO, detect_with_torch, turned
-
-if TYPE_CHECKING:
-    import codetr
+from codetr.export.engine_check import DEMO_PHOTO, DetectionArrays, detect_with_torch, turned
+from codetr.weights import choose_weights, model_config
 
 SIZES = ((512, 512), (608, 608), (768, 1152), (1024, 768), (1344, 1344))
 BATCHES = (1, 3, 8)
 DEVICE = torch.device("cuda")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.sizes")
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
+    if match is None:
+        raise ValueError(f"expected HEIGHTxWIDTH, such as 768x1152, got {text!r}")
+    return int(match[1]), int(match[2])
 
 
-def _main(arguments: list[str]) -> int:
-    options = parse(arguments)
-    timing.require_gpu()
-    config = model_config(options.model)
-    gpu = environment.slug(torch.cuda.get_device_name())
-    out = result_file(options.out, f"sizes_{config.name}", gpu)
-    environment.write_json(out, run(options, arguments))
-    print(out)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_sizes, argv, "python -m benchmarks.sizes")
+
+
+def measure_sizes(
+    *,
+    weights: WeightsName,
+    engine: EngineFiles,
+    model: ModelName = "co_dino_swin_l",
+    sizes: Annotated[tuple[Any, ...], several(_size, "HxW", consume_multiple=(1, 1000))] = SIZES,
+    batches: Annotated[tuple[PositiveInt, ...], OneOrMore] = BATCHES,
+    photo: InputFile = DEMO_PHOTO,
+    iterations: PositiveInt = 50,
+    out: OutputFile | None = None,
+) -> int:
+    """Run engines with dynamic shapes at many sizes and batches, time them, and compare the detections.
+
+    Every image of a batch is the photo, turned by 90 degrees more, so that the images differ in size. The
+    detections are compared with PyTorch's in fp32 (TF32 off) and in the engine's own precision.
+
+    ```
+    python -m benchmarks.sizes --weights weights.pth --engine fp16=out/model.engine
+    ```
+
+    Args:
+        weights: checkpoint that the engines hold.
+        engine: engine whose optimization profile has all sizes and batches. May be repeated.
+        sizes: heights and widths of the input.
+        batches: numbers of images.
+        photo: image of the input.
+        iterations: samples of each measurement.
+        out: result file. Default: a file in benchmarks/results.
+    """
+    config = model_config(model)
+    choose_weights(model, weights)
+    result = ResultFile("benchmarks.sizes", out, f"sizes_{config.name}")
+    network = codetr.CoDino(config).eval().requires_grad_(False)
+    codetr.load_checkpoint(network, weights)
+    in_precision = functools.cache(functools.partial(on_gpu, network))
+    picture = load_image(photo)
+    rows = []
+    for (height, width), count in itertools.product(sizes, batches):
+        preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
+        batch = preprocessor.batch(turned(picture, count))
+        by_torch: dict[str, DetectionArrays] = {}
+        for file in engine:
+            row, found, _ = measure_engine(file.label, file.path, batch, iterations)
+            row = {"height": height, "width": width, "batch": count, **row}
+            for precision in ("fp32", row["engine_precision"]):
+                if precision not in by_torch:
+                    by_torch[precision] = detect_with_torch(
+                        in_precision(precision), batch, DEVICE, precision == "tf32"
+                    )
+                key = "detections" if precision == "fp32" else "detections_in_its_precision"
+                row[key] = compared(by_torch[precision], found)["detections"]
+            rows.append(row)
+            report(row)
+    result.write(
+        rows,
+        model=config.name,
+        weights=str(weights),
+        photo=photo.name,
+        compared_with="the detections of PyTorch, TF32 off, in fp32 and in the engine's precision",
+    )
+    print(result.path)
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line.
-
-    Raises:
-        UsageError: a wrong argument, or a file that is none.
-    """
-    parser = ArgumentParser(prog="python -m benchmarks.sizes", description=__doc__.split(":\n")[0])
-    parser.add_argument("--model", default="co_dino_swin_l", help="as for codetr.load_config")
-    parser.add_argument(
-        "--weights", required=True, help="as for codetr.load_checkpoint; what the engines hold"
-    )
-    add_engines(parser, "an engine whose profile has all the sizes and batches", required=True)
-    parser.add_argument(
-        "--sizes", nargs="+", type=_size, default=SIZES, metavar="HxW", help="default: five, 512 to 1344"
-    )
-    parser.add_argument(
-        "--batches", nargs="+", type=positive, default=BATCHES, metavar="N", help="default: 1 3 8"
-    )
-    parser.add_argument("--photo", type=to_path, default=DEMO_PHOTO)
-    parser.add_argument("--iterations", type=positive, default=50, help="samples of each measurement")
-    add_out(parser)
-    options = parser.parse_args(arguments)
-    weights_source(options.model, options.weights)
-    check_file("--photo", options.photo)
-    check_engines(options.engine)
-    check_out(options.out)
-    return options
-
-
-def run(options: argparse.Namespace, arguments: list[str]) -> dict:
-    """Measures everything; returns the result file's content."""
-    import codetr
-
-    started = time.monotonic()
-    config = model_config(options.model)
-    model = codetr.CoDino(config).eval().requires_grad_(False)
-    codetr.load_checkpoint(model, options.weights)
-    in_precision = functools.cache(functools.partial(on_gpu, model))
-    photo = load_image(options.photo)
-    results = []
-    for height, width in options.sizes:
-        preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
-        for count in options.batches:
-            batch = preprocessor.batch(turned(photo, count))
-            by_torch: dict[str, Detections] = {}
-            for label, path in options.engine:
-                row, found, _ = measure_engine(label, path, batch, options.iterations)
-                row = {"height": height, "width": width, "batch": count, **row}
-                for precision in ("fp32", row["engine_precision"]):
-                    if precision not in by_torch:
-                        tf32 = precision == "tf32"
-                        by_torch[precision] = detect_with_torch(in_precision(precision), batch, DEVICE, tf32)
-                    key = "detections" if precision == "fp32" else "detections_in_its_precision"
-                    row[key] = compared(by_torch[precision], found)["detections"]
-                results.append(row)
-                report(row)
-    return {
-        **environment.describe("benchmarks.sizes", arguments),
-        "kind": "sizes",
-        "model": config.name,
-        "weights": str(options.weights),
-        "photo": options.photo.name,
-        "compared_with": "the detections of PyTorch, TF32 off, in fp32 and in the engine's precision",
-        "seconds": round(time.monotonic() - started, 1),
-        "results": results,
-    }
-
-
 def on_gpu(model: codetr.CoDino, precision: str) -> codetr.CoDino:
-    """A copy of a model, which stays as it is."""
+    """Returns a copy of a model on the GPU, in a precision."""
     return copy.deepcopy(model).set_precision("fp32" if precision == "tf32" else precision).to(DEVICE)
 
 
 def report(row: dict) -> None:
-    """Prints one line."""
+    """Prints one line for a row."""
     same = row.get("detections_in_its_precision", row["detections"])
     print(
         f"{row['variant']:10} {row['batch']} x {row['height']}x{row['width']} "
@@ -141,13 +120,6 @@ def report(row: dict) -> None:
         f"scores {same['max_score_difference']:.2g} of PyTorch in {row['engine_precision']}",
         flush=True,
     )
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH, such as 768x1152, got {text!r}")
-    return int(match[1]), int(match[2])
 
 
 if __name__ == "__main__":

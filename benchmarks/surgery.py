@@ -1,16 +1,4 @@
-"""Times engines of DETRs' ONNX files before and after the graph surgery, on the GPU:
-
-    python -m tests.onnx_zoo_files zoo          # DETRs in published configurations, with random weights
-    python -m benchmarks.surgery zoo/*.onnx
-
-A file goes the way a user takes: `onnx_path.surgeon`, which compares both files' outputs in onnxruntime, then
-`onnx_path.build` of the file as it was and as it became, in one precision. Either engine is timed as a CUDA
-graph, on the same random inputs. What a file says in its metadata, as the zoo's do, becomes part of the row:
-"configuration", as published, and "attentions", how many times it attends.
-
-With `--jobs` some files are rewritten and built at the same time; engines are timed afterwards, alone on the
-GPU. The result file is written after every model, so that a run that is cut short leaves what it has.
-"""
+"""`python -m benchmarks.surgery`: engines of DETRs' ONNX files before and after the graph surgery."""
 
 from __future__ import annotations
 
@@ -19,33 +7,27 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from benchmarks import environment, timing
-from benchmarks.arguments import check_out, result_file, run_benchmark
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    one_line,
-    positive,
-    to_path,
-)
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from benchmarks import timing
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import Folder, InputFile, OutputFile
+from codetr.cli.program import run_program
+from codetr.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
 
-PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
 FORMS = ("original", "rewritten")
 WARMUP = 20
-SECONDS = 600
-"""Limit for one command."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +35,10 @@ class Subject:
     """A file to measure.
 
     Attributes:
-        name: of the row.
-        configuration: as published, or "".
+        name: name of the row.
+        configuration: the published configuration, or "".
         path: the ONNX file, with static shapes.
-        attentions: how many times it attends, if that is known.
+        attentions: number of deformable attentions, if it is known.
     """
 
     name: str
@@ -65,79 +47,68 @@ class Subject:
     attentions: int | None = None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.surgery")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_surgery, argv, "python -m benchmarks.surgery")
 
 
-def _main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
-    for path in options.files:
-        check_file("FILE.onnx", path)
-    check_out(options.out)
-    timing.require_gpu()
-    head = environment.describe("benchmarks.surgery", arguments)
-    slug = environment.slug(head["gpu"]["name"])
-    out = result_file(options.out, f"surgery_{options.precision}", slug)
-    subjects = [read_subject(path) for path in options.files]
-    started = time.monotonic()
+def measure_surgery(
+    *files: Annotated[InputFile, Parameter(metavar="FILE.onnx")],
+    precision: Literal["fp16", "bf16", "fp32", "tf32"] = "fp16",
+    iterations: PositiveInt = 100,
+    seconds: PositiveInt = 600,
+    jobs: PositiveInt = 1,
+    work: Folder | None = None,
+    out: OutputFile | None = None,
+) -> int:
+    """Time engines of DETRs' ONNX files before and after the graph surgery.
+
+    The surgeon rewrites each file and compares both files' outputs in onnxruntime. `codetr build` builds an
+    engine of both. The engines run as CUDA graphs on the same random inputs. A row contains the file's
+    metadata "configuration", and "attentions", the number of deformable attentions.
+
+    The result file is written after each model.
+
+    ```
+    python -m tests.onnx.zoo_files zoo
+    python -m benchmarks.surgery zoo/*.onnx
+    ```
+
+    Args:
+        files: models with static shapes.
+        precision: precision of the engines.
+        iterations: samples of each measurement.
+        seconds: limit of one build.
+        jobs: files that are rewritten and built at the same time. Engines are timed alone.
+        work: folder to keep the files in. Those of an earlier run are used again. Default: a temporary one.
+        out: result file. Default: benchmarks/results/surgery_PRECISION_GPU.json.
+    """
+    if not files:
+        raise UsageError("FILE.onnx: expected at least one file, got none")
+    subjects = [read_subject(path) for path in files]
+    result = ResultFile("benchmarks.surgery", out, f"surgery_{precision}")
     rows: list[dict] = []
-    with working_folder(options.work) as folder, ThreadPoolExecutor(options.jobs) as pool:
+    with working_folder(work) as folder, ThreadPoolExecutor(jobs) as pool:
 
         def make(subject: Subject) -> dict:
-            row = prepare(subject, folder, options.precision, options.seconds)
+            row = prepare(subject, folder, precision, seconds)
             print(f"{subject.name}: {'; '.join(failures(row)) or 'built'}", flush=True)
             return row
 
-        made = map(make, subjects) if options.jobs == 1 else list(pool.map(make, subjects))
+        made = map(make, subjects) if jobs == 1 else list(pool.map(make, subjects))
         for subject, row in zip(subjects, made, strict=True):
             rows.append(row)
-            time_engines(row, subject, folder, options.precision, options.iterations)
+            time_engines(row, subject, folder, precision, iterations)
             print(summary(row), flush=True)
-            content = {
-                **head,
-                "kind": "surgery",
-                "precision": options.precision,
-                "jobs": options.jobs,
-                "seconds": round(time.monotonic() - started, 1),
-                "results": rows,
-            }
-            environment.write_json(out, content)
-    failed = [row for row in rows if failures(row)]
-    print(f"{len(rows)} models, {len(failed)} failed: {out}")
+            result.write(rows, precision=precision, jobs=jobs)
+    failed = sum(bool(failures(row)) for row in rows)
+    print(f"{len(rows)} models, {failed} failed: {result.path}")
     return 1 if failed else 0
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m benchmarks.surgery", description=__doc__.split("\n")[0][:-1])
-    parser.add_argument(
-        "files", nargs="+", type=to_path, metavar="FILE.onnx", help="models with static shapes"
-    )
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp16")
-    parser.add_argument("--iterations", type=positive, default=100, help="samples of each measurement")
-    parser.add_argument(
-        "--seconds", type=positive, default=SECONDS, help="limit for one build (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--jobs", type=positive, default=1, help="files rewritten and built at the same time (default: 1)"
-    )
-    parser.add_argument(
-        "--work",
-        type=to_path,
-        metavar="DIR",
-        help="keep files there, and use those of an earlier run again (default: a temporary folder)",
-    )
-    parser.add_argument(
-        "--out",
-        type=to_path,
-        help="result file; benchmarks/results/surgery_<precision>_<gpu>.json by default",
-    )
-    return parser
 
 
 @contextmanager
 def working_folder(given: Path | None) -> Iterator[Path]:
-    """A folder for files: the one given, which stays, or a temporary one."""
+    """Yields the folder that is given, which stays, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given
@@ -147,10 +118,10 @@ def working_folder(given: Path | None) -> Iterator[Path]:
 
 
 def read_subject(path: Path) -> Subject:
-    """What a file is, by its name and its metadata.
+    """Reads the name and the metadata of a file.
 
     Raises:
-        UsageError: it is no ONNX file.
+        UsageError: `path` is no ONNX file.
     """
     import onnx
 
@@ -158,11 +129,10 @@ def read_subject(path: Path) -> Subject:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own, whose class depends on its implementation
         raise UsageError(f"FILE.onnx {path}: expected an ONNX file ({one_line(error)})") from error
-    said = {prop.key: prop.value for prop in model.metadata_props}
-    attentions = said.get("attentions", "")
-    return Subject(
-        path.stem, said.get("configuration", ""), path, int(attentions) if attentions.isdecimal() else None
-    )
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
+    attentions = metadata.get("attentions", "")
+    number = int(attentions) if attentions.isdecimal() else None
+    return Subject(path.stem, metadata.get("configuration", ""), path, number)
 
 
 def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dict:
@@ -170,9 +140,9 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
 
     Args:
         subject: the file.
-        folder: for what is made of it.
-        precision: of both engines.
-        seconds: limit for one command.
+        folder: folder for the rewritten file, the engines and the reports.
+        precision: precision of both engines.
+        seconds: limit of one command.
     """
     row: dict = {
         "model": subject.name,
@@ -201,14 +171,14 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
 
 
 def time_engines(row: dict, subject: Subject, folder: Path, precision: str, iterations: int) -> None:
-    """Times the engines that `prepare` built, and adds it to the row; a failure takes an engine's place.
+    """Times the engines that `prepare` built, and adds the times or the failures to its row.
 
     Args:
-        row: of `prepare`.
-        subject, folder, precision: as given to it.
+        row: result of `prepare`.
+        subject, folder, precision: the arguments of `prepare`.
         iterations: samples of each measurement.
     """
-    inputs = functools.cache(lambda: random_inputs(subject.path))  # of both, drawn when one is wanted
+    inputs = functools.cache(lambda: random_inputs(subject.path))  # both engines get the same
     for form, path in forms(subject, folder).items():
         if "failure" in row.get(form, {"failure": ""}):
             continue
@@ -221,21 +191,21 @@ def time_engines(row: dict, subject: Subject, folder: Path, precision: str, iter
 
 
 def forms(subject: Subject, folder: Path) -> dict[str, Path]:
-    """The file as it is and as it becomes."""
+    """Returns the paths of the original and the rewritten file."""
     return dict(zip(FORMS, (subject.path, folder / f"{subject.name}.rewritten.onnx"), strict=True))
 
 
 def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
-    """Runs the surgeon; where it finds that outputs differ, once more without that comparison.
+    """Runs the surgeon, and again without the comparison of outputs if they differ.
 
-    Random weights can make a deep network magnify roundings a hundred thousand times in some row of its
-    outputs (D-FINE's do). Every replacement has been proven by itself either way, and times are the same.
+    Random weights can make a deep network amplify roundings in some row of its outputs, as D-FINE's do. The
+    surgeon has verified each replacement by itself in either case, and the times are the same.
 
     Returns:
-        What the comparison of outputs said, or "" if they agree.
+        The message of the comparison, or "" if the outputs agree.
 
     Raises:
-        RuntimeError: the surgeon failed otherwise.
+        RuntimeError: the surgeon failed for another reason.
     """
     words = ["onnx_path.surgeon", path, rewritten, "--json", report]
     try:
@@ -275,10 +245,10 @@ def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
 
 
 def command(arguments: Sequence[object], seconds: int) -> None:
-    """Runs a module of ours in a process of its own: a build that hangs or dies ends no other.
+    """Runs a module in a process of its own, so that a build that hangs or dies ends no other.
 
     Raises:
-        RuntimeError: it failed or took too long; with its last line.
+        RuntimeError: the module failed or took too long. The message has its last line.
     """
     words = [str(word) for word in arguments]
     try:
@@ -293,7 +263,7 @@ def command(arguments: Sequence[object], seconds: int) -> None:
 
 
 def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
-    """Inputs as the surgeon's comparison draws them, the same for every run.
+    """Draws inputs as the surgeon's comparison does, the same in every run.
 
     Raises:
         ValueError: a shape is not static.
@@ -311,7 +281,7 @@ def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def run(engine: Path, inputs: Mapping[str, np.ndarray], iterations: int) -> list[float]:
-    """GPU milliseconds of replays of the engine."""
+    """Returns GPU milliseconds of replays of the engine."""
     import trt_plugin
 
     trt_plugin.load()
@@ -321,7 +291,7 @@ def run(engine: Path, inputs: Mapping[str, np.ndarray], iterations: int) -> list
 
 
 def failures(row: dict) -> list[str]:
-    """What went wrong with a model, the wrong number of attentions included."""
+    """Lists the failures of a model. A wrong number of attentions is one."""
     found = [part["failure"] for part in (row, *(row.get(form, {}) for form in FORMS)) if "failure" in part]
     expected = row["expected_attentions"]
     if expected is not None and row.get("replaced", expected) != expected:
@@ -330,13 +300,13 @@ def failures(row: dict) -> list[str]:
 
 
 def speedup(row: dict) -> float | None:
-    """How many times faster the rewritten file's engine is; None if either has no time."""
+    """Returns the time of the original engine over that of the rewritten one; None if one has no time."""
     times = [row.get(form, {}).get("timing", {}).get("median_ms") for form in FORMS]
     return None if None in times else times[0] / times[1]
 
 
 def summary(row: dict) -> str:
-    """One line for a model."""
+    """Describes a row on one line."""
     parts = [f"{row['model']:26}"]
     for form in FORMS:
         timed = row.get(form, {}).get("timing")

@@ -1,9 +1,8 @@
-"""The one timer: CUDA events around replays of a CUDA graph.
+"""Times of work on the GPU: CUDA events around replays of a CUDA graph.
 
-What is timed is captured as one graph of several calls, each over its own copy of the inputs, so that the
-time is the GPU's alone (no launch from the host between calls) and, when the copies together are larger than
-the L2 cache several times over, each call finds its inputs outside the cache ("cold"). A replay takes some
-microseconds of its own, so a graph of few copies goes round them several times.
+A graph holds several calls, each with its own copy of the inputs. The host launches nothing between the
+calls, so a sample is GPU time only. Copies that exceed the L2 cache several times make the cache "cold": no
+call finds its inputs there. A replay itself takes some microseconds, so a graph of few copies repeats them.
 """
 
 from __future__ import annotations
@@ -15,22 +14,21 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 L2_MULTIPLE = 3
-"""The copies of the inputs are together at least this many times the L2 cache, so that none of a copy
-survives a round."""
+"""Size of all copies of the inputs, in L2 caches: a round leaves nothing of the first copy in the cache."""
 
 MAX_COPIES = 64
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one measurement, GPU milliseconds a call.
+    """Samples of one measurement.
 
     Attributes:
-        samples_ms: one number a replay: its time divided by calls_per_replay.
-        calls_per_replay: calls captured in the graph, over copies of the inputs in turn.
+        samples_ms: milliseconds of a call, one number for each replay.
+        calls_per_replay: calls in the graph.
         warmup: replays before the first sample.
-        cache: "cold" or "warm": whether the L2 cache can hold the inputs from one call to the next.
-        method: how it was timed.
+        cache: "warm" if the L2 cache can hold the inputs from one call to the next, else "cold".
+        method: the clock, in words.
     """
 
     samples_ms: list[float]
@@ -45,18 +43,18 @@ class Timing:
 
     @property
     def median_ms(self) -> float:
-        """The middle sample, milliseconds."""
+        """The median sample, milliseconds."""
         return self.summary["median_ms"]
 
     def as_dict(self) -> dict:
-        """For JSON: the summary first, samples rounded to 0.1 microseconds."""
+        """Returns the fields for JSON: the summary first, samples rounded to 0.1 microseconds."""
         fields = asdict(self)
         fields["samples_ms"] = [round(sample, 4) for sample in self.samples_ms]
         return {**fields.pop("summary"), **fields}
 
 
 def summarise(samples_ms: Sequence[float]) -> dict[str, float]:
-    """Median and spread: 5th and 95th percentile, minimum, and their number."""
+    """Returns median, 5th and 95th percentile, minimum, and number of the samples."""
     ordered = sorted(samples_ms)
     if not ordered:
         raise ValueError("samples_ms: expected at least one sample, got none")
@@ -71,21 +69,22 @@ def summarise(samples_ms: Sequence[float]) -> dict[str, float]:
 
 
 def l2_bytes() -> int:
-    """Size of the current GPU's L2 cache in bytes."""
+    """Returns the size of the current GPU's L2 cache, in bytes."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
 def copies_for_cold_cache(bytes_per_call: int) -> int:
-    """How many sets of inputs make every call find a cold L2 cache: their bytes together are L2_MULTIPLE
-    caches."""
+    """Returns the number of copies of the inputs with which every call finds a cold L2 cache."""
     wanted = -(-L2_MULTIPLE * l2_bytes() // max(1, bytes_per_call))
     return min(MAX_COPIES, max(1, wanted))
 
 
 def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """Captures the calls, one after the other, as one CUDA graph; each has run twice before (or more often,
-    if it is there several times), outside the graph but on its stream (so a call may keep what its first run
-    computed, an autograd graph say)."""
+    """Captures calls, one after the other, as one CUDA graph.
+
+    Each call first runs twice on the stream of the graph. It may keep a result of that, such as an autograd
+    graph.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -96,7 +95,7 @@ def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        # The results live until the capture ends: each call writes memory of its own, as cold as its inputs.
+        # The results live until the capture ends. So each call writes memory that is not in the cache.
         results = [call() for call in calls]
     del results
     return graph
@@ -110,18 +109,18 @@ def time_graph(
     seconds: float = 2.0,
     least_calls: int = 1,
 ) -> Timing:
-    """Times calls on the current GPU.
+    """Times calls as one CUDA graph.
 
     Args:
-        calls: each runs the same work over its own tensors; they are captured together.
-        bytes_per_call: of one call's tensors; with the number of calls it says whether the cache is cold.
-        iterations: replays, one sample each.
-        warmup: replays before them.
-        seconds: stop sampling after about so much GPU time, with at least 10 samples: for slow baselines.
-        least_calls: go round the calls until a replay has so many.
+        calls: each runs the same work with its own tensors.
+        bytes_per_call: size of the tensors of one call, which decides whether the cache is cold.
+        iterations: number of replays, one sample each.
+        warmup: number of replays before them.
+        seconds: limit of the GPU time for samples. At least 10 are taken.
+        least_calls: the calls are repeated until the graph holds this number.
 
     Raises:
-        RuntimeError: without a GPU.
+        RuntimeError: there is no GPU.
     """
     require_gpu()
     cold = bytes_per_call * len(calls) >= 2 * l2_bytes()
@@ -137,7 +136,7 @@ def time_graph(
     iterations, warmup = min(iterations, affordable), min(warmup, max(2, affordable // 10))
     for _ in range(warmup):
         graph.replay()
-    # All replays are in the queue before the first is waited for: the GPU never runs dry between them.
+    # The host queues all replays before it waits for the first, so that the GPU is never idle.
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(iterations)]
     for start, stop in events:
         start.record()
@@ -152,13 +151,13 @@ def time_graph(
 def time_eager(
     call: Callable[[], object], iterations: int = 100, warmup: int = 3, seconds: float = 1.5
 ) -> Timing:
-    """Times a call that cannot be captured, because it waits for the GPU inside; its waiting counts.
+    """Times a call that waits for the GPU, which no graph can capture. The waiting is part of a sample.
 
     Args:
         call: runs the work on the current stream.
-        iterations: calls, one sample each.
-        warmup: calls before them.
-        seconds: stop sampling after about so much time, with at least 5 samples.
+        iterations: number of calls, one sample each.
+        warmup: number of calls before them.
+        seconds: limit of the time for samples. At least 5 are taken.
     """
     require_gpu()
     samples: list[float] = []
@@ -176,8 +175,7 @@ def time_eager(
 
 
 def copy_bandwidth(megabytes: int = 2048) -> float:
-    """Bytes per second, read plus written, of a large copy on the GPU: the ceiling that the byte floor is
-    taken at."""
+    """Returns the bytes per second, read plus written, of a large copy on the GPU."""
     source = torch.randn(megabytes * 2**18, device="cuda")
     target = torch.empty_like(source)
     timing = time_graph([lambda: target.copy_(source)], 2 * source.nbytes, iterations=20)
@@ -185,6 +183,6 @@ def copy_bandwidth(megabytes: int = 2048) -> float:
 
 
 def require_gpu() -> None:
-    """Raises RuntimeError in one line when Torch sees no GPU."""
+    """Raises RuntimeError if Torch sees no GPU."""
     if not torch.cuda.is_available():
         raise RuntimeError("this benchmark needs an NVIDIA GPU, and torch.cuda.is_available() is False here")

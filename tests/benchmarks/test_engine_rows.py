@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import engines, environment, report
-from codetr.cli.command import UsageError
+from benchmarks import engines, report, result_files
 from tests.engines.engine_samples import METADATA, SUMMARY, recorded
 from tests.engines.plugin_engines import save
 from tests.engines.test_inspect_command import plan
@@ -17,7 +16,7 @@ from trt_plugin.inspection.layer_kinds import LAYER_KINDS, MSDA
 
 
 def row(name: str, gpu_ms: float, build_seconds: float | None) -> dict:
-    """What the benchmark says of a sample."""
+    """Returns the benchmark's row of a sample."""
     metadata = dataclasses.replace(METADATA, build_seconds=build_seconds)
     return engines.row(
         name, SUMMARY, recorded(name), EngineTimes([gpu_ms - 1, gpu_ms, gpu_ms + 1], True, {}), metadata
@@ -28,13 +27,13 @@ def row(name: str, gpu_ms: float, build_seconds: float | None) -> dict:
 def result(tmp_path):
     """A result file of both samples."""
     content = {
-        **environment.describe("benchmarks.engines", ["--engine", "onnx=model.engine"]),
+        **result_files.describe("benchmarks.engines", ["--engine", "onnx=model.engine"]),
         "gpu": {"name": "NVIDIA H0", "driver": "1.2"},
         "kind": "engines",
         "results": [row("onnx", 11.2, 89.9), row("dynamo", 11.4, None)],
     }
     path = tmp_path / "engines_h0.json"
-    environment.write_json(path, content)
+    result_files.write_json(path, content)
     return path
 
 
@@ -63,30 +62,6 @@ def test_table_puts_engines_side_by_side(result, capsys):
     assert f"| sum of the layers, ms | {recorded('onnx').time_ms:.2f} | {total:.2f} |" in text
 
 
-def test_picture_of_engines(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    pictures = report.draw(report.read(result), tmp_path / "pictures", "engines_h0")
-    assert [picture.name for picture in pictures] == ["engines_h0.svg", "engines_h0.png"]
-    assert all(picture.stat().st_size > 1000 for picture in pictures)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: --engine"),
-        (["--engine", "a"], "expected LABEL=FILE, got 'a'"),
-        (["--engine", "a=no.engine"], "--engine a no.engine: no such file"),
-        (
-            ["--engine", f"a={__file__}", "--engine", f"a={__file__}"],
-            "--engine a: is the name of two engines",
-        ),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        engines.parse(arguments)
-
-
 @pytest.mark.gpu
 def test_engines_are_measured(tmp_path, capsys):
     path = save(tmp_path, plan("DETAILED"))
@@ -98,5 +73,5 @@ def test_engines_are_measured(tmp_path, capsys):
     assert found["kinds"][MSDA]["ms"] > 0 and found["timing"]["samples"] == 5
     assert report.main([str(out)]) == 0
     assert "| of plugins | 1 FusedMultiScaleDeformableAttention |" in capsys.readouterr().out
-    assert engines.main(["--engine", f"a={save(tmp_path, plan('NONE'))}", "--out", str(out)]) == 1
-    assert "--engine a: was built without detailed profiling verbosity" in capsys.readouterr().err
+    assert engines.main(["--engine", f"a={save(tmp_path, plan('NONE'))}", "--out", str(out)]) == 2
+    assert "--engine: expected detailed profiling verbosity, a was built" in capsys.readouterr().err
