@@ -1,14 +1,15 @@
-"""`benchmarks.repeats` and `benchmarks.sizes` with stand-ins for the engines."""
+"""The benchmarks' commands from options to result file, with stand-ins for the GPU and the engines."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import repeats, result_files, sizes, timing
+from benchmarks import detector, engines, msda, repeats, result_files, sizes, timing
 from codetr.export.engine_check import detect_with_torch
 from tests.golden_models import GOLDEN, load_golden, save_weights
 
@@ -18,6 +19,74 @@ def gpu(monkeypatch) -> None:
     """Stands in for a GPU."""
     monkeypatch.setattr(timing, "require_gpu", lambda: None)
     monkeypatch.setattr(result_files, "describe", lambda module: {"gpu": {"name": "NVIDIA H0"}})
+
+
+def test_operators_are_measured_and_a_failure_is_a_status(tmp_path, monkeypatch, capsys) -> None:
+    def measure(problem, distribution, dtype, methods, engines, bandwidth, iterations):
+        for method in methods:
+            yield {"method": method, "dtype": dtype, **({"failure": "no"} if dtype == "bf16" else {})}
+
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(msda, "measure", measure)
+    monkeypatch.setattr(msda, "summary", str)
+    out = tmp_path / "msda.json"
+    given = ["--problems", "codino_decoder_608x608", "--methods", "plugin", "attention", "--out", str(out)]
+    assert msda.main([*given, "--distributions", "near", "--dtypes", "fp16"]) == 0
+    content = json.loads(out.read_text())
+    assert list(content["methods"]) == ["plugin", "attention"] and len(content["results"]) == 2
+    assert content["copy_bandwidth_bytes_per_second"] == 4e12
+    assert msda.main(given) == 1
+    assert "12 measurements, 4 failed" in capsys.readouterr().out
+
+
+def test_detector_compares_with_fp32(tmp_path, monkeypatch) -> None:
+    """PyTorch in fp32 runs unasked, and an engine that suppresses is compared with suppressed detections."""
+    name = "codino_resnet_tiny"
+    seen = []
+
+    def found(model, batch):
+        return detect_with_torch(model, batch, torch.device("cpu"), tf32=False)
+
+    def measure_torch(model, variant, batch, iterations):
+        seen.append(variant)
+        timed = timing.Timing([1.0] * iterations, 1, 1, "warm").as_dict()
+        return [{"backend": "torch eager", "variant": variant, "timing": timed}], found(model, batch)
+
+    def measure_engine(label, path, batch, iterations):
+        timed = timing.Timing([1.0], 1, 1, "warm").as_dict()
+        boxes, scores, labels = found(load_golden(name)[0], batch)
+        labels[:, 1:] = -1  # all but the best are suppressed
+        row = {"backend": "TensorRT engine", "variant": label, "timing": timed}
+        return row, (boxes, scores, labels), {"method": "hard", "iou_threshold": 0.0}
+
+    monkeypatch.setattr(detector, "measure_torch", measure_torch)
+    monkeypatch.setattr(detector, "measure_engine", measure_engine)
+    (tmp_path / "e").touch()
+    out = tmp_path / "detector.json"
+    given = ["--model", GOLDEN / f"{name}.json", "--weights", save_weights(tmp_path)[name], "--height", 96]
+    given += ["--width", 128, "--torch", "fp16", "--engine", f"a={tmp_path / 'e'}", "--out", out]
+    assert detector.main([str(word) for word in given]) == 0
+    content = json.loads(out.read_text())
+    assert seen == ["fp32", "fp16"] and (content["height"], content["width"], content["batch"]) == (
+        96,
+        128,
+        1,
+    )
+    *by_torch, engine = content["results"]
+    assert all(row["detections"]["equal_share"] == 1.0 for row in by_torch)
+    assert engine["detections"]["found"] == 1 <= engine["detections"]["expected"] < 100
+
+
+def test_engines_are_measured_in_turn(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(
+        engines, "measure_engine", lambda label, path, *_: {"variant": label, "name": path.name}
+    )
+    monkeypatch.setattr(engines, "line", str)
+    given = ["--engine", f"a={__file__}", "--engine", f"b={__file__}", "--out", str(tmp_path / "x.json")]
+    assert engines.main([*given, "--plugins", __file__]) == 0
+    assert json.loads((tmp_path / "x.json").read_text())["results"] == [
+        {"variant": label, "name": Path(__file__).name} for label in "ab"
+    ]
 
 
 def test_repeats_counts_runs_with_other_bits() -> None:
