@@ -1,7 +1,8 @@
 """Multi-scale deformable attention (MSDA): the operator of Deformable DETR and its descendants.
 
-`attention` samples multi-scale features at given locations, `fused_attention` computes softmax and locations
-itself, `MultiScaleDeformableAttention` is the module around it, and `reference` the same in plain PyTorch.
+`attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
+the locations. `MultiScaleDeformableAttention` is the module around it. `reference` has the operators in plain
+PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,7 @@ from msda.ops import attention, fused_attention
 
 try:
     __version__ = version("codetr-tensorrt")
-except PackageNotFoundError:  # a source tree whose library $MSDA_TORCH_LIBRARY names
+except PackageNotFoundError:  # a source tree, with MSDA_TORCH_LIBRARY set
     __version__ = "unknown"
 
 __all__ = [

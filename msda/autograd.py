@@ -1,7 +1,7 @@
-"""What autograd and `torch.func` know of the operators: gradients, forward mode, second derivatives, vmap.
+"""Registers derivatives and vmap of the operators: gradients, forward mode, second derivatives, `torch.func`.
 
-Gradients come from the backward kernels. Forward-mode derivatives, and derivatives of gradients, come from
-`msda.derivatives`. This module may import `torch` and `msda.derivatives` only; the operators are loaded.
+The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
+of gradients. This module imports `torch` and `msda.derivatives` only; `msda.ops` has loaded the operators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _differentiate_fused(ctx: Any, grad_output: Tensor) -> tuple:
 
 
 def _differentiate_by(formula: Callable) -> Callable:
-    """The gradients of a backward operator, by the formula of its result."""
+    """The gradients of a backward operator, by differentiating the formula of its result."""
 
     def differentiate(ctx: Any, *grad_outputs: Tensor) -> tuple:
         grad_output, value, spatial_shapes, level_start_index, *floats = ctx.saved_tensors
@@ -57,7 +57,7 @@ def _differentiate_by(formula: Callable) -> Callable:
 
 def _has_tangent(tensor: Tensor) -> bool:
     """Whether forward mode differentiates by a tensor."""
-    # PyTorch has one level, 0. `forward_ad` does not know of it where torch.compile traces torch.func.jvp.
+    # PyTorch has one level, 0. Where torch.compile traces torch.func.jvp, `forward_ad` does not show it.
     if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
         return False
     return torch._VF._unpack_dual(tensor, level=0)[1] is not None
@@ -66,8 +66,8 @@ def _has_tangent(tensor: Tensor) -> bool:
 def _register_autograd(name: str, differentiate: Callable) -> None:
     """Registers the operator's kernel for the dispatch key Autograd.
 
-    `torch.library.register_autograd` knows neither forward mode, whose derivative it makes zero without a
-    word, nor `torch.func.grad`.
+    `torch.library.register_autograd` does not support `torch.func.grad`, and silently makes forward-mode
+    derivatives zero.
     """
     operator = getattr(torch.ops.msda, name).default
     formula = getattr(derivatives, name)
@@ -77,14 +77,14 @@ def _register_autograd(name: str, differentiate: Callable) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
-    # torch.func calls this once for each of its levels, so a function of a single level is the right one.
+    # torch.func calls this once for each of its levels, so the function has a single level.
     class Node(torch.autograd.function._SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             *arguments, keyset = arguments
             ctx.save_for_backward(*arguments[:count])
             ctx.others = arguments[count:]
-            # The call to the levels below is differentiated there, and a forward runs with all of it off.
+            # The levels below differentiate this call, but a forward runs with both modes off.
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
                 return run(keyset, *arguments)
 
@@ -106,7 +106,7 @@ def _register_autograd(name: str, differentiate: Callable) -> None:
 
 
 def _register_vmap(name: str) -> None:
-    """Registers the operator's rule for vmap: the samples join the batch, whose images are independent."""
+    """Registers the operator's rule for vmap: the samples become independent images of the batch."""
     operator = getattr(torch.ops.msda, name).default
     schema = [argument.name for argument in operator._schema.arguments]
 
@@ -132,7 +132,7 @@ def _register_vmap(name: str) -> None:
 
 
 def register() -> None:
-    """Registers all of it, once."""
+    """Registers everything, once."""
     _register_autograd("attention", _differentiate)
     _register_autograd("fused_attention", _differentiate_fused)
     for name in ("attention_backward", "fused_attention_backward"):

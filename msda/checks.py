@@ -1,8 +1,8 @@
-"""The one contract of the operator's arguments, for the reference, the compiled operator and the module.
+"""The checks of the operators' arguments, for the reference, the compiled operators and the module.
 
-Every error names the argument, says what it should be and what it was. Shapes, types and devices are always
-checked; the numbers in `spatial_shapes` and `level_start_index` only where they can be read without waiting
-for a GPU, that is, on the CPU and outside of tracing.
+Every error names the argument, what it should be and what it was. Shapes, types and devices are always
+checked. The numbers in `spatial_shapes` and `level_start_index` are checked on the CPU and outside tracing,
+where reading them does not wait for a GPU.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_i
 def _readable(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or tensor.device.type != "cpu":
         return False
-    # Subclasses are fake tensors and tracing proxies, which have no numbers. A tensor of torch.vmap has many.
+    # Subclasses are fake tensors and tracing proxies, without numbers. A tensor of torch.vmap has several.
     plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
@@ -180,7 +180,7 @@ def _check_float(name: str, tensor: Tensor, value: Tensor) -> None:
 
 
 def _autocasts(tensor: Tensor, value: Tensor) -> bool:
-    """Whether autocast is on and will bring these types together."""
+    """Whether autocast is on and casts these types to one."""
     types = VALUE_TYPES[:3]
     on = torch.is_autocast_enabled(value.device.type)
     return on and tensor.dtype in types and value.dtype in types

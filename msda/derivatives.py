@@ -1,9 +1,9 @@
-"""The operators in PyTorch operations that autograd differentiates any number of times, in both modes.
+"""The operators and their gradients as PyTorch operations, which autograd differentiates any number of times.
 
-The kernels compute a result and its gradient. Forward-mode derivatives, and derivatives of the gradient, come
-from the formulas here: exact, on any device, and slower than the kernels. One call holds several arrays of
-[N, M, Q, K, D] while it runs, with K points of all levels. `msda.reference` computes the same through
-`grid_sample`, which PyTorch differentiates once. This module may import `torch` and `msda.reference` only.
+The kernels compute results and gradients. The formulas here give forward-mode derivatives and derivatives of
+gradients: exact, on any device, and slower than the kernels. One call holds several arrays of
+[N, M, Q, K, D], with K points of all levels. `msda.reference` uses `grid_sample`, which PyTorch
+differentiates once. This module imports `torch` and `msda.reference` only.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from msda import reference
 
 
 class _Corner(NamedTuple):
-    """One of the four cells around every location. Heads M come before queries Q here.
+    """One of the four cells around every location. Heads M come before queries Q in this module.
 
     Attributes:
         index: [N, M, Q * K], the cell in S; 0 where the cell lies outside its level.
         inside: [N, M, Q, K, 1], whether the cell lies inside.
-        share_x, share_y: [N, M, Q, K], the bilinear weight's factors, in the type of the sums.
+        weight_x, weight_y: [N, M, Q, K], the factors of the bilinear weight, in the type of the sums.
         slope_x, slope_y: [K], the factors' derivatives with respect to the location.
     """
 
     index: Tensor
     inside: Tensor
-    share_x: Tensor
-    share_y: Tensor
+    weight_x: Tensor
+    weight_y: Tensor
     slope_x: Tensor
     slope_y: Tensor
 
@@ -41,7 +41,7 @@ class _Corner(NamedTuple):
         return torch.where(self.inside, found, 0)
 
     def scatter(self, samples: Tensor, num_cells: int) -> Tensor:
-        """The transpose of `gather`: adds up samples [N, M, Q, K, D] by cell, [N, M, S, D]."""
+        """The transpose of `gather`: sums samples [N, M, Q, K, D] by cell, [N, M, S, D]."""
         samples = torch.where(self.inside, samples, 0).flatten(2, 3)
         index = self.index.unsqueeze(-1).expand_as(samples)
         cells = samples.new_zeros(()).expand(*samples.shape[:2], num_cells, samples.shape[-1])
@@ -56,7 +56,7 @@ def _corners(
     sizes: Sequence[int],
     wide: torch.dtype,
 ) -> Iterator[_Corner]:
-    """Yields the corners of locations [N, M, Q, K, 2] of float64, as float32 loses digits of a pixel.
+    """Yields the corners of locations [N, M, Q, K, 2] in float64, because float32 loses digits of a pixel.
 
     Args:
         sizes: the points of each level.
@@ -66,21 +66,21 @@ def _corners(
         reference.repeat_levels(numbers.long(), sizes, 0)
         for numbers in (level_start_index, spatial_shapes[:, 0], spatial_shapes[:, 1])
     )
-    # A location that is not finite contributes nothing, and lies outside as a clamped one does.
+    # A location that is not finite counts zero: it becomes one outside every level.
     finite = locations.isfinite().all(-1, keepdim=True)
     locations = torch.where(finite, locations.clamp(-1, 2), -1)
     x, y = locations[..., 0] * widths - 0.5, locations[..., 1] * heights - 0.5
     left, top = x.detach().floor(), y.detach().floor()
-    right, below = (x - left).to(wide), (y - top).to(wide)  # shares of the right and the lower cells
+    right, below = (x - left).to(wide), (y - top).to(wide)  # weights of the right and the lower cells
     columns = (left.long(), 1 - right, -widths), (left.long() + 1, right, widths)
     rows = (top.long(), 1 - below, -heights), (top.long() + 1, below, heights)
-    for column, share_x, slope_x in columns:
-        for row, share_y, slope_y in rows:
+    for column, weight_x, slope_x in columns:
+        for row, weight_y, slope_y in rows:
             index = starts + row * widths + column
             inside = (row >= 0) & (row < heights) & (column >= 0) & (column < widths)
             inside = inside & (index >= 0) & (index < num_cells)
             index = torch.where(inside, index, 0).flatten(2)
-            yield _Corner(index, inside.unsqueeze(-1), share_x, share_y, slope_x, slope_y)
+            yield _Corner(index, inside.unsqueeze(-1), weight_x, weight_y, slope_x, slope_y)
 
 
 def _prepare(
@@ -94,11 +94,11 @@ def _prepare(
     """Returns value as cells [N, M, S, D], the weights [N, M, Q, K], and the corners of the locations."""
     sizes = _points(sampling_locations, spatial_shapes, points_per_level)
     wide = torch.promote_types(value.dtype, torch.float32)
-    rows = (*sampling_locations.shape[:3], sum(sizes))
-    locations = sampling_locations.double().reshape(*rows, 2).transpose(1, 2)
+    shape = (*sampling_locations.shape[:3], sum(sizes))
+    locations = sampling_locations.double().reshape(*shape, 2).transpose(1, 2)
     return (
         value.to(wide).transpose(1, 2),
-        attention_weights.to(wide).reshape(rows).transpose(1, 2),
+        attention_weights.to(wide).reshape(shape).transpose(1, 2),
         _corners(value.shape[1], spatial_shapes, level_start_index, locations, sizes, wide),
     )
 
@@ -122,8 +122,8 @@ def attention(
     )
     output = 0
     for corner in corners:
-        share = corner.share_x * corner.share_y * weights
-        output = output + (share.unsqueeze(-1) * corner.gather(cells)).sum(3)
+        weight = corner.weight_x * corner.weight_y * weights
+        output = output + (weight.unsqueeze(-1) * corner.gather(cells)).sum(3)
     return output.transpose(1, 2).flatten(2).to(value.dtype)
 
 
@@ -148,11 +148,11 @@ def attention_backward(
     grad_cells = grad_x = grad_y = grad_weights = 0
     for corner in corners:
         dot = (grad * corner.gather(cells)).sum(-1)  # [N, M, Q, K]
-        share = corner.share_x * corner.share_y
-        grad_weights = grad_weights + share * dot
-        grad_x = grad_x + corner.slope_x * corner.share_y * weights * dot
-        grad_y = grad_y + corner.share_x * corner.slope_y * weights * dot
-        grad_cells = grad_cells + corner.scatter((share * weights).unsqueeze(-1) * grad, num_cells)
+        bilinear = corner.weight_x * corner.weight_y
+        grad_weights = grad_weights + bilinear * dot
+        grad_x = grad_x + corner.slope_x * corner.weight_y * weights * dot
+        grad_y = grad_y + corner.weight_x * corner.slope_y * weights * dot
+        grad_cells = grad_cells + corner.scatter((bilinear * weights).unsqueeze(-1) * grad, num_cells)
     grad_locations = torch.stack((grad_x, grad_y), -1).transpose(1, 2)
     return (
         grad_cells.transpose(1, 2).to(value.dtype),
@@ -170,7 +170,7 @@ def fused_attention(
     attention_logits: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """Computes :func:`msda.fused_attention`, without reading spatial_shapes and level_start_index."""
+    """Computes :func:`msda.fused_attention`, without reading the levels' numbers on the host."""
     sizes = _points(sampling_offsets, spatial_shapes, points_per_level)
     wide = torch.promote_types(value.dtype, torch.float32)
     offsets = sampling_offsets.double().flatten(3, -2)
@@ -211,11 +211,11 @@ def fused_attention_backward(
     else:
         parts = [grad_locations]
         if points.shape[-1] == 4:
-            # The scale is linear in the box: that of a box of ones is its derivative.
-            share = reference.offset_scale(torch.ones_like(points), spatial_shapes, sizes)
-            parts.append(grad_locations * offsets * share)
-        of_points = torch.cat(parts, -1).sum(2)  # [N, Q, K, 2 or 4]
-        grad_points = torch.stack([level.sum(2) for level in of_points.split(list(sizes), 2)], 2)
+            # The scale is linear in the box, so the scale of a box of ones is its derivative.
+            slope = reference.offset_scale(torch.ones_like(points), spatial_shapes, sizes)
+            parts.append(grad_locations * offsets * slope)
+        by_point = torch.cat(parts, -1).sum(2)  # [N, Q, K, 2 or 4]
+        grad_points = torch.stack([level.sum(2) for level in by_point.split(list(sizes), 2)], 2)
     return (
         grad_value,
         grad_points.to(reference_points.dtype),

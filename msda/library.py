@@ -1,4 +1,4 @@
-"""Finds and loads the compiled operators, `libmsda_torch.so`, which lies beside this file."""
+"""Finds and loads the compiled operators, `libmsda_torch.so`, which are beside this file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILD_COMMAND = "pip install --no-build-isolation -e . (or `make build`) in the 
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """How the compiled operators were built: the file, and the CUDA architectures in it ("" without CUDA)."""
+    """The compiled operators: their file, and the CUDA architectures in it ("" without CUDA)."""
 
     path: Path
     cuda_architectures: str
@@ -28,10 +28,10 @@ class BuildInfo:
 
 
 def library_path() -> Path:
-    """The shared object: $MSDA_TORCH_LIBRARY where set, else the one beside this file.
+    """The path of the shared object: $MSDA_TORCH_LIBRARY if set, else the file beside this one.
 
     Raises:
-        ImportError: naming the file that was looked for, or the folder that hides it, and the way out.
+        ImportError: naming the missing file, or the folder that hides it, and the remedy.
     """
     override = os.environ.get("MSDA_TORCH_LIBRARY")
     path = Path(override) if override else Path(__file__).with_name(FILE_NAME)
@@ -50,7 +50,7 @@ def library_path() -> Path:
 
 
 def _installed_library() -> Path | None:
-    """The shared object of an installed distribution, which a folder msda in the working directory hides."""
+    """The shared object of an installed distribution that a folder msda in the working directory hides."""
     for distribution in metadata.distributions(name="codetr-tensorrt"):
         path = Path(distribution.locate_file(f"msda/{FILE_NAME}"))
         if path.is_file():
@@ -63,7 +63,7 @@ def load() -> BuildInfo:
     """Registers the operators with Torch, once.
 
     Raises:
-        ImportError: when the shared object is missing or can't be loaded, with the way out.
+        ImportError: if the shared object is missing or can't be loaded, with the remedy.
     """
     path = library_path()
     try:
@@ -78,5 +78,5 @@ def load() -> BuildInfo:
 
 
 def build_info() -> BuildInfo:
-    """How the compiled operators in use were built."""
+    """Returns the file of the compiled operators in use and its CUDA architectures."""
     return load()

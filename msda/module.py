@@ -15,7 +15,7 @@ from msda.ops import fused_attention
 
 
 class MultiScaleDeformableAttention(nn.Module):
-    """Each query looks at a few points of every level, which it chooses itself.
+    """Multi-scale deformable attention: each query samples a few points of every level, at learned offsets.
 
     Args:
         embed_dims: channels C of queries, values and results; a multiple of `num_heads`.
@@ -27,7 +27,7 @@ class MultiScaleDeformableAttention(nn.Module):
     `value_proj`, `output_proj`, each a `nn.Linear`.
 
     Raises:
-        ValueError: naming the argument that does not fit.
+        ValueError: naming the argument, what it should be and what it was.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MultiScaleDeformableAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Offsets start as a star: head m points in its own direction, point p lies p + 1 cells away."""
+        """Initialises offsets as a star: head m has direction 2 pi m / M, point p lies p + 1 cells away."""
         angles = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
         directions = torch.stack([angles.cos(), angles.sin()], -1)  # [M, 2]
         directions = directions / directions.abs().amax(-1, keepdim=True)
@@ -88,16 +88,16 @@ class MultiScaleDeformableAttention(nn.Module):
         """Attends from `query` to `value`.
 
         Args:
-            query: [N, Q, C], its position added already.
-            value: [N, S, C], all levels flattened row by row and joined.
+            query: [N, Q, C], with its position added.
+            value: [N, S, C], all levels, flattened row by row and concatenated.
             reference_points: [N, Q, L, 2] = (x, y) or [N, Q, L, 4] = (cx, cy, w, h), in [0, 1]; float32
-                whatever the queries' type (float64 with float64 queries).
+                with queries of any type but float64, which need float64.
             spatial_shapes: [L, 2] = (H, W), int32 or int64.
             level_start_index: [L], first cell of each level.
             key_padding_mask: [N, S] bool, True for cells of `value` that are padding; they count as zero.
 
         Returns:
-            [N, Q, C], without residual.
+            [N, Q, C], without the residual.
         """
         if query.dim() != 3 or query.shape[-1] != self.embed_dims:
             raise ValueError(f"query: expected [N, Q, C] with C = {self.embed_dims}, got {list(query.shape)}")

@@ -1,6 +1,6 @@
-"""The operators: public functions, and what C++ can't register of them (fake, autocast).
+"""The operators: the public functions, and their registrations in Python (fake tensors, autocast).
 
-`csrc/binding.cpp` registers schemas and the implementations for CPU and CUDA, `msda.autograd` the
+`csrc/binding.cpp` registers the schemas and the implementations for CPU and CUDA, `msda.autograd` the
 derivatives.
 """
 
@@ -24,45 +24,45 @@ def attention(
     attention_weights: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """Samples multi-scale features at given locations and sums them by weight.
+    """Samples multi-scale features at given locations and returns their weighted sum.
 
     Letters: N batch, S cells of all levels, M heads, D channels of a head, Q queries, L levels, P points.
-    Mind the order: `spatial_shapes` is (H, W), locations are (x, y).
+    `spatial_shapes` is (H, W); locations are (x, y).
 
     Args:
-        value: [N, S, M, D] float32, float16, bfloat16 or float64; levels flattened row by row and joined,
-            S = sum of H_l * W_l.
+        value: [N, S, M, D] float32, float16, bfloat16 or float64; levels flattened row by row and
+            concatenated, S = sum of H_l * W_l.
         spatial_shapes: [L, 2] = (H, W) in cells, int32 or int64, on value's device.
-        level_start_index: [L], first cell of each level in S, as spatial_shapes.
-        sampling_locations: [N, Q, M, L, P, 2] = (x, y), 0 to 1 over the whole level, in value's type or
-            float32. Location x lies at pixel x * W - 0.5; what is outside counts zero, and so does a sample
-            at a location that is not finite.
-        attention_weights: [N, Q, M, L, P] in value's type or float32; not normalised here.
-        points_per_level: P_l of each level where they differ; then sampling_locations is
+        level_start_index: [L], the first cell of each level in S, in spatial_shapes' type.
+        sampling_locations: [N, Q, M, L, P, 2] = (x, y), 0 to 1 from edge to edge of the level, in value's
+            type or float32. Location x has the pixel coordinate x * W - 0.5. Cells outside the level count
+            zero, and so does a sample whose location is not finite.
+        attention_weights: [N, Q, M, L, P] in value's type or float32; the operator does not normalise them.
+        points_per_level: P_l of each level, if they differ. Then sampling_locations is
             [N, Q, M, sum P_l, 2] and attention_weights [N, Q, M, sum P_l].
 
     Returns:
-        [N, Q, M * D] in value's type. Coordinates and the sums over samples are float32 inside (float64 for
-        float64); on CUDA the four corners of a sample of a 16-bit value are blended in that type, with
-        weights relative to the largest of the query and head. Autocast casts the value alone (not float64);
-        locations and weights stay as exact as they come.
+        [N, Q, M * D] in value's type. The operator computes coordinates and sums over samples in float32
+        (float64 for float64). On CUDA it blends the four corners of a 16-bit sample in that type, with
+        weights relative to the largest of the query and head. Autocast casts only the value (not float64);
+        locations and weights keep their precision.
 
         Differentiable in value, sampling_locations and attention_weights, any number of times and in both
         modes, with `torch.func` and under `torch.vmap`. Kernels compute the result and the gradient.
-        PyTorch operations compute forward-mode derivatives and derivatives of the gradient: exact, slower,
-        and with several arrays of [N, M, Q, K, D] in memory, K points of all levels.
+        PyTorch operations compute forward-mode derivatives and derivatives of the gradient. They are exact
+        and slower, and hold several arrays of [N, M, Q, K, D] in memory, with K points of all levels.
 
-        On CUDA the gradient of value is added up by atomics, so that two runs differ by rounding; the other
-        gradients are always the same. With `torch.use_deterministic_algorithms(True)` that sum is made in
-        fixed point and is the same to the last bit: slower, and with 8 more bytes (float64: 16) for each
-        element of value while it lasts.
+        On CUDA, atomics sum the gradient of value, so two runs differ by rounding; the other gradients are
+        always the same. With `torch.use_deterministic_algorithms(True)` the kernel sums in fixed point, and
+        the gradient is the same to the last bit. This is slower, and needs 8 more bytes (float64: 16) for
+        each element of value during the call.
 
     Raises:
-        ValueError, TypeError: naming the argument, what it should be and what it was. On the GPU the numbers
-            in spatial_shapes and level_start_index are not read; a level outside of value counts zero. These
-            two cannot differ among the samples of `torch.vmap`.
-        RuntimeError: the environment variable MSDA_FORWARD or MSDA_BACKWARD names no kernel, or one that
-            cannot take these tensors.
+        ValueError, TypeError: naming the argument, what it should be and what it was. The operator does not
+            read the numbers in spatial_shapes and level_start_index on a GPU: a level outside of value
+            counts zero. Both must be the same for all samples of `torch.vmap`.
+        RuntimeError: if the environment variable MSDA_FORWARD or MSDA_BACKWARD names no kernel, or a kernel
+            that cannot run the problem.
 
     Source: Deformable DETR, arXiv:2010.04159, eq. 3.
 
@@ -96,7 +96,7 @@ def fused_attention(
     attention_logits: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """Computes weights and locations, then samples as `attention` does.
+    """Computes weights by a softmax and locations from offsets, then samples like `attention`.
 
     The weights are the softmax of the logits over all levels and points. The location of a point is
 
@@ -109,9 +109,9 @@ def fused_attention(
         level_start_index: as for `attention`.
         reference_points: as above, 0 to 1 over the level; float32 (float64 with a float64 value).
         sampling_offsets: [N, Q, M, L, P, 2] = (x, y) in value's type or float32.
-        attention_logits: [N, Q, M, L * P] in value's type or float32. Where these two are columns of a wider
-            tensor, as of one linear layer for both, the forward reads them without a copy.
-        points_per_level: P_l of each level where they differ; then sampling_offsets is
+        attention_logits: [N, Q, M, L * P] in value's type or float32. Offsets and logits may be columns of
+            one tensor, for example the output of one linear layer: the forward reads them without a copy.
+        points_per_level: P_l of each level, if they differ. Then sampling_offsets is
             [N, Q, M, sum P_l, 2] and attention_logits [N, Q, M, sum P_l].
 
     Returns:
@@ -213,7 +213,7 @@ def _contiguous(tensor: Tensor) -> Tensor:
 autograd.register()
 
 
-# Autocast: the values in the autocast type, coordinates and weights as they are, for they only lose by it.
+# Autocast casts the value. Locations and weights keep their type: casting would only lose precision.
 
 _autocast = torch.library.Library("msda", "FRAGMENT")
 
@@ -237,7 +237,7 @@ def _register_autocast(name: str, device_type: str, key: str) -> None:
 
 
 def _with_default(arguments: tuple, operator: torch._ops.OpOverload) -> tuple:
-    """The arguments after the first, with points_per_level where the caller left it out."""
+    """The arguments after the first, with points_per_level if the caller left it out."""
     missing = len(operator._schema.arguments) - 1 - len(arguments)
     return arguments + (None,) * missing
 

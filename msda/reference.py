@@ -1,8 +1,8 @@
-"""Multi-scale deformable attention in plain PyTorch: the definition of right.
+"""Multi-scale deformable attention in plain PyTorch: the definition of correct results.
 
-Runs on any device, in every type of the operator, with autograd; every other implementation is compared with
-it in float64. Sampling is `torch.nn.functional.grid_sample` with bilinear interpolation, zero padding and
-`align_corners=False`. It may import `torch` and `msda.checks` only.
+It runs on any device, in every type of the operator, with autograd. Tests compare every other implementation
+with it in float64. Sampling is `torch.nn.functional.grid_sample` with bilinear interpolation, zero padding
+and `align_corners=False`. This module imports `torch` and `msda.checks` only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def attention(
     attention_weights: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """As :func:`msda.attention`, level by level with `grid_sample`, in float32 for 16-bit values.
+    """Computes :func:`msda.attention` level by level with `grid_sample`; 16-bit values in float32.
 
     Reads `spatial_shapes` and `level_start_index`, so it synchronises with the GPU.
     """
@@ -36,8 +36,8 @@ def attention(
     wide = torch.promote_types(value.dtype, torch.float32)
     locations = sampling_locations.to(wide).reshape(batch_size, num_queries, num_heads, sum(sizes), 2)
     weights = attention_weights.to(wide).reshape(batch_size, num_queries, num_heads, sum(sizes))
-    # A location that is not finite contributes nothing, and grid_sample would misread a huge one: both
-    # become a location that is outside every level.
+    # A location that is not finite counts zero, and grid_sample would misread a huge one. Both become a
+    # location outside every level.
     finite = locations.isfinite().all(-1, keepdim=True)
     locations = torch.where(finite, locations.clamp(-1, 2), -1)
 
@@ -66,7 +66,7 @@ def fused_attention(
     attention_logits: Tensor,
     points_per_level: Sequence[int] | None = None,
 ) -> Tensor:
-    """As :func:`msda.fused_attention`: softmax and locations in PyTorch, then :func:`attention`."""
+    """Computes :func:`msda.fused_attention`: softmax and locations, then :func:`attention`."""
     sizes = checks.check_fused_attention(
         value,
         spatial_shapes,
@@ -86,11 +86,11 @@ def fused_attention(
 def sampling_locations(
     reference_points: Tensor, offsets: Tensor, spatial_shapes: Tensor, points_per_level: Sequence[int]
 ) -> Tensor:
-    """Locations in [0, 1] of each level from reference points and offsets.
+    """Computes locations in [0, 1] of each level from reference points and offsets.
 
     Args:
         reference_points: [N, Q, L, 2] = (x, y) or [N, Q, L, 4] = (cx, cy, w, h), in [0, 1].
-        offsets: [N, Q, M, sum P_l, 2]; in cells of the level for points, in P-ths of half a box for boxes.
+        offsets: [N, Q, M, sum P_l, 2]; in cells of the level for points, in half a box over P for boxes.
         spatial_shapes: [L, 2] = (H, W).
         points_per_level: P_l of each level.
 
@@ -102,10 +102,10 @@ def sampling_locations(
 
 
 def offset_scale(reference_points: Tensor, spatial_shapes: Tensor, points_per_level: Sequence[int]) -> Tensor:
-    """What one unit of offset is in [0, 1] of each point's level: [N, Q, 1, K, 2], or [K, 2] for points."""
+    """The length of a unit offset, in [0, 1] of each point's level: [N, Q, 1, K, 2], or [K, 2] for points."""
     if reference_points.shape[-1] == 2:
         return repeat_levels(1 / spatial_shapes.flip(-1).to(reference_points.dtype), points_per_level, 0)
-    # Python numbers, one level at a time: no tensor of counts that would have to be copied to the device.
+    # Python numbers, one level at a time: a tensor of counts would be copied to the device.
     scale = [reference_points[:, :, i, 2:] * (0.5 / max(n, 1)) for i, n in enumerate(points_per_level)]
     return repeat_levels(torch.stack(scale, 2), points_per_level, 2).unsqueeze(2)
 

@@ -1,8 +1,8 @@
-// Registers the operators with Torch through its stable ABI: one shared object for every Python,
-// and for Torch 2.10 and later. Each implementation checks, fills the structs of msda/params.h,
-// calls.
+// Registers the operators with Torch through its stable ABI: one shared object serves every Python,
+// and Torch 2.10 and later. Each implementation checks its tensors, fills the structs of
+// msda/params.h and calls the kernels.
 //
-// Python callers get their errors from msda/checks.py; the checks here guard direct calls of
+// msda/checks.py raises the errors of Python callers. The checks here guard direct calls of
 // torch.ops.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -21,15 +21,15 @@
 #include <vector>
 
 #include "msda/backward_work.h"
-#include "msda/cpu_forward.h"
 #include "msda/cpu_backward.h"
+#include "msda/cpu_forward.h"
 #include "msda/params.h"
 #include "problem.h"
 
 #ifdef MSDA_WITH_CUDA
 #include "msda/launchers.h"
 
-// Lives in Torch's CUDA library. Weak, so that this object also loads into a Torch without CUDA.
+// Torch's CUDA library defines it. Weak, so that this object also loads into a Torch without CUDA.
 extern "C" __attribute__((weak)) AOTITorchError
 aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 #endif
@@ -73,8 +73,8 @@ cudaStream_t current_stream(const Tensor& tensor) {
 
 void check_launch(const char* operation, cudaError_t status, const msda::Problem& problem) {
   if (status == cudaSuccess) return;
-  const std::string complaint = msda::check_environment();
-  STD_TORCH_CHECK(complaint.empty(), complaint);
+  const std::string message = msda::check_environment();
+  STD_TORCH_CHECK(message.empty(), message);
   STD_TORCH_CHECK(false, "msda::", operation, ": ", cudaGetErrorString(status),
                   " for N=", problem.batch_size, " S=", problem.num_cells, " M=", problem.num_heads,
                   " D=", problem.head_dim, " Q=", problem.num_queries, " K=", problem.total_points,
@@ -82,8 +82,8 @@ void check_launch(const char* operation, cudaError_t status, const msda::Problem
 }
 #endif
 
-// Runs the forward kernel of the tensors' device. The tensors are contiguous, but for the problem's
-// strides.
+// Runs the forward kernel of the tensors' device. The tensors are contiguous, except for the
+// problem's strides.
 Tensor run_forward(const msda::Problem& problem, msda::ForwardArguments arguments,
                    const Tensor& value) {
   Tensor output = torch::stable::new_empty(
@@ -106,8 +106,8 @@ Tensor run_forward(const msda::Problem& problem, msda::ForwardArguments argument
   return output;
 }
 
-// The CPU converts float16 in software. It converts a whole tensor several times faster than the
-// kernel converts what it reads, and the kernel computes in float32 anyway.
+// Whether the operator widens float16 tensors first: on the CPU, which converts float16 in
+// software. Converting a tensor once is several times faster than converting every sample.
 bool widens(const Tensor& value) {
   return !value.is_cuda() && value.scalar_type() == ScalarType::Half;
 }
@@ -164,13 +164,13 @@ Tensor fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_i
   return run_forward(problem, arguments, value);
 }
 
-// All that a backward returns. The reference points' gradient is empty where nobody wants it.
+// The gradients of a backward. That of the reference points is empty unless the caller wants it.
 struct Gradients {
   Tensor value, points, weights, reference_points;
 };
 
-// Fills in the gradients of contiguous tensors by the kernels of their device. arguments.grad_* and
-// arguments.deterministic are set; the work memory is made here.
+// Computes the gradients of contiguous tensors by the kernels of their device. The caller has set
+// arguments.grad_* and arguments.deterministic; this function allocates the work memory.
 void run_backward(const msda::Problem& problem, msda::BackwardArguments arguments,
                   const Tensor& value) {
 #ifdef MSDA_WITH_CUDA
@@ -190,19 +190,19 @@ void run_backward(const msda::Problem& problem, msda::BackwardArguments argument
       torch::stable::new_zeros(value, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
   arguments.work = work.mutable_data_ptr();
   const int64_t heads = problem.batch_size * problem.num_heads;
-  const int64_t rows = problem.batch_size * problem.num_queries;
+  const int64_t queries = problem.batch_size * problem.num_queries;
   dispatch_cpu(problem.value_type, [&](auto zero) {
     torch::stable::parallel_for(0, heads, 1, [&](int64_t first, int64_t last) {
       msda::cpu::gradients<decltype(zero)>(problem, arguments, first, last);
     });
     if (arguments.grad_reference_points == nullptr) return;
-    torch::stable::parallel_for(0, rows, 16, [&](int64_t first, int64_t last) {
+    torch::stable::parallel_for(0, queries, 16, [&](int64_t first, int64_t last) {
       msda::cpu::reference_gradients<decltype(zero)>(problem, arguments, first, last);
     });
   });
 }
 
-// Of either operator; without reference points, of `attention`.
+// The gradients of `fused_attention`, or, without reference points, of `attention`.
 Gradients differentiate(const msda::Problem& problem, Tensor grad_output, Tensor value,
                         Tensor spatial_shapes, Tensor level_start_index,
                         std::optional<Tensor> reference_points, Tensor points, Tensor weights,
@@ -221,8 +221,7 @@ Gradients differentiate(const msda::Problem& problem, Tensor grad_output, Tensor
   if (reference_points) reference_points = torch::stable::contiguous(*reference_points);
 
   Gradients gradients;
-  // Nothing is launched for an empty problem; heads without channels have locations and weights
-  // nevertheless.
+  // An empty problem launches nothing, but heads without channels have locations and weights.
   const auto make = [&](const Tensor& like) {
     return problem.empty() ? torch::stable::new_zeros(like, like.sizes())
                            : torch::stable::new_empty(like, like.sizes());
@@ -299,7 +298,7 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "attention_backward(Tensor grad_output, Tensor value, Tensor spatial_shapes, "
       "Tensor level_start_index, Tensor sampling_locations, Tensor attention_weights, "
       "int[]? points_per_level=None, bool deterministic=False) -> (Tensor, Tensor, Tensor)");
-  // The gradients of value, reference_points (empty unless wanted), offsets and logits.
+  // Returns the gradients of value, reference_points (empty unless wanted), offsets and logits.
   library.def(
       "fused_attention_backward(Tensor grad_output, Tensor value, Tensor spatial_shapes, "
       "Tensor level_start_index, Tensor reference_points, Tensor sampling_offsets, "

@@ -1,4 +1,4 @@
-// From Torch's tensors to the structs of msda/params.h, for binding.cpp.
+// Converts Torch's tensors to the structs of msda/params.h, for binding.cpp.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -58,9 +58,9 @@ inline msda::DataType data_type(const char* name, const Tensor& tensor) {
   return {};
 }
 
-// Sizes and types, from tensors that fit each other, made contiguous. Points: [N, Q, M, L, P, 2],
-// or [N, Q, M, K, 2] with points_per_level. Weights: as points without the last dimension; logits:
-// [N, Q, M, K].
+// Checks the tensors' shapes, types and devices, and returns a dense problem. Points: [N, Q, M, L,
+// P, 2], or [N, Q, M, K, 2] with points_per_level. Weights: like points, without the last
+// dimension; logits: [N, Q, M, K].
 inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_shapes,
                                   const Tensor& level_start_index,
                                   const std::optional<Tensor>& reference_points,
@@ -115,9 +115,9 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
     }
   }
   problem.set_dense();
-  const std::vector<int64_t> rows = {problem.batch_size, problem.num_queries, problem.num_heads};
+  const std::vector<int64_t> items = {problem.batch_size, problem.num_queries, problem.num_heads};
   const auto with = [&](std::initializer_list<int64_t> last) {
-    std::vector<int64_t> shape = rows;
+    std::vector<int64_t> shape = items;
     shape.insert(shape.end(), last);
     return shape;
   };
@@ -140,13 +140,13 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
     problem.locations =
         boxes ? msda::Locations::kReferenceBoxes : msda::Locations::kReferencePoints;
   }
-  const std::string complaint = msda::check(problem);
-  STD_TORCH_CHECK(complaint.empty(), complaint);
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
   return problem;
 }
 
-// A tensor [N, Q, ...] whose queries lie `stride` elements apart, each contiguous: the tensor
-// itself where it has this form, as columns of a wider tensor have, else a contiguous copy.
+// Returns a tensor [N, Q, ...] whose queries are contiguous and lie `stride` elements apart: the
+// tensor itself if it has this form, as columns of a wider tensor do, else a contiguous copy.
 inline Tensor with_stride(const Tensor& tensor, int64_t& stride) {
   int64_t size = 1;  // of a query, as far as it is contiguous
   for (int64_t i = tensor.dim() - 1; i >= 2; --i) {
