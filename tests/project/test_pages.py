@@ -18,8 +18,6 @@ import torch
 
 from tests.project.doc_pages import PAGES, ROOT, Block, blocks
 
-SLOW = ("engines.md", "training.md", "dynamo.md")
-"""Pages whose blocks take more than half a minute on two cores."""
 SCENES = ROOT / "tests" / "scenes"
 
 
@@ -76,9 +74,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 """Makes the files of a user, by a text of the page that needs them."""
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in TESTED]
-)
+@pytest.mark.parametrize("page", TESTED)
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", ROOT)):
