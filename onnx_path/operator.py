@@ -1,12 +1,12 @@
 """The two MSDA operators as ONNX: names, attributes, translation from Torch, bodies in standard operators.
 
-A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order, and
-TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators stored in the
-file, lets every other ONNX runtime run the file. The bodies know no attribute but `points_per_level` and no
-fixed shape: levels, points and queries may all be dynamic.
+A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
+TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
+lets every other ONNX runtime run the file. The bodies read no attribute but `points_per_level` and fix no
+shape: levels, points and queries may all be dynamic.
 
-TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name, so whoever hands it
-the file takes the bodies out first (`onnx_path.build` does). Later parsers prefer the plugin.
+TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
+remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import onnxscript
 from onnxscript import opset20 as op
 
 DOMAIN = "msda"
-NVIDIA_DOMAIN = "trt.plugins"  # of nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
+NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
 DOMAIN_VERSION = 1
-OPSET_VERSION = 20  # of the standard operators, in the bodies and in the exported file
+OPSET_VERSION = 20  # standard operators in the bodies and in the exported file
 ATTENTION = "MultiScaleDeformableAttention"
 FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
 PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packed_projections`
 PLUGIN_ATTRIBUTES = {"plugin_namespace": "msda", "plugin_version": "1"}
-"""TensorRT's parser looks the plugin up by these; without them it searches the empty namespace only."""
+"""TensorRT's parser finds the plugin by these; without them it searches the empty namespace only."""
 
 _msda = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 _FLOAT = onnx.TensorProto.FLOAT
@@ -74,7 +74,7 @@ def translation_table() -> dict[Callable, Callable]:
 
 
 def function_bodies() -> list[onnx.FunctionProto]:
-    """Returns the bodies of both operators, and the two helper functions that they call."""
+    """Returns the bodies of both operators and of the two helper functions that they call."""
     operators = (MultiScaleDeformableAttention, FusedMultiScaleDeformableAttention)
     return [function.to_function_proto() for function in (*operators, PointsOfLevels, SampledCorner)]
 
@@ -86,19 +86,19 @@ def add_function_bodies(model: onnx.ModelProto) -> None:
 
 
 def remove_function_bodies(model: onnx.ModelProto) -> None:
-    """Takes the bodies out of a model in place, so that TensorRT's parser turns the nodes into plugins."""
+    """Removes the bodies from a model in place, so that TensorRT's parser turns the nodes into plugins."""
     others = [function for function in model.functions if function.domain not in (DOMAIN, NVIDIA_DOMAIN)]
     del model.functions[:]
     model.functions.extend(others)
 
 
 def _attributes(points_per_level: Sequence[int] | None) -> dict[str, str | list[int]]:
-    """Returns a node's attributes; equal points have no `points_per_level`."""
+    """Returns a node's attributes, without `points_per_level` if all levels have equally many points."""
     return PLUGIN_ATTRIBUTES | ({"points_per_level": list(points_per_level)} if points_per_level else {})
 
 
 def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
-    """Describes a node for the exporter: the result has value's type, the later inputs may be wider."""
+    """Describes a node for the exporter: the result has the type of value, later inputs may be wider."""
     schema = onnx.defs.OpSchema
     floats = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
     types = {"value": "T", "spatial_shapes": "I", "level_start_index": "I"}
@@ -128,14 +128,14 @@ def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
 
 @onnxscript.script(_msda, default_opset=op)
 def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int] = ()):
-    """Tells for each of the K points which level it samples, [K], and how many points that level has, [K]."""
+    """Returns the level that each of the K points samples, [K], and the number of its points, [K]."""
     num_levels = op.Shape(level_start_index)
     equal = op.Expand(num_points / num_levels, num_levels)
     # The attribute is empty when all levels have equally many points: then the first L entries are `equal`.
     counts = op.Slice(op.Concat(op.Constant(value_ints=points_per_level), equal, axis=0), [0], num_levels)
     level = op.Range(0, op.Squeeze(num_levels), 1)
     up_to = op.Cast(op.Unsqueeze(level, [0]) <= op.Unsqueeze(level, [1]), to=_INT64)  # [L, L]
-    end_of_level = op.ReduceSum(up_to * counts, [1], keepdims=0)  # not every runtime has an integer CumSum
+    end_of_level = op.ReduceSum(up_to * counts, [1], keepdims=0)  # some runtimes lack an integer CumSum
     passed = op.Unsqueeze(op.Range(0, op.Squeeze(num_points), 1), [1]) >= end_of_level  # [K, L]
     level_of_point = op.ReduceSum(op.Cast(passed, to=_INT64), [1], keepdims=0)
     return level_of_point, op.Gather(counts, level_of_point)
@@ -143,10 +143,10 @@ def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int
 
 @onnxscript.script(_msda, default_opset=op)
 def SampledCorner(rows, row_of_cell_0, row_step, column, line, width, height, weight):
-    """Reads one corner of every sample and sums over the points.
+    """Reads one corner of every sample, and sums over the points.
 
     rows [R + 1, D], the last one zero; column, line, weight [N, Q, M, K]; the others broadcast to that.
-    Returns [N, Q, M, 1, D]. A corner outside its level reads the zero row: not even 0 * NaN is added.
+    Returns [N, Q, M, 1, D]. A corner outside its level reads the zero row, so that no 0 * NaN is added.
     """
     inside = op.And(op.And(column >= 0.0, column < width), op.And(line >= 0.0, line < height))
     cell = op.Cast(line, to=_INT64) * op.Cast(width, to=_INT64) + op.Cast(column, to=_INT64)
@@ -184,7 +184,7 @@ def MultiScaleDeformableAttention(
     weights = op.Reshape(op.Cast(attention_weights, to=_FLOAT), samples, allowzero=1)
     x = op.Gather(locations, 0, axis=4) * width - 0.5  # pixels, [N, Q, M, K]
     y = op.Gather(locations, 1, axis=4) * height - 0.5
-    # False for NaN too. What lies outside becomes a location that an integer can hold and no corner reaches.
+    # False for NaN too. Locations outside become one that an integer can hold and no corner reaches.
     inside = op.And(op.And(x > -1.0, x < width), op.And(y > -1.0, y < height))
     x = op.Where(inside, x, -2.0)
     y = op.Where(inside, y, -2.0)
@@ -245,7 +245,7 @@ def FusedMultiScaleDeformableAttention(
     reference = op.Unsqueeze(reference, [2])
     centre = op.Slice(reference, [0], [2], [-1])
     box_size = op.Slice(reference, [2], [4], [-1])  # [N, Q, 1, K, 0 or 2]
-    # One of two rules, without a branch: of (by the box, by the level) the first two columns are right.
+    # One of two rules without a branch: the first two columns of (by box, by level) are right.
     shapes = op.Cast(op.Gather(spatial_shapes, level), to=_FLOAT)  # [K, 2] = (H, W)
     sizes = op.Gather(shapes, [1, 0], axis=1)
     boxed = op.Slice(offsets, [0], op.Shape(box_size, start=4), [-1])

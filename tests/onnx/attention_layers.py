@@ -19,9 +19,7 @@ RAGGED = (2, 4, 1)
 HEADS, HEAD_DIM = 2, 4
 
 
-def by_stack(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_stack(value, levels, locations, weights, points) -> Tensor:
     """Deformable DETR: levels are split from value, samples are stacked, one product and one sum follow."""
     images, _, heads, width = value.shape
     queries, num_levels = locations.shape[1], len(levels)
@@ -36,9 +34,7 @@ def by_stack(
     return result.view(images, heads * width, queries).transpose(1, 2).contiguous()
 
 
-def by_concat(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_concat(value, levels, locations, weights, points) -> Tensor:
     """D-FINE and RT-DETRv2: heads before cells, any number of points per level, samples concatenated."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
@@ -53,9 +49,7 @@ def by_concat(
     return result.permute(0, 2, 1)
 
 
-def by_addition(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_addition(value, levels, locations, weights, points) -> Tensor:
     """Our reference: slices of value, each level weighted and added to a sum that begins with zeros."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
@@ -70,44 +64,34 @@ def by_addition(
     return output.reshape(images, heads * width, queries).transpose(1, 2)
 
 
-def by_einsum(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_einsum(value, levels, locations, weights, points) -> Tensor:
     """The sum as an einsum, the grid with all points in one row."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
     samples = []
-    for part, grid, (h, w), count in zip(*_parts(value, levels, locations, points), levels, points):
-        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
-        row = grid.permute(0, 2, 1, 3, 4).reshape(images * heads, 1, queries * count, 2) * 2 - 1
+    for level, grid in _maps_and_grids(value, levels, locations, points):
+        row = grid.reshape(images * heads, 1, -1, 2)
         sample = F.grid_sample(level, row, align_corners=False)
-        samples.append(sample.reshape(images * heads, width, queries, count))
+        samples.append(sample.reshape(images * heads, width, queries, -1))
     weights = weights.permute(0, 2, 1, 3).flatten(0, 1)
     result = torch.einsum("bdqk,bqk->bqd", torch.cat(samples, -1), weights)
     return result.reshape(images, heads, queries, width).transpose(1, 2).flatten(2)
 
 
-def by_matmul(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_matmul(value, levels, locations, weights, points) -> Tensor:
     """The sum as a matrix product of weights [1, K] and samples [K, D]."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
-    samples = []
-    for part, grid, (h, w) in zip(*_parts(value, levels, locations, points), levels):
-        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
-        grid = grid.transpose(1, 2).flatten(0, 1) * 2 - 1
-        samples.append(F.grid_sample(level, grid, align_corners=False).permute(0, 2, 3, 1))
+    samples = [
+        F.grid_sample(level, grid, align_corners=False).permute(0, 2, 3, 1)
+        for level, grid in _maps_and_grids(value, levels, locations, points)
+    ]
     weights = weights.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [N * M, Q, 1, K]
     result = torch.matmul(weights, torch.cat(samples, 2)).squeeze(2)
-    return (
-        result.reshape(images, heads, queries, width).transpose(1, 2).reshape(images, queries, heads * width)
-    )
+    return result.reshape(images, heads, queries, width).transpose(1, 2).reshape(images, queries, -1)
 
 
-def by_columns(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_columns(value, levels, locations, weights, points) -> Tensor:
     """Queries along the grid's columns, x and y joined late, sums over points before the sum over levels."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
@@ -124,16 +108,12 @@ def by_columns(
     return result.reshape(images, heads * width, queries).transpose(1, 2)
 
 
-def by_gathers(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_gathers(value, levels, locations, weights, points) -> Tensor:
     """Bilinear sampling by gathers from the flattened level, corners outside masked."""
     return _gathered(masked_corners, value, levels, locations, weights, points)
 
 
-def by_padded_gathers(
-    value: Tensor, levels: Levels, locations: Tensor, weights: Tensor, points: Sequence[int]
-) -> Tensor:
+def by_padded_gathers(value, levels, locations, weights, points) -> Tensor:
     """OpenMMLab: bilinear sampling by gathers from the level with a border of zeros, corners clamped."""
     return _gathered(_padded_corners, value, levels, locations, weights, points)
 
@@ -195,18 +175,21 @@ def inputs(
     return (*(torch.randn(*shape, generator=generator) for shape in shapes), references)
 
 
-def _parts(value: Tensor, levels: Levels, locations: Tensor, points: Sequence[int]):
-    return value.split([h * w for h, w in levels], 1), locations.split(list(points), 3)
+def _maps_and_grids(value, levels, locations, points):
+    """Yields the map [N * M, D, H, W] and the grid [N * M, Q, P, 2] of each level."""
+    images, _, heads, width = value.shape
+    parts = value.split([h * w for h, w in levels], 1)
+    for part, grid, (h, w) in zip(parts, locations.split(list(points), 3), levels):
+        yield (
+            part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w),
+            2 * grid.transpose(1, 2).flatten(0, 1) - 1,
+        )
 
 
 def _gathered(corners: Callable, value, levels, locations, weights, points) -> Tensor:
     images, _, heads, width = value.shape
     queries = locations.shape[1]
-    samples = []
-    for part, grid, (h, w) in zip(*_parts(value, levels, locations, points), levels):
-        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
-        grid = 2 * grid.transpose(1, 2).flatten(0, 1) - 1
-        samples.append(corners(level, grid))
+    samples = [corners(*pair) for pair in _maps_and_grids(value, levels, locations, points)]
     weights = weights.transpose(1, 2).reshape(images * heads, 1, queries, sum(points))
     result = (torch.cat(samples, -1) * weights).sum(-1)
     return result.reshape(images, heads * width, queries).transpose(1, 2)

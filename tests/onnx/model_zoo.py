@@ -49,11 +49,11 @@ class Usual:
     """The published configuration that `build(full=True)` makes.
 
     Attributes:
-        configuration: its name where it was published.
-        height, width: of the image that it usually gets, pixels.
-        layers: MSDA calls of one image.
-        points: per level; as many entries as levels.
-        heads, queries: of the decoder's MSDA.
+        configuration: its published name.
+        height, width: usual size of the image, in pixels.
+        layers: the number of MSDA.
+        points: per level, of every MSDA.
+        heads: of the decoder's MSDA.
     """
 
     configuration: str
@@ -61,8 +61,7 @@ class Usual:
     width: int
     layers: int
     points: tuple[int, ...]
-    heads: int
-    queries: int
+    heads: int = 8
 
 
 @dataclass(frozen=True)
@@ -188,149 +187,98 @@ _MASK_SIZE = {"pixel_mask": {1: "height", 2: "width"}}
 
 
 def _model(
-    name: str, layers: int, points: tuple[int, ...], heads: int, head_dim: int, usual: tuple, **settings
+    name: str, layers: int, points: tuple[int, ...], heads: int, head_dim: int, usual: Usual, **more
 ) -> ZooModel:
-    """Makes an entry whose attentions have the same points.
-
-    Args:
-        name: of the model, and of its maker unless `maker` is set.
-        layers: the number of MSDA.
-        points: per level.
-        heads, head_dim: as in `ZooModel`.
-        usual: configuration, height, width, layers, points, heads and queries of `Usual`.
-        settings: other fields of `ZooModel`.
-    """
-    settings.setdefault("maker", getattr(zoo_models, name, None))
-    return ZooModel(name, (points,) * layers, heads, head_dim, usual_size=Usual(*usual), **settings)
+    """Makes an entry whose attentions have the same points; `more` are other fields of `ZooModel`."""
+    more.setdefault("maker", getattr(zoo_models, name, None))
+    return ZooModel(name, (points,) * layers, heads, head_dim, usual_size=usual, **more)
 
 
+def _co_dino(name: str, layers: int, golden: str, published: str, points: tuple | None = None) -> ZooModel:
+    """Makes an entry of our detector, with other points per level than the checkpoint's if given."""
+    maker = functools.partial(zoo_models.co_dino, golden=golden, published=published, points_per_level=points)
+    usual = Usual(published, 768, 1152, 12, points or (4,) * 5)
+    outputs = ("boxes", "scores", "labels")
+    more = {"maker": maker, "outputs": outputs, "package": None, "variant": points is None}
+    return _model(name, layers, points or (4,) * 5, 8, 8, usual, **more)
+
+
+def _layer(
+    name: str, attentions: tuple[tuple[int, ...], ...], head_dim: int, *outputs: str, plain: int = 0
+) -> ZooModel:
+    """Makes an entry of `zoo_layers`."""
+    maker = getattr(zoo_layers, name)
+    return ZooModel(name, attentions, 4, head_dim, maker, outputs=outputs, package=None, plain=plain)
+
+
+_SWAPPED = ("pred_boxes", "logits")
+_DEFORMABLE_DETR = "SenseTime/deformable-detr"
+_TWO_STAGES = f"{_DEFORMABLE_DETR}-with-box-refine-two-stage"
+_MASK2FORMER = "facebook/mask2former-swin-tiny-coco-instance"
 _ALL = (
     _model(
-        "deformable_detr",
-        3,
-        (4,) * 4,
-        8,
-        4,
-        ("SenseTime/deformable-detr", 800, 1333, 12, (4,) * 4, 8, 300),
+        *("deformable_detr", 3, (4,) * 4, 8, 4),
+        Usual(_DEFORMABLE_DETR, 800, 1333, 12, (4,) * 4),
         dynamic=_IMAGE | _MASK,
     ),
     _model(
-        "deformable_detr_two_stage",
-        3,
-        (4,) * 4,
-        8,
-        4,
-        ("SenseTime/deformable-detr-with-box-refine-two-stage", 800, 1333, 12, (4,) * 4, 8, 300),
+        *("deformable_detr_two_stage", 3, (4,) * 4, 8, 4),
+        Usual(_TWO_STAGES, 800, 1333, 12, (4,) * 4),
         exporters=("torchscript",),
         dynamic=_IMAGE | _MASK,
         variant=True,
     ),
     _model(
-        "rt_detr",
-        3,
-        (4,) * 3,
-        8,
-        4,
-        ("PekingU/rtdetr_r50vd", 640, 640, 6, (4,) * 3, 8, 300),
+        *("rt_detr", 3, (4,) * 3, 8, 4),
+        Usual("PekingU/rtdetr_r50vd", 640, 640, 6, (4,) * 3),
         dynamic=_IMAGE,
     ),
     _model(
-        "rt_detr_v2",
-        3,
-        (4,) * 3,
-        2,
-        16,
-        ("PekingU/rtdetr_v2_r50vd", 640, 640, 6, (4,) * 3, 8, 300),
+        *("rt_detr_v2", 3, (4,) * 3, 2, 16),
+        Usual("PekingU/rtdetr_v2_r50vd", 640, 640, 6, (4,) * 3),
         dynamic=_IMAGE,
     ),
     _model(
-        "d_fine",
-        3,
-        (3, 6, 3),
-        4,
-        8,
-        ("ustc-community/dfine-large-coco", 640, 640, 6, (3, 6, 3), 8, 300),
+        *("d_fine", 3, (3, 6, 3), 4, 8),
+        Usual("ustc-community/dfine-large-coco", 640, 640, 6, (3, 6, 3)),
         dynamic=_IMAGE,
     ),
     _model(
-        "grounding_dino",
-        3,
-        (4,) * 4,
-        4,
-        8,
-        ("IDEA-Research/grounding-dino-tiny", 800, 1333, 12, (4,) * 4, 8, 900),
+        *("grounding_dino", 3, (4,) * 4, 4, 8),
+        Usual("IDEA-Research/grounding-dino-tiny", 800, 1333, 12, (4,) * 4),
         dynamic=_SIZE | _MASK_SIZE,
     ),
     _model(
-        "mask2former",
-        2,
-        (4,) * 3,
-        2,
-        16,
-        ("facebook/mask2former-swin-tiny-coco-instance", 800, 1344, 6, (4,) * 3, 8, 100),
+        *("mask2former", 2, (4,) * 3, 2, 16),
+        Usual(_MASK2FORMER, 800, 1344, 6, (4,) * 3),
         outputs=("class_queries_logits", "masks_queries_logits"),
         dynamic=_IMAGE,
     ),
     _model(
-        "omdet_turbo",
-        2,
-        (4,) * 3,
-        4,
-        8,
-        ("omlab/omdet-turbo-swin-tiny-hf", 640, 640, 6, (4,) * 3, 8, 900),
+        *("omdet_turbo", 2, (4,) * 3, 4, 8),
+        Usual("omlab/omdet-turbo-swin-tiny-hf", 640, 640, 6, (4,) * 3),
         outputs=("decoder_class_logits", "decoder_coord_logits"),
     ),
     _model(
-        "rf_detr",
-        3,
-        (2,),
-        8,
-        4,
-        ("RFDETRMedium", 576, 576, 4, (2,), 16, 300),
-        outputs=("pred_boxes", "logits"),
+        *("rf_detr", 3, (2,), 8, 4),
+        Usual("RFDETRMedium", 576, 576, 4, (2,), 16),
+        outputs=_SWAPPED,
         package="rfdetr",
     ),
     _model(
-        "rf_detr_two_levels",
-        3,
-        (2, 2),
-        8,
-        4,
-        ("RFDETRMedium with levels P3 and P5", 576, 576, 4, (2, 2), 16, 300),
-        outputs=("pred_boxes", "logits"),
+        *("rf_detr_two_levels", 3, (2, 2), 8, 4),
+        Usual("RFDETRMedium with levels P3 and P5", 576, 576, 4, (2, 2), 16),
+        outputs=_SWAPPED,
         package="rfdetr",
         variant=True,
     ),
-    *(
-        _model(
-            name,
-            layers,
-            points or (4,) * 5,
-            8,
-            8,
-            (published, 768, 1152, 12, points or (4,) * 5, 8, 900),
-            maker=functools.partial(
-                zoo_models.co_dino, golden=golden, published=published, points_per_level=points
-            ),
-            outputs=("boxes", "scores", "labels"),
-            package=None,
-            variant=points is None,
-        )
-        for name, layers, golden, published, points in (
-            ("co_dino_swin", 5, "codino_swin_tiny", "co_dino_swin_l", None),
-            ("co_dino_r50", 3, "codino_resnet_tiny", "co_dino_r50", None),
-            ("co_dino_ragged", 3, "codino_resnet_tiny", "co_dino_r50", (2, 6, 5, 4, 3)),
-        )
-    ),
-    *(
-        ZooModel(name, attentions, 4, head_dim, maker, outputs=outputs, package=None, plain=plain)
-        for name, attentions, head_dim, maker, outputs, plain in (
-            ("bevformer_temporal", ((4,),), 8, zoo_layers.temporal_attention, ("result",), 0),
-            # Each height has its own reference points, which the fused operator does not have.
-            ("bevformer_spatial", ((8, 8),), 8, zoo_layers.spatial_attention, ("result",), 1),
-            ("mask_dino", ((4,) * 3,) * 2, 8, zoo_layers.mask_dino, ("logits", "masks", "boxes"), 0),
-            ("vit_adapter", ((4,) * 3, (4,)), 4, zoo_layers.vit_adapter, ("tokens", "levels"), 0),
-        )
-    ),
+    _co_dino("co_dino_swin", 5, "codino_swin_tiny", "co_dino_swin_l"),
+    _co_dino("co_dino_r50", 3, "codino_resnet_tiny", "co_dino_r50"),
+    _co_dino("co_dino_ragged", 3, "codino_resnet_tiny", "co_dino_r50", (2, 6, 5, 4, 3)),
+    _layer("bevformer_temporal", ((4,),), 8, "result"),
+    # Each height has its own reference points, which the fused operator does not have.
+    _layer("bevformer_spatial", ((8, 8),), 8, "result", plain=1),
+    _layer("mask_dino", ((4,) * 3,) * 2, 8, "logits", "masks", "boxes"),
+    _layer("vit_adapter", ((4,) * 3, (4,)), 4, "tokens", "levels"),
 )
 ZOO = {model.name: model for model in _ALL}

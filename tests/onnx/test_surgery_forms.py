@@ -18,7 +18,7 @@ from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers
 from tests.onnx.attention_layers import POINTS, RAGGED, Attention
 from tests.onnx.surgery_checks import NAMES, check_one, export, run
-from tests.onnx.zoo_layers import SpatialAttention, spatial_attention
+from tests.onnx.zoo_layers import SpatialAttention, bevformer_spatial
 
 # One form of each way by default, the others are slow.
 _CHOSEN = dict(zip((*layers.GRID_SAMPLE, *layers.GATHER), ("2e", "4r", "2r", "4e", "2r", "4r", "2r", "4e")))
@@ -163,7 +163,7 @@ def _visible_queries(results: Tensor, references: Tensor) -> Tensor:
 @pytest.mark.parametrize("gather", [_kept_cameras, _camera_axis, _camera_by_camera, _visible_queries])
 def test_sums_over_cameras_follow_the_node(gather: Callable, exporter: str, tmp_path: Path):
     """The region ends before the sum, although no linear layer stands between."""
-    _, inputs = spatial_attention(full=False)
+    _, inputs = bevformer_spatial(full=False)
     names, tensors = zip(*inputs.items())
     model = export(SpatialAttention(gather), tensors, tmp_path, exporter=exporter, opset=18, names=names)
     check_one(model, *operate(model), operator.ATTENTION)

@@ -192,15 +192,16 @@ def centres(levels: Levels) -> Tensor:
     return torch.cat(parts)
 
 
-def temporal_attention(full: bool):
-    """Makes the layer and example inputs, as every maker of the zoo."""
+# Makers of the zoo: full -> the module and example inputs by name. There is one size.
+
+
+def bevformer_temporal(full: bool):
     cells = TemporalAttention.level[0] * TemporalAttention.level[1]
     inputs = {"view": torch.randn(1, cells, WIDTH), "previous": torch.randn(1, cells, WIDTH)}
     return _randomised(TemporalAttention()), inputs | {"shift": 0.1 * torch.randn(1, 1, 1, 2)}
 
 
-def spatial_attention(full: bool):
-    """Makes the layer and example inputs, as every maker of the zoo."""
+def bevformer_spatial(full: bool):
     layer = SpatialAttention()
     cells = sum(h * w for h, w in layer.levels)
     return _randomised(layer), {
@@ -211,12 +212,10 @@ def spatial_attention(full: bool):
 
 
 def mask_dino(full: bool):
-    """Makes the network and example inputs, as every maker of the zoo."""
     return _randomised(MaskDino()), {"pixel_values": torch.randn(1, 3, 64, 80)}
 
 
 def vit_adapter(full: bool):
-    """Makes the block and example inputs, as every maker of the zoo."""
     return _randomised(VitAdapter()), {"pixel_values": torch.randn(1, 3, 128, 192)}
 
 
