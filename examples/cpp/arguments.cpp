@@ -1,21 +1,21 @@
 #include "arguments.h"
 
 #include <CLI/CLI.hpp>
-#include <regex>
 
 #include "errors.h"
 
 namespace codetr {
 namespace {
 
-namespace fs = std::filesystem;
-
-// Accepts a text that matches a pattern. Else the error reads "expected auto or cuda, got 'gpu'".
-CLI::Validator expect(std::string const& what, std::string const& pattern) {
-  const auto check = [what, regex = std::regex(pattern)](std::string const& text) {
-    return std::regex_match(text, regex) ? "" : concat("expected ", what, ", got '", text, "'");
-  };
-  return CLI::Validator(check, "");
+// Returns the number of the GPU, or kCpu.
+int parse_device(std::string const& text, bool runs_on_cpu) {
+  if (text == "auto" || text == "cuda") return 0;
+  if (text == "cpu" && runs_on_cpu) return kCpu;
+  const std::string number = text.substr(text.rfind("cuda:", 0) == 0 ? 5 : 0);
+  const bool digits = number.find_first_not_of("0123456789") == number.npos;
+  if (digits && !number.empty() && number.size() < 5) return std::stoi(number);
+  throw UsageError(concat("--device: expected auto, ", runs_on_cpu ? "cpu, " : "",
+                          "cuda, cuda:<number> or a GPU's number, got '", text, "'"));
 }
 
 void add_options(CLI::App& app, Program const& program, Options& options) {
@@ -27,8 +27,7 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
   app.add_option("--out", options.out,
                  "folder for the pictures and detections.json; made if missing")
       ->check(new_folder);
-  app.add_option("--json", options.json, "the detections, in place of detections.json in --out")
-      ->check(CLI::ExistingFile | CLI::NonexistentPath);
+  app.add_option("--json", options.json, "the detections, in place of detections.json in --out");
   app.add_option("--threshold", options.threshold, "least score; default: 0.3")->check(fraction);
   app.add_option("--top", options.top, "at most so many detections a picture, the best")
       ->check(count);
@@ -63,19 +62,12 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
     app.add_option(program.library_option, options.library, program.library_help)
         ->check(CLI::ExistingFile);
   }
-  const std::string cpu = program.runs_on_cpu ? "cpu, " : "";
-  const auto set_device = [&options](std::string const& text) {
-    const size_t digit = text.find_first_of("0123456789");
-    options.device = text == "cpu" ? kCpu : digit == text.npos ? 0 : std::stoi(text.substr(digit));
-  };
-  app.add_option_function<std::string>("--device", set_device,
-                                       concat("number of the GPU, ", cpu, "or auto; default: auto"))
-      ->check(expect(concat("auto, ", cpu, "cuda, cuda:<number> or a GPU's number"),
-                     concat("auto|cuda|(cuda:)?[0-9]{1,4}", cpu.empty() ? "" : "|cpu")));
+  app.add_option_function<std::string>(
+      "--device",
+      [&](std::string const& text) { options.device = parse_device(text, program.runs_on_cpu); },
+      concat("number of the GPU, ", program.runs_on_cpu ? "cpu, " : "", "or auto; default: auto"));
   if (program.has_cuda_graph) {
-    app.add_flag_callback(
-        "--no-cuda-graph", [&] { options.cuda_graph = false; },
-        "enqueue every run, replay no graph");
+    app.add_flag("!--no-cuda-graph", options.cuda_graph, "enqueue every run, replay no graph");
   }
   app.add_option("--benchmark", options.benchmark,
                  "also time so many runs of the network on the first pictures")
@@ -83,27 +75,16 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
   app.add_option("--dump", options.dump, "folder for the network's inputs and outputs, .npy files")
       ->check(new_folder);
   app.add_option("--replay", options.replay,
-                 "folder with boxes.npy, scores.npy and labels.npy, which replace the network")
+                 "folder that --dump has written; its outputs replace the network")
       ->check(CLI::ExistingDirectory);
-}
-
-void check_files(Program const& program, Options const& options) {
-  const std::string model = concat(program.model_option, " ", options.model.string());
-  if (!options.replay && !fs::exists(options.model)) {
-    throw UsageError(concat(model, ": no such file"));
-  }
-  if (!fs::exists(options.metadata())) {
-    throw UsageError(concat(model, ": its metadata ", options.metadata().filename().string(),
-                            " is not beside it"));
-  }
 }
 
 }  // namespace
 
 std::optional<Options> parse_arguments(Program const& program, int count, char** arguments) {
   CLI::App app(
-      "Detects objects in pictures, prints a table, and writes the pictures with their "
-      "boxes and detections.json in COCO's form.",
+      "Detects objects in pictures, prints them, and writes the pictures with their boxes and "
+      "detections.json in COCO's form.",
       program.name);
   app.footer(
       "exit status: 0 all done; 1 a failure, or some of many pictures were left out (each is "
@@ -120,7 +101,6 @@ std::optional<Options> parse_arguments(Program const& program, int count, char**
   } catch (CLI::ParseError const& error) {
     throw UsageError(error.what());
   }
-  check_files(program, options);
   return options;
 }
 

@@ -15,22 +15,12 @@
 namespace codetr {
 namespace {
 
-constexpr char kRuntime[] = "libtorchtrt_runtime.so";
-
-// Reports an error of Torch without the stack of calls that Torch appends.
-[[noreturn]] void fail(std::filesystem::path const& path, char const* what,
-                       c10::Error const& error) {
-  const std::string message = error.what_without_backtrace();
-  throw std::runtime_error(concat(path.string(), ": ", what, ": ", message));
-}
-
-// Returns why the runtime is missing if none was chosen: a module without engines needs none.
+// Returns why Torch-TensorRT's runtime is missing: a module without engines needs none.
 std::string load_runtime(std::string const& chosen) {
-  const std::string library = chosen.empty() ? kRuntime : chosen;
+  const std::string library = chosen.empty() ? "libtorchtrt_runtime.so" : chosen;
   if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return "";
-  const std::string reason = dlerror();
-  if (!chosen.empty()) throw std::runtime_error(concat("--torchtrt: ", reason));
-  return concat(reason, "; give --torchtrt");
+  if (!chosen.empty()) throw std::runtime_error(concat("--torchtrt: ", dlerror()));
+  return concat("; ", dlerror(), "; give --torchtrt");
 }
 
 class ScriptModule final : public Network {
@@ -40,20 +30,17 @@ class ScriptModule final : public Network {
         device_(options.device == kCpu
                     ? c10::Device(c10::kCPU)
                     : c10::Device(c10::kCUDA, static_cast<int8_t>(options.device))) {
-    std::string missing;
+    std::string missing = "cannot be loaded";
     if (device_.is_cuda()) {
       use_device(options.device);
-      missing = load_plugins(options.plugins);
+      missing += load_plugins(options.plugins);
     }
-    if (device_.is_cuda() || !options.library.empty()) {
-      const std::string runtime = load_runtime(options.library);
-      if (!runtime.empty()) missing += concat(missing.empty() ? "" : "; ", runtime);
-    }
+    if (device_.is_cuda() || !options.library.empty()) missing += load_runtime(options.library);
     try {
       module_ = torch::jit::load(path_.string(), device_);
       module_.eval();
     } catch (c10::Error const& error) {
-      fail(path_, missing.empty() ? "cannot be loaded" : missing.c_str(), error);
+      fail(missing, error);
     }
   }
 
@@ -62,16 +49,7 @@ class ScriptModule final : public Network {
     const at::Tensor boxes = outputs[0].to(c10::kCPU, c10::kFloat).contiguous();
     const at::Tensor scores = outputs[1].to(c10::kCPU, c10::kFloat).contiguous();
     const at::Tensor labels = outputs[2].to(c10::kCPU, c10::kLong).contiguous();
-    const int64_t rows = scores.dim() == 2 ? scores.size(1) : -1;
-    const bool fine = rows >= 0 && boxes.sizes() == c10::IntArrayRef{input.count, rows, 4} &&
-                      scores.size(0) == input.count && labels.sizes() == scores.sizes();
-    if (!fine) {
-      throw std::runtime_error(concat(path_.string(), ": expected boxes [", input.count,
-                                      ", K, 4], scores [", input.count,
-                                      ", K] and labels of the same, got ", boxes.sizes(), ", ",
-                                      scores.sizes(), " and ", labels.sizes()));
-    }
-    return {static_cast<size_t>(rows), values<float>(boxes), values<float>(scores),
+    return {static_cast<size_t>(scores.size(1)), values<float>(boxes), values<float>(scores),
             values<int64_t>(labels)};
   }
 
@@ -79,7 +57,7 @@ class ScriptModule final : public Network {
     const std::vector<c10::IValue> inputs = on_device(input);
     if (device_.is_cuda()) {
       cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-      return {{"TorchScript", time_on_gpu(stream, kWarmupRuns, runs, [&] { forward(inputs); })}};
+      return {{"TorchScript", time_on_gpu(stream, runs, [&] { forward(inputs); })}};
     }
     for (int i = 0; i < kWarmupRuns; ++i) forward(inputs);
     Samples samples{"TorchScript on the CPU", {}};
@@ -94,6 +72,12 @@ class ScriptModule final : public Network {
   }
 
  private:
+  // Reports an error of Torch without the stack of calls that Torch appends.
+  [[noreturn]] void fail(std::string const& what, c10::Error const& error) const {
+    throw std::runtime_error(
+        concat(path_.string(), ": ", what, ": ", error.what_without_backtrace()));
+  }
+
   template <class Number>
   static std::vector<Number> values(at::Tensor const& tensor) {
     Number const* data = tensor.const_data_ptr<Number>();
@@ -124,7 +108,7 @@ class ScriptModule final : public Network {
         }
       }
     } catch (c10::Error const& error) {
-      fail(path_, "the module does not run", error);
+      fail("the module does not run", error);
     }
     if (outputs.size() < 3) {
       throw std::runtime_error(concat(path_.string(), ": expected the outputs boxes, scores and ",

@@ -1,4 +1,4 @@
-// Draws detections on a picture with the colours, lines and label places of codetr/draw.py.
+// Draws detections on a picture.
 #pragma once
 
 #include <opencv2/core/mat.hpp>

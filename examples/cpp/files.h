@@ -1,18 +1,37 @@
 // Whole files, read and written.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <string_view>
-#include <vector>
+#include <fstream>
+#include <string>
+
+#include "errors.h"
 
 namespace codetr {
 
-// Reads a file. Throws std::runtime_error naming it.
-std::vector<uint8_t> read_file(std::filesystem::path const& path);
+// Reads a file. Throws an exception that names it.
+inline std::string read_file(std::filesystem::path const& path) {
+  std::string content(std::filesystem::file_size(path), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  if (!file) throw std::runtime_error(concat(path.string(), ": cannot be read"));
+  return content;
+}
 
 // Writes a file, which appears whole or not at all; makes its folder if it is missing.
-// Throws std::runtime_error naming the file.
-void write_file(std::filesystem::path const& path, std::string_view content);
+// Throws an exception that names the file or the folder.
+inline void write_file(std::filesystem::path const& path, std::string const& content) {
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+  std::filesystem::path partial = path;
+  partial += ".partial";
+  std::ofstream file(partial, std::ios::binary);
+  file.write(content.data(), static_cast<std::streamsize>(content.size()));
+  file.close();
+  if (!file) {
+    std::filesystem::remove(partial);
+    throw std::runtime_error(concat(path.string(), ": cannot be written"));
+  }
+  std::filesystem::rename(partial, path);
+}
 
 }  // namespace codetr

@@ -71,10 +71,9 @@ Detections soft_nms(Detections alive, Nms const& nms) {
 }  // namespace
 
 Detections restore(float const* boxes, float const* scores, int64_t const* labels, size_t count,
-                   std::pair<int, int> size, std::pair<int64_t, int64_t> resized) {
-  const auto [height, width] = size;
-  const double limits[] = {double(width), double(height)};
-  const double scales[] = {resized.second / limits[0], resized.first / limits[1]};
+                   cv::Size size, cv::Size resized) {
+  const double limits[] = {double(size.width), double(size.height)};
+  const double scales[] = {resized.width / limits[0], resized.height / limits[1]};
   Detections result;
   for (size_t i = 0; i < count; ++i) {
     float const* box = boxes + 4 * i;
@@ -91,16 +90,10 @@ Detections restore(float const* boxes, float const* scores, int64_t const* label
   return result;
 }
 
-Detections apply_nms(Detections const& detections, Nms const& nms) {
-  Detections kept = detections;
-  if (nms.method == NmsMethod::kSoft) {
-    kept = soft_nms(detections, nms);
-  } else {
-    sort_by_score(kept);
-    if (nms.method == NmsMethod::kHard) {
-      kept = hard_nms(kept, static_cast<float>(nms.iou_threshold));
-    }
-  }
+Detections apply_nms(Detections kept, Nms const& nms) {
+  sort_by_score(kept);
+  if (nms.method == "soft") kept = soft_nms(kept, nms);
+  if (nms.method == "hard") kept = hard_nms(kept, static_cast<float>(nms.iou_threshold));
   if (nms.max_per_img && kept.size() > *nms.max_per_img) kept.resize(*nms.max_per_img);
   return kept;
 }

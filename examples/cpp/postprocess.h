@@ -5,8 +5,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <opencv2/core/types.hpp>
 #include <optional>
-#include <utility>
+#include <string>
 #include <vector>
 
 namespace codetr {
@@ -18,11 +19,9 @@ struct Detection {
 };
 using Detections = std::vector<Detection>;
 
-enum class NmsMethod { kSoft, kHard, kNone };
-
 // Arguments of codetr.detector.postprocess.apply_nms, with its defaults.
 struct Nms {
-  NmsMethod method = NmsMethod::kSoft;
+  std::string method = "soft";  // or "hard", "none"
   double iou_threshold = 0.8;
   bool gaussian = false;  // the decay of soft-NMS; else linear
   double sigma = 0.5;
@@ -33,12 +32,12 @@ struct Nms {
 // Makes the detections of one picture from the network's rows, without padding (label -1) and
 // non-finite rows. Boxes are mapped to the picture's own pixels and clipped to it.
 //   boxes [count, 4], in pixels of the resized picture; scores [count]; labels [count]
-//   size, resized: (height, width) of the picture and of the resized picture
+//   size, resized: of the picture and of the resized picture
 Detections restore(float const* boxes, float const* scores, int64_t const* labels, size_t count,
-                   std::pair<int, int> size, std::pair<int64_t, int64_t> resized);
+                   cv::Size size, cv::Size resized);
 
 // Suppresses detections that overlap a better one of the same class. Best first.
-Detections apply_nms(Detections const& detections, Nms const& nms);
+Detections apply_nms(Detections detections, Nms const& nms);
 
 // Returns at most `top` detections with a score of at least `threshold`, best first.
 Detections select(Detections detections, double threshold, std::optional<size_t> top);

@@ -6,45 +6,42 @@
 
 namespace codetr {
 
-std::pair<int, int> InputSizes::target_size(int picture_height, int picture_width) const {
+cv::Size InputSizes::target_size(cv::Size picture) const {
   const auto ratio = [](int limit, int side) { return static_cast<double>(limit) / side; };
-  double factor = std::min(ratio(height.max, picture_height), ratio(width.max, picture_width));
+  double factor = std::min(ratio(height.max, picture.height), ratio(width.max, picture.width));
   if (scale) {
-    const auto [shorter, longer] = std::minmax(picture_height, picture_width);
+    const auto [shorter, longer] = std::minmax(picture.height, picture.width);
     factor = std::min({factor, ratio(scale->first, longer), ratio(scale->second, shorter)});
   }
   const auto resized = [&](int side) { return std::max(1, static_cast<int>(side * factor + 0.5)); };
-  return {resized(picture_height), resized(picture_width)};
+  return {resized(picture.width), resized(picture.height)};
 }
 
-std::pair<int, int> InputSizes::padded_size(std::vector<std::pair<int, int>> const& resized) const {
-  if (!resizable()) return {height.max, width.max};
+cv::Size InputSizes::padded_size(std::vector<cv::Size> const& resized) const {
+  if (!resizable()) return {width.max, height.max};
   const auto round_up = [](int side) {
     return (side + kSizeDivisor - 1) / kSizeDivisor * kSizeDivisor;
   };
-  std::pair<int, int> padded{height.min, width.min};
-  for (auto const& [h, w] : resized) {
-    padded = {std::max(padded.first, round_up(h)), std::max(padded.second, round_up(w))};
+  cv::Size padded{width.min, height.min};
+  for (cv::Size const& size : resized) {
+    padded.width = std::max(padded.width, round_up(size.width));
+    padded.height = std::max(padded.height, round_up(size.height));
   }
   return padded;
 }
 
-Batch::Batch(int count, int height, int width)
+Batch::Batch(int count, cv::Size size)
     : count(count),
-      height(height),
-      width(width),
+      height(size.height),
+      width(size.width),
       images(count * image_size()),
       image_shapes(static_cast<size_t>(count) * 2) {}
 
-void Batch::add(cv::Mat const& picture, std::pair<int, int> size,
-                Normalisation const& normalisation) {
-  const auto [resized_height, resized_width] = size;
+void Batch::add(cv::Mat const& picture, cv::Size size, Normalisation const& normalisation) {
   cv::Mat resized = picture;
-  if (resized.size() != cv::Size(resized_width, resized_height)) {
-    cv::resize(picture, resized, {resized_width, resized_height}, 0, 0, cv::INTER_LINEAR);
-  }
-  image_shapes[2 * pictures] = resized_height;
-  image_shapes[2 * pictures + 1] = resized_width;
+  if (resized.size() != size) cv::resize(picture, resized, size, 0, 0, cv::INTER_LINEAR);
+  image_shapes[2 * pictures] = size.height;
+  image_shapes[2 * pictures + 1] = size.width;
   float* planes = images.data() + pictures++ * image_size();
 
   cv::Mat table(1, 256, CV_32FC3), normalised;  // the input for each 8-bit value
@@ -56,7 +53,7 @@ void Batch::add(cv::Mat const& picture, std::pair<int, int> size,
           (static_cast<float>(value) - normalisation.mean[rgb]) / normalisation.std[rgb];
     }
     cv::Mat plane(height, width, CV_32F, planes + static_cast<size_t>(rgb) * height * width);
-    targets.push_back(plane({0, 0, resized_width, resized_height}));
+    targets.push_back(plane({{0, 0}, size}));
   }
   cv::LUT(resized, table, normalised);
   cv::split(normalised, targets);  // writes in place: the targets have the right size and type

@@ -29,11 +29,11 @@ struct InputSizes {
 
   bool resizable() const { return height.dynamic() || width.dynamic(); }
 
-  // Returns the (height, width) to which a picture is resized. Its aspect ratio stays.
-  std::pair<int, int> target_size(int picture_height, int picture_width) const;
+  // Returns the size to which a picture is resized. Its aspect ratio stays.
+  cv::Size target_size(cv::Size picture) const;
 
-  // Returns the (height, width) of an input that holds pictures of these sizes.
-  std::pair<int, int> padded_size(std::vector<std::pair<int, int>> const& resized) const;
+  // Returns the size of an input that holds pictures of these sizes.
+  cv::Size padded_size(std::vector<cv::Size> const& resized) const;
 };
 
 // R, G, B in 0..255. The input is (pixel - mean) / std.
@@ -50,12 +50,12 @@ struct Batch {
   std::vector<int64_t> image_shapes;  // [N, 2]: (height, width) of each resized picture
 
   // Allocates N pictures of zeros.
-  Batch(int count, int height, int width);
+  Batch(int count, cv::Size size);
 
   size_t image_size() const { return size_t{3} * height * width; }
 
   // Resizes a picture (8-bit BGR) to `size` and puts it into the upper left corner of the next row.
-  void add(cv::Mat const& picture, std::pair<int, int> size, Normalisation const& normalisation);
+  void add(cv::Mat const& picture, cv::Size size, Normalisation const& normalisation);
 
   // Repeats the last picture up to N, for a network whose smallest batch is larger.
   void fill();

@@ -8,7 +8,6 @@
 #include "draw.h"
 #include "errors.h"
 #include "pictures.h"
-#include "postprocess.h"
 #include "recorded.h"
 #include "results.h"
 
@@ -16,25 +15,6 @@ namespace codetr {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Clock {
- public:
-  // Returns the milliseconds since the last call, or since the construction.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    const std::chrono::duration<double, std::milli> passed = now - last_;
-    last_ = now;
-    return passed.count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
-
-std::string one_line(std::string message) {
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  return message;
-}
 
 UsageError is_fixed(char const* option, Program const& program) {
   return UsageError(
@@ -46,12 +26,10 @@ Nms choose_nms(Program const& program, Options const& options, Metadata const& m
   if (metadata.nms_in_graph) {
     if (options.nms) throw is_fixed("--nms", program);
     if (options.nms_iou) throw is_fixed("--nms-iou", program);
-    nms.method = NmsMethod::kNone;
+    nms.method = "none";
     nms.max_per_img.reset();
   }
-  if (options.nms == "soft") nms.method = NmsMethod::kSoft;
-  if (options.nms == "hard") nms.method = NmsMethod::kHard;
-  if (options.nms == "none") nms.method = NmsMethod::kNone;
+  nms.method = options.nms.value_or(nms.method);
   nms.iou_threshold = options.nms_iou.value_or(nms.iou_threshold);
   return nms;
 }
@@ -81,6 +59,18 @@ InputSizes choose_sizes(Program const& program, Options const& options, InputSiz
   return sizes;
 }
 
+// Throws UsageError if an annotated picture would replace one of the pictures.
+void check_outputs(fs::path const& out, std::vector<Picture> const& pictures) {
+  for (Picture const& output : pictures) {
+    const fs::path target = out / output.output_name;
+    for (Picture const& input : pictures) {
+      if (!fs::exists(target) || !fs::equivalent(target, input.path)) continue;
+      throw UsageError(concat("--out ", out.string(), ": ", target.string(),
+                              " would replace an input, choose another folder"));
+    }
+  }
+}
+
 // Runs the network on one set of pictures after the other and collects the results.
 class Run {
  public:
@@ -91,16 +81,7 @@ class Run {
         nms_(choose_nms(program, options, metadata_)),
         sizes_(choose_sizes(program, options, metadata_.sizes)),
         pictures_(find_pictures(options.pictures)) {
-    check_outputs();
-    for (Picture const& picture : pictures_) {
-      try {
-        check_picture(picture.path);
-        readable_.push_back(picture);
-      } catch (PictureError const& error) {
-        leave_out(error);
-      }
-    }
-    if (readable_.empty()) throw nothing("read");
+    if (options.out) check_outputs(*options.out, pictures_);
   }
 
   int operator()(OpenNetwork const& open) {
@@ -111,108 +92,91 @@ class Run {
     const bool dynamic = metadata_.sizes.batch.dynamic() || metadata_.sizes.resizable();
     const int usual = dynamic ? 1 : metadata_.sizes.batch.opt;
     const auto together = static_cast<size_t>(options_.batch.value_or(usual));
-    for (size_t start = 0; start < readable_.size(); start += together) {
-      detect(*network, start, std::min(start + together, readable_.size()));
+    for (size_t start = 0; start < pictures_.size(); start += together) {
+      detect(*network, start, std::min(start + together, pictures_.size()));
     }
-    if (results_.pictures.empty()) throw nothing("processed");
+    const size_t left_out = pictures_.size() - results_.pictures.size();
+    if (left_out == pictures_.size()) throw UsageError("none of the pictures could be read");
     if (options_.benchmark > 0) {
-      results_.benchmark = {first_->count, first_->height, first_->width,
-                            network->time(*first_, options_.benchmark)};
+      results_.timed_shape = {first_->count, 3, first_->height, first_->width};
+      results_.timed = network->time(*first_, options_.benchmark);
     }
     write();
-    if (!std::cout) return 1;
-    if (failures_ == 0) return 0;
-    std::cerr << program_.name << ": error: " << failures_ << " of " << pictures_.size()
-              << " pictures could not be processed, see the warnings above" << std::endl;
+    if (left_out == 0) return 0;
+    std::cerr << program_.name << ": error: " << left_out << " of " << pictures_.size()
+              << " pictures could not be read, see the warnings above" << std::endl;
     return 1;
   }
 
  private:
-  UsageError nothing(char const* what) const {
-    return UsageError(concat("none of the ", pictures_.size(), " pictures could be ", what));
-  }
-
   // Goes on without a picture that cannot be read, unless it is the only one.
-  void leave_out(PictureError const& error) {
-    if (pictures_.size() == 1) throw UsageError(error.what());
-    ++failures_;
-    std::cerr << program_.name << ": warning: " << one_line(error.what()) << "; left out"
-              << std::endl;
+  void leave_out(Picture const& picture) const {
+    const std::string message = concat(picture.path.string(), ": no picture, or damaged");
+    if (pictures_.size() == 1) throw UsageError(message);
+    std::cerr << program_.name << ": warning: " << message << "; left out" << std::endl;
   }
 
-  void check_outputs() const {
-    if (!options_.out) return;
-    for (Picture const& output : pictures_) {
-      const fs::path target = *options_.out / output.output_name;
-      for (Picture const& input : pictures_) {
-        if (!fs::exists(target) || !fs::equivalent(target, input.path)) continue;
-        throw UsageError(concat("--out ", options_.out->string(), ": ", target.string(),
-                                " would replace an input, choose another folder"));
-      }
-    }
+  // Adds the time since the last call to a stage.
+  void lap(char const* stage) {
+    const auto now = std::chrono::steady_clock::now();
+    const std::chrono::duration<double, std::milli> passed = now - last_;
+    results_.times[stage] += passed.count();
+    last_ = now;
   }
 
   void detect(Network& network, size_t start, size_t end) {
-    Clock clock;
-    Times times;
+    last_ = std::chrono::steady_clock::now();
     std::vector<cv::Mat> images;
     std::vector<Picture> read;
+    std::vector<cv::Size> resized;
     for (size_t i = start; i < end; ++i) {
-      try {
-        images.push_back(load_picture(readable_[i].path));
-        read.push_back(readable_[i]);
-      } catch (PictureError const& error) {
-        leave_out(error);
+      const cv::Mat image = load_picture(pictures_[i].path);
+      if (image.empty()) {
+        leave_out(pictures_[i]);
+        continue;
       }
+      images.push_back(image);
+      read.push_back(pictures_[i]);
+      resized.push_back(sizes_.target_size(image.size()));
     }
     if (images.empty()) return;
-    times["read"] = clock.lap();
+    lap("read");
 
-    std::vector<std::pair<int, int>> resized;
-    for (cv::Mat const& image : images) {
-      resized.push_back(sizes_.target_size(image.rows, image.cols));
-    }
-    const auto [height, width] = sizes_.padded_size(resized);
+    const cv::Size padded = sizes_.padded_size(resized);
     const auto most = static_cast<size_t>(sizes_.batch.max);
     for (size_t first = 0; first < images.size(); first += most) {
       const size_t last = std::min(first + most, images.size());
-      Batch batch(std::max(sizes_.batch.min, static_cast<int>(last - first)), height, width);
+      Batch batch(std::max(sizes_.batch.min, static_cast<int>(last - first)), padded);
       for (size_t i = first; i < last; ++i) {
         batch.add(images[i], resized[i], metadata_.normalisation);
       }
       batch.fill();
-      times["preprocess"] += clock.lap();
+      lap("preprocess");
 
       const Output output = network.run(batch);
-      times["inference"] += clock.lap();
-      if (options_.dump) dump_.add(batch, output);
-      clock.lap();
+      lap("inference");
+      if (options_.dump) dump_run(*options_.dump, runs_, batch, output);
+      ++runs_;
 
       for (size_t i = first; i < last; ++i) {
-        results_.pictures.push_back({read[i].name, images[i].rows, images[i].cols,
-                                     detections(output, i - first, images[i], resized[i])});
+        Found found{read[i].name, images[i].size(),
+                    detections(output, i - first, images[i].size(), resized[i])};
+        lap("postprocess");
+        if (options_.out) {
+          draw_detections(images[i], found.detections, metadata_.class_names);
+          save_jpeg(images[i], *options_.out / read[i].output_name);
+        }
+        lap("draw");
+        results_.pictures.push_back(std::move(found));
       }
-      times["postprocess"] += clock.lap();
       if (!first_) first_ = std::move(batch);
     }
-
-    for (size_t i = 0; options_.out && i < images.size(); ++i) {
-      auto const& found = results_.pictures[results_.pictures.size() - images.size() + i];
-      draw_detections(images[i], found.detections, metadata_.class_names);
-      drawn_.push_back((*options_.out / read[i].output_name).string());
-      save_jpeg(images[i], drawn_.back());
-    }
-    times["draw"] = clock.lap();
-    for (auto& stage : times) stage.second /= static_cast<double>(images.size());
-    results_.times.push_back(times);
   }
 
-  Detections detections(Output const& output, size_t index, cv::Mat const& image,
-                        std::pair<int, int> resized) const {
+  Detections detections(Output const& output, size_t index, cv::Size size, cv::Size resized) const {
     const size_t first = index * output.rows;
-    const Detections rows =
-        restore(output.boxes.data() + 4 * first, output.scores.data() + first,
-                output.labels.data() + first, output.rows, {image.rows, image.cols}, resized);
+    const Detections rows = restore(output.boxes.data() + 4 * first, output.scores.data() + first,
+                                    output.labels.data() + first, output.rows, size, resized);
     Detections found = select(apply_nms(rows, nms_), options_.threshold, options_.top);
     for (Detection const& one : found) {
       if (one.label < static_cast<int64_t>(metadata_.class_names.size())) continue;
@@ -224,27 +188,13 @@ class Run {
   }
 
   void write() const {
-    std::vector<std::string> written;
-    if (!drawn_.empty()) {
-      written.push_back(drawn_.size() == 1 ? drawn_[0] : concat(drawn_.size(), " pictures"));
-    }
     std::optional<fs::path> document = options_.json;
     if (!document && options_.out) document = *options_.out / "detections.json";
-    if (document) {
-      write_document(*document, results_, metadata_.class_names, options_, program_.name,
-                     metadata_.description);
-      written.push_back(document->string());
-    }
-    if (options_.dump) {
-      dump_.save(*options_.dump);
-      written.push_back(options_.dump->string());
-    }
+    if (document) write_document(*document, results_, metadata_, options_, program_.name);
     print_results(results_, metadata_.class_names);
-    for (size_t i = 0; i < written.size(); ++i) {
-      std::cout << (i == 0 ? "wrote " : " and ") << written[i];
+    for (auto const& path : {options_.out, document, options_.dump}) {
+      if (path) std::cout << "wrote " << path->string() << '\n';
     }
-    if (!written.empty()) std::cout << '\n';
-    std::cout.flush();
   }
 
   Program const& program_;
@@ -252,13 +202,18 @@ class Run {
   Metadata metadata_;
   Nms nms_;
   InputSizes sizes_;  // `metadata_` has those of the file
-  std::vector<Picture> pictures_, readable_;
+  std::vector<Picture> pictures_;
   Results results_;
   std::optional<Batch> first_;  // the first run's input
-  std::vector<std::string> drawn_;
-  Dump dump_;
-  size_t failures_ = 0;
+  size_t runs_ = 0;
+  std::chrono::steady_clock::time_point last_;
 };
+
+int fail(Program const& program, std::string message, int status) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  std::cerr << program.name << ": error: " << message << std::endl;
+  return status;
+}
 
 }  // namespace
 
@@ -269,11 +224,9 @@ int run_program(Program const& program, int count, char** arguments, OpenNetwork
     const std::optional<Options> options = parse_arguments(program, count, arguments);
     return options ? Run(program, *options)(open) : 0;
   } catch (UsageError const& error) {
-    std::cerr << program.name << ": error: " << one_line(error.what()) << std::endl;
-    return 2;
+    return fail(program, error.what(), 2);
   } catch (std::exception const& error) {
-    std::cerr << program.name << ": error: " << one_line(error.what()) << std::endl;
-    return 1;
+    return fail(program, error.what(), 1);
   }
 }
 

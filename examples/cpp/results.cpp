@@ -1,11 +1,8 @@
 #include "results.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -16,32 +13,18 @@ namespace codetr {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Cells = std::vector<std::string>;
-
-constexpr size_t kMaxRows = 50;
-
-std::string format(double number, int decimals) {
-  char text[400];
-  std::snprintf(text, sizeof(text), "%.*f", decimals, number);
-  return text;
-}
 
 // Rounds as Python does: through the decimal digits of the exact value.
 double rounded(double value, int decimals) {
-  return std::strtod(format(value, decimals).c_str(), nullptr);
+  char text[400];
+  std::snprintf(text, sizeof(text), "%.*f", decimals, value);
+  return std::strtod(text, nullptr);
 }
 
-// A detection as the document and the table give it: x, y, width, height in pixels, rounded.
-struct Row {
-  std::array<double, 4> bbox;
-  double score;
-};
-
-Row to_row(Detection const& detection) {
-  const auto [x1, y1, x2, y2] = detection.box;
-  return {
-      {rounded(x1, 3), rounded(y1, 3), rounded(double{x2} - x1, 3), rounded(double{y2} - y1, 3)},
-      rounded(detection.score, 6)};
+// Returns x, y, width and height in pixels.
+std::array<double, 4> to_bbox(std::array<float, 4> const& box) {
+  const auto [x1, y1, x2, y2] = box;
+  return {rounded(x1, 3), rounded(y1, 3), rounded(double{x2} - x1, 3), rounded(double{y2} - y1, 3)};
 }
 
 // Returns the category id of each label: for COCO's 80 classes the ids of COCO's annotation files,
@@ -69,27 +52,22 @@ std::vector<int64_t> image_ids(std::vector<Found> const& pictures) {
   return std::set<int64_t>(ids.begin(), ids.end()).size() == pictures.size() ? ids : counted;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+// Returns the value that a share of the samples does not exceed.
+double quantile(std::vector<float> samples, double share) {
+  std::sort(samples.begin(), samples.end());
+  return samples[static_cast<size_t>(share * static_cast<double>(samples.size() - 1) + 0.5)];
 }
 
-// A value of sorted samples.
-double quantile(std::vector<float> const& sorted, double share) {
-  return sorted[static_cast<size_t>(
-      std::nearbyint(share * static_cast<double>(sorted.size() - 1)))];
-}
-
-// Summarises samples in milliseconds, as benchmarks.timing.
-Json summarise(Samples const& samples) {
-  std::vector<float> sorted = samples.milliseconds;
-  std::sort(sorted.begin(), sorted.end());
-  return {{"how", samples.how},
-          {"median_ms", rounded(median({sorted.begin(), sorted.end()}), 4)},
-          {"p05_ms", rounded(quantile(sorted, 0.05), 4)},
-          {"p95_ms", rounded(quantile(sorted, 0.95), 4)},
-          {"min_ms", rounded(sorted.front(), 4)},
-          {"samples", sorted.size()}};
+Json to_json(Shape const& shape, std::vector<Samples> const& timed) {
+  Json runs = Json::array();
+  for (auto const& [how, samples] : timed) {
+    runs.push_back({{"how", how},
+                    {"median_ms", quantile(samples, 0.5)},
+                    {"p05_ms", quantile(samples, 0.05)},
+                    {"p95_ms", quantile(samples, 0.95)},
+                    {"samples", samples.size()}});
+  }
+  return {{"batch", shape[0]}, {"height", shape[2]}, {"width", shape[3]}, {"runs", runs}};
 }
 
 template <class Value>
@@ -97,160 +75,70 @@ Json or_null(std::optional<Value> const& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
-std::string dump(Json const& value) {
-  return value.dump(-1, ' ', true, Json::error_handler_t::replace);
-}
-
-std::string format_list(std::vector<Json> const& rows) {
-  std::string text;
-  for (Json const& row : rows) text += concat(text.empty() ? "\n  " : ",\n  ", dump(row));
-  return rows.empty() ? "[]" : concat("[", text, "\n ]");
-}
-
-std::string counted(size_t number, char const* noun) {
-  return concat(number, " ", noun, number == 1 ? "" : "s");
-}
-
-// Returns "2 cup, 1 spoon": the most frequent class first, equals in order of appearance.
-std::string summary(Detections const& detections, std::vector<std::string> const& class_names) {
-  std::vector<std::pair<int, std::string>> counts;
-  for (Detection const& detection : detections) {
-    std::string const& name = class_names.at(detection.label);
-    const auto known = std::find_if(counts.begin(), counts.end(),
-                                    [&](auto const& entry) { return entry.second == name; });
-    if (known == counts.end()) {
-      counts.emplace_back(1, name);
-    } else {
-      ++known->first;
-    }
-  }
-  std::stable_sort(counts.begin(), counts.end(),
-                   [](auto const& a, auto const& b) { return a.first > b.first; });
-  std::string text;
-  for (auto const& [count, name] : counts) {
-    text += concat(text.empty() ? "" : ", ", count, " ", name);
-  }
-  return text;
-}
-
-// Counts characters of UTF-8, not bytes.
-size_t width(std::string const& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
-}
-
-// Prints rows below their headers. The columns 1 to `end_right` - 1 are aligned to the right.
-void print_table(std::string const& title, std::vector<Cells> rows, size_t end_right) {
-  const size_t shown = std::min(rows.size(), kMaxRows + 1);  // with the headers
-  const size_t hidden = rows.size() - shown;
-  rows.resize(shown);
-  std::vector<size_t> widths(rows[0].size());
-  for (Cells const& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
-  }
-  std::cout << title << '\n';
-  for (Cells const& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string padding(widths[i] - width(row[i]), ' ');
-      const bool right = i >= 1 && i < end_right;
-      line += (i == 0 ? "" : "  ") + (right ? padding + row[i] : row[i] + padding);
-    }
-    std::cout << line.substr(0, line.find_last_not_of(' ') + 1) << '\n';
-  }
-  if (hidden > 0) std::cout << "… and " << hidden << " more rows\n";
-}
-
-void print_times(std::vector<Times> const& runs) {
-  const size_t first = runs.size() > 1 ? 1 : 0;
-  std::string text;
-  for (char const* stage : {"read", "preprocess", "inference", "postprocess", "draw"}) {
-    std::vector<double> values;
-    for (size_t i = first; i < runs.size(); ++i) values.push_back(runs[i].at(stage));
-    text += concat(text.empty() ? "" : ", ", stage, " ", format(median(values), 1));
-  }
-  const std::string note = runs.size() == 1
-                               ? "one run, warm-up included"
-                               : concat("median; the first run, with the warm-up, took ",
-                                        format(runs[0].at("inference"), 1), " for inference");
-  std::cout << "ms per picture: " << text << " (" << note << ")\n";
-}
-
 }  // namespace
 
 void write_document(std::filesystem::path const& path, Results const& results,
-                    std::vector<std::string> const& class_names, Options const& options,
-                    std::string const& program, std::string const& network) {
+                    Metadata const& metadata, Options const& options, std::string const& program) {
+  auto const& names = metadata.class_names;
   const std::vector<int64_t> ids = image_ids(results.pictures);
-  const std::vector<int> categories = category_ids(class_names);
-  std::vector<Json> images, category_rows, annotations;
+  const std::vector<int> category_id = category_ids(names);
+  Json images = Json::array(), categories = Json::array(), annotations = Json::array();
   for (size_t i = 0; i < ids.size(); ++i) {
-    Found const& picture = results.pictures[i];
-    images.push_back({{"id", ids[i]},
-                      {"file_name", picture.name},
-                      {"width", picture.width},
-                      {"height", picture.height}});
-    for (Detection const& detection : picture.detections) {
-      const Row row = to_row(detection);
+    auto const& [name, size, detections] = results.pictures[i];
+    images.push_back(
+        {{"id", ids[i]}, {"file_name", name}, {"width", size.width}, {"height", size.height}});
+    for (auto const& [box, score, label] : detections) {
+      const auto bbox = to_bbox(box);
       annotations.push_back({{"id", annotations.size() + 1},
                              {"image_id", ids[i]},
-                             {"file_name", picture.name},
-                             {"category_id", categories[detection.label]},
-                             {"category_name", class_names[detection.label]},
-                             {"bbox", row.bbox},
-                             {"score", row.score},
-                             {"area", rounded(row.bbox[2] * row.bbox[3], 3)},
+                             {"file_name", name},
+                             {"category_id", category_id[label]},
+                             {"category_name", names[label]},
+                             {"bbox", bbox},
+                             {"score", rounded(score, 6)},
+                             {"area", rounded(bbox[2] * bbox[3], 3)},
                              {"iscrowd", 0}});
     }
   }
-  for (size_t label = 0; label < class_names.size(); ++label) {
-    category_rows.push_back({{"id", categories[label]}, {"name", class_names[label]}});
+  for (size_t label = 0; label < names.size(); ++label) {
+    categories.push_back({{"id", category_id[label]}, {"name", names[label]}});
   }
   Json info{{"description", program},
-            {"network", network},
+            {"network", metadata.description},
             {"threshold", options.threshold},
             {"nms", or_null(options.nms)},
             {"nms_iou", or_null(options.nms_iou)},
             {"top", or_null(options.top)}};
-  if (auto const& [batch, height, width, runs] = results.benchmark; !runs.empty()) {
-    info["benchmark"] = {
-        {"batch", batch}, {"height", height}, {"width", width}, {"runs", Json::array()}};
-    for (Samples const& samples : runs) info["benchmark"]["runs"].push_back(summarise(samples));
-  }
-  write_file(path, concat("{\n \"info\": ", dump(info), ",\n \"images\": ", format_list(images),
-                          ",\n \"categories\": ", format_list(category_rows),
-                          ",\n \"annotations\": ", format_list(annotations), "\n}\n"));
+  if (!results.timed.empty()) info["benchmark"] = to_json(results.timed_shape, results.timed);
+  const Json document{
+      {"info", info}, {"images", images}, {"categories", categories}, {"annotations", annotations}};
+  // File names that are no UTF-8 are written with replacement characters.
+  write_file(path, document.dump(1, ' ', true, Json::error_handler_t::replace) + "\n");
 }
 
 void print_results(Results const& results, std::vector<std::string> const& class_names) {
-  auto const& pictures = results.pictures;
-  std::vector<Cells> rows;
-  if (pictures.size() == 1) {
-    rows.push_back({"class", "score", "x", "y", "width", "height"});
-    for (Detection const& detection : pictures[0].detections) {
-      const Row row = to_row(detection);
-      rows.push_back({class_names[detection.label], format(row.score, 3)});
-      for (double side : row.bbox) rows.back().push_back(format(side, 1));
+  for (auto const& [name, size, detections] : results.pictures) {
+    const char* plural = detections.size() == 1 ? "" : "s";
+    std::printf("%s, %dx%d: %zu detection%s\n", name.c_str(), size.width, size.height,
+                detections.size(), plural);
+    if (results.pictures.size() > 1) continue;
+    std::printf("%-20s  %5s %7s %7s %7s %7s\n", "class", "score", "x", "y", "width", "height");
+    for (auto const& [box, score, label] : detections) {
+      const auto [x, y, width, height] = to_bbox(box);
+      std::printf("%-20s  %5.3f %7.1f %7.1f %7.1f %7.1f\n", class_names[label].c_str(), score, x, y,
+                  width, height);
     }
-    print_table(concat(pictures[0].name, ": ", counted(rows.size() - 1, "detection")), rows, 6);
-  } else {
-    rows.push_back({"picture", "size", "found", "classes"});
-    size_t total = 0;
-    for (auto const& [name, height, width, detections] : pictures) {
-      total += detections.size();
-      rows.push_back({name, concat(width, "x", height), std::to_string(detections.size()),
-                      summary(detections, class_names)});
-    }
-    print_table(concat(pictures.size(), " pictures: ", counted(total, "detection")), rows, 3);
   }
-  print_times(results.times);
-  auto const& [batch, height, width, runs] = results.benchmark;
-  for (Samples const& samples : runs) {
-    const Json times = summarise(samples);
-    std::cout << "GPU time of " << counted(samples.milliseconds.size(), "run") << ", batch "
-              << batch << " of " << height << "x" << width << " (" << samples.how << "): median "
-              << format(times["median_ms"], 3) << " ms, p5 " << format(times["p05_ms"], 3)
-              << ", p95 " << format(times["p95_ms"], 3) << '\n';
+  std::printf("ms per picture, with the first run's warm-up:");
+  for (char const* stage : {"read", "preprocess", "inference", "postprocess", "draw"}) {
+    std::printf(" %s %.1f", stage,
+                results.times.at(stage) / static_cast<double>(results.pictures.size()));
+  }
+  std::printf("\n");
+  for (auto const& [how, samples] : results.timed) {
+    std::printf("GPU time of %zu runs, input %s (%s): median %.3f ms, p5 %.3f, p95 %.3f\n",
+                samples.size(), format_shape(results.timed_shape).c_str(), how.c_str(),
+                quantile(samples, 0.5), quantile(samples, 0.05), quantile(samples, 0.95));
   }
 }
 

@@ -13,7 +13,7 @@ class TensorRtLog final : public nvinfer1::ILogger {
  public:
   void log(Severity severity, nvinfer1::AsciiChar const* message) noexcept override;
 
-  // Returns the errors since the last call, in one line.
+  // Returns the errors since the last call.
   std::string take_errors();
 
  private:
@@ -29,9 +29,8 @@ std::string tensorrt_version();
 // Loads plugin libraries. Without any, it loads $MSDA_TRT_PLUGIN, or else libmsda_trt_plugin.so
 // beside the program.
 //
-// Returns the reason if no library was given and none was found, which only matters to engines
-// with plugins. Throws std::runtime_error if a library cannot be loaded, or if this program was
-// built for another major version of TensorRT.
+// Returns "; <reason>" if no library was given and none was found, which only matters to engines
+// with plugins, else "". Throws std::runtime_error if a library cannot be loaded.
 std::string load_plugins(std::vector<std::string> libraries);
 
 }  // namespace codetr

@@ -60,12 +60,12 @@ def refused(*arguments: object, status: int = 2, **options: Any) -> str:
     return message
 
 
-class Input(NamedTuple):
-    """A picture in the network's input."""
+class NetworkRun(NamedTuple):
+    """One run of the network."""
 
-    image: np.ndarray  # [3, H, W]
-    image_shape: np.ndarray  # [2]
-    batch: int  # N
+    images: np.ndarray  # [N, 3, H, W]
+    image_shapes: np.ndarray  # [N, 2]
+    outputs: Outputs
 
 
 @dataclasses.dataclass
@@ -74,18 +74,19 @@ class Network:
 
     Attributes:
         height, width, batch: of its input; a range if they are dynamic.
-        outputs: for each picture in order; by default nothing, for any number of pictures.
+        outputs: for each picture in order; by default nothing, for up to 40 pictures.
         scale: limits of a picture's longer and shorter side, in the metadata; None for none.
         chosen: max_size, height and width that the detector is given.
-        inputs: the pictures that Python's detector gave it, after `detect`.
+        runs: by Python's detector, after `detect`.
+        done: pictures that Python's detector has given to the network.
     """
 
     height: int | SizeRange
     width: int | SizeRange
     outputs: Outputs = (
-        np.zeros((200, 0, 4), np.float32),
-        np.zeros((200, 0), np.float32),
-        np.zeros((200, 0), np.int64),
+        np.zeros((40, 0, 4), np.float32),
+        np.zeros((40, 0), np.float32),
+        np.zeros((40, 0), np.int64),
     )
     class_names: Sequence[str] = ("cup", "spoon", "bowl")
     nms: Mapping[str, Any] | None = dataclasses.field(
@@ -96,7 +97,8 @@ class Network:
     batch: int | SizeRange = 1
     scale: Sequence[int] | None = None
     chosen: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    inputs: list[Input] = dataclasses.field(default_factory=list)
+    runs: list[NetworkRun] = dataclasses.field(default_factory=list)
+    done: int = 0
 
     description = "net, TensorRT 10.6.0, none, fp32"
 
@@ -112,9 +114,11 @@ class Network:
 
     def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> Outputs:
         # Rows after the last picture repeat it.
-        rows = np.minimum(len(self.inputs) + np.arange(len(images)), len(self.outputs[0]) - 1)
-        self.inputs += (Input(*pair, len(images)) for pair in zip(images, image_shapes, strict=True))
-        return tuple(output[rows] for output in self.outputs)
+        rows = np.minimum(self.done + np.arange(len(images)), len(self.outputs[0]) - 1)
+        outputs = tuple(output[rows] for output in self.outputs)
+        self.runs.append(NetworkRun(images.copy(), image_shapes.copy(), outputs))
+        self.done += len(images)
+        return outputs
 
     def metadata(self) -> dict[str, Any]:
         """Returns the metadata of an engine with this network."""
@@ -147,11 +151,16 @@ class Network:
         }
 
     def save(self, folder: Path) -> list[object]:
-        """Writes metadata and outputs. Returns the program's options that use them."""
+        """Writes metadata and outputs. Returns the program's options that use them.
+
+        The outputs are those of the runs of `detect`, which comes first, or one picture a run.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "net.json").write_text(json.dumps(self.metadata()), encoding="utf-8")
-        for name, output in zip(("boxes", "scores", "labels"), self.outputs, strict=True):
-            np.save(folder / f"{name}.npy", output)
+        single = (tuple(output[i : i + 1] for output in self.outputs) for i in range(len(self.outputs[0])))
+        for index, outputs in enumerate([run.outputs for run in self.runs] or single):
+            for name, output in zip(("boxes", "scores", "labels"), outputs, strict=True):
+                np.save(folder / f"{name}_{index}.npy", output)
         return ["--engine", folder / "net.engine", "--replay", folder, *options_of(self.chosen)]
 
     def detect(
@@ -165,10 +174,10 @@ class Network:
         """
         together = batch or (1 if self.sizes.dynamic else self.sizes.batch.opt)
         detector, found = Detector(backend=self), []
-        self.inputs = []
+        self.runs = []
         for start in range(0, len(images), together):
+            self.done = start  # rows after the last picture of a run do not count
             found += detector.detect_batch(images[start : start + together], **options)
-            del self.inputs[len(found) :]  # the rows that filled up the last run
         return found
 
     def expected(self, names: Sequence[str], images: Sequence[np.ndarray], **options: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -63,19 +62,18 @@ def test_engine_detects_as_in_python(tmp_path, nms):
 
 
 def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
-    """Wide and tall pictures, alone and together, with a graph for each shape."""
+    """Wide and tall pictures, alone and together, with a graph of the current shape."""
     given = {"batch": "1-4", "precision": "fp32", "dynamic-size": "96-96x128-256"}
     given = arguments(save_weights(tmp_path), tmp_path / "engine", "codino_swin_tiny", **given)
     export(without(given, "--height", "--width"))
     engine = tmp_path / "engine/model.engine"
-    thin = (20, 130, 180, 240, 290, 340)  # more shapes than the program keeps graphs for
-    turned = [(400, side) for side in thin] + [(side, 400) for side in thin]
     files = []
     with Image.open(COFFEE) as photo:
-        for size in (turned[0], *turned, turned[0]):  # the first shape again, at once and after eviction
+        # The first shape again, at once and after others.
+        for size in (*[(400, 20)] * 3, (400, 240), (130, 400), (240, 400), (400, 340), (400, 20)):
             files.append(tmp_path / f"{len(files)}.png")
             photo.resize(size).save(files[-1])
-    for batch in (1, 3, 14):
+    for batch in (1, 3, 8):
         with Detector(backend="tensorrt", engine=engine) as detector:
             expected = detector.detect(files, threshold=0.0, batch=batch)
         for flags in ([], ["--no-cuda-graph"]):
@@ -86,7 +84,7 @@ def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
             check_detections(document, expected)
             benchmark = info["benchmark"]
             shape = [benchmark[name] for name in ("batch", "height", "width")]
-            assert shape == {1: [1, 96, 256], 3: [3, 96, 256], 14: [4, 256, 256]}[batch]
+            assert shape == {1: [1, 96, 256], 3: [3, 96, 256], 8: [4, 256, 256]}[batch]
             assert len(benchmark["runs"]) == 2 - len(flags)
     for sizes in ({"max_size": 160}, {"height": 128, "width": 224}):
         with Detector(backend="tensorrt", engine=engine, **sizes) as detector:
@@ -95,20 +93,12 @@ def test_engine_of_dynamic_sizes_detects_as_in_python(tmp_path):
         check_detections(read_document(out)[0], expected)
 
 
-def test_engine_with_another_profile_is_refused(tmp_path):
-    """Metadata of another engine of the same model: one line with both profiles, as in Python."""
-    given = arguments(save_weights(tmp_path), tmp_path, **{"batch": "1-4", "dynamic-size": "96-96-128"})
-    export(without(given, "--height", "--width"))
+def test_metadata_of_another_engine_is_refused(tmp_path):
+    export(arguments(save_weights(tmp_path), tmp_path))
     path = tmp_path / "model.json"
     fields = json.loads(path.read_text())
-    fields["profiles"]["images"]["max"] = [4, 3, 160, 160]
+    images = next(tensor for tensor in fields["inputs"] if tensor["name"] == "images")
+    images["shape"][0] = 7
     path.write_text(json.dumps(fields))
     message = refused("--engine", tmp_path / "model.engine", *plugins(), COFFEE, status=1)
-    assert message == (
-        f"the metadata {path} is that of another engine: the profile of images "
-        "(smallest, usual, largest) is [1, 3, 96, 96], [1, 3, 96, 96], [4, 3, 160, 160] in it and "
-        "[1, 3, 96, 96], [1, 3, 96, 96], [4, 3, 128, 128] in the engine; it must be the file that was "
-        "exported with the engine"
-    )
-    with pytest.raises(trt_plugin.EngineError, match=re.escape(message)):
-        Detector(backend="tensorrt", engine=tmp_path / "model.engine")
+    assert "its metadata is that of another engine: " in message and "[7, 3, " in message
