@@ -134,8 +134,7 @@ def _same_rows(x: ir.Shape | None, reference: ir.Shape | None) -> bool:
 
 
 def _linear(value: ir.Value) -> _Linear | None:
-    """Returns the linear layer that computes a value, if its result is only reshaped, and only for this
-    use."""
+    """Returns the linear layer that computes a value, if its result is only reshaped and read once."""
     node = value.producer()
     while is_op(node, "Reshape") and _is_own(value):
         value = node.inputs[0]
@@ -188,43 +187,44 @@ def unpack_projections(model: onnx.ModelProto) -> None:
     added: list[onnx.TensorProto] = []
     for node in model.graph.node:
         if _is_fused(node) and any(x.name == PACKED for x in node.attribute):
-            nodes += _unpacked(node, added)
+            before = _unpack(node)
+            nodes += before.node
+            added += before.initializer
         nodes.append(node)
     if added:
         replace_nodes(model.graph, nodes)
         model.graph.initializer.extend(added)
 
 
-def _unpacked(node: onnx.NodeProto, added: list[onnx.TensorProto]) -> list[onnx.NodeProto]:
-    """Unpacks a node and returns the new nodes before it."""
+def _unpack(node: onnx.NodeProto) -> onnx.GraphProto:
+    """Unpacks a node and returns a graph with the new nodes before it."""
     value, shapes, *_, projection = node.input
-    ragged = [x for x in node.attribute if x.name == "points_per_level"]
+    ragged = any(x.name == "points_per_level" for x in node.attribute)
     attributes = [x for x in node.attribute if x.name != PACKED]
     del node.attribute[:]
     node.attribute.extend(attributes)
+    graph = onnx.parser.parse_graph(f"""unpacked () => ()
+        <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] three = {{3}}, int64[1] last = {{-1}}> {{
+            rows = Shape<start = 0, end = 2>(projection)
+            columns = Shape<start = 2, end = 3>(projection)
+            heads = Shape<start = 2, end = 3>(value)
+            levels = Shape<start = 0, end = 1>(shapes)
+            third = Div(columns, three)
+            border = Mul(third, two)
+            all_offsets = Slice(projection, zero, border, last)
+            all_logits = Slice(projection, border, columns, last)
+            points = Concat<axis = 0>(rows, heads, last)
+            samples = Concat<axis = 0>(rows, heads, {"" if ragged else "levels, "}last, two)
+            sampling_offsets = Reshape(all_offsets, samples)
+            attention_logits = Reshape(all_logits, points)
+        }}""")
     prefix = f"{node.output[0]}/unpacked"
-
-    def number(name: str, *numbers: int) -> str:
-        tensor = onnx.numpy_helper.from_array(np.array(numbers, np.int64), f"{prefix}/{name}")
-        added.append(tensor)
-        return tensor.name
-
-    def make(op_type: str, name: str, *inputs: str, **attributes: int) -> str:
-        made.append(onnx.helper.make_node(op_type, inputs, [f"{prefix}/{name}"], **attributes))
-        return made[-1].output[0]
-
-    made: list[onnx.NodeProto] = []
-    rows = make("Shape", "rows", projection, start=0, end=2)
-    heads = make("Shape", "heads", value, start=2, end=3)
-    columns = make("Shape", "columns", projection, start=2, end=3)
-    third = make("Div", "third", columns, number("three", 3))
-    zero, last, two, rest = number("zero", 0), number("last", -1), number("two", 2), number("rest", -1)
-    border = make("Mul", "border", third, two)
-    offsets = make("Slice", "offsets", projection, zero, border, last)
-    logits = make("Slice", "logits", projection, border, columns, last)
-    points = make("Concat", "points", rows, heads, rest, axis=0)
-    levels = [] if ragged else [make("Shape", "levels", shapes, start=0, end=1)]
-    samples = make("Concat", "samples", rows, heads, *levels, rest, two, axis=0)
-    node.input[4] = make("Reshape", "sampling_offsets", offsets, samples, allowzero=0)
-    node.input.append(make("Reshape", "attention_logits", logits, points, allowzero=0))
-    return made
+    outer = {"projection": projection, "value": value, "shapes": shapes}
+    for new in graph.node:
+        new.input[:] = [outer.get(name, f"{prefix}/{name}") for name in new.input]
+        new.output[0] = f"{prefix}/{new.output[0]}"
+    for tensor in graph.initializer:
+        tensor.name = f"{prefix}/{tensor.name}"
+    node.input[_OFFSETS] = f"{prefix}/sampling_offsets"
+    node.input.append(f"{prefix}/attention_logits")
+    return graph
