@@ -13,12 +13,10 @@ import pytest
 import torch
 
 import codetr
-import trt_plugin
-from benchmarks import accuracy, report, timing
+from benchmarks import accuracy, report
 from benchmarks.agreement import Agreement, match
-from codetr.detector.sizes import ChosenSize
-from codetr.detector.torch_backend import TorchBackend
 from codetr.results import Detections
+from tests.detector.exported_metadata import fixed_metadata
 from tests.evaluation.coco_folders import document, write_dataset
 from tests.evaluation.tiny_detector import HEIGHT, WIDTH, command, results
 
@@ -26,9 +24,8 @@ from tests.evaluation.tiny_detector import HEIGHT, WIDTH, command, results
 @pytest.fixture(scope="module")
 def onnx(tiny) -> Path:
     """The model as an ONNX file with its metadata."""
-    pytest.importorskip("onnx", reason="onnx is not installed")
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     from onnx_path.export import export_onnx
 
     model = codetr.CoDino(tiny.config).requires_grad_(False)
@@ -39,19 +36,15 @@ def onnx(tiny) -> Path:
         patch.setattr(torch.export, "export", lambda model, inputs, **_: trace(model, inputs))
         patch.setattr(torch.onnx, "export", functools.partial(write, optimize=False))
         export_onnx(model, (torch.zeros(1, 3, HEIGHT, WIDTH), torch.tensor([[HEIGHT, WIDTH]])), path)
-    rows = (1, tiny.config.max_per_img)
-    tensors = {
-        "images": ((1, 3, HEIGHT, WIDTH), "float32"),
-        "image_shapes": ((1, 2), "int64"),
-        "boxes": ((*rows, 4), "float32"),
-        "scores": (rows, "float32"),
-        "labels": (rows, "int64"),
-    }
+    rows = [1, tiny.config.max_per_img]
+    shapes = {"images": [1, 3, HEIGHT, WIDTH], "image_shapes": [1, 2]}
+    shapes |= {"boxes": [*rows, 4], "scores": rows, "labels": rows}
     listed = [
-        {"name": name, "shape": list(shape), "dtype": dtype} for name, (shape, dtype) in tensors.items()
+        {"name": name, "shape": shape, "dtype": "int64" if name in ("image_shapes", "labels") else "float32"}
+        for name, shape in shapes.items()
     ]
-    trt_plugin.ArtifactMetadata(
-        model=tiny.config.name,
+    dataclasses.replace(
+        fixed_metadata(),
         inputs=listed[:2],
         outputs=listed[2:],
         class_names=list(tiny.config.label_names),
@@ -60,13 +53,8 @@ def onnx(tiny) -> Path:
         resize={"height": HEIGHT, "width": WIDTH, "mode": "fit_pad"},
         max_per_img=tiny.config.max_per_img,
         nms=dataclasses.asdict(tiny.config.nms),
-        precision="fp32",
         batch=1,
-        tensorrt_version="",
         plugin_version="1",
-        gpu="",
-        torch_version=torch.__version__,
-        source_weights=str(tiny.weights),
     ).save(path.with_suffix(".json"))
     return path
 
@@ -135,25 +123,6 @@ def test_benchmark_leaves_bad_pictures_out(tiny, tmp_path, capsys):
     content = report.read(out)
     assert (content["pictures"], content["pictures_left_out"]) == (2, 2)
     assert content["results"][0]["metrics"]["pictures"] == 2
-
-
-def test_benchmark_times_torch_as_a_graph(tiny, monkeypatch):
-    """Like engines: the graph holds only the model, over existing tensors."""
-    captured = []
-
-    def capture(calls, *_limits):
-        captured.extend(call() for call in calls)
-        return timing.Timing([3.0], 1, 1, "warm")
-
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
-    monkeypatch.setattr(accuracy.timing, "time_graph", capture)
-    backend = TorchBackend(
-        tiny.config, tiny.weights, "cpu", size=ChosenSize(height=HEIGHT, width=WIDTH)
-    ).load()
-    batch = backend.preprocessor.batch([np.zeros((60, 40, 3), np.uint8)])
-    assert accuracy.torch_timer(backend)(batch, 5).median_ms == 3.0
-    ((boxes, scores, labels),) = captured
-    assert boxes.shape == (*scores.shape, 4) and scores.shape == labels.shape and not boxes.requires_grad
 
 
 def test_benchmark_reports_a_missed_bound(tiny, tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""Batches for tests of the training losses: random ones, and upstream's with its numbers."""
+"""Batches for tests of the losses: random ones, and upstream's with its results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def to(outputs, device: str):
 
 
 class Golden:
-    """Upstream's numbers; the file's metadata says how they were made."""
+    """Upstream's results. The file's metadata says how they were made."""
 
     def __init__(self) -> None:
         with safe_open(GOLDEN, "pt") as file:

@@ -17,7 +17,6 @@ from codetr.dataset.coco_files import load_coco
 from tools.scenes import CLASS_NAMES, canvas, make_scene, write_split
 from tools.scenes.__main__ import main
 from tools.scenes.canvas import Canvas
-from tools.scenes.glyphs import glyph_contours
 from tools.scenes.object_classes import draw_object
 from tools.scenes.sources import FONTS, PHOTOS, SPLITS
 from tools.scenes.textures import TEXTURES
@@ -165,25 +164,6 @@ def test_enough_of_every_object_stays_visible():
     assert hidden > 5  # there is occlusion
 
 
-def test_letters_stand_out():
-    """The pixels of a letter differ from those before, even on a restless background."""
-    rng = np.random.default_rng(0)
-    for label in range(10):
-        before = np.kron(rng.integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(np.uint8)
-        picture = Canvas(before.copy(), rng, "val")
-        picture.add(label, 60)
-        solid = picture._owner >= 0
-        assert np.abs(picture.image[solid].astype(int) - before[solid]).max(axis=1).mean() > 60
-
-
-def test_glyphs_have_holes():
-    """The character 7 has one contour, A two, 8 three."""
-    for split in SPLITS:
-        for source in FONTS[split]:
-            counts = [len(glyph_contours(source, character)) for character in "7A8"]
-            assert counts == [1, 2, 3], source.file
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -208,14 +188,6 @@ def test_an_existing_dataset_is_refused(folder, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["--out", str(tmp_path / "file"), "--val", "1"]) == 2
     assert "--out: expected a folder, got the file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"), [((-1, "val", 0), "seed"), ((0, "test", 0), "split"), ((0, "val", 0, 9), "size")]
-)
-def test_make_scene_errors(arguments, name):
-    with pytest.raises(ValueError, match=f"{name}: "):
-        make_scene(*arguments)
 
 
 def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from codetr.training import training_plan
 from codetr.training.run_state import find_states
 from codetr.training.schedule import Schedule
 from codetr.training.torchrun_processes import Processes
-from codetr.training.train_options import Interval, TrainOptions
+from codetr.training.train_options import TrainOptions
 from codetr.training.training_batches import BatchOrder
 from codetr.training.training_log import read_table
 from codetr.training.training_step import TrainingStep
@@ -157,16 +157,6 @@ def test_time_limit_and_minutes(folder, tmp_path, monkeypatch, capsys):
     assert rates == pytest.approx([1e-3 * schedule.factor(i, i / 10) for i in range(10)], rel=1e-4)
 
 
-def test_validation(folder, tmp_path):
-    """Ten times in a run by default."""
-    out = tmp_path / "run"
-    assert train(folder, out, steps=20, evaluate_every=None, log_every=100) == 0
-    rows = read_table(out / "validation.csv")
-    assert [row["step"] for row in rows] == [str(step) for step in range(2, 21, 2)]
-    assert all(0.0 <= float(row["AP"]) <= 1.0 for row in rows)
-    assert float(json.loads((out / "training.json").read_text())["validation"]["AP"]) >= 0.0
-
-
 # Bad pictures.
 
 
@@ -268,7 +258,10 @@ def test_roboflow_export(tmp_path, capsys):
     notes = [line for line in capsys.readouterr().err.splitlines() if "note" in line]
     assert len(notes) == 1 and "category 'boxes' is no class" in notes[0]
     assert codetr.load_config(out / "model.json").class_names == ("green", "red")
-    assert len(read_table(out / "validation.csv")) == 2
+    rows = read_table(out / "validation.csv")
+    assert len(rows) == 2 and all(0.0 <= float(row["AP"]) <= 1.0 for row in rows)
+    report = json.loads((out / "training.json").read_text())
+    assert report["validation"]["AP"] == float(rows[-1]["AP"]) and report["validation_pictures"] == 4
     assert main(["evaluate", "--data", str(tmp_path), "--model", str(out), "--device", "cpu"]) == 0
     assert f"4 pictures of {tmp_path / 'valid'}" in capsys.readouterr().out
 
@@ -303,12 +296,6 @@ def test_defaults_of_the_plan(folder, tmp_path, monkeypatch):
     assert (planned().threads, planned().options.workers) == (2, 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert planned().threads is None
-
-
-def test_intervals():
-    assert Interval.parse("10m") == Interval(minutes=10.0) and Interval.parse("500") == Interval(steps=500)
-    assert [Interval(steps=3).due(step, 0.0, 0.0) for step in (3, 4, 6)] == [True, False, True]
-    assert [Interval(minutes=1.0).due(1, seconds, 30.0) for seconds in (89.0, 90.0)] == [False, True]
 
 
 @pytest.mark.slow

@@ -87,6 +87,7 @@ def damaged(folder: Path, tmp_path: Path) -> tuple[Path, Path]:
     return data, bad
 
 
+@pytest.mark.slow
 def test_bad_pictures_of_several_processes(folder, tmp_path):
     """The first process reports the result of the check, each process what it finds later."""
     data, bad = damaged(folder, tmp_path)
@@ -108,6 +109,7 @@ def test_an_error_in_one_process_ends_all(folder, tmp_path):
     assert f"codetr: error: process 1: {bad}: the image is truncated" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_that_all_find_is_printed_once(folder, tmp_path):
     done = torchrun(tmp_path, arguments(folder, tmp_path / "run", model="unknown"))
     assert done.returncode != 0 and done.stderr.count("codetr: error: ") == 1

@@ -17,8 +17,8 @@ from codetr.training.training_log import Table, read_table, sum_layers
 from tests.training.training_runs import tiny_network
 
 
-def test_log_drops_what_comes_after_the_state(tmp_path):
-    """Rows of steps that are taken again go, and so does what a killed process left of a row."""
+def test_resumed_log(tmp_path):
+    """--resume removes rows of later steps, and an incomplete row of a killed process."""
     path = tmp_path / "log.csv"
     table = Table(path, ("step", "loss", "AP"))
     for step in (10, 20, 30):
@@ -55,11 +55,11 @@ def test_states(tmp_path):
         load_state(newest, options)
 
 
-def test_weights_go_round(dataset, tmp_path):
-    """What is saved loads into a detector that answers as the network did, and begins another run."""
+def test_saved_weights_load(dataset, tmp_path):
+    """Saved weights load into a detector with the same answers, and into another run."""
     network, words = tiny_network(dataset)
     assert words == "initialised weights"
-    for name, tensor in network.state_dict().items():  # statistics that are not those of a new batch norm
+    for name, tensor in network.state_dict().items():  # statistics other than those of a new batch norm
         if "running" in name:
             tensor.uniform_(0.5, 1.5)
     config = network.model.config
@@ -86,7 +86,7 @@ def test_weights_go_round(dataset, tmp_path):
 
 
 def test_known_classes_keep_their_weights(dataset, tmp_path):
-    """Classes are taken over by name, whatever their labels were; others begin anew."""
+    """Classes keep their weights by name, with any labels. Others are initialised."""
     network, _ = tiny_network(dataset)
     weights = tmp_path / "model.safetensors"
     save_weights(weights, network, "fp32")
@@ -106,7 +106,7 @@ def test_known_classes_keep_their_weights(dataset, tmp_path):
     tensors = load_file(weights)
     for name in [name for name in tensors if "cls_branches" in name]:
         tensors[name] = torch.zeros(80, *tensors[name].shape[1:])
-    del tensors[UPSTREAM_LABEL_EMBEDDING]  # upstream publishes checkpoints without it, too
+    del tensors[UPSTREAM_LABEL_EMBEDDING]  # some of upstream's checkpoints lack it
     save_file(tensors, weights)
     others, words = tiny_network(dataset, weights, codetr.load_config("co_dino_r50").label_names)
     assert "knows 0 of the 2 classes" in words

@@ -149,14 +149,15 @@ def run_until(folder: Path, out: Path, mark: str, what: str, pipes: str, *launch
     ("what", "pipes", "status"),
     [
         ("raise", "shared", 1),
-        ("interrupt", "pipes", 130),
-        ("kill", "pipes", -signal.SIGKILL),
+        pytest.param("interrupt", "pipes", 130, marks=pytest.mark.slow),
+        pytest.param("kill", "pipes", -signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
 def test_the_end_of_a_run_ends_its_workers(what, pipes, status, folder, tmp_path, mark):
     assert run_until(folder, tmp_path, mark, what, pipes) == status
 
 
+@pytest.mark.slow
 def test_the_end_of_a_process_ends_torchrun(folder, tmp_path, mark):
     assert run_until(folder, tmp_path, mark, "raise", "shared", *TORCHRUN) != 0
 

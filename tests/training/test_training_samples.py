@@ -50,7 +50,7 @@ def test_training_sees_what_detection_sees(dataset):
     "augmentation", [STILL, Augmentation(1.0, 0.0, colour=0.0), Augmentation(0.5, 1.0, 0.5, 0.0)]
 )
 def test_boxes_follow_their_pixels(augmentation):
-    """A bright rectangle is where its box says, to a pixel or two of resizing, whatever was done to it."""
+    """A bright rectangle and its box agree to a pixel or two after any augmentation."""
     for seed in range(30):
         draws = np.random.default_rng(seed)
         x, y, w, h = 10 + draws.integers(60), 10 + draws.integers(40), 40, 30
@@ -70,7 +70,7 @@ def test_boxes_follow_their_pixels(augmentation):
         assert labels.tolist() == [3]
 
 
-def test_crops_drop_what_is_hardly_left():
+def test_crops_drop_mostly_hidden_objects():
     boxes = np.array([[0, 0, 10, 10], [0, 0, 20, 10], [16, 0, 26, 10], [40, 40, 50, 50]], np.float32)
     clipped, kept = crop_boxes(boxes, (4, 0, 20, 20))
     assert kept.tolist() == [True, True, True, False]  # shares 0.6, 0.8, 0.8, 0
@@ -104,7 +104,7 @@ def test_a_sample_depends_on_its_place_only(dataset):
 
 
 def test_crowds_and_empty_pictures(tmp_path):
-    """A crowd is no target; a picture without objects is a sample all the same."""
+    """A crowd is no target. A picture without objects is a sample."""
     data = load_coco(write_dataset(tmp_path), "val")
     samples = plain(data, (64, 64), 3)
     assert [len(sample.labels) for sample in samples] == [2, 0, 0]
@@ -133,14 +133,9 @@ def test_an_epoch_holds_every_picture(dataset):
     assert len(draws) == 48  # no two samples are augmented alike
 
 
-def test_a_batch_larger_than_the_data(dataset):
-    order = BatchOrder(dataset.pictures[:3], 8, [(96, 64)], seed=1)
-    assert [len(order.requests(step)) for step in range(2)] == [8, 8]
-
-
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_processes_share_the_same_batches(dataset, world):
-    """A run on several processes sees at each step what one process with their batch sees."""
+    """Several processes see at each step the batch of one process."""
     order = BatchOrder(dataset.pictures, 4, [(96, 64), (120, 80)], seed=1)
     samplers = [iter(StepSampler(order, 3, rank, world)) for rank in range(world)]
     for step in range(3, 12):
@@ -148,14 +143,14 @@ def test_processes_share_the_same_batches(dataset, world):
 
 
 def seen(data, order, steps: int, bad=()) -> list[tuple]:
-    """(request, sample) of all samples of some steps."""
+    """Returns (request, sample) of all samples of some steps."""
     samples = TrainingSet(data, STILL, bad)
     requests = [request for step in range(steps) for request in order.requests(step)]
     return [(request, samples[request]) for request in requests]
 
 
 def test_a_bad_picture_is_replaced(tmp_path):
-    """By one of its kind, always the same, whether it was known to be bad or not; others stay as they are."""
+    """By another picture of its kind, the same whether it was known to be bad or not. Others stay."""
     write_boxes(tmp_path, "train", 20, 0)
     data = load_coco(tmp_path, "train")
     order = BatchOrder(data.pictures, 4, [(96, 64)], seed=3)
@@ -179,8 +174,8 @@ def test_a_bad_picture_is_replaced(tmp_path):
     assert batch.to("cpu").unreadable == batch.unreadable and len(batch.counts) == 8
 
 
-def test_a_disk_that_is_gone_is_an_error(tmp_path):
-    """No picture can stand in for the one that is requested, and not all of them are tried."""
+def test_a_failed_disk_is_an_error(tmp_path):
+    """Not all pictures are tried as replacements."""
     write_boxes(tmp_path, "train", 40, 0)
     data = load_coco(tmp_path, "train")
     order = BatchOrder(data.pictures, 4, [(96, 64)], seed=3)
