@@ -1,46 +1,30 @@
-"""Average precision of one model in every backend and precision, against PyTorch in fp32, with the times:
-
-    python -m benchmarks.accuracy --data scenes --model co_dino_demo \\
-        --engine fp32=out/fp32/model.engine --engine fp16=out/fp16/model.engine
-
-All variants see the same pictures, read once and fitted into the engines' height and width. PyTorch runs in
-fp32 with TF32 off (the reference), TF32, fp16 and bf16 on a GPU, in fp32 without one. A variant whose AP
-differs from the reference's by more than its bound is exit status 1; the result file is written all the same.
-If an engine or ONNX file has non-maximum suppression inside, that one is applied to the others' detections.
-"""
+"""`python -m benchmarks.accuracy`: average precision and times of a model in every backend and precision."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from cyclopts import Parameter
+from cyclopts.types import NormFloat, PositiveInt
 
-from benchmarks import environment, report, timing
+from benchmarks import report, timing
 from benchmarks.agreement import Agreement
-from benchmarks.arguments import add_engines, add_out, check_out, result_file, run_benchmark
-from codetr.cli.command import (
-    ArgumentParser,
-    UsageError,
-    check_file,
-    complain,
-    fraction,
-    model_config,
-    one_line,
-    positive,
-    to_path,
-    weights_source,
-)
+from benchmarks.option_types import EngineFile, EngineFiles, ModelName, WeightsName, several
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import Folder, OutputFile
 from codetr.cli.console import progress
+from codetr.cli.program import complain, run_program
 from codetr.config import Config
 from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import load_coco
@@ -50,11 +34,12 @@ from codetr.detector.preprocess import Batch, Preprocessor
 from codetr.detector.sizes import ChosenSize
 from codetr.detector.tensorrt_backend import TensorRTBackend
 from codetr.detector.torch_backend import TORCH_PRECISIONS, TorchBackend, allow_tf32
+from codetr.errors import ArgumentError, UsageError
 from codetr.evaluation.coco_metrics import coco_metrics
 from codetr.evaluation.detect_dataset import categories_of_labels, read_ahead, result_rows
-from codetr.export.engine_check import INPUT_NAMES
-from codetr.weights import DEMO
-from trt_plugin import ArtifactMetadata, EngineError, EngineRunner
+from codetr.export.request import INPUT_NAMES
+from codetr.weights import DEMO, choose_weights, model_config
+from trt_plugin import ArtifactMetadata, EngineRunner
 
 BOUNDS = {"fp32": 0.002, "tf32": 0.002, "fp16": 0.005, "bf16": 0.005}
 """Largest difference of a variant's AP from the reference's, by precision."""
@@ -67,16 +52,16 @@ Timer = Callable[[Batch, int], timing.Timing]
 
 @dataclass
 class Variant:
-    """A backend in a precision, and what it has found so far.
+    """A backend in a precision, and its detections so far.
 
     Attributes:
         backend: in words.
         name: of the variant.
-        precision: which of the bounds holds.
+        precision: selects the bound.
         detector: runs it.
         timer: times the network alone.
         agreement: with the reference.
-        rows: detections in COCO's result form.
+        rows: detections in COCO's result format.
     """
 
     backend: str
@@ -84,12 +69,12 @@ class Variant:
     precision: str
     detector: Detector
     timer: Timer
-    agreement: Agreement
+    agreement: Agreement = field(default_factory=lambda: Agreement(0.3))
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Prepared:
-    """Stands in for every variant's preprocessor: hands out the batch that was prepared once for all."""
+    """Replaces the preprocessor of every variant: it returns the batch that was prepared once for all."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
         self.preprocessor = preprocessor
@@ -100,167 +85,107 @@ class Prepared:
         self.current = self.preprocessor.batch(images)
 
     def batch(self, images: Sequence[np.ndarray]) -> Batch:
-        """As `Preprocessor.batch`, of the images that were prepared."""
+        """Returns the prepared batch, see `Preprocessor.batch`."""
         return self.current
 
     def shrinks_by_turn(self, height: int, width: int) -> bool:
-        """As `Preprocessor.shrinks_by_turn`."""
+        """See `Preprocessor.shrinks_by_turn`."""
         return self.preprocessor.shrinks_by_turn(height, width)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.accuracy")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_accuracy, argv, "python -m benchmarks.accuracy")
 
 
-def _main(arguments: list[str]) -> int:
-    options = parse(arguments)
-    config = model_config(options.model)
-    dataset = load_coco(options.data, options.split)
-    bad_pictures = BadPictures(
-        dataclasses.replace(dataset, pictures=dataset.pictures[: options.limit]),
-        program="benchmarks.accuracy",
+def _existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise ValueError(f"expected a file, got {text!r}")
+    return Path(text)
+
+
+def measure_accuracy(
+    *,
+    data: Folder,
+    split: str = "val",
+    limit: PositiveInt | None = None,
+    model: ModelName = DEMO,
+    weights: WeightsName | None = None,
+    variants: Annotated[
+        tuple[Literal[TORCH_PRECISIONS], ...] | None, Parameter(name="--torch", consume_multiple=True)
+    ] = None,
+    engine: EngineFiles = (),
+    onnx: Annotated[tuple[Any, ...], several(_existing_file, "FILE")] = (),
+    height: PositiveInt | None = None,
+    width: PositiveInt | None = None,
+    batch: PositiveInt = 8,
+    threshold: NormFloat = 0.3,
+    iterations: PositiveInt = 100,
+    out: OutputFile | None = None,
+) -> int:
+    """Compute average precision of one model in every backend and precision, with times.
+
+    All variants see the same pictures, read once and fitted into the height and width of the engines. PyTorch
+    in fp32 with TF32 off is the reference. The exit status is 1 if the AP of a variant differs from the
+    reference's by more than its bound; the result file is written in any case. If an engine or ONNX file has
+    non-maximum suppression inside, the other variants apply the same one.
+
+    ```
+    python -m benchmarks.accuracy --data scenes --engine fp32=out/fp32/model.engine
+    ```
+
+    Args:
+        data: folder of a dataset in COCO format.
+        limit: number of pictures, the first ones. Default: all.
+        weights: checkpoint. Default: the model's own.
+        variants: precisions of PyTorch. fp32 always runs. Default: all on a GPU.
+        engine: TensorRT engine. May be repeated.
+        onnx: ONNX file for onnxruntime. May be repeated.
+        height: height of the network's input. Default: that of the engines or ONNX files.
+        width: width of the network's input.
+        batch: pictures at a time, for variants that take several.
+        threshold: least score of the detections that have to agree.
+        iterations: samples of each time.
+        out: result file. Default: a file in benchmarks/results.
+    """
+    config = model_config(model)
+    weights = None if weights is None else choose_weights(model, weights)
+    files = [(f"engine {file.label} {file.path}", file.path) for file in engine]
+    files += [(f"onnx {path}", path) for path in onnx]
+    height, width = input_size(height, width, files)
+    shared = shared_nms(files)
+    dataset = load_coco(data, split)
+    bad = BadPictures(
+        dataclasses.replace(dataset, pictures=dataset.pictures[:limit]), program="benchmarks.accuracy"
     )
-    bad_pictures.check()
-    height, width = input_size(options)
-    gpu = environment.slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else "cpu"
-    out = result_file(options.out, f"accuracy_{config.name}_{height}x{width}", gpu)
-    content = run(
-        options, config, bad_pictures, Preprocessor(config.mean, config.std, height=height, width=width)
+    bad.check()
+    result = ResultFile(
+        "benchmarks.accuracy", out, f"accuracy_{config.name}_{height}x{width}", needs_gpu=False
     )
-    content = {**environment.describe("benchmarks.accuracy", arguments), **content}
-    environment.write_json(out, content)
-    print(report.accuracy_table(content))
-    print(out)
-    missed = [f"{row['backend']} {row['variant']}" for row in content["results"] if not row["holds"]]
-    if missed:
-        complain("error", f"AP is out of its bound: {', '.join(missed)}", "benchmarks.accuracy")
-    return 1 if missed else 0
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line.
-
-    Raises:
-        UsageError: a wrong argument, or a file that is none.
-    """
-    parser = ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("--data", type=to_path, required=True, metavar="DIR", help="data set in COCO's format")
-    add("--split", default="val")
-    add("--limit", type=positive, metavar="N", help="only the first N pictures")
-    add("--model", default=DEMO, help="as for codetr.load_config")
-    add("--weights", help="as for codetr.load_checkpoint; the model's own by default")
-    # On a CPU TF32 does not exist and 16 bits take hours.
-    precisions = list(TORCH_PRECISIONS) if torch.cuda.is_available() else ["fp32"]
-    add("--torch", nargs="*", choices=TORCH_PRECISIONS, default=precisions)
-    add_engines(parser, "an engine")
-    add("--onnx", action="append", default=[], type=to_path, metavar="FILE", help="for onnxruntime")
-    add("--height", type=positive, help="of the network's input; default: the engines' or ONNX file's")
-    add("--width", type=positive)
-    add("--batch", type=positive, default=8, help="pictures at a time, where a variant takes several")
-    add("--threshold", type=fraction, default=0.3, help="least score of detections that have to agree")
-    add("--iterations", type=positive, default=100, help="samples of each time")
-    add_out(parser)
-    options = parser.parse_args(arguments)
-    weights_source(options.model, options.weights)
-    for option, file in _files(options):
-        check_file(option, file)
-    check_out(options.out)
-    return options
-
-
-def _files(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    """All engines and ONNX files, by the options that name them."""
-    engines = [(f"--engine {label}", path) for label, path in options.engine]
-    return engines + [("--onnx", path) for path in options.onnx]
-
-
-def input_size(options: argparse.Namespace) -> tuple[int, int]:
-    """The height and width of all variants' input.
-
-    Raises:
-        UsageError: none is given, or the files' are others.
-    """
-    sizes = {}
-    if options.height is not None or options.width is not None:
-        if options.height is None or options.width is None:
-            raise UsageError("--height and --width: give both or neither")
-        sizes["--height and --width"] = (options.height, options.width)
-    for option, file in _files(options):
-        try:
-            resize = ArtifactMetadata.load(file.with_suffix(".json")).resize
-        except EngineError as error:
-            raise UsageError(f"{option}: {one_line(error)}") from error
-        sizes[f"{option} {file}"] = (resize["height"], resize["width"])
-    if not sizes:
-        raise UsageError("--height and --width: needed without an engine or ONNX file")
-    (first, size), *others = sizes.items()
-    for name, other in others:
-        if other != size:
-            said = f"{other[0]}x{other[1]}, and {first} is for {size[0]}x{size[1]}"
-            raise UsageError(f"{name}: is for pictures of {said}")
-    return size
-
-
-def shared_nms(options: argparse.Namespace) -> dict[str, Any]:
-    """The suppression that files have inside, as arguments of `Detector.detect_batch`; none if no file has.
-
-    Raises:
-        UsageError: two files have different ones.
-    """
-    inside = {}
-    for option, file in _files(options):
-        metadata = ArtifactMetadata.load(file.with_suffix(".json"))
-        if metadata.nms_in_graph:
-            given = {"nms": metadata.nms["method"], "nms_iou": metadata.nms["iou_threshold"]}
-            inside[f"{option} {file}"] = given
-    (first, shared), *others = inside.items() or [("", {})]
-    for name, other in others:
-        if other != shared:
-            raise UsageError(
-                f"{name}: suppresses by {other}, and {first} by {shared}; compare them in two runs"
-            )
-    return shared
-
-
-def run(
-    options: argparse.Namespace, config: Config, bad_pictures: BadPictures, preprocessor: Preprocessor
-) -> dict[str, Any]:
-    """Runs everything; returns the result file's content, without the machine."""
-    dataset = bad_pictures.usable()
-    started = time.monotonic()
-    shared = shared_nms(options)
-    prepared = Prepared(preprocessor)
+    if variants is None:  # a CPU has no TF32, and 16 bits take hours there
+        variants = TORCH_PRECISIONS if torch.cuda.is_available() else ()
+    preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
     with contextlib.ExitStack() as stack:
-        variants = list(make_variants(options, config, preprocessor, stack))
-        for variant in variants:
+        makers = (
+            torch_variants(config, weights, variants, preprocessor),
+            engine_variants(engine),
+            onnx_variants(onnx),
+        )
+        chosen = []
+        for variant in itertools.chain.from_iterable(makers):
+            stack.enter_context(variant.detector)
             check_alike(variant, preprocessor)
-            variant.detector.backend.preprocessor = prepared
-        suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
-        categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
-        with progress(len(dataset)) as advance:
-            for chunk, images in read_ahead(dataset.pictures, options.batch, bad_pictures):
-                prepared.prepare(images)
-                found = [
-                    variant.detector.detect_batch(images, threshold=0.0, **given)
-                    for variant, given in zip(variants, suppression, strict=True)
-                ]
-                for variant, results, category_of in zip(variants, found, categories):
-                    for picture, expected, result in zip(chunk, found[0], results):
-                        variant.rows += result_rows(picture, result, category_of)
-                        variant.agreement.add(expected, result)
-                advance(len(chunk))
-        prepared.prepare([images[0]])
-        times = [variant.timer(prepared.current, options.iterations) for variant in variants]
-    dataset = bad_pictures.usable()
-    metrics = [coco_metrics(dataset, variant.rows) for variant in variants]
+            variant.agreement = Agreement(threshold)
+            chosen.append(variant)
+        times = detect(chosen, bad, preprocessor, shared, batch, iterations)
+    dataset = bad.usable()
+    metrics = [coco_metrics(dataset, variant.rows) for variant in chosen]
     if not metrics[0].objects:
-        raise UsageError(f"{dataset.annotation_file}: no objects in the pictures, nothing to find")
-    results = []
-    for variant, numbers, timed in zip(variants, metrics, times, strict=True):
+        raise UsageError(f"{dataset.annotation_file}: no objects in the pictures")
+    rows = []
+    for variant, numbers, timed in zip(chosen, metrics, times, strict=True):
         difference, bound = numbers.ap - metrics[0].ap, BOUNDS[variant.precision]
-        results.append(
+        rows.append(
             {
                 "backend": variant.backend,
                 "variant": variant.name,
@@ -274,64 +199,137 @@ def run(
                 "metrics": numbers.as_dict(),
             }
         )
-    return {
-        "kind": "accuracy",
-        "model": config.name,
-        "weights": Path(options.weights).name if options.weights else config.name,
-        "data": dataset.annotation_file.name,
-        "pictures": len(dataset),
-        "pictures_left_out": len(bad_pictures.errors),
-        "objects": metrics[0].objects,
-        "classes": len(dataset.class_names),
-        "height": preprocessor.height,
-        "width": preprocessor.width,
-        "batch": options.batch,
-        "compared_with": "PyTorch fp32, TF32 off",
-        "nms_in_graph": shared or None,
-        "seconds": round(time.monotonic() - started, 1),
-        "results": results,
-    }
+    content = result.write(
+        rows,
+        model=config.name,
+        weights=Path(weights).name if weights else config.name,
+        data=dataset.annotation_file.name,
+        pictures=len(dataset),
+        pictures_left_out=len(bad.errors),
+        objects=metrics[0].objects,
+        classes=len(dataset.class_names),
+        height=height,
+        width=width,
+        batch=batch,
+        compared_with="PyTorch fp32, TF32 off",
+        nms_in_graph=shared or None,
+    )
+    print(report.accuracy_table(content))
+    print(result.path)
+    missed = [f"{row['backend']} {row['variant']}" for row in rows if not row["holds"]]
+    if missed:
+        complain("error", f"AP is out of its bound: {', '.join(missed)}", "benchmarks.accuracy")
+    return 1 if missed else 0
 
 
-def make_variants(
-    options: argparse.Namespace, config: Config, preprocessor: Preprocessor, stack: contextlib.ExitStack
+def input_size(height: int | None, width: int | None, files: Sequence[tuple[str, Path]]) -> tuple[int, int]:
+    """Returns the height and width of all variants' input.
+
+    Args:
+        height, width: the caller's choice.
+        files: engines and ONNX files with their names.
+
+    Raises:
+        ArgumentError: there is no size.
+        UsageError: two sizes differ.
+    """
+    sizes = {}
+    if (height is None) != (width is None):
+        raise ArgumentError("height", "expected with --width, both or neither, got one of them")
+    if height is not None:
+        sizes["--height and --width"] = (height, width)
+    for name, file in files:
+        resize = ArtifactMetadata.load(file.with_suffix(".json")).resize
+        sizes[f"--{name}"] = (resize["height"], resize["width"])
+    if not sizes:
+        raise ArgumentError("height", "expected a size, there is no engine or ONNX file, got none")
+    (first, size), *others = sizes.items()
+    for name, other in others:
+        if other != size:
+            raise UsageError(f"{name}: expected {size[0]}x{size[1]} as of {first}, got {other[0]}x{other[1]}")
+    return size
+
+
+def shared_nms(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+    """Returns the suppression inside the files as arguments of `Detector.detect_batch`; {} without one.
+
+    Raises:
+        UsageError: two files differ.
+    """
+    inside = {}
+    for name, file in files:
+        metadata = ArtifactMetadata.load(file.with_suffix(".json"))
+        if metadata.nms_in_graph:
+            inside[name] = {"nms": metadata.nms["method"], "nms_iou": metadata.nms["iou_threshold"]}
+    (first, shared), *others = inside.items() or [("", {})]
+    for name, other in others:
+        if other != shared:
+            raise UsageError(f"--{name}: expected the suppression of --{first}, {shared}, got {other}")
+    return shared
+
+
+def detect(
+    variants: Sequence[Variant],
+    bad: BadPictures,
+    preprocessor: Preprocessor,
+    shared: dict[str, Any],
+    batch: int,
+    iterations: int,
+) -> list[timing.Timing]:
+    """Runs all variants on the pictures, which fills their rows; returns their times."""
+    dataset = bad.usable()
+    prepared = Prepared(preprocessor)
+    suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
+    categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
+    for variant in variants:
+        variant.detector.backend.preprocessor = prepared
+    with progress(len(dataset)) as advance:
+        for chunk, images in read_ahead(dataset.pictures, batch, bad):
+            prepared.prepare(images)
+            found = [
+                variant.detector.detect_batch(images, threshold=0.0, **given)
+                for variant, given in zip(variants, suppression, strict=True)
+            ]
+            for variant, results, category_of in zip(variants, found, categories):
+                for picture, expected, result in zip(chunk, found[0], results):
+                    variant.rows += result_rows(picture, result, category_of)
+                    variant.agreement.add(expected, result)
+            advance(len(chunk))
+    prepared.prepare([images[0]])
+    return [variant.timer(prepared.current, iterations) for variant in variants]
+
+
+def torch_variants(
+    config: Config, weights: str | None, precisions: Sequence[str], preprocessor: Preprocessor
 ) -> Iterator[Variant]:
-    """Loads the variants, the reference first, wanted or not."""
-    for precision in ("fp32", *(name for name in options.torch if name != "fp32")):
-        size = ChosenSize(height=preprocessor.height, width=preprocessor.width)
-        backend = TorchBackend(config, options.weights, precision=precision, size=size).load()
-        detector = stack.enter_context(Detector(backend=backend))
+    """Loads PyTorch's variants, the reference first."""
+    size = ChosenSize(height=preprocessor.height, width=preprocessor.width)
+    for precision in dict.fromkeys(("fp32", *precisions)):
+        backend = TorchBackend(config, weights, precision=precision, size=size).load()
         timer = torch_timer(backend) if backend.device.type == "cuda" else host_timer(backend)
-        yield Variant("PyTorch", precision, precision, detector, timer, Agreement(options.threshold))
-    for label, path in options.engine:
-        try:
-            backend = TensorRTBackend(path).load()
-        except EngineError as error:
-            raise UsageError(f"--engine {label}: {one_line(error)}") from error
-        detector = stack.enter_context(Detector(backend=backend))
-        precision = ArtifactMetadata.load(path.with_suffix(".json")).precision
-        yield Variant(
-            "TensorRT engine", label, precision, detector, engine_timer(path), Agreement(options.threshold)
-        )
-    for path in options.onnx:
-        try:
-            backend = OnnxRuntimeBackend(path).load()
-        except (EngineError, ValueError) as error:
-            raise UsageError(f"--onnx: {one_line(error)}") from error
-        detector = stack.enter_context(Detector(backend=backend))
+        yield Variant("PyTorch", precision, precision, Detector(backend=backend), timer)
+
+
+def engine_variants(engines: Sequence[EngineFile]) -> Iterator[Variant]:
+    """Loads the engines."""
+    for file in engines:
+        detector = Detector(backend=TensorRTBackend(file.path).load())
+        precision = ArtifactMetadata.load(file.path.with_suffix(".json")).precision
+        yield Variant("TensorRT engine", file.label, precision, detector, engine_timer(file.path))
+
+
+def onnx_variants(files: Sequence[Path]) -> Iterator[Variant]:
+    """Loads the ONNX files."""
+    for path in files:
+        backend = OnnxRuntimeBackend(path).load()
         name = f"onnxruntime {'GPU' if backend.device == 'cuda' else 'CPU'}"
         yield Variant(
-            name,
-            backend.precision,
-            backend.precision,
-            detector,
-            host_timer(backend),
-            Agreement(options.threshold),
+            name, backend.precision, backend.precision, Detector(backend=backend), host_timer(backend)
         )
 
 
 def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
-    """Requires a variant to take the same input as the others."""
+    """Raises UsageError unless a variant takes the same input as the others."""
     own = variant.detector.backend.preprocessor
     for name in ("mean", "std", "height", "width"):
         ours, theirs = getattr(preprocessor, name), getattr(own, name)
@@ -340,7 +338,7 @@ def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
 
 
 def torch_timer(backend: TorchBackend) -> Timer:
-    """Times a model on the GPU as a CUDA graph, as engines run, without copying inputs and outputs."""
+    """Times a model on the GPU as a CUDA graph, like an engine, without the copies of inputs and outputs."""
 
     def timer(batch: Batch, iterations: int) -> timing.Timing:
         images, shapes = torch.from_numpy(batch.images).cuda(), torch.from_numpy(batch.image_shapes).cuda()
@@ -352,7 +350,7 @@ def torch_timer(backend: TorchBackend) -> Timer:
 
 
 def engine_timer(path: Path) -> Timer:
-    """Times an engine on the GPU, without copying inputs and outputs; a picture's share of a batch."""
+    """Times an engine on the GPU, without the copies of inputs and outputs, divided by the batch."""
 
     def timer(batch: Batch, iterations: int) -> timing.Timing:
         with EngineRunner(path) as runner:
@@ -365,7 +363,7 @@ def engine_timer(path: Path) -> Timer:
 
 
 def host_timer(backend: TorchBackend | OnnxRuntimeBackend) -> Timer:
-    """Times a backend by the host's clock, with the copies of inputs and outputs if it has any."""
+    """Times a backend by the host's clock, with the copies of inputs and outputs."""
 
     def timer(batch: Batch, iterations: int) -> timing.Timing:
         size = getattr(backend.batch, "opt", backend.batch) or 1

@@ -1,39 +1,29 @@
-"""Times a training step on the GPU, with the attention kernels and with grid_sample in their place:
-
-    python -m benchmarks.training
-    python -m benchmarks.training --problem co_dino_r50:768x1152:2 --precision fp32
-
-A step is what `codetr train` does with a batch: forward, matching, losses, backward, clipping, AdamW, moving
-average. Weights begin anew, batch norms learn, pixels are noise, and every picture has ten objects. Reading
-pictures is not part of it: that is other processes' work.
-"""
+"""`python -m benchmarks.training`: times of a training step on the GPU, with both forms of the attention."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import itertools
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from unittest import mock
 
 import torch
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 import msda.module
 import msda.reference
-from benchmarks import environment, timing
-from benchmarks.arguments import add_out, result_file, run_benchmark
-from codetr.cli.command import (
-    ArgumentParser,
-    model_config,
-    positive,
-)
+from benchmarks import timing
+from benchmarks.option_types import several
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import OutputFile
+from codetr.cli.program import run_program
+from codetr.weights import model_config
 
-PROBLEMS = ("co_dino_r50:768x1152:2", "co_dino_demo:480x640:16")
 ATTENTIONS = ("kernels", "grid_sample")
 OBJECTS = 10
 PAIRS = 100
@@ -41,83 +31,71 @@ WARMUP = 5
 
 
 class Problem(NamedTuple):
-    """What is trained, as MODEL:HEIGHTxWIDTH:BATCH says it."""
+    """A model, and the size of a batch."""
 
     model: str
     height: int
     width: int
     batch: int
 
+    @classmethod
+    def parse(cls, text: str) -> Problem:
+        """Parses MODEL:HEIGHTxWIDTH:BATCH."""
+        match = re.fullmatch(r"(.+):([1-9]\d*)x([1-9]\d*):([1-9]\d*)", text)
+        if not match:
+            raise ValueError(f"expected MODEL:HEIGHTxWIDTH:BATCH, got {text!r}")
+        return cls(match[1], *map(int, match.groups()[1:]))
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    return run_benchmark(_main, arguments, "benchmarks.training")
+
+PROBLEMS = (Problem("co_dino_r50", 768, 1152, 2), Problem("co_dino_demo", 480, 640, 16))
 
 
-def _main(arguments: list[str]) -> int:
-    options = parse(arguments)
-    timing.require_gpu()
-    gpu = environment.slug(torch.cuda.get_device_name())
-    out = result_file(options.out, "training", gpu)
-    environment.write_json(out, run(options, arguments))
-    print(out)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(measure_training, argv, "python -m benchmarks.training")
+
+
+def measure_training(
+    *,
+    problem: Annotated[tuple[Any, ...], several(Problem.parse, "MODEL:HEIGHTxWIDTH:BATCH")] = PROBLEMS,
+    attention: Annotated[tuple[Literal[ATTENTIONS], ...], Parameter(consume_multiple=True)] = ATTENTIONS,
+    precision: Literal["bf16", "fp32"] = "bf16",
+    steps: PositiveInt = 50,
+    out: OutputFile | None = None,
+) -> int:
+    """Time a training step on the GPU, with the attention kernels and with grid_sample.
+
+    A step is that of `codetr train`: forward, matching, losses, backward, clipping, AdamW, moving average.
+    The weights are initialised, batch norms learn, pixels are noise, and every picture has ten objects. The
+    step does not read pictures, which other processes do.
+
+    ```
+    python -m benchmarks.training --problem co_dino_r50:768x1152:2 --precision fp32
+    ```
+
+    Args:
+        problem: model, size and batch. May be repeated.
+        attention: forms of the attention.
+        precision: see `codetr train`.
+        steps: samples of each measurement.
+        out: result file. Default: a file in benchmarks/results.
+    """
+    for item in problem:
+        model_config(item.model)
+    result = ResultFile("benchmarks.training", out)
+    rows = []
+    for item, name in itertools.product(problem, attention):
+        with use_attention(name):
+            row = measure(item, precision == "bf16", steps)
+        rows.append({**item._asdict(), "attention": name, "precision": precision, **row})
+        report(rows[-1])
+    result.write(rows, objects_per_image=OBJECTS, denoising_pairs=PAIRS)
+    print(result.path)
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line.
-
-    Raises:
-        UsageError: a wrong argument.
-    """
-    parser = ArgumentParser(prog="python -m benchmarks.training", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--problem",
-        action="append",
-        type=_problem,
-        metavar="MODEL:HEIGHTxWIDTH:BATCH",
-        help=f"may be given several times; default: {' and '.join(PROBLEMS)}",
-    )
-    parser.add_argument("--attention", nargs="*", choices=ATTENTIONS, default=list(ATTENTIONS))
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
-    parser.add_argument("--steps", type=positive, default=50, help="samples of each measurement")
-    add_out(parser)
-    options = parser.parse_args(arguments)
-    options.problem = options.problem or [_problem(text) for text in PROBLEMS]
-    for problem in options.problem:
-        model_config(problem.model)
-    return options
-
-
-def _problem(text: str) -> Problem:
-    match = re.fullmatch(r"(.+):([1-9]\d*)x([1-9]\d*):([1-9]\d*)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected MODEL:HEIGHTxWIDTH:BATCH, got {text!r}")
-    return Problem(match[1], *map(int, match.groups()[1:]))
-
-
-def run(options: argparse.Namespace, arguments: list[str]) -> dict:
-    """Measures everything; returns the result file's content."""
-    started = time.monotonic()
-    results = []
-    for problem in options.problem:
-        for name in options.attention:
-            with attention(name):
-                row = measure(problem, options.precision == "bf16", options.steps)
-            results.append({**problem._asdict(), "attention": name, "precision": options.precision, **row})
-            report(results[-1])
-    return {
-        **environment.describe("benchmarks.training", arguments),
-        "kind": "training",
-        "objects_per_image": OBJECTS,
-        "denoising_pairs": PAIRS,
-        "seconds": round(time.monotonic() - started, 1),
-        "results": results,
-    }
-
-
 @contextlib.contextmanager
-def attention(name: str) -> Iterator[None]:
+def use_attention(name: str) -> Iterator[None]:
     """Runs the attention modules with the kernels, or with the reference in PyTorch."""
     if name == "kernels":
         yield
@@ -127,13 +105,13 @@ def attention(name: str) -> Iterator[None]:
 
 
 def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> dict:
-    """Times steps of one problem. A GPU without enough memory for it is told in place of the numbers."""
-    gc.collect()  # of the problem before, whose memory would count
+    """Times steps of one problem. Without enough memory the result is {"out_of_memory": True}."""
+    gc.collect()  # the memory of the problem before would count
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
         step, batch = prepare(problem, bf16, device)
-        # The events lie in the GPU's queue: a sample holds the time that it waits for the host as well.
+        # The events are in the GPU's queue, so that a sample includes the time that it waits for the host.
         events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
         for index in range(WARMUP):
             step(batch, index, 1.0)
@@ -154,7 +132,7 @@ def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> d
 
 
 def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
-    """A `codetr.training.training_step.TrainingStep` of a problem, and a batch in the host's memory."""
+    """Makes a `codetr.training.training_step.TrainingStep`, and a batch in the host's memory."""
     from codetr.model import CoDino
     from codetr.model.layers import thaw_batch_norms
     from codetr.training.criterion import Criterion
