@@ -9,18 +9,6 @@
 
 namespace msda {
 
-template <typename T, int kHeadDim>
-cudaError_t run_backward_group(BackwardKernel kernel, const Problem& problem,
-                               const BackwardArguments& arguments, const BackwardWork& work,
-                               cudaStream_t stream) {
-  const bool tiles = kernel == BackwardKernel::kTile;
-  return problem.locations == Locations::kGiven
-             ? launch_backward_group<BackwardConfig<T, kHeadDim, false>>(problem, arguments, work,
-                                                                         tiles, stream)
-             : launch_backward_group<BackwardConfig<T, kHeadDim, true>>(problem, arguments, work,
-                                                                        tiles, stream);
-}
-
 // Makes all gradients but that of the reference points, by a kernel that can_run() the problem.
 template <typename T>
 cudaError_t run_backward_kernel(BackwardKernel kernel, const Problem& problem,
@@ -30,14 +18,13 @@ cudaError_t run_backward_kernel(BackwardKernel kernel, const Problem& problem,
     return launch_backward<T>(problem, arguments, work, stream);
   }
   if constexpr (sizeof(T) <= 4) {
-    switch (problem.head_dim) {
-      case 16:
-        return run_backward_group<T, 16>(kernel, problem, arguments, work, stream);
-      case 32:
-        return run_backward_group<T, 32>(kernel, problem, arguments, work, stream);
-      case 64:
-        return run_backward_group<T, 64>(kernel, problem, arguments, work, stream);
-    }
+    return with_constant<16, 32, 64>(problem.head_dim, [&](auto head_dim) {
+      return with_constant<0, 1>(problem.locations != Locations::kGiven, [&](auto fused) {
+        using Config = BackwardConfig<T, decltype(head_dim)::value, decltype(fused)::value != 0>;
+        return launch_backward_group<Config>(problem, arguments, work,
+                                             kernel == BackwardKernel::kTile, stream);
+      });
+    });
   }
   return cudaErrorInvalidValue;
 }

@@ -251,27 +251,22 @@ cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arg
                        problem, arguments, work, group_size);
 }
 
-template <typename T, bool kFused>
-cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
-                            const BackwardWork& work, cudaStream_t stream) {
-  // One channel a lane, so that neighbouring lanes add to neighbouring integers.
-  if (arguments.deterministic) {
-    return launch_backward<T, 1, kFused, true>(problem, arguments, work, stream);
-  }
-  // 16 bytes of grad_value a lane, so that the atomics of neighbouring lanes are adjacent.
-  constexpr int kVec = 16 / sizeof(Accumulate<T>);
-  return can_vectorise<T>(problem, arguments.forward) && aligned(arguments.grad_output, 16) &&
-                 aligned(arguments.grad_value, 16)
-             ? launch_backward<T, kVec, kFused, false>(problem, arguments, work, stream)
-             : launch_backward<T, 1, kFused, false>(problem, arguments, work, stream);
-}
-
 template <typename T>
 cudaError_t launch_backward(const Problem& problem, const BackwardArguments& arguments,
                             const BackwardWork& work, cudaStream_t stream) {
-  return problem.locations == Locations::kGiven
-             ? launch_backward<T, false>(problem, arguments, work, stream)
-             : launch_backward<T, true>(problem, arguments, work, stream);
+  // 16 bytes of grad_value a lane, so that the atomics of neighbouring lanes are adjacent.
+  constexpr int kVec = 16 / sizeof(Accumulate<T>);
+  const bool vectors = can_vectorise<T>(problem, arguments.forward) &&
+                       aligned(arguments.grad_output, 16) && aligned(arguments.grad_value, 16);
+  return with_constant<0, 1>(problem.locations != Locations::kGiven, [&](auto fused) {
+    constexpr bool kFused = decltype(fused)::value != 0;
+    // One channel a lane, so that neighbouring lanes add to neighbouring integers.
+    if (arguments.deterministic) {
+      return launch_backward<T, 1, kFused, true>(problem, arguments, work, stream);
+    }
+    return vectors ? launch_backward<T, kVec, kFused, false>(problem, arguments, work, stream)
+                   : launch_backward<T, 1, kFused, false>(problem, arguments, work, stream);
+  });
 }
 
 }  // namespace msda

@@ -9,8 +9,8 @@
 // Traffic   per point and D channels: four corners of value read, four corners of grad_value added
 //           to by atomics (of four floats at once on compute capability 9.0 and later). The atomics
 //           bound the kernel: 16 bytes * D for every sample, served by L2.
-// Registers sm_90: 80 (78 for heads of 16 channels, given locations), no spills; 256 threads a
-//           block, 3 blocks a multiprocessor. Shared memory of a block: 8,480 bytes, fused 12,560
+// Registers sm_90: 80 or less, no spills; 256 threads a block, 3 blocks a multiprocessor. Shared
+// memory of a block: 8,480 bytes, fused 12,560
 //           (D = 64) to 24,848 (D = 16).
 // Limits    grad_value is not deterministic, because the order of the atomics varies. The other
 //           gradients have one writer and a fixed order of sums.

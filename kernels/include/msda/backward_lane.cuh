@@ -58,8 +58,8 @@ struct ItemOfThread {
 };
 
 // Sums four numbers of each lane over the group: lane i gets the sum of number i % 4. Each shuffle
-// halves what a lane still has to sum, so that the three dot products and four corners of four
-// points take 16 shuffles instead of 36.
+// halves the numbers that a lane still has to sum: in a group of eight the corners' products of
+// four points take 16 shuffles, where the three gradients of each point alone would take 36.
 template <int kLanes>
 __device__ __forceinline__ float sum_four(float first, float second, float third, float fourth) {
   const bool odd = threadIdx.x & 1;

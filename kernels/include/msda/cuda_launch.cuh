@@ -1,11 +1,22 @@
-// Launches of kernels on a stream, and what they ask of the current device.
+// Launches of kernels on a stream, and the choice of template arguments at run time.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace msda {
+
+// Calls run(constant) with the std::integral_constant of `number` among kNumbers.
+template <int... kNumbers, typename Run>
+cudaError_t with_constant(int64_t number, const Run& run) {
+  cudaError_t status = cudaErrorInvalidValue;
+  static_cast<void>(
+      ((number == kNumbers && (status = run(std::integral_constant<int, kNumbers>()), true)) ||
+       ...));
+  return status;
+}
 
 // Reads an attribute of the current device.
 inline cudaError_t get_attribute(cudaDeviceAttr attribute, int& value) {

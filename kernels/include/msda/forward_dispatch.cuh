@@ -7,16 +7,6 @@
 
 namespace msda {
 
-// Calls run(constant) with the std::integral_constant of `number` among kNumbers.
-template <int... kNumbers, typename Run>
-cudaError_t with_constant(int64_t number, const Run& run) {
-  cudaError_t status = cudaErrorInvalidValue;
-  static_cast<void>(
-      ((number == kNumbers && (status = run(std::integral_constant<int, kNumbers>()), true)) ||
-       ...));
-  return status;
-}
-
 // The launch of each kernel, the fastest of those that kernels/lab measured
 // (kernels/lab/README.md).
 //   many    As many warps as fit hide the latency of memory.

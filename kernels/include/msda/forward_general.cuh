@@ -153,35 +153,21 @@ bool can_vectorise(const Problem& problem, const ForwardArguments& arguments) {
          aligned(arguments.reference_points, 2 * sizeof(Real));
 }
 
-template <typename T, int kVec, Locations kLocations>
-cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
-                           cudaStream_t stream) {
-  const int64_t threads =
-      problem.batch_size * problem.num_queries * problem.num_heads * (problem.head_dim / kVec);
-  return launch_linear(forward_kernel<T, kVec, kLocations>, threads, kForwardThreads, stream,
-                       problem, arguments);
-}
-
-template <typename T, int kVec>
-cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
-                           cudaStream_t stream) {
-  switch (problem.locations) {
-    case Locations::kGiven:
-      return launch_forward<T, kVec, Locations::kGiven>(problem, arguments, stream);
-    case Locations::kReferencePoints:
-      return launch_forward<T, kVec, Locations::kReferencePoints>(problem, arguments, stream);
-    case Locations::kReferenceBoxes:
-      return launch_forward<T, kVec, Locations::kReferenceBoxes>(problem, arguments, stream);
-  }
-  return cudaErrorInvalidValue;
-}
-
 template <typename T>
 cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
                            cudaStream_t stream) {
-  return can_vectorise<T>(problem, arguments) && aligned(arguments.output, 16)
-             ? launch_forward<T, 16 / sizeof(T)>(problem, arguments, stream)
-             : launch_forward<T, 1>(problem, arguments, stream);
+  constexpr int kVec = 16 / sizeof(T);
+  const bool vectors = can_vectorise<T>(problem, arguments) && aligned(arguments.output, 16);
+  const int64_t channels =
+      problem.batch_size * problem.num_queries * problem.num_heads * problem.head_dim;
+  return with_constant<1, kVec>(vectors ? kVec : 1, [&](auto vec) {
+    return with_constant<0, 1, 2>(static_cast<int>(problem.locations), [&](auto locations) {
+      constexpr auto kLocations = static_cast<Locations>(decltype(locations)::value);
+      return launch_linear(forward_kernel<T, decltype(vec)::value, kLocations>,
+                           channels / decltype(vec)::value, kForwardThreads, stream, problem,
+                           arguments);
+    });
+  });
 }
 
 }  // namespace msda
