@@ -97,7 +97,7 @@ bool same(Site a, Site b) {
   return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
 }
 
-// "a shuffle (forward.cuh:12, mask 0xffffffff)"
+// "a shuffle (softmax.cuh:12, mask 0xffffffff)"
 std::string describe(const Thread& thread) {
   std::string text = name(thread.operation);
   text += std::string(" (") + file_name(thread.site) + ":" + std::to_string(thread.site.line);
