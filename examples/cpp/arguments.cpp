@@ -20,13 +20,11 @@ int parse_device(std::string const& text, bool runs_on_cpu) {
 
 void add_options(CLI::App& app, Program const& program, Options& options) {
   const CLI::Range count(1, 999999999), fraction(0.0, 1.0);
-  const CLI::Validator new_folder = CLI::ExistingDirectory | CLI::NonexistentPath;
   app.option_defaults()->take_last();
   app.add_option("IMAGE", options.pictures, "pictures, or folders of them")->required()->take_all();
   app.add_option(program.model_option, options.model, program.model_help)->required();
   app.add_option("--out", options.out,
-                 "folder for the pictures and detections.json; made if missing")
-      ->check(new_folder);
+                 "folder for the pictures and detections.json; made if missing");
   app.add_option("--json", options.json, "the detections, in place of detections.json in --out");
   app.add_option("--threshold", options.threshold, "least score; default: 0.3")->check(fraction);
   app.add_option("--top", options.top, "at most so many detections a picture, the best")
@@ -72,8 +70,7 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
   app.add_option("--benchmark", options.benchmark,
                  "also time so many runs of the network on the first pictures")
       ->check(count);
-  app.add_option("--dump", options.dump, "folder for the network's inputs and outputs, .npy files")
-      ->check(new_folder);
+  app.add_option("--dump", options.dump, "folder for the network's inputs and outputs, .npy files");
   app.add_option("--replay", options.replay,
                  "folder that --dump has written; its outputs replace the network")
       ->check(CLI::ExistingDirectory);

@@ -51,13 +51,19 @@ void draw_detections(cv::Mat& image, Detections const& detections,
   const double side = std::sqrt(image.size().area());
   const int line = std::max(1, cvRound(side * 0.0036));
   const double scale = std::max(9.0, side * 0.022 + 3) / kLetterPixels;
-  for (size_t i = detections.size(); i-- > 0;) {  // the best score on top
-    auto const& [box, score, label] = detections[i];
-    const cv::Rect2f area({box[0], box[1]}, cv::Point2f{box[2], box[3]});
-    char text[16];
-    std::snprintf(text, sizeof(text), " %.2f", score);
-    draw_frame(image, area, color_of(label), line);
-    draw_label(image, area, class_names.at(label) + text, color_of(label), scale);
+  const auto area_of = [](Detection const& one) {
+    auto const& [x1, y1, x2, y2] = one.box;
+    return cv::Rect2f({x1, y1}, cv::Point2f{x2, y2});
+  };
+  // The best score is on top, and labels are above all boxes.
+  for (auto one = detections.rbegin(); one != detections.rend(); ++one) {
+    draw_frame(image, area_of(*one), color_of(one->label), line);
+  }
+  for (auto one = detections.rbegin(); one != detections.rend(); ++one) {
+    char score[16];
+    std::snprintf(score, sizeof(score), " %.2f", one->score);
+    draw_label(image, area_of(*one), class_names.at(one->label) + score, color_of(one->label),
+               scale);
   }
 }
 

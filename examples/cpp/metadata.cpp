@@ -24,18 +24,15 @@ Nms read_nms(Json const& object) {
 
 InputSizes read_sizes(Json const& object) {
   Json const& resize = object.at("resize");
-  const auto fixed = [](int size) { return SizeRange{size, size, size}; };
+  const auto fixed = [](int size) { return SizeRange{size, size}; };
   InputSizes sizes{fixed(object.at("batch")), fixed(resize.at("height")), fixed(resize.at("width")),
                    std::nullopt};
   if (resize.contains("scale")) sizes.scale = resize["scale"].get<std::pair<int, int>>();
   // A network of fixed sizes has no profile of its input [N, 3, H, W].
   const Json profiles = object.value("profiles", Json::object());
   if (!profiles.contains("images")) return sizes;
-  Json const &images = profiles["images"], &min = images.at("min"), &opt = images.at("opt"),
-             &max = images.at("max");
-  const auto range = [&](size_t axis) {
-    return SizeRange{min.at(axis), opt.at(axis), max.at(axis)};
-  };
+  Json const &min = profiles["images"].at("min"), &max = profiles["images"].at("max");
+  const auto range = [&](size_t axis) { return SizeRange{min.at(axis), max.at(axis)}; };
   return {range(0), range(2), range(3), sizes.scale};
 }
 

@@ -14,9 +14,9 @@ namespace codetr {
 // A dynamic height or width is a multiple of this.
 inline constexpr int kSizeDivisor = 32;
 
-// Smallest, usual and largest value of a size; all equal if the size is fixed.
+// Smallest and largest value of a size; equal if the size is fixed.
 struct SizeRange {
-  int min = 0, opt = 0, max = 0;
+  int min = 0, max = 0;
 
   bool dynamic() const { return min < max; }
 };

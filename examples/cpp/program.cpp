@@ -51,7 +51,7 @@ InputSizes choose_sizes(Program const& program, Options const& options, InputSiz
                               range.min, " to ", range.max, ", the range of ",
                               options.model.string(), ", got ", *given));
     }
-    range = {*given, *given, *given};
+    range = {*given, *given};
     sizes.scale.reset();
   };
   fix("--height", options.height, sizes.height);
@@ -90,7 +90,7 @@ class Run {
     // With dynamic shapes the input depends on the pictures: each is alone by default, as in
     // Python.
     const bool dynamic = metadata_.sizes.batch.dynamic() || metadata_.sizes.resizable();
-    const int usual = dynamic ? 1 : metadata_.sizes.batch.opt;
+    const int usual = dynamic ? 1 : metadata_.sizes.batch.max;
     const auto together = static_cast<size_t>(options_.batch.value_or(usual));
     for (size_t start = 0; start < pictures_.size(); start += together) {
       detect(*network, start, std::min(start + together, pictures_.size()));
@@ -102,10 +102,7 @@ class Run {
       results_.timed = network->time(*first_, options_.benchmark);
     }
     write();
-    if (left_out == 0) return 0;
-    std::cerr << program_.name << ": error: " << left_out << " of " << pictures_.size()
-              << " pictures could not be read, see the warnings above" << std::endl;
-    return 1;
+    return left_out == 0 ? 0 : 1;
   }
 
  private:
@@ -159,8 +156,12 @@ class Run {
       ++runs_;
 
       for (size_t i = first; i < last; ++i) {
+        const size_t row = (i - first) * output.rows;
+        const Detections all =
+            restore(output.boxes.data() + 4 * row, output.scores.data() + row,
+                    output.labels.data() + row, output.rows, images[i].size(), resized[i]);
         Found found{read[i].name, images[i].size(),
-                    detections(output, i - first, images[i].size(), resized[i])};
+                    select(apply_nms(all, nms_), options_.threshold, options_.top)};
         lap("postprocess");
         if (options_.out) {
           draw_detections(images[i], found.detections, metadata_.class_names);
@@ -171,20 +172,6 @@ class Run {
       }
       if (!first_) first_ = std::move(batch);
     }
-  }
-
-  Detections detections(Output const& output, size_t index, cv::Size size, cv::Size resized) const {
-    const size_t first = index * output.rows;
-    const Detections rows = restore(output.boxes.data() + 4 * first, output.scores.data() + first,
-                                    output.labels.data() + first, output.rows, size, resized);
-    Detections found = select(apply_nms(rows, nms_), options_.threshold, options_.top);
-    for (Detection const& one : found) {
-      if (one.label < static_cast<int64_t>(metadata_.class_names.size())) continue;
-      throw std::runtime_error(concat("labels: expected numbers below ",
-                                      metadata_.class_names.size(),
-                                      ", the number of class names, got ", one.label));
-    }
-    return found;
   }
 
   void write() const {

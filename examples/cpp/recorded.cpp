@@ -1,6 +1,5 @@
 #include "recorded.h"
 
-#include <cstdio>
 #include <cstring>
 
 #include "errors.h"
@@ -10,24 +9,19 @@ namespace codetr {
 namespace {
 
 namespace fs = std::filesystem;
-using Sides = std::vector<size_t>;
 
 fs::path file_of(fs::path const& folder, char const* name, size_t run) {
   return folder / concat(name, "_", run, ".npy");
 }
 
-// A .npy file of version 1.0 begins with 8 bytes and the length of its header.
+// A .npy file of version 1.0 begins with 8 bytes and the length of its header, which a line ends.
 constexpr size_t kPrefix = 10, kAlignment = 64;
 
 template <class Number>
-std::string header_start() {
-  return concat("{'descr': '", std::is_integral_v<Number> ? "<i" : "<f", sizeof(Number),
-                "', 'fortran_order': False, 'shape': (");
-}
-
-template <class Number>
-void save_npy(fs::path const& path, Sides const& shape, std::vector<Number> const& values) {
-  std::string header = header_start<Number>();
+void save_npy(fs::path const& path, std::vector<size_t> const& shape,
+              std::vector<Number> const& values) {
+  std::string header = concat("{'descr': '", std::is_integral_v<Number> ? "<i" : "<f",
+                              sizeof(Number), "', 'fortran_order': False, 'shape': (");
   for (size_t side : shape) header += concat(side, ", ");
   header += "), }";
   header.append(kAlignment - 1 - (kPrefix + header.size()) % kAlignment, ' ');
@@ -39,21 +33,13 @@ void save_npy(fs::path const& path, Sides const& shape, std::vector<Number> cons
   write_file(path, file);
 }
 
-// Reads an array [count, K] or [count, K, 4]. Sets K.
+// Reads all numbers, whatever the shape.
 template <class Number>
-std::vector<Number> load_npy(fs::path const& path, int count, size_t& rows) {
-  const std::string file = read_file(path), start = header_start<Number>();
-  const size_t shape_at = file.find(start) + start.size(), end = file.find('\n', kPrefix);
-  int found = 0;
-  size_t last = 1;
-  const bool is_npy =
-      file.compare(kPrefix, start.size(), start) == 0 && end != file.npos &&
-      std::sscanf(file.c_str() + shape_at, "%d, %zu, %zu", &found, &rows, &last) > 1;
-  std::vector<Number> values(is_npy ? found * rows * last : 0);
-  if (found != count || file.size() - end - 1 != values.size() * sizeof(Number)) {
-    throw UsageError(concat(path.string(), ": expected an array of ", count, " pictures, ", start));
-  }
-  std::memcpy(values.data(), file.data() + end + 1, file.size() - end - 1);
+std::vector<Number> load_npy(fs::path const& path) {
+  const std::string file = read_file(path);
+  const size_t start = file.find('\n', kPrefix) + 1;
+  std::vector<Number> values((file.size() - start) / sizeof(Number));
+  std::memcpy(values.data(), file.data() + start, values.size() * sizeof(Number));
   return values;
 }
 
@@ -62,11 +48,16 @@ class Replay final : public Network {
   explicit Replay(fs::path const& folder) : folder_(folder) {}
 
   Output run(Batch const& input) override {
-    Output output;
     const auto file = [&](char const* name) { return file_of(folder_, name, run_); };
-    output.boxes = load_npy<float>(file("boxes"), input.count, output.rows);
-    output.scores = load_npy<float>(file("scores"), input.count, output.rows);
-    output.labels = load_npy<int64_t>(file("labels"), input.count, output.rows);
+    Output output{0, load_npy<float>(file("boxes")), load_npy<float>(file("scores")),
+                  load_npy<int64_t>(file("labels"))};
+    auto const& [rows, boxes, scores, labels] = output;
+    if (labels.size() != scores.size() || boxes.size() != scores.size() * 4) {
+      throw UsageError(concat("--replay ", folder_.string(), ": run ", run_,
+                              ": expected float32 boxes [N, K, 4], float32 scores [N, K] and int64 "
+                              "labels [N, K], got other sizes"));
+    }
+    output.rows = scores.size() / static_cast<size_t>(input.count);
     ++run_;
     return output;
   }

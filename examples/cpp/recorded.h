@@ -14,7 +14,7 @@ void dump_run(std::filesystem::path const& folder, size_t run, Batch const& inpu
               Output const& output);
 
 // Makes a network that returns the outputs of a folder, one run after the other.
-// Its run throws an exception that names the file if one is missing or has another shape.
+// Its run throws an exception if a file is missing or has another size.
 std::unique_ptr<Network> replay(std::filesystem::path const& folder);
 
 }  // namespace codetr

@@ -92,8 +92,8 @@ void write_document(std::filesystem::path const& path, Results const& results,
       annotations.push_back({{"id", annotations.size() + 1},
                              {"image_id", ids[i]},
                              {"file_name", name},
-                             {"category_id", category_id[label]},
-                             {"category_name", names[label]},
+                             {"category_id", category_id.at(label)},
+                             {"category_name", names.at(label)},
                              {"bbox", bbox},
                              {"score", rounded(score, 6)},
                              {"area", rounded(bbox[2] * bbox[3], 3)},
@@ -125,8 +125,8 @@ void print_results(Results const& results, std::vector<std::string> const& class
     std::printf("%-20s  %5s %7s %7s %7s %7s\n", "class", "score", "x", "y", "width", "height");
     for (auto const& [box, score, label] : detections) {
       const auto [x, y, width, height] = to_bbox(box);
-      std::printf("%-20s  %5.3f %7.1f %7.1f %7.1f %7.1f\n", class_names[label].c_str(), score, x, y,
-                  width, height);
+      std::printf("%-20s  %5.3f %7.1f %7.1f %7.1f %7.1f\n", class_names.at(label).c_str(), score, x,
+                  y, width, height);
     }
   }
   std::printf("ms per picture, with the first run's warm-up:");

@@ -81,9 +81,7 @@ def test_unreadable_pictures(network, photo, tmp_path, name, size):
     assert refused(*network, file) == message
 
     done = run(*network, "--json", tmp_path / "out.json", photo, file, status=1)
-    *_, warning, error = done.stderr.splitlines()
-    assert warning == f"codetr_detect: warning: {message}; left out"
-    assert error == "codetr_detect: error: 1 of 2 pictures could not be read, see the warnings above"
+    assert done.stderr.splitlines()[-1] == f"codetr_detect: warning: {message}; left out"
     document, _ = read_document(tmp_path / "out.json")
     assert [image["file_name"] for image in document["images"]] == ["photo.png"]
 
@@ -118,29 +116,22 @@ def test_outputs(network, photo, tmp_path):
 
 DYNAMIC = Network(SizeRange(32, 64, 96), SizeRange(64, 64, 96), batch=SizeRange(1, 1, 4))
 FIXED = "is fixed in the file that --engine gives, leave it out"
-LABEL_3 = np.zeros((1, 1, 4), np.float32), np.ones((1, 1), np.float32), np.full((1, 1), 3)
-FLOAT64 = np.zeros((1, 0, 4), np.float32), np.zeros((1, 0)), np.zeros((1, 0), np.int64)
+FLOAT64 = np.zeros((1, 1, 4), np.float32), np.zeros((1, 1)), np.zeros((1, 1), np.int64)
 
 
 @pytest.mark.parametrize(
-    ("network", "options", "status", "message"),
+    ("network", "options", "message"),
     [
-        (Network(32, 32, nms=None), ["--nms=soft"], 2, f"--nms: {FIXED}"),
-        (Network(32, 32, nms=None), ["--nms-iou=0.5"], 2, f"--nms-iou: {FIXED}"),
-        (DYNAMIC, ["--height=2016", "--width=64"], 2, "--height: expected a multiple of 32 from 32 to 96, "),
-        (DYNAMIC, ["--height=64", "--width=80"], 2, "--width: expected a multiple of 32 from 64 to 96, "),
-        (
-            Network(32, 32, LABEL_3),
-            [],
-            1,
-            "labels: expected numbers below 3, the number of class names",
-        ),
-        (Network(32, 32, FLOAT64), [], 2, "scores_0.npy: expected an array of 1 pictures, {'descr': '<f4'"),
+        (Network(32, 32, nms=None), ["--nms=soft"], f"--nms: {FIXED}"),
+        (Network(32, 32, nms=None), ["--nms-iou=0.5"], f"--nms-iou: {FIXED}"),
+        (DYNAMIC, ["--height=2016", "--width=64"], "--height: expected a multiple of 32 from 32 to 96, "),
+        (DYNAMIC, ["--height=64", "--width=80"], "--width: expected a multiple of 32 from 64 to 96, "),
+        (Network(32, 32, FLOAT64), [], "run 0: expected float32 boxes [N, K, 4], float32 scores [N, K] and "),
     ],
     ids=lambda value: str(value)[-40:],
 )
-def test_options_and_outputs_must_fit_the_network(photo, tmp_path, network, options, status, message):
-    assert message in refused(*network.save(tmp_path / "net"), photo, *options, status=status)
+def test_options_and_outputs_must_fit_the_network(photo, tmp_path, network, options, message):
+    assert message in refused(*network.save(tmp_path / "net"), photo, *options)
 
 
 @pytest.mark.parametrize(

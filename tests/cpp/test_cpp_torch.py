@@ -65,12 +65,9 @@ SIZES = SizeRange(64, 96, 160), SizeRange(64, 128, 192)
 @pytest.mark.parametrize(
     ("shape", "together", "timed"),
     [
-        ((96, 128, 1), None, [1, 96, 128]),
         ((96, 128, 2), None, [2, 96, 128]),
         ((*SIZES, 1), None, [1, 128, 192]),
-        ((*SIZES, SizeRange(1, 1, 2)), 3, [2, 160, 192]),
         ((*SIZES, SizeRange(2, 2, 4)), None, [2, 128, 192]),
-        ((*SIZES, 2), 3, [2, 160, 192]),
         ((96, 128, SizeRange(1, 1, 4)), 4, [3, 96, 128]),
     ],
     ids=str,
