@@ -30,7 +30,7 @@ PAIRS = 100
 WARMUP = 5
 
 
-class Problem(NamedTuple):
+class TrainingProblem(NamedTuple):
     """A model, and the size of a batch."""
 
     model: str
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
     batch: int
 
     @classmethod
-    def parse(cls, text: str) -> Problem:
+    def parse(cls, text: str) -> TrainingProblem:
         """Parses MODEL:HEIGHTxWIDTH:BATCH."""
         match = re.fullmatch(r"(.+):([1-9]\d*)x([1-9]\d*):([1-9]\d*)", text)
         if not match:
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
         return cls(match[1], *map(int, match.groups()[1:]))
 
 
-PROBLEMS = (Problem("co_dino_r50", 768, 1152, 2), Problem("co_dino_demo", 480, 640, 16))
+PROBLEMS = (TrainingProblem("co_dino_r50", 768, 1152, 2), TrainingProblem("co_dino_demo", 480, 640, 16))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_training(
     *,
-    problem: Annotated[tuple[Any, ...], several(Problem.parse, "MODEL:HEIGHTxWIDTH:BATCH")] = PROBLEMS,
+    problem: Annotated[
+        tuple[Any, ...], several(TrainingProblem.parse, "MODEL:HEIGHTxWIDTH:BATCH")
+    ] = PROBLEMS,
     attention: Annotated[tuple[Literal[ATTENTIONS], ...], Parameter(consume_multiple=True)] = ATTENTIONS,
     precision: Literal["bf16", "fp32"] = "bf16",
     steps: PositiveInt = 50,
@@ -104,7 +106,7 @@ def use_attention(name: str) -> Iterator[None]:
             yield
 
 
-def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> dict:
+def measure(problem: TrainingProblem, bf16: bool, steps: int, device: str = "cuda") -> dict:
     """Times steps of one problem. Without enough memory the result is {"out_of_memory": True}."""
     gc.collect()  # the memory of the problem before would count
     torch.cuda.empty_cache()
@@ -131,7 +133,7 @@ def measure(problem: Problem, bf16: bool, steps: int, device: str = "cuda") -> d
     }
 
 
-def prepare(problem: Problem, bf16: bool, device: str = "cuda") -> tuple:
+def prepare(problem: TrainingProblem, bf16: bool, device: str = "cuda") -> tuple:
     """Makes a `codetr.training.training_step.TrainingStep`, and a batch in the host's memory."""
     from codetr.model import CoDino
     from codetr.model.layers import thaw_batch_norms

@@ -67,7 +67,7 @@ class ResultOptions:
 def evaluate(
     *,
     dataset: DatasetOptions,
-    batch: Annotated[types.PositiveInt, Parameter(metavar="N")] = 1,
+    batch: Annotated[types.PositiveInt, Parameter(metavar="N", group=_RESULTS)] = 1,
     network: NetworkOptions = NetworkOptions(),  # noqa: B008
     results: ResultOptions = ResultOptions(),  # noqa: B008
 ) -> int:

@@ -23,10 +23,15 @@ def train(*, options: TrainOptions) -> int:
     codetr detect apple.jpg --model runs/fruit
     ```
 
-    The folder --data has one of these layouts, here for the split train. COCO:
-    annotations/instances_train.json and train/ or images/train/; a year may follow (train2017). Roboflow:
-    train/_annotations.coco.json with the pictures beside it; the split val is its folder valid/. One file:
-    annotations.json or _annotations.coco.json and images/, for a dataset without splits.
+    The folder --data has one of these layouts, here for the split train:
+
+    ```
+    COCO       annotations/instances_train.json and train/ or images/train/
+               A year may follow the split (train2017).
+    Roboflow   train/_annotations.coco.json with the pictures beside it
+               The split val is its folder valid/.
+    one file   annotations.json or _annotations.coco.json and images/
+    ```
 
     A category without annotations that is only the supercategory of others, such as category 0 of Roboflow,
     is no class. Pictures that are missing, damaged, or of another size than the annotation file states are

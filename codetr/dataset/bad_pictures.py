@@ -8,7 +8,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-from codetr.dataset.coco_files import CocoDataset, DatasetError, Picture, read_picture
+from codetr.dataset.coco_files import CocoDataset, CocoPicture, DatasetError, read_picture
 from codetr.errors import one_line
 
 _READERS = 16  # threads that read headers; they wait for the disk more than they compute
@@ -67,7 +67,7 @@ class BadPictures:
             raise DatasetError(f"--strict: {self} cannot be used")
         self._report("warning", f"{self} cannot be used and are left out")
 
-    def add(self, picture: Picture, error: DatasetError) -> None:
+    def add(self, picture: CocoPicture, error: DatasetError) -> None:
         """Reports and counts a picture that could not be read, the first time.
 
         Raises:
@@ -95,7 +95,7 @@ class BadPictures:
             print(f"{self.program}: {kind}: {message}", file=sys.stderr, flush=True)
 
 
-def _picture_error(picture: Picture) -> DatasetError | None:
+def _picture_error(picture: CocoPicture) -> DatasetError | None:
     """Returns the error of `read_picture`, unless the header shows the stated size."""
     from PIL import ExifTags, Image
 

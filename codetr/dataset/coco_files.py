@@ -71,7 +71,7 @@ class DatasetError(UsageError):
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class CocoPicture:
     """A picture and its objects.
 
     Attributes:
@@ -114,7 +114,7 @@ class CocoDataset:
     annotation_file: Path
     category_ids: tuple[int, ...]
     class_names: tuple[str, ...]
-    pictures: tuple[Picture, ...]
+    pictures: tuple[CocoPicture, ...]
     empty_boxes: tuple[int, ...] = ()
     supercategories: tuple[str, ...] = ()
 
@@ -172,13 +172,13 @@ def load_coco(
     paths = _image_paths(file, places, document["images"])
     objects, empty = _objects(file, document, category_ids)
     pictures = tuple(
-        Picture(entry["id"], path, entry["width"], entry["height"], *objects[entry["id"]])
+        CocoPicture(entry["id"], path, entry["width"], entry["height"], *objects[entry["id"]])
         for entry, path in zip(document["images"], paths)
     )
     return CocoDataset(file, category_ids, class_names, pictures, empty, tuple(left_out.values()))
 
 
-def read_picture(picture: Picture) -> np.ndarray:
+def read_picture(picture: CocoPicture) -> np.ndarray:
     """Reads a picture's pixels, uint8 [H, W, 3] RGB.
 
     Raises:

@@ -14,7 +14,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from codetr.dataset.coco_files import CocoDataset, Picture
+from codetr.dataset.coco_files import CocoDataset, CocoPicture
 
 MAX_DETECTIONS = 100
 """COCO counts this number of detections of a picture, the best."""
@@ -87,7 +87,7 @@ class Metrics:
         return _without_nan(dataclasses.asdict(self))
 
 
-def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[Picture] | None = None) -> Metrics:
+def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[CocoPicture] | None = None) -> Metrics:
     """Computes the metrics.
 
     Args:
@@ -125,7 +125,7 @@ def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[Picture] |
     return Metrics(*numbers, per_class, len(pictures), sum(counts))
 
 
-def _object_rows(picture: Picture, category_ids: tuple[int, ...]) -> Iterable[dict[str, Any]]:
+def _object_rows(picture: CocoPicture, category_ids: tuple[int, ...]) -> Iterable[dict[str, Any]]:
     for (x1, y1, x2, y2), label, crowd, area in zip(
         picture.boxes_xyxy_px.tolist(),
         picture.labels.tolist(),
@@ -141,7 +141,7 @@ def _object_rows(picture: Picture, category_ids: tuple[int, ...]) -> Iterable[di
         }
 
 
-def _index(dataset: CocoDataset, pictures: Sequence[Picture], rows: Iterable[Mapping[str, Any]]) -> Any:
+def _index(dataset: CocoDataset, pictures: Sequence[CocoPicture], rows: Iterable[Mapping[str, Any]]) -> Any:
     """Returns a list of objects or detections as pycocotools' class."""
     annotations = []
     # Ids start at 1: pycocotools takes id 0 for an object without a match.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from codetr.dataset.bad_pictures import BadPictures
-from codetr.dataset.coco_files import CocoDataset, DatasetError, Picture, read_picture
+from codetr.dataset.coco_files import CocoDataset, CocoPicture, DatasetError, read_picture
 from codetr.evaluation.coco_metrics import MAX_DETECTIONS, Metrics, coco_metrics
 from codetr.results import Detections
 
@@ -43,7 +43,7 @@ class Run:
             batches; empty if the detector measures none.
     """
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[CocoPicture, ...]
     rows: list[dict[str, Any]] = field(repr=False)
     seconds: float
     timed_pictures: int
@@ -108,7 +108,7 @@ def detect_all(
         raise ValueError(f"batch: expected at least 1, got {batch}")
     category_of = categories_of_labels(detector.class_names, dataset)
     pictures = dataset.pictures[:limit]
-    looked_at: list[Picture] = []
+    looked_at: list[CocoPicture] = []
     rows: list[dict[str, Any]] = []
     times: list[dict[str, float]] = []
     seconds, timed = 0.0, 0
@@ -135,8 +135,8 @@ def detect_all(
 
 
 def read_ahead(
-    pictures: Sequence[Picture], batch: int, bad_pictures: BadPictures | None = None
-) -> Iterator[tuple[Sequence[Picture], list[np.ndarray]]]:
+    pictures: Sequence[CocoPicture], batch: int, bad_pictures: BadPictures | None = None
+) -> Iterator[tuple[Sequence[CocoPicture], list[np.ndarray]]]:
     """Reads pictures in threads, two batches ahead of the consumer.
 
     Args:
@@ -178,7 +178,7 @@ def read_ahead(
 
 
 def result_rows(
-    picture: Picture, found: Detections, category_of: Sequence[int | None], top: int = MAX_DETECTIONS
+    picture: CocoPicture, found: Detections, category_of: Sequence[int | None], top: int = MAX_DETECTIONS
 ) -> list[dict[str, Any]]:
     """Returns a picture's detections in COCO's result format, best first, without other classes.
 

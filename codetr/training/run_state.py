@@ -12,7 +12,7 @@ import torch
 from codetr.errors import UsageError
 from trt_plugin.atomic_files import atomic_write
 
-FORMAT = 1
+STATE_FORMAT = 1
 KEPT = 2
 
 
@@ -37,7 +37,7 @@ def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Map
     """
     path = folder / f"state-{step:08d}.pt"
     with atomic_write(path) as temporary:
-        torch.save({"format": FORMAT, "options": dict(options), **content}, temporary)
+        torch.save({"format": STATE_FORMAT, "options": dict(options), **content}, temporary)
     for old in find_states(folder)[:-KEPT]:
         old.unlink()
     return path
@@ -59,7 +59,7 @@ def load_state(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged file raises many types
         raise StateError(f"{path}: damaged or not a training state; remove it to use an older one") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != STATE_FORMAT:
         raise StateError(f"{path}: not a training state of this version of codetr")
     before = content["options"]
     for name in before | dict(options):

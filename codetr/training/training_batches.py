@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from codetr.dataset.coco_files import CocoDataset, DatasetError, Picture, read_picture
+from codetr.dataset.coco_files import CocoDataset, CocoPicture, DatasetError, read_picture
 from codetr.training.augment import Augmentation, augment
 
 PAD_DIVISOR = 32
@@ -110,7 +110,7 @@ class BatchOrder:
     """
 
     def __init__(
-        self, pictures: Sequence[Picture], batch: int, scales: Sequence[tuple[int, int]], seed: int
+        self, pictures: Sequence[CocoPicture], batch: int, scales: Sequence[tuple[int, int]], seed: int
     ) -> None:
         wide = np.array([picture.width >= picture.height for picture in pictures])
         self.kinds = [kind for kind in (np.flatnonzero(wide), np.flatnonzero(~wide)) if len(kind)]
@@ -204,7 +204,7 @@ class TrainingSet(Dataset):
         others = (index for index in order if index not in self.bad and index != request.index)
         yield from itertools.islice(others, _ATTEMPTS)
 
-    def _sample(self, picture: Picture, pixels: np.ndarray, request: Request) -> Sample:
+    def _sample(self, picture: CocoPicture, pixels: np.ndarray, request: Request) -> Sample:
         # A crowd is many objects in one box, which no single query can find.
         boxes, labels = picture.boxes_xyxy_px[~picture.crowd], picture.labels[~picture.crowd]
         draws = np.random.default_rng(request.draw)

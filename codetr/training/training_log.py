@@ -14,13 +14,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trt_plugin.atomic_files import atomic_write
 
-TERMS = tuple(
+LOGGED_TERMS = tuple(
     f"{part}/{term}" for part in ("encoder", "decoder", "denoising") for term in ("class", "box", "giou")
 )
 """Loss terms of the log, each summed over the decoder layers."""
 
 TRAINING_COLUMNS = (
-    *("step", "epoch", "seconds", "learning_rate", "loss", *TERMS),
+    *("step", "epoch", "seconds", "learning_rate", "loss", *LOGGED_TERMS),
     *("gradient_norm", "skipped_steps", "images_per_second", "waiting_for_data", "gpu_memory_gib"),
 )
 VALIDATION_COLUMNS = (
@@ -80,7 +80,7 @@ def draw_curves(path: Path, training: Table, validation: Table) -> None:
     """Draws losses, learning rate and validation over the steps, as a PNG picture."""
     panels = (
         ("loss", training, ("loss",), "log"),
-        ("terms of the loss", training, TERMS, "log"),
+        ("terms of the loss", training, LOGGED_TERMS, "log"),
         ("validation AP", validation, ("AP", "AP50", "AP75"), "linear"),
         ("learning rate", training, ("learning_rate",), "linear"),
     )

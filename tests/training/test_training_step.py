@@ -140,7 +140,7 @@ def test_benchmark_measures_the_same_with_both_attentions(folder, monkeypatch):
     )
     losses = {}
     for name in training.ATTENTIONS:
-        problem = training.Problem(str(folder / "model.json"), 64, 96, 2)
+        problem = training.TrainingProblem(str(folder / "model.json"), 64, 96, 2)
         with training.use_attention(name):
             step, batch = training.prepare(problem, bf16=False, device="cpu")
             step(batch, 0, 1.0)
@@ -164,7 +164,7 @@ def test_a_step_waits_for_the_gpu_once(folder):
     """It waits only for the matching's costs."""
     from benchmarks import training
 
-    step, batch = training.prepare(training.Problem(str(folder / "model.json"), 64, 96, 2), bf16=True)
+    step, batch = training.prepare(training.TrainingProblem(str(folder / "model.json"), 64, 96, 2), bf16=True)
     for index in range(3):
         step(batch, index, 1.0)
     torch.cuda.set_sync_debug_mode("warn")
