@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from codetr.errors import ArgumentError
 from onnx_path import operator
-from onnx_path.custom_operators import nodes_of
+from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.regions import NoRegion, Region, find_regions
@@ -30,8 +30,7 @@ from onnx_path.surgery.verify import proof, random_inputs
 from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
 from onnx_path.surgery.verify.report import NearMiss, Replacement, SurgeryReport
 
-TARGETS = ("msda", "nvidia")
-OWN_DOMAINS = (operator.DOMAIN, operator.NVIDIA_DOMAIN)
+SURGERY_TARGETS = ("msda", "nvidia")
 REFUSALS = (NotAttention, LayoutError, NotClosed, proof.Disagreement, onnx_session.CannotRun)
 """Why a region stays as it is; any other exception is an error."""
 
@@ -72,8 +71,8 @@ def operate(
         onnx_session.CannotRun: onnxruntime refuses the model.
         OutputsDiffer: the two models have different outputs.
     """
-    if target not in TARGETS:
-        raise ArgumentError("target", f"expected one of {', '.join(TARGETS)}, got {target!r}")
+    if target not in SURGERY_TARGETS:
+        raise ArgumentError("target", f"expected one of {', '.join(SURGERY_TARGETS)}, got {target!r}")
     subject = _prepared(model, folder, seed)
     graph, probes = subject.model.graph, subject.probes
     samplers, misses = [], []

@@ -23,7 +23,7 @@ DISTURBANCE = 2.0**-20
 MAGNIFICATION = 4.0
 """A rounding may be so many times the response to a disturbance; both are one draw of many."""
 
-LARGEST_ROUNDING = 0.05
+LARGEST_OUTPUT_ROUNDING = 0.05
 """Share of an output's largest number beyond which a rounding could hide a fault."""
 
 _PREFIX = "disturbed/"
@@ -60,7 +60,7 @@ def compare(
     Two correct attentions round differently, and a deep network can magnify this; with random weights it does
     so a hundred thousand times in some rows. Therefore an output that differs by more than `TOLERANCE` is
     compared with the effect of disturbing the last digits of the rewritten model's attentions. Up to
-    `MAGNIFICATION` times that effect is a rounding, unless it exceeds `LARGEST_ROUNDING`.
+    `MAGNIFICATION` times that effect is a rounding, unless it exceeds `LARGEST_OUTPUT_ROUNDING`.
 
     A selection between nearly equal scores magnifies without bound. If outputs differ, the rewritten model
     runs again with the original's selections, and the scores are compared as well.
@@ -145,7 +145,7 @@ def _judge(
             error = relative_error(a, b)
             if not error <= TOLERANCE:
                 response = relative_error(b, disturbed_outputs()[number][index])
-                if not error <= min(MAGNIFICATION * response, LARGEST_ROUNDING):
+                if not error <= min(MAGNIFICATION * response, LARGEST_OUTPUT_ROUNDING):
                     raise OutputsDiffer(_difference(name, a, b, error))
                 notes[name] = (
                     f"output {name} differs by {error:.1e} of its largest number, a rounding: the model "
