@@ -82,12 +82,12 @@ std::vector<Picture> find_pictures(std::vector<std::string> const& arguments) {
 }
 
 cv::Mat load_picture(fs::path const& path) {
-  std::string file = read_file(path);
-  if (file.empty() || is_truncated_jpeg(file)) return {};
   try {
+    std::string file = read_file(path);
+    if (file.empty() || is_truncated_jpeg(file)) return {};
     const cv::Mat bytes(1, static_cast<int>(file.size()), CV_8U, file.data());
     return cv::imdecode(bytes, cv::IMREAD_COLOR);
-  } catch (cv::Exception const&) {  // a size above OpenCV's limits
+  } catch (std::exception const&) {  // no permission, or a size above OpenCV's limits
     return {};
   }
 }

@@ -20,7 +20,7 @@ struct Picture {
 std::vector<Picture> find_pictures(std::vector<std::string> const& arguments);
 
 // Reads a picture, turned upright by its EXIF orientation, without its transparency.
-// Returns [height, width] of BGR, 8 bits a channel; empty if the file is no picture or is damaged.
+// Returns [height, width] of BGR, 8 bits a channel; empty if the file cannot be read.
 cv::Mat load_picture(std::filesystem::path const& path);
 
 // Writes a JPEG file. Throws an exception that names it.

@@ -108,7 +108,8 @@ class Run {
  private:
   // Goes on without a picture that cannot be read, unless it is the only one.
   void leave_out(Picture const& picture) const {
-    const std::string message = concat(picture.path.string(), ": no picture, or damaged");
+    const std::string message =
+        concat(picture.path.string(), ": cannot be read: no picture, or damaged");
     if (pictures_.size() == 1) throw UsageError(message);
     std::cerr << program_.name << ": warning: " << message << "; left out" << std::endl;
   }

@@ -77,7 +77,7 @@ def test_unreadable_pictures(network, photo, tmp_path, name, size):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(file)
     file.write_bytes(b"no picture" if size is None else file.read_bytes()[:size])
-    message = f"{file}: no picture, or damaged"
+    message = f"{file}: cannot be read: no picture, or damaged"
     assert refused(*network, file) == message
 
     done = run(*network, "--json", tmp_path / "out.json", photo, file, status=1)
