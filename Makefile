@@ -50,7 +50,7 @@ $(BUILT): $(VENV)/packages $(if $(WITH_CUDA),$(VENV)/nvcc) $(SOURCES)
 
 $(VENV)/packages: pyproject.toml constraints.txt | $(VENV)/uv-ready
 	@echo "installing the packages of constraints.txt into $(VENV) (5 GB, most of it Torch with CUDA)"
-	@$(UV) venv -q --allow-existing --python $(PYTHON) $(VENV)
+	@$(UV) venv -q --seed --allow-existing --python $(PYTHON) $(VENV)
 	@$(INSTALL) scikit-build-core cmake ninja -r pyproject.toml
 	@touch $@
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cyclopts import Group
+from cyclopts import App, Group
 
 import codetr
 from codetr.cli.program import make_app, run_program
@@ -29,19 +29,28 @@ COMMANDS = (
 """(group, name, "module:function", line in the list of commands)."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `codetr` and returns its exit status, see `codetr.cli.program`.
+def make_front_door(chosen: str | None = None) -> App:
+    """Makes the app with all commands.
 
     Args:
-        argv: the arguments; default: `sys.argv[1:]`.
+        chosen: the command whose help is its own docstring. The others show their line of `COMMANDS`, for which
+            nothing is imported. None: every command shows its docstring.
     """
     app = make_app(
         "codetr",
         "Object detection with Co-DETR, in PyTorch, as an ONNX file or as a TensorRT engine.",
         version=codetr.__version__,
     )
-    words = sys.argv[1:] if argv is None else list(argv)
     for group, name, function, summary in COMMANDS:
-        # The command's own docstring is its help. The list of commands takes the line, and imports nothing.
-        app.command(function, name=name, help=None if name in words[:1] else summary, group=group)
-    return run_program(app, words, "codetr")
+        app.command(function, name=name, help=None if chosen in (None, name) else summary, group=group)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `codetr` and returns its exit status, see `codetr.cli.program`.
+
+    Args:
+        argv: the arguments; default: `sys.argv[1:]`.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    return run_program(make_front_door(words[0] if words else ""), words, "codetr")

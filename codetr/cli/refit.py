@@ -26,8 +26,7 @@ def refit(
     Args:
         engine: engine to copy.
         weights: for an engine of the ONNX path, the ONNX file of the same export with other weights. For one
-        of the
-            dynamo path, a checkpoint: a known name, a file or a URL.
+            of the dynamo path, a checkpoint: a known name, a file or a URL.
         out: engine to write, with its metadata beside it.
         model: dynamo path: configuration. Default: the one that the metadata names.
         photo: dynamo path: photo for the comparison. Default: one in the repository.

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
 
-from codetr.cli.app import COMMANDS
-from codetr.cli.program import make_app
+from codetr.cli.app import make_front_door
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 HEAD = """\
@@ -34,10 +33,7 @@ one line on stderr. `CODETR_TRACEBACK=1` shows the Python traceback in its place
 
 def page() -> str:
     """The whole page."""
-    app = make_app("codetr")
-    for group, name, function, _ in COMMANDS:
-        app.command(function, name=name, group=group)
-    sections = generate_markdown_docs(app, generate_toc=False)
+    sections = generate_markdown_docs(make_front_door(), generate_toc=False)
     sections = re.sub(r"\n {8,}", " ", sections[sections.index("## ") :])
     return f"{HEAD}\n{sections.strip()}\n"
 
