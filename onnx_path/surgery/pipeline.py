@@ -77,8 +77,10 @@ def operate(
     graph, probes = subject.model.graph, subject.probes
     samplers, misses = [], []
     for found in find_samplers(graph, probes, seed):
-        samplers += [found] if isinstance(found, Sampler) else []
-        misses += [] if isinstance(found, Sampler) else [NearMiss(*map(str, found))]
+        if isinstance(found, Sampler):
+            samplers.append(found)
+        else:
+            misses.append(NearMiss(*map(str, found)))
     verified: list[_Verified] = []
     for regions in find_regions(graph, samplers, probes):
         try:
@@ -118,11 +120,12 @@ def operate(
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """A model that the surgery reads.
+    """The model to rewrite. Only the last step, `_rewritten`, changes it.
 
     Attributes:
-        source: the model to rewrite, without functions of others, in an opset that function bodies can have.
-        model: the same with types for all tensors.
+        model: with types for all tensors, without functions of others, in an opset that our function bodies
+            can have.
+        described: names of the tensors whose types the file gives.
         unknown: operators that onnxruntime does not know, as "domain.Type".
         inputs: random inputs, one set for each attempt at its dynamic sizes.
         probes: the sizes of its tensors with these inputs.
@@ -130,8 +133,8 @@ class _Subject:
         folder: of weights in other files.
     """
 
-    source: onnx.ModelProto
     model: ir.Model
+    described: frozenset[str]
     unknown: tuple[str, ...]
     inputs: tuple[dict[str, np.ndarray], ...]
     probes: tuple[Probe, ...]
@@ -155,7 +158,8 @@ def _prepared(proto: onnx.ModelProto, folder: Path | None, seed: int) -> _Subjec
     unknown = [node for node in model.graph if not runs(node, version, model)]
     names = dict.fromkeys(f"{node.domain}.{node.op_type}".lstrip(".") for node in unknown)
     inputs, probes = _measured(model, folder, seed)
-    return _Subject(proto, model, tuple(names), inputs, probes, seed, folder)
+    described = frozenset(value.name for value in proto.graph.value_info)
+    return _Subject(model, described, tuple(names), inputs, probes, seed, folder)
 
 
 def _measured(
@@ -260,9 +264,8 @@ def _rewritten(subject: _Subject, drafts: Sequence[Draft], target: str) -> tuple
     model.opset_imports[operator.DOMAIN] = operator.DOMAIN_VERSION
     function_bodies.add(model, target)
     model.ir_version = max(model.ir_version, 8)  # functions exist since version 8
-    described = {value.name for value in subject.source.graph.value_info}
     for node in model.graph:
         for value in node.outputs:
-            if value.name not in described and not value.is_graph_output():
+            if value.name not in subject.described and not value.is_graph_output():
                 value.type, value.shape = None, None  # inferred here, not given by the file
     return ir.to_proto(model), removed

@@ -91,7 +91,7 @@ def test_fault_is_no_rounding(original, rewritten, inputs, factor: float | None,
 
 
 def test_chaotic_model_is_refused(original, rewritten, inputs) -> None:
-    """Where a rounding becomes as large as any fault, nothing can be said."""
+    """A rounding here becomes as large as any fault, so that the comparison can say nothing."""
     with pytest.raises(OutputsDiffer, match=f"output {OUTPUT}: differs by"):
         compare(magnifying(original, 1e8), magnifying(rewritten, 1e8), inputs, None)
 

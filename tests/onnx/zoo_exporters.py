@@ -92,8 +92,8 @@ def run_onnx(path: Path, inputs: dict[str, Tensor]) -> list[np.ndarray]:
 def randomise(model: nn.Module, seed: int = 0) -> None:
     """Draws weights with which offsets, weights and scores differ, so that no two outputs are alike.
 
-    Published initialisations do not: offsets and logits of MSDA start at zero weights, and RT-DETR's batch
-    norms at 0.01, so that scores are the same to the last bit and the choice of queries is a draw.
+    Published initialisations make scores equal to the last bit: offsets and logits of MSDA start at zero
+    weights, RT-DETR's batch norms at 0.01. The choice of queries would be a draw.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, module in model.named_modules():

@@ -288,7 +288,7 @@ class _First(nn.Module):
 
 
 class _Decomposed(nn.Module):
-    """A detector of ours with `msda.reference` in place of the operator.
+    """Our detector with `msda.reference` in place of the operator.
 
     Args:
         points_per_level: shares the same points out differently among the levels.

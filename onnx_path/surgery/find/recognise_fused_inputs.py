@@ -1,7 +1,7 @@
 """Finding what the fused operator computes itself: softmax, and locations from reference points and offsets.
 
-locations = reference + offsets / (W, H), or (cx, cy) + offsets / P · (w, h) · 0.5 with references of four
-columns, and weights = softmax(logits) over the points of all levels.
+With references of two columns, locations = reference + offsets / (W, H). With four columns, locations =
+(cx, cy) + offsets / P · (w, h) · 0.5. The weights are softmax(logits) over the points of all levels.
 """
 
 from __future__ import annotations

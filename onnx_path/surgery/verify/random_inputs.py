@@ -56,7 +56,7 @@ def random_inputs(model: ir.Model, shapes: dict[str, tuple[int, ...]], seed: int
     """Draws random inputs.
 
     Floats are normal, as normalised images are; booleans are true. Whole numbers are 1 if the input's name
-    contains "mask", the image size for an [N, 2] tensor beside an image, and else 0 to 99, as token ids.
+    contains "mask". An [N, 2] tensor beside an image holds its size. Others are 0 to 99, as token ids are.
 
     Args:
         model: whose inputs.
