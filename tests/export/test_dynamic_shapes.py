@@ -1,4 +1,4 @@
-"""Exports whose batch and sizes are decided at run time, without a GPU: exported program and ONNX file."""
+"""Exports with dynamic batch and sizes, without a GPU: exported program and ONNX file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from codetr.evaluation.live import LiveModel
 
 import codetr
 from codetr.detector.sizes import SizeRange, fixed
+from codetr.evaluation import LiveModel
 from codetr.export.artifact_metadata import write_metadata
 from codetr.export.box_agreement import FP32_LEAST_SHARE, compare_detections
 from codetr.export.request import ExportRequest
@@ -24,7 +24,7 @@ from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, arguments, save_weights, without
 
 SIZES = [(1, 96, 96), (2, 160, 192), (3, 384, 96), (8, 128, 224), (2, 96, 384)]
-"""Batch, height, width: the smallest, the longest, and some between; windows of 4 cells fit into a few."""
+"""Batch, height, width: the smallest, the longest, and some between. Windows of 4 cells fit into a few."""
 
 SYMBOLIC = (operator.add, operator.mul, operator.sub, operator.floordiv, torch.ops.aten.sym_size.int)
 
@@ -37,7 +37,7 @@ def request_() -> ExportRequest:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> codetr.CoDino:
-    """Two stages of Swin, the first with a shifted block, three levels: traced in seconds, not in minutes."""
+    """Two stages of Swin, the first with a shifted block, and three levels. The trace takes seconds."""
     fields = json.loads((GOLDEN / "codino_swin_tiny.json").read_text())
     fields["backbone"] |= {"depths": [2, 1], "num_heads": [2, 2]}
     fields["neck"] |= {"in_channels": [24, 48], "num_outs": 3}
@@ -48,8 +48,8 @@ def model(tmp_path_factory) -> codetr.CoDino:
     config = codetr.load_config(file)
     model = codetr.CoDino(config).eval().requires_grad_(False)
     codetr.load_checkpoint(model, codetr.seeded_state_dict(model, 3))
-    # Which of two cells with nearly the same score is selected first is up to rounding, which the processor
-    # decides; with its own content for every query, all that the decoder says would follow from it.
+    # Rounding decides which of two cells with nearly equal scores is selected first. Queries with different
+    # contents would make the decoder's results depend on it.
     model.decoder.query_embed.copy_(model.decoder.query_embed[:1].expand_as(model.decoder.query_embed))
     return model
 
@@ -59,14 +59,14 @@ def program(model, request_) -> torch.export.ExportedProgram:
     model.gather_windows().write_out_group_norms()
     try:
         return export_program(model, example_inputs(request_), dynamic_shapes(request_))
-    finally:  # what the model computes then is told by the other formulation
+    finally:  # the model then computes by the other formulation
         model.backbone.gathers_windows = False
         for module in model.modules():
             module.__dict__.pop("written_out", None)
 
 
 def batch_of(count: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of different sizes, zero in their padding."""
+    """Returns images of different sizes, with zeros in their padding."""
     generator = torch.Generator().manual_seed(height + width)
     images = torch.randn(count, 3, height, width, generator=generator)
     shapes = torch.tensor([[height - 11 * i, width - 7 * i] for i in range(count)])
@@ -88,7 +88,7 @@ def test_program_of_dynamic_sizes(model, program, sizes):
     assert comparison.equal_share == 1.0, comparison
 
 
-def test_range_is_the_one_asked_for(program):
+def test_range_of_the_program(program):
     ranges = sorted((int(found.lower), int(found.upper)) for found in program.range_constraints.values())
     assert ranges == [(1, 8), (3, 12), (3, 12), (96, 384), (96, 384)]
     with torch.no_grad(), pytest.raises(AssertionError, match=r"images.size\(\)\[2\] >= 96"):
@@ -96,7 +96,7 @@ def test_range_is_the_one_asked_for(program):
 
 
 def test_shape_arithmetic_is_little(program):
-    """It is where stages begin and end, not in the blocks; reshapes between need no computed size."""
+    """Stages compute sizes at their ends, not in the blocks, and reshapes need no computed size."""
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert sum(target in SYMBOLIC for target in targets) <= 50
     for costly in ("pad", "roll", "repeat", "nonzero", "cumsum"):
@@ -123,12 +123,12 @@ def test_onnx_file_of_dynamic_sizes(model, onnx_file):
     for sizes in SIZES:
         inputs = batch_of(*sizes)
         found = session.run(None, dict(zip(("images", "image_shapes"), (x.numpy() for x in inputs))))
-        # Of near equal scores another may come first, so detections are matched, as exports match them.
+        # Nearly equal scores may swap places, so detections are matched.
         comparison = compare_detections(tuple(x.numpy() for x in model(*inputs)), tuple(found))
         assert comparison.equal_share >= FP32_LEAST_SHARE, f"{sizes}: {comparison}"
 
 
-def test_onnx_file_says_what_is_dynamic(onnx_file, request_):
+def test_dynamic_dimensions_of_the_onnx_file(onnx_file, request_):
     onnx = pytest.importorskip("onnx")
     from onnx_path.export import profiles_of
     from onnx_path.optimization_profiles import fit_profiles, inputs_of
@@ -177,7 +177,7 @@ def onnx_artifact(model, onnx_file, request_) -> Path:
 def test_detector_of_the_onnx_file(model, onnx_artifact, sizes, pictures, shapes):
     """Alone and together, pictures have PyTorch's input size and detections.
 
-    PyTorch pads to no multiple of 32, so the sizes are such that both pad alike.
+    PyTorch pads to no multiple of 32. Both pad alike at these sizes.
     """
     random = np.random.default_rng(0)
     pictures = [random.integers(0, 255, (*hw, 3), dtype=np.uint8) for hw in pictures]
@@ -210,7 +210,7 @@ def test_detector_of_the_onnx_file(model, onnx_artifact, sizes, pictures, shapes
     ],
     ids=str,
 )
-def test_what_a_trace_is_told(options, shapes):
+def test_example_inputs_and_dynamic_axes(options, shapes):
     request = make_request(**options)
     example, axes = shapes
     images, image_shapes = example_inputs(request)

@@ -1,4 +1,4 @@
-"""The dynamo path's offsets and logits by one linear layer: what is merged, what stays, same results."""
+"""The dynamo path's offsets and logits by one linear layer: layers that are merged, and layers that stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS, LEVELS, CHANNELS = 3, ((4, 5), (2, 3)), 12
 
 
 class Attention(nn.Module):
-    """Offsets and logits of queries; `variant` is what keeps the two layers apart, if anything does."""
+    """Offsets and logits of queries; `variant` names the reason that keeps the two layers apart."""
 
     def __init__(self, points: list[int] | None = None, variant: str = "") -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def inputs(batch: int = 2, queries: int = 7) -> tuple[Tensor, ...]:
 
 
 def lowered(model: nn.Module, dynamic: bool = False) -> torch.fx.GraphModule:
-    """As Torch-TensorRT gets it: linear layers whole, reshapes as views."""
+    """Lowers a model as Torch-TensorRT gets it: linear layers whole, reshapes as views."""
     batch, queries = torch.export.Dim("batch", max=8), torch.export.Dim("queries", max=99)
     sizes = {0: batch, 1: queries}
     told = {"query": sizes, "value": {0: batch}, "reference": sizes, "shapes": {}, "starts": {}}
@@ -77,8 +77,8 @@ def test_packed_graph_computes_the_same(points, dynamic):
         torch.testing.assert_close(module(*given), model(*given))
 
 
-def test_views_that_torch_tensorrt_lowers_are_seen_through():
-    """It makes `_reshape_copy` of every reshape."""
+def test_reshapes_that_torch_tensorrt_lowers():
+    """Torch-TensorRT makes `_reshape_copy` of every reshape."""
     model = Attention()
     module = lowered(model)
     for node in module.graph.nodes:
@@ -98,8 +98,8 @@ class Layer(nn.Module):
         return self.self_attn(query, value, reference, shapes, starts)
 
 
-def test_names_say_the_module_and_are_always_the_same():
-    """A refit converts the model again, and finds its weights by the layers' names."""
+def test_layer_names_are_reproducible():
+    """A refit converts the model again, and finds the weights by the layers' names."""
     names = []
     for _ in range(2):
         module = lowered(Layer())
@@ -111,15 +111,11 @@ def test_names_say_the_module_and_are_always_the_same():
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize("variant", ["another query", "moved", "read twice"])
+@pytest.mark.parametrize("variant", ["another query", "moved", "read twice", "two types"])
 def test_layers_that_stay_apart(variant):
     module = lowered(Attention(variant=variant))
+    if variant == "two types":
+        module.attention_weights.half()
     assert pack_projections(module) == 0
     assert count(module, LINEAR) == 2
     assert count(module, torch.ops.msda.fused_attention.default) == 1
-
-
-def test_layers_of_two_types_stay_apart():
-    module = lowered(Attention())
-    module.attention_weights.half()
-    assert pack_projections(module) == 0

@@ -1,4 +1,4 @@
-"""The build without a CUDA compiler, and its messages."""
+"""Builds without a CUDA compiler, and messages about missing libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nvcc() -> Path | None:
 
 @pytest.mark.skipif(nvcc() is None, reason="no nvcc: pip install 'codetr-tensorrt[nvcc]'")
 def test_bfloat16_compiles_for_the_oldest_architecture(tmp_path):
-    """CI builds for one architecture; the first of the default ones has no bfloat16 arithmetic."""
+    """The first of the default architectures has no bfloat16 arithmetic, and CI does not build for it."""
     source = tmp_path / "one.cu"
     source.write_text(
         """
@@ -52,17 +52,26 @@ def test_bfloat16_compiles_for_the_oldest_architecture(tmp_path):
     assert "forward_group_kernel" in (tmp_path / "one.ptx").read_text()
 
 
-def test_missing_library_is_explained():
-    environment = {**os.environ, "MSDA_TORCH_LIBRARY": "/nowhere/libmsda_torch.so"}
-    command = [sys.executable, "-c", "import msda"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: msda: the compiled operators /nowhere/libmsda_torch.so")
-    assert "pip install" in last
+def run_python(code: str, cwd: Path = REPOSITORY, **environment: str) -> subprocess.CompletedProcess:
+    """Runs Python code with more environment variables."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment})
 
 
-def test_folder_that_hides_the_installed_package_is_explained(tmp_path):
-    """`import msda` in a clone after `pip install .`: Python takes the clone's folder, without a library."""
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, ("the compiled operators {}", "pip install")), (b"x", ("can't be loaded",))]
+)
+def test_library_that_cannot_be_loaded_is_explained(content, words, tmp_path):
+    library = tmp_path / "libmsda_torch.so"
+    if content is not None:
+        library.write_bytes(content)
+    last = run_python("import msda", MSDA_TORCH_LIBRARY=str(library)).stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: msda: ")
+    assert all(word.format(library) in last for word in words)
+
+
+def test_folder_that_hides_the_installed_package_is_explained(tmp_path, monkeypatch):
+    """After `pip install .`, `import msda` in the clone finds the clone's folder, which has no library."""
     shutil.copytree(
         REPOSITORY / "msda", tmp_path / "clone/msda", ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
@@ -73,27 +82,12 @@ def test_folder_that_hides_the_installed_package_is_explained(tmp_path):
     (site / "codetr_tensorrt-0.1.0.dist-info/METADATA").write_text("Name: codetr-tensorrt\nVersion: 0.1.0\n")
     # An editable installation's finder would find the package before the working directory does.
     code = "import sys; sys.meta_path[:] = [x for x in sys.meta_path if 'Scikit' not in type(x).__name__]"
-    environment = {name: value for name, value in os.environ.items() if name != "MSDA_TORCH_LIBRARY"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(site), environment.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", f"{code}; import msda"]
-    result = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path / "clone", env=environment, check=False
-    )
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.delenv("MSDA_TORCH_LIBRARY", raising=False)
+    result = run_python(f"{code}; import msda", tmp_path / "clone", PYTHONPATH=path)
     last = result.stderr.strip().splitlines()[-1]
-    assert last == (
-        f"ImportError: msda: Python imported {tmp_path}/clone/msda, which has no compiled operators, not the "
-        f"installed {site}/msda; run Python in another folder than {tmp_path}/clone, or install that with "
-        "pip install --no-build-isolation -e . (or `make build`) in the source tree"
-    )
-
-
-def test_unloadable_library_is_explained(tmp_path):
-    broken = tmp_path / "libmsda_torch.so"
-    broken.write_bytes(b"not a shared object")
-    environment = {**os.environ, "MSDA_TORCH_LIBRARY": str(broken)}
-    command = [sys.executable, "-c", "import msda"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
-    assert "can't be loaded" in result.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: msda: Python imported {tmp_path}/clone/msda, ")
+    assert f"{site}/msda" in last and f"run Python in another folder than {tmp_path}/clone" in last
 
 
 @pytest.mark.slow
@@ -118,10 +112,7 @@ shapes, starts = torch.tensor([[2, 2]]), torch.tensor([0])
 arguments = (value, shapes, starts, locations, weights)
 torch.testing.assert_close(msda.attention(*arguments), msda.reference.attention(*arguments))
 """
-    environment = {**os.environ, "MSDA_TORCH_LIBRARY": str(next(build.rglob("libmsda_torch.so")))}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, env=environment
-    )
+    result = run_python(code, MSDA_TORCH_LIBRARY=str(next(build.rglob("libmsda_torch.so"))))
     assert result.returncode == 0, result.stderr
 
 

@@ -1,8 +1,9 @@
-"""Refitting an engine by both paths, and the operators that the dynamo path refuses."""
+"""Refits of engines by both paths: weights, stand-ins for TensorRT, commands, and with a GPU engines."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -17,14 +18,13 @@ import codetr
 import trt_plugin
 from codetr.detector.sizes import InputSizes, SizeRange, fixed
 from dynamo_path import export, refit
-from dynamo_path.engine import _unsupported
 from tests.engines.test_runner import METADATA
 from tests.golden_models import GOLDEN, MODELS, arguments, save_weights, without
 
 
 @pytest.fixture
 def engine(tmp_path) -> Path:
-    """Something with the metadata of a refittable engine beside it."""
+    """A file with the metadata of a refittable engine beside it."""
     path = tmp_path / "model.engine"
     path.write_bytes(b"engine")
     dataclasses.replace(METADATA, refittable=True).save(tmp_path / "model.json")
@@ -56,7 +56,7 @@ def test_unmatched_weights_are_errors(wanted, message):
 
 
 class Layer:
-    """Stands in for tensorrt.ILayer, and for those of one type, which TensorRT gives out as such."""
+    """Stands in for tensorrt.ILayer."""
 
     def __init__(self, name: str, kind: str, **arrays: np.ndarray) -> None:
         self.name, self.type = name, SimpleNamespace(name=kind)
@@ -72,11 +72,11 @@ class ConvolutionLayer(Layer):
     pass
 
 
-def test_weights_of_a_network_have_the_numbers_that_they_have(monkeypatch):
-    """TensorRT's bindings say of arrays that every number lies where the first one does."""
+def test_weights_of_a_network(monkeypatch):
+    """TensorRT's bindings give arrays with strides of 0."""
     numbers = np.arange(1, 7, dtype=np.float16)
     as_given = np.lib.stride_tricks.as_strided(numbers, strides=(0,))
-    other = object()  # tensorrt.Weights of a type that NumPy has not
+    other = object()  # tensorrt.Weights of a type that NumPy lacks
     layers = [
         Layer("a", "CONVOLUTION", kernel=as_given, bias=as_given[:2]),
         Layer("b", "CONSTANT", weights=other),
@@ -138,9 +138,6 @@ def fake_tensorrt(monkeypatch):
     loaded = None, SimpleNamespace(serialize=lambda: bytearray(b"new"))
     monkeypatch.setattr(trt_plugin.engine_file, "load_engine", lambda path: loaded)
     monkeypatch.setattr(refit, "weights_of", lambda network: network)
-    monkeypatch.setattr(Refitter, "refused", None)
-    monkeypatch.setattr(Refitter, "works", True)
-    return fake
 
 
 def test_every_weight_is_set(fake_tensorrt):
@@ -151,52 +148,51 @@ def test_every_weight_is_set(fake_tensorrt):
     assert Refitter.seen["b", "bias"] is own
 
 
-def test_weights_of_a_type_that_tensorrt_does_not_take_are_named(fake_tensorrt):
-    network = {("a", "KERNEL"): None, ("b", "BIAS"): np.zeros(1)}
-    with pytest.raises(RuntimeError, match="weight a KERNEL: TensorRT takes no NoneType of no type"):
-        refit.refit_plan(Path("x"), network)
-
-
-def test_refused_refits_are_errors(fake_tensorrt, monkeypatch):
-    network = {("a", "KERNEL"): np.ones(1), ("b", "BIAS"): np.ones(2)}
-    monkeypatch.setattr(Refitter, "refused", "b")
-    with pytest.raises(RuntimeError, match="x: TensorRT does not take weight b BIAS"):
-        refit.refit_plan(Path("x"), network)
-    monkeypatch.setattr(Refitter, "refused", None)
-    monkeypatch.setattr(Refitter, "works", False)
-    with pytest.raises(RuntimeError, match="x: TensorRT cannot refit it"):
-        refit.refit_plan(Path("x"), network)
+@pytest.mark.parametrize(
+    ("kernel", "refitter", "message"),
+    [
+        (None, {}, "weight a KERNEL: TensorRT takes no NoneType of no type"),
+        (np.ones(1), {"refused": "b"}, "x: TensorRT does not take weight b BIAS"),
+        (np.ones(1), {"works": False}, "x: TensorRT cannot refit it"),
+    ],
+    ids=str,
+)
+def test_refused_refits(fake_tensorrt, monkeypatch, kernel, refitter, message):
+    for name, value in refitter.items():
+        monkeypatch.setattr(Refitter, name, value)
+    with pytest.raises(RuntimeError, match=message):
+        refit.refit_plan(Path("x"), {("a", "KERNEL"): kernel, ("b", "BIAS"): np.ones(2)})
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    ("module", "weights", "out", "change", "message"),
     [
-        ({}, ["--out", "new.json"], "--out: expected the name of an engine, got new.json"),
-        ({}, ["--photo", "nowhere.jpg"], "--photo: expected a file, got 'nowhere.jpg'"),
-        ({"refittable": False}, [], "expected an engine of --refittable, got "),
-        (None, [], "the metadata .*model.json does not exist"),
-        ({}, ["--model", "nope"], "model 'nope': expected one of|expected a GPU"),
+        ("dynamo_path", "w.pth", "new.json", {}, "--out: expected the name of an engine, got new.json"),
+        ("dynamo_path", "w.pth --photo no.jpg", "new.engine", {}, "--photo: expected a file, got 'no.jpg'"),
+        ("dynamo_path", "w.pth", "new.engine", {"refittable": False}, "expected an engine of --refittable"),
+        ("dynamo_path", "w.pth", "new.engine", None, "the metadata .*model.json does not exist"),
+        ("dynamo_path", "w.pth --model nope", "new.engine", {}, "'nope': expected one of|expected a GPU"),
+        ("dynamo_path", "w.pth", "new.engine", {}, "w.pth|expected a GPU that PyTorch finds"),
+        ("onnx_path", "no.onnx", "new.engine", {}, "expected a file, got 'no.onnx'"),
+        ("onnx_path", "w.onnx", "new.json", {}, "--out: expected the name of an engine, got new.json"),
+        ("onnx_path", "w.onnx", "new.engine", {"refittable": False}, "expected an engine of --refittable"),
     ],
 )
-def test_command_errors_are_one_line(engine, monkeypatch, capsys, change, options, message):
-    if change is None:
-        engine.with_suffix(".json").unlink()
-    else:
-        metadata = dataclasses.replace(METADATA, **{"refittable": True} | change)
-        metadata.save(engine.with_suffix(".json"))
+def test_command_errors(engine, monkeypatch, capsys, module, weights, out, change, message):
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    main = importlib.import_module(f"{module}.refit").main
     monkeypatch.chdir(engine.parent)
+    Path("w.onnx").touch()
+    if change is None:
+        Path("model.json").unlink()
+    else:
+        dataclasses.replace(METADATA, **{"refittable": True} | change).save(Path("model.json"))
     before = sorted(engine.parent.iterdir())
-    assert refit.main([str(engine), "w.pth", "--out", "new.engine", *options]) in (1, 2)
+    assert main(["model.engine", *weights.split(), "--out", out]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m dynamo_path.refit: error: ")
+    assert line.startswith(f"python -m {module}.refit: error: ")
     assert re.search(message, line), line
     assert sorted(engine.parent.iterdir()) == before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_one_line(engine, capsys):
-    assert refit.main([str(engine), "w.pth", "--out", str(engine.parent / "new.engine")]) == 2
-    assert "expected a GPU that PyTorch finds" in capsys.readouterr().err
 
 
 def test_request_is_that_of_the_export(engine):
@@ -215,54 +211,6 @@ def test_request_is_that_of_the_export(engine):
     assert (request.nms_method, request.nms_iou, request.refittable) == ("hard", 0.6, True)
     metadata = dataclasses.replace(metadata, nms_in_graph=False)
     assert refit.request_of(metadata, "w", engine).nms_method == "none"
-
-
-def test_operators_without_a_converter_are_named_with_their_module():
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.nn.Softsign()
-
-        def forward(self, x):
-            return torch.linalg.inv(self.inner(x))
-
-    graph = torch.export.export(Model(), (torch.eye(3)[None],), strict=True).graph
-    missing = {"call_function torch.ops.aten.abs.default", "call_function torch.ops.aten.linalg_inv.default"}
-    message = _unsupported(graph, missing)
-    assert message.startswith("Torch-TensorRT has no converter for aten.")
-    assert "aten.abs.default (in inner)" in message and "aten.linalg_inv.default" in message
-
-
-def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):
-    """Before the model is loaded."""
-    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
-    monkeypatch.setattr("codetr.export.traced_model.pick_device", lambda device: torch.device("cuda"))
-    given = ["--model", "co_dino_r50", "--weights", "nowhere.pth", "--out", str(tmp_path / "out")]
-    assert export.main(given) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Torch-TensorRT cannot be imported" in line
-    assert "pip install 'codetr-tensorrt[dynamo]'" in line
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        ("nowhere.onnx", [], "expected a file, got 'nowhere.onnx'"),
-        ("model.onnx", ["--out", "new.json"], "--out: expected the name of an engine, got new.json"),
-        ("model.onnx", [], "expected an engine of --refittable, got "),
-    ],
-)
-def test_onnx_command_errors_are_one_line(engine, monkeypatch, capsys, model, options, message):
-    pytest.importorskip("onnx")
-    from onnx_path import refit as onnx_refit
-
-    METADATA.save(engine.with_suffix(".json"))
-    (engine.parent / "model.onnx").write_bytes(b"")
-    monkeypatch.chdir(engine.parent)
-    assert onnx_refit.main(["model.engine", model, "--out", "new.engine", *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
 
 
 @pytest.mark.gpu
@@ -309,7 +257,7 @@ def other_weights(folder: Path, name: str) -> dict[str, Path]:
 
 
 def check_refitted(before: Path, refitted: Path, built: Path, name: str, precision: str) -> None:
-    """A refitted engine finds what the one built with its weights finds, and not what it found before."""
+    """Requires the scores of a refitted engine to be those of the built one, and not the old ones."""
     old, got, expected = (detect(path, name)["scores"] for path in (before, refitted, built))
     tolerance = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}[precision]
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
@@ -333,7 +281,7 @@ def detect(engine: Path, name: str) -> dict[str, np.ndarray]:
 def test_refitted_engine_is_the_one_built(
     torch_tensorrt, name, precision, sizes, timing_cache, tmp_path, capsys
 ):
-    """Weights A, refitted with B, against weights B: every parameter differs, frozen statistics included."""
+    """Every parameter of the two weights differs, frozen statistics included."""
     first, second = save_weights(tmp_path), other_weights(tmp_path, name)
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
@@ -356,7 +304,7 @@ def test_refitted_engine_is_the_one_built(
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, timing_cache, tmp_path, capsys):
-    """At the usual size, many small, one large: the command compares them all."""
+    """The command compares four sizes and batches."""
     options = {"batch": "1-8", "precision": precision, "timing-cache": timing_cache}
     given = arguments(save_weights(tmp_path), tmp_path / "out", name, **options)
     given = without(given, "--height", "--width")
@@ -369,7 +317,7 @@ def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, timi
 
 @pytest.mark.gpu
 def test_fallback_is_told_and_asked_for(torch_tensorrt, tmp_path, capsys, monkeypatch):
-    """An operator without a converter: an error that names it, or a model.ts with PyTorch inside."""
+    """An operator without a converter is an error that names it, or PyTorch runs it in model.ts."""
     from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
 
     export.import_requirements()

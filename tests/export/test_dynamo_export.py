@@ -1,0 +1,150 @@
+"""The dynamo path's export: the program, the command, and with a GPU the engine."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import codetr
+import trt_plugin
+from dynamo_path.engine import UnsupportedOperators, _unsupported, build_engine
+from dynamo_path.export import export_program, import_requirements, main
+from dynamo_path.quiet_logs import quiet
+from tests.export.requests import make_request
+from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_program_keeps_the_operators_whole(name):
+    model, tensors = load_golden(name)
+    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
+    program = export_program(model, inputs)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets.count(torch.ops.msda.fused_attention.default) == MODELS[name]
+    aten = torch.ops.aten  # Torch-TensorRT 2.11 has no converter for these
+    assert not {aten.all.dim, aten.grid_sampler.default, aten._assert_async.msg} & set(targets)
+    placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    assert placeholders[-2:] == ["images", "image_shapes"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> dict[str, Path]:
+    """The golden models' weights as checkpoints."""
+    return save_weights(tmp_path_factory.mktemp("weights"))
+
+
+def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(arguments(weights, out, batch=2, device="cpu")) == 0
+    assert [file.name for file in out.iterdir()] == ["model.pt2"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("note: 128x96 resizes a 4:3 image to 72x96")
+    assert lines[-1] == f"wrote {out / 'model.pt2'}; stopped there: no GPU to build a TensorRT engine for"
+    assert any(line.startswith("export model.pt2: ") and line.endswith(" s") for line in lines)
+
+    model, tensors = load_golden("codino_resnet_tiny")
+    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
+    with torch.no_grad():
+        for got, expected in zip(torch.export.load(out / "model.pt2").module()(*inputs), model(*inputs)):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "nope"}, "model 'nope': expected one of"),
+        ({"weights": "nowhere.pth"}, "--weights: expected a file, a URL, or one of"),
+        ({"width": 0}, 'Invalid value "0" for --width'),
+        ({"out": "/proc/out"}, "--out: expected a folder to write, got /proc/out"),
+    ],
+    ids=str,
+)
+def test_command_errors_leave_nothing(weights, tmp_path, capsys, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(weights, tmp_path / "out", **({"device": "cpu"} | options))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m dynamo_path.export: error: ") and message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):
+    """The export ends before it loads the model."""
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
+    monkeypatch.setattr("codetr.export.traced_model.pick_device", lambda device: torch.device("cuda"))
+    given = ["--model", "co_dino_r50", "--weights", "nowhere.pth", "--out", str(tmp_path / "out")]
+    assert main(given) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Torch-TensorRT cannot be imported" in line and "pip install 'codetr-tensorrt[dynamo]'" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_operators_without_a_converter_are_named_with_their_module():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Softsign()
+
+        def forward(self, x):
+            return torch.linalg.inv(self.inner(x))
+
+    graph = torch.export.export(Model(), (torch.eye(3)[None],), strict=True).graph
+    missing = {"call_function torch.ops.aten.abs.default", "call_function torch.ops.aten.linalg_inv.default"}
+    message = _unsupported(graph, missing)
+    assert message.startswith("Torch-TensorRT has no converter for aten.")
+    assert "aten.abs.default (in inner)" in message and "aten.linalg_inv.default" in message
+
+
+def test_other_packages_are_quiet_in_the_block(caplog, recwarn):
+    logger = logging.getLogger("tests.noisy")
+    logger.setLevel(logging.INFO)
+    with pytest.raises(ZeroDivisionError), quiet("tests.noisy"):
+        logger.error("a warning for each layer")
+        warnings.warn("deprecated", stacklevel=1)
+        1 / 0  # noqa: B018
+    assert not caplog.records and not recwarn.list
+    logger.info("heard again")
+    assert [record.message for record in caplog.records] == ["heard again"]
+
+
+@pytest.fixture
+def torch_tensorrt():
+    try:
+        trt_plugin.load()
+    except trt_plugin.EngineError as error:
+        pytest.skip(str(error))
+    return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, timing_cache, tmp_path, capsys):
+    height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
+    options = {"height": height, "width": width, "batch": 2, "precision": precision}
+    options |= {"timing-cache": timing_cache}
+    status = main(arguments(weights, tmp_path / "out", name, **options))
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    names = {"model.pt2", "model.ep", "model.engine", "model.json", "model.ts"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    for name in ("engine", "model.ep", "model.ts"):
+        assert f"{name} {precision} against PyTorch fp32: " in output.out
+
+
+class Unsupported(torch.nn.Module):
+    def forward(self, images, image_shapes):
+        return torch.linalg.inv(images), image_shapes + 1, image_shapes + 2
+
+
+@pytest.mark.gpu
+def test_operator_without_converter_is_named(torch_tensorrt, tmp_path):
+    import_requirements()
+    request = make_request(out=tmp_path)
+    inputs = torch.eye(4, device="cuda")[None], torch.ones(1, 2, device="cuda")
+    with pytest.raises(UnsupportedOperators, match=r"has no converter for aten\.linalg_inv"):
+        build_engine(export_program(Unsupported(), inputs), inputs, request)
