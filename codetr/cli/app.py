@@ -33,8 +33,8 @@ def make_front_door(chosen: str | None = None) -> App:
     """Makes the app with all commands.
 
     Args:
-        chosen: the command whose help is its own docstring. The others show their line of `COMMANDS`, for which
-            nothing is imported. None: every command shows its docstring.
+        chosen: the command whose help is its own docstring. The others show their line of `COMMANDS`, for
+            which nothing is imported. None: every command shows its docstring.
     """
     app = make_app(
         "codetr",
