@@ -14,8 +14,8 @@ from torch import distributed
 
 from codetr.errors import ArgumentError
 
-TIMEOUT = datetime.timedelta(minutes=10)
-"""How long a process waits for another process that has died silently."""
+TIMEOUT = datetime.timedelta(minutes=30)
+"""Longest wait of a process for another one, such as for the check of a large dataset."""
 
 Result = TypeVar("Result")
 
