@@ -1,4 +1,4 @@
-"""How the detections of two runs of one model over the same pictures agree. NumPy and pycocotools."""
+"""Agreement of the detections of two backends over the same pictures. NumPy and pycocotools only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 from codetr.results import Detections
 
 LEAST_IOU = 0.9
-"""Of boxes that agree."""
+"""Smallest IoU of boxes that agree."""
 
 
 @dataclass
 class Agreement:
     """Counts over pictures, after non-maximum suppression.
 
-    A detection agrees if the other run has one of the same label with IoU >= LEAST_IOU that no other
-    detection takes. Detections of one run that score at least the threshold look for partners of any score in
-    the other: a score of 0.3001 that is 0.2999 there is a score difference, not a detection that is missing.
+    A detection agrees if it has a partner in the other run: same label, IoU >= LEAST_IOU, and each partner
+    once. Partners may have any score, so that 0.3001 and 0.2999 are a score difference, not a missing
+    detection.
 
     Attributes:
-        threshold: least score of the detections that have to agree.
-        expected: the reference's detections.
-        agreeing: of them, those with a partner.
-        found: the other run's detections.
-        agreeing_back: of them, those with a partner in the reference.
+        threshold: score from which detections must agree.
+        expected: number of the reference's detections.
+        agreeing: number of them with a partner.
+        found: number of the other run's detections.
+        agreeing_back: number of them with a partner in the reference.
         worst_box_px: largest coordinate difference of the reference's detections from their partners, pixels.
-        worst_score: largest score difference of these.
+        worst_score: largest score difference of these pairs.
     """
 
     threshold: float
@@ -53,7 +53,7 @@ class Agreement:
         self.agreeing_back += len(match(sure_back, reference)[0])
 
     def as_dict(self) -> dict:
-        """For JSON: the counts, the shares that they make (1 of none), and the worst differences."""
+        """Returns counts, shares (1 without detections) and worst differences, for JSON."""
         return {
             "threshold": self.threshold,
             "least_iou": LEAST_IOU,
@@ -71,8 +71,8 @@ class Agreement:
 def match(one: Detections, other: Detections) -> tuple[np.ndarray, np.ndarray]:
     """Pairs detections of one label and IoU >= LEAST_IOU, each at most once.
 
-    The most alike come first, by score difference plus 1 - IoU, so that among several boxes of one object
-    each finds its own.
+    Pairs with the smallest score difference plus 1 - IoU come first, so that equal boxes of several on one
+    object find each other.
 
     Returns:
         The indices of the pairs in both.

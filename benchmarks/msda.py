@@ -15,7 +15,7 @@ from cyclopts.types import PositiveInt
 from torch._functorch import config as functorch_config
 
 import msda
-from benchmarks import errors, timing, trt_engines
+from benchmarks import operator_errors, timing, trt_engines
 from benchmarks.option_types import OneOrMore
 from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionInputs, FusedInputs, Problem
 from benchmarks.result_files import ResultFile
@@ -160,7 +160,7 @@ def measure(
     seeds = range(copies)
     given = [problem.attention_inputs(dtype, "cuda", distribution, seed) for seed in seeds]
     fused = [problem.fused_inputs(dtype, "cuda", distribution, seed) for seed in seeds]
-    truths = {"given": errors.truth(given[0]), "fused": errors.truth(fused[0])}
+    truths = {"given": operator_errors.truth(given[0]), "fused": operator_errors.truth(fused[0])}
     for method in methods:
         if dtype == torch.bfloat16 and method in NO_BFLOAT16:
             continue
@@ -212,7 +212,7 @@ def relative_error(result: torch.Tensor, truth: torch.Tensor | None) -> float | 
     """
     if truth is None:
         return None
-    error = errors.relative_error(result, truth)
+    error = operator_errors.relative_error(result, truth)
     if math.isinf(error):
         raise RuntimeError("the result is wrong: it has another shape, or other non-finite values")
     return error
@@ -314,7 +314,7 @@ def gradient_truth(inputs: AttentionInputs) -> torch.Tensor | None:
     """
     if math.prod(inputs.sampling_locations.shape[:2]) > LARGEST_GRADIENT_TRUTH:
         return None
-    wide = errors.in_float64(inputs)
+    wide = operator_errors.in_float64(inputs)
     wide.value.requires_grad_()
     (gradient,) = torch.autograd.grad(
         msda.reference.attention(*wide), [wide.value], output_gradient(inputs).double()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 import msda
-from benchmarks import errors, timing
+from benchmarks import operator_errors, timing
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
 from codetr.cli.program import run_program
 
@@ -51,7 +51,7 @@ def run_edge_cases() -> int:
             what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
             with noting_refusal(left_out, what):
                 error = check(inputs, unaligned, index_dtype)
-                if not error <= errors.TOLERANCE[dtype]:
+                if not error <= operator_errors.TOLERANCE[dtype]:
                     failures.append(f"{what}: relative error {error:.1e}")
     for dtype in DTYPES:
         count += 1
@@ -88,7 +88,7 @@ def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInput
 
 def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: torch.dtype) -> float:
     """Runs forward and backward on the GPU, and returns the forward's error against the CPU's reference."""
-    expected = errors.truth(inputs)
+    expected = operator_errors.truth(inputs)
     moved = [to_gpu(x, unaligned, index_dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
     leaves = [x.requires_grad_() for x in moved if isinstance(x, torch.Tensor) and x.is_floating_point()]
     operator = msda.fused_attention if isinstance(inputs, FusedInputs) else msda.attention
@@ -97,7 +97,7 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     torch.cuda.synchronize()
     # A sample may only just touch a level. Errors of results below a hundredth of a usual one are absolute.
     floor = 0.01 * expected.numel() ** 0.5
-    return errors.relative_error(output.cpu(), expected, floor)
+    return operator_errors.relative_error(output.cpu(), expected, floor)
 
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Engines of one plugin node with dynamic shapes, run over Torch tensors: ours and NVIDIA's own.
+"""Engines of one plugin node with dynamic shapes, for tests and benchmarks of the operators.
 
-For tests and benchmarks of the operators; a detector's engine is run by `trt_plugin.EngineRunner`.
+They run on Torch tensors. `trt_plugin.EngineRunner` runs the engines of detectors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
-"""TensorRT's own plugin, version "1": value, index tensors (int32), locations and weights of one type, fp32
-or fp16."""
+"""TensorRT's own plugin, version "1". Value, locations and weights have one type, fp32 or fp16. The index
+tensors are int32."""
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 
@@ -33,14 +33,14 @@ INPUT_NAMES = {
 
 @dataclass(frozen=True)
 class EngineKey:
-    """What an engine is built for; every size of its inputs but the rank is dynamic.
+    """Operator and types of an engine. All sizes of its inputs are dynamic.
 
     Attributes:
         operator: ATTENTION, FUSED_ATTENTION or NVIDIA.
-        dtype: the value's type.
-        location_dtype: of locations and weights (offsets and logits).
-        index_dtype: int32 or int64, of spatial_shapes and level_start_index.
-        points_per_level: the plugin's field; None when every level has the same number.
+        dtype: type of the value.
+        location_dtype: type of locations and weights (offsets and logits).
+        index_dtype: int32 or int64, type of spatial_shapes and level_start_index.
+        points_per_level: the plugin's field; None if every level has the same number.
         packed: offsets and logits of FUSED_ATTENTION are one input, `projection`.
     """
 
@@ -53,14 +53,14 @@ class EngineKey:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Of the engine, in the plugin's order."""
+        """Names of the inputs, in the plugin's order."""
         names = INPUT_NAMES[self.operator]
         return (*names[:-2], "projection") if self.packed else names
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Smallest, usual and largest of each shape letter (B is the last size of reference_points, 2 or 4)."""
+    """Smallest, tuned and largest value of each shape letter. B is the last size of reference_points."""
 
     N: tuple[int, int, int] = (0, 1, 4)
     S: tuple[int, int, int] = (1, 64, 4096)
@@ -73,7 +73,7 @@ class Limits:
 
 
 def input_dimensions(key: EngineKey, limits: Limits) -> dict[str, list[tuple[int, int, int]]]:
-    """(smallest, usual, largest) of every dimension of every input, by input name."""
+    """Returns (smallest, tuned, largest) of every dimension of every input, by input name."""
     fixed = {number: (number,) * 3 for number in (1, 2)}
     levels, total = limits.L, tuple(a * b for a, b in zip(limits.L, limits.P, strict=True))
     if key.points_per_level is not None:
@@ -98,11 +98,11 @@ class PluginEngine:
     """An engine of one plugin node, called with the operator's inputs as Torch CUDA tensors.
 
     Args:
-        key: what to build.
+        key: operator and types.
         limits: range of the sizes.
 
     Raises:
-        RuntimeError: with TensorRT's own messages, when the engine cannot be built.
+        RuntimeError: the engine cannot be built. The message has TensorRT's errors.
     """
 
     def __init__(self, key: EngineKey, limits: Limits | None = None) -> None:
@@ -120,11 +120,11 @@ class PluginEngine:
             if self._engine is None:
                 raise RuntimeError(f"{key}: TensorRT cannot load the engine it built: {describe(errors)}")
             self._context = self._engine.create_execution_context()
-        # TensorRT wants a valid address of an empty tensor too.
+        # TensorRT needs a valid address even for an empty tensor.
         self._nothing = torch.zeros(256, dtype=torch.uint8, device="cuda")
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies that the engine accepts: its types, contiguous, aligned to 256 bytes."""
+        """Copies the inputs as the engine accepts them: its types, contiguous, aligned to 256 bytes."""
         key = self.key
         wanted = {"value": key.dtype, "spatial_shapes": key.index_dtype, "level_start_index": key.index_dtype}
         wanted["reference_points"] = torch.float32
@@ -137,13 +137,13 @@ class PluginEngine:
         """Enqueues the engine on Torch's current stream.
 
         Args:
-            prepared: what `prepare` gave.
+            prepared: result of `prepare`.
 
         Returns:
-            [N, Q, M * D], of the value's type.
+            [N, Q, M * D], in the value's type.
 
         Raises:
-            RuntimeError: with TensorRT's own messages.
+            RuntimeError: the engine does not run. The message has TensorRT's errors.
         """
         from trt_plugin.tensorrt_log import collect_errors, describe
 
@@ -165,10 +165,10 @@ class PluginEngine:
 
 
 def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
-    """The plugin object of a key; needs no GPU.
+    """Creates the plugin of a key, without a GPU.
 
     Raises:
-        RuntimeError: when the registry has no such plugin.
+        RuntimeError: the registry has no such plugin.
     """
     import tensorrt as trt
 

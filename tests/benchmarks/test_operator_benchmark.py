@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from benchmarks import errors, msda, pictures, roofline, sanitize
+from benchmarks import msda, operator_errors, pictures, roofline, sanitize
 from benchmarks.problems import BY_NAME
 
 
@@ -49,11 +49,11 @@ def test_compiled_reference(name: str) -> None:
     (backward,) = msda.make_calls("reference_compiled_backward", [inputs], None, torch.float32)
     compiled = counters["stats"]["unique_graphs"]
     assert compiled == before + 4  # locations, and levels; each without gradients and with them
-    assert msda.relative_error(forward(), errors.truth(inputs)) < 1e-6
-    expected = msda.backward_of_reference(errors.in_float64(inputs))()
+    assert msda.relative_error(forward(), operator_errors.truth(inputs)) < 1e-6
+    expected = msda.backward_of_reference(operator_errors.in_float64(inputs))()
     for _ in range(2):
         for gradient, wanted in zip(backward(), expected):
-            assert errors.relative_error(gradient, wanted) < 1e-4
+            assert operator_errors.relative_error(gradient, wanted) < 1e-4
     assert counters["stats"]["unique_graphs"] == compiled
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import trt_plugin
-from benchmarks.errors import relative_error, truth
+from benchmarks.operator_errors import relative_error, truth
 from benchmarks.problems import BY_NAME, Problem
 from tests.engines.engine_samples import run_python
 from tests.engines.plugin_engines import (

@@ -7,8 +7,8 @@ import math
 import torch
 
 import msda
-from benchmarks import errors
-from benchmarks.errors import TOLERANCE
+from benchmarks import operator_errors
+from benchmarks.operator_errors import TOLERANCE
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 
 FLOOR = 0.05
@@ -82,13 +82,13 @@ def assert_gradients(
         expected: the truth, by default the reference's gradients in float64.
     """
     if expected is None:
-        expected = autograd_gradients(errors.in_float64(inputs), grad_output.double(), reference)
+        expected = autograd_gradients(operator_errors.in_float64(inputs), grad_output.double(), reference)
     floors = gradient_floors(problem, inputs)
     assert set(found) == set(expected)
     for name, gradient in found.items():
         tolerance = TOLERANCE[inputs.value.dtype if name == "value" else gradient.dtype]
         assert gradient.dtype == getattr(inputs, name).dtype, name
-        error = errors.relative_error(gradient, expected[name], floors[name])
+        error = operator_errors.relative_error(gradient, expected[name], floors[name])
         assert error <= tolerance, f"{name}: relative error {error:.2e}, allowed {tolerance:.0e}"
 
 
@@ -139,5 +139,5 @@ def assert_result(
     """Fails unless a result has the value's type and is as near to the truth as its type allows."""
     assert actual.dtype == dtype
     assert actual.shape == expected.shape
-    error = errors.relative_error(actual, expected, output_floor(inputs, expected))
+    error = operator_errors.relative_error(actual, expected, output_floor(inputs, expected))
     assert error <= TOLERANCE[dtype], f"relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import msda
-from benchmarks import errors
+from benchmarks import operator_errors
 from benchmarks.problems import BY_NAME, AttentionInputs, Problem
 from tests.matrix import backends, drawn_cases
 from tests.matrix.against_reference import (
@@ -58,7 +58,7 @@ def test_cuda_equals_cpu(operator: str) -> None:
     inputs = make(PYRAMID, operator, torch.float32, "cpu", seed=12)
     on_gpu = type(inputs)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs))
     result = run_msda(on_gpu).cpu()
-    assert errors.relative_error(result, run_msda(inputs).double()) < 1e-6
+    assert operator_errors.relative_error(result, run_msda(inputs).double()) < 1e-6
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
@@ -66,7 +66,7 @@ def test_runs_on_the_current_stream(operator: str) -> None:
     """The operator waits for earlier work on its stream, so it sees values that arrive late."""
     requires_gpu()
     inputs = make(PYRAMID, operator, torch.float32, "cuda", seed=13)
-    expected = errors.truth(inputs)
+    expected = operator_errors.truth(inputs)
     late = torch.zeros_like(inputs.value)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -98,7 +98,7 @@ def test_second_device(operator: str) -> None:
     result = run_msda(inputs)
     assert result.device == torch.device("cuda", 1)
     assert torch.cuda.current_device() == 0
-    assert_result(result, errors.truth(inputs), inputs, torch.float32)
+    assert_result(result, operator_errors.truth(inputs), inputs, torch.float32)
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused"])
@@ -114,7 +114,7 @@ def test_cuda_graph(operator: str) -> None:
     inputs.value.normal_()
     graph.replay()
     torch.cuda.synchronize()
-    assert_result(result, errors.truth(inputs), inputs, torch.float32)
+    assert_result(result, operator_errors.truth(inputs), inputs, torch.float32)
 
 
 def test_value_beyond_2_to_31_elements() -> None:

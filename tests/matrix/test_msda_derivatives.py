@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 import msda
-from benchmarks.errors import relative_error
+from benchmarks.operator_errors import relative_error
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from msda import derivatives
 from tests.matrix import backends, drawn_cases

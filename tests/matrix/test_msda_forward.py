@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import errors
+from benchmarks import operator_errors
 from benchmarks.problems import BY_NAME, DISTRIBUTIONS, REAL, SMALL, Problem
 from tests.matrix import backends, drawn_cases, outside_levels
 from tests.matrix.against_reference import assert_result, make
@@ -35,7 +35,7 @@ def test_drawn_cases(backend: Backend, operator: str, dtype: torch.dtype) -> Non
     def check(data: st.DataObject) -> None:
         case = data.draw(backend.cases(operator))
         inputs = case.inputs(dtype, backend.device)
-        assert_result(backend.compute(inputs, order=case.seed), errors.truth(inputs), inputs, dtype)
+        assert_result(backend.compute(inputs, order=case.seed), operator_errors.truth(inputs), inputs, dtype)
 
     check()
 
@@ -45,7 +45,7 @@ def test_small(backend: Backend, operator: str, dtype: torch.dtype, problem: Pro
     backend.skip_unless_ready(dtype)
     for distribution in DISTRIBUTIONS[: 1 if backend.emulated else None]:  # the emulator is slow
         inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=3)
-        assert_result(backend.compute(inputs), errors.truth(inputs), inputs, dtype)
+        assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
 
 
 @matrix(problems=drawn_cases.COLUMNS)
@@ -59,7 +59,7 @@ def test_columns_of_one_tensor(
     case = drawn_cases.Case(problem, operator == "fused", packed=True, seed=12)
     inputs = case.inputs(dtype, backend.device)
     assert not (inputs[-3].is_contiguous() or inputs[-2].is_contiguous())
-    assert_result(backend.compute(inputs), errors.truth(inputs), inputs, dtype)
+    assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
 
 
 @matrix(lambda backend: backend.device == "cuda" and backend.name != "tensorrt", REAL)
@@ -75,7 +75,7 @@ def test_real_size(
         if torch.cuda.mem_get_info()[0] < gibibytes * 2**30:
             pytest.skip(f"the formulas need {gibibytes:.0f} GiB of free GPU memory")
     inputs = make(problem, operator, dtype, backend.device, distribution=distribution, seed=4)
-    assert_result(backend.compute(inputs), errors.truth(inputs), inputs, dtype)
+    assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
 
 
 @matrix(lambda backend: backend.device == "cpu" and not backend.emulated)
@@ -85,7 +85,7 @@ def test_real_size_on_the_cpu(backend: Backend, operator: str, dtype: torch.dtyp
         pytest.skip("fp32 stands for the other types")
     backend.skip_unless_ready(dtype)
     inputs = make(BY_NAME["codino_decoder_608x608"], operator, dtype, "cpu", seed=4)
-    assert_result(backend.compute(inputs), errors.truth(inputs), inputs, dtype)
+    assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
 
 
 @matrix(problems=[Problem("spoiled", 1, ((5, 6), (3, 2), (2, 2)), 40)])
@@ -98,7 +98,7 @@ def test_values_that_are_not_finite(
     inputs = case.inputs(dtype, backend.device)
     for cell, number in ((7, float("nan")), (16, float("inf")), (33, -float("inf"))):
         inputs.value[0, cell, cell % 2] = number
-    expected = errors.truth(inputs)
+    expected = operator_errors.truth(inputs)
     assert expected.isfinite().any() and not expected.isfinite().all()
     assert_result(backend.compute(inputs), expected, inputs, dtype)
 
@@ -109,7 +109,7 @@ def test_large_values(backend: Backend, operator: str, dtype: torch.dtype, probl
     backend.skip_unless_ready(dtype)
     inputs = make(problem, operator, dtype, backend.device, seed=10)
     inputs = inputs._replace(value=inputs.value.sign() * 60000)
-    assert_result(backend.compute(inputs), errors.truth(inputs), inputs, dtype)
+    assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
 
 
 @matrix(lambda backend: backend.unchecked, [outside_levels.PROBLEM])
@@ -121,7 +121,7 @@ def test_level_outside_of_value(
     for level in outside_levels.LEVELS:
         inputs, meaning = outside_levels.inputs(operator, dtype, backend.device, level)
         result = backend.compute(inputs, unchecked=True)
-        assert_result(result, errors.truth(meaning), meaning, dtype)
+        assert_result(result, operator_errors.truth(meaning), meaning, dtype)
 
 
 @matrix(problems=[TILED, NARROW, KNOWN_LEVELS, LINEAR])

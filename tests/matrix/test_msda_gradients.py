@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import errors
+from benchmarks import operator_errors
 from benchmarks.problems import BY_NAME, SMALL, AttentionInputs, FusedInputs, Problem
 from tests.matrix import backends, drawn_cases, outside_levels
 from tests.matrix.against_reference import (
@@ -112,7 +112,7 @@ def test_level_outside_of_value(
     for level in outside_levels.LEVELS:
         inputs, meaning = outside_levels.inputs(operator, dtype, backend.device, level)
         grad_output = normal_grad_output(inputs, 7)
-        expected = autograd_gradients(errors.in_float64(meaning), grad_output.double(), reference)
+        expected = autograd_gradients(operator_errors.in_float64(meaning), grad_output.double(), reference)
         expected["value"][:, outside_levels.CELLS] = 0
         found = backend.differentiate(inputs, grad_output)
         assert_gradients(found, problem, meaning, grad_output, expected)
@@ -129,7 +129,7 @@ def test_order(backend: Backend, operator: str, dtype: torch.dtype, problem: Pro
     for order in ORDERS:
         found = backend.differentiate(inputs, grad_output, order)
         value = found.pop("value")
-        assert errors.relative_error(value, expected["value"].double()) <= TOLERANCE[dtype]
+        assert operator_errors.relative_error(value, expected["value"].double()) <= TOLERANCE[dtype]
         assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items()), order
 
 
@@ -259,11 +259,11 @@ def test_deterministic_mode_at_real_sizes(operator: str, name: str, deterministi
     inputs = make(BY_NAME[name], operator, device="cuda")
     grad_output = normal_grad_output(inputs, 22)
     first = assert_same_bits(inputs, grad_output)
-    exact = backward(operator, errors.in_float64(inputs))[0]
+    exact = backward(operator, operator_errors.in_float64(inputs))[0]
     torch.use_deterministic_algorithms(False)
-    by_atomics = errors.relative_error(autograd_gradients(inputs, grad_output)["value"], exact)
+    by_atomics = operator_errors.relative_error(autograd_gradients(inputs, grad_output)["value"], exact)
     # Most of either error is that of float32 coordinates; what atomics add to it varies from run to run.
-    assert errors.relative_error(first["value"], exact) <= max(by_atomics * 1.01, 1e-7)
+    assert operator_errors.relative_error(first["value"], exact) <= max(by_atomics * 1.01, 1e-7)
 
 
 @operators
@@ -277,9 +277,11 @@ def test_deterministic_mode_finds_its_scale(
     grad_output[..., :32] *= 1e-2
     grad_output[..., 32:64] *= 1e2
     found = autograd_gradients(inputs, grad_output)["value"]
-    expected = autograd_gradients(errors.in_float64(inputs), grad_output.double(), reference)["value"]
+    expected = autograd_gradients(operator_errors.in_float64(inputs), grad_output.double(), reference)[
+        "value"
+    ]
     for head in range(ENCODER.num_heads):
-        error = errors.relative_error(found[:, :, head], expected[:, :, head])
+        error = operator_errors.relative_error(found[:, :, head], expected[:, :, head])
         assert error <= 1e-6, f"head {head}: {error:.1e}"
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import codetr
 import msda
-from benchmarks import errors
+from benchmarks import operator_errors
 from benchmarks.problems import BY_NAME, AttentionInputs, FusedInputs, Problem
 from tests.matrix import backends, drawn_cases
 from tests.matrix.against_reference import assert_result, run_msda
@@ -156,7 +156,7 @@ def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
     with torch.autocast(device, dtype):
         output = run_msda(inputs)
     rounded = inputs._replace(value=inputs.value.to(dtype))
-    assert_result(output, errors.truth(rounded), rounded, dtype)
+    assert_result(output, operator_errors.truth(rounded), rounded, dtype)
 
 
 @operators

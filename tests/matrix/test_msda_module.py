@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import msda
-from benchmarks import errors
+from benchmarks import operator_errors
 from benchmarks.problems import Problem
 
 PROBLEM = Problem("module", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=8, num_points=3)
@@ -66,7 +66,7 @@ def test_module_under_autocast(device: str) -> None:
     with torch.backends.mkldnn.flags(enabled=False), torch.autocast(device, torch.bfloat16):
         output = module(*arguments)
     assert output.dtype == torch.bfloat16
-    assert errors.relative_error(output, plain_module(module, *arguments, None)) <= 4e-2
+    assert operator_errors.relative_error(output, plain_module(module, *arguments, None)) <= 4e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -86,7 +86,7 @@ def test_module(dtype: torch.dtype, reference_dim: int, masked: bool, device: st
     assert output.dtype == dtype
     # Its four linear layers round too, and offsets in 16 bits move the samples.
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
-    assert errors.relative_error(output, expected) <= tolerance
+    assert operator_errors.relative_error(output, expected) <= tolerance
 
 
 def test_module_parameter_names() -> None:

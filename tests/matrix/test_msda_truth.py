@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import errors
+from benchmarks import operator_errors
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from tests.matrix import drawn_cases
 from tests.matrix.against_reference import assert_result, output_floor, reference, weights_of
@@ -20,7 +20,7 @@ def test_tolerance_is_tight(dtype: torch.dtype) -> None:
     """Mistakes that implementations have made fail the tolerance."""
     problem = Problem("wrong", 1, ((96, 144), (48, 72)), 300, num_heads=2, head_dim=8)
     inputs = problem.attention_inputs(dtype, seed=8)
-    right = errors.in_float64(inputs)
+    right = operator_errors.in_float64(inputs)
     expected = reference(right)
     sizes = torch.tensor(problem.spatial_shapes).flip(-1)[:, None].double()  # [L, 1, 2] = (W, H)
     locations, weights = right.sampling_locations, right.attention_weights
@@ -44,9 +44,9 @@ def test_tolerance_is_tight(dtype: torch.dtype) -> None:
 def test_tolerance_sees_non_finite_results() -> None:
     """A NaN where a number belongs fails, and so does a number in the place of a NaN."""
     expected = torch.tensor([1.0, float("nan"), float("inf")], dtype=torch.float64)
-    assert errors.relative_error(expected.clone(), expected) == 0.0
+    assert operator_errors.relative_error(expected.clone(), expected) == 0.0
     for wrong in ([1.0, 0.0, float("inf")], [float("nan")] * 3, [1.0, float("nan"), -float("inf")]):
-        assert errors.relative_error(torch.tensor(wrong), expected) == float("inf")
+        assert operator_errors.relative_error(torch.tensor(wrong), expected) == float("inf")
 
 
 @given(case=st.booleans().flatmap(drawn_cases.cases))
@@ -54,7 +54,9 @@ def test_reference_is_the_definition(case: drawn_cases.Case) -> None:
     """The reference against the definition, written as loops over samples and corners."""
     inputs = case.inputs(torch.float64)
     expected = definition(case.problem, inputs)
-    assert errors.relative_error(reference(inputs), expected, output_floor(inputs, expected)) <= 1e-12
+    assert (
+        operator_errors.relative_error(reference(inputs), expected, output_floor(inputs, expected)) <= 1e-12
+    )
 
 
 def definition(problem: Problem, inputs: AttentionInputs | FusedInputs) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How far a result is from the truth: `msda.reference` in float64 on the same, already rounded, inputs."""
+"""Errors of the operators' results against `msda.reference` in float64, on the same rounded inputs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ import msda.reference
 from benchmarks.problems import AttentionInputs, FusedInputs
 
 TOLERANCE = {
-    # Everything in double: rounding of some hundred additions.
+    # Everything is double: some hundred additions round.
     torch.float64: 1e-12,
-    # Coordinates, weights and sums in float: about 1e-7 an operation, and coordinates of hundreds of cells.
+    # Coordinates, weights and sums are float: 1e-7 an operation, and coordinates of hundreds of cells.
     torch.float32: 1e-5,
-    # Inputs are compared as rounded and sums are float, so what is left is rounding the output: half a unit
-    # in the last place at most, 2^-11 of the value for half and 2^-8 for bfloat16; twice that is allowed.
+    # Sums are float, so only the output rounds: by half a unit in the last place, 2^-11 of the value for half
+    # and 2^-8 for bfloat16. Twice that is allowed.
     torch.float16: 1e-3,
     torch.bfloat16: 8e-3,
 }
-"""Largest relative L2 error of a result by the value's type."""
+"""Largest relative L2 error of a result, by the value's type."""
 
 SAMPLES_AT_ONCE = 1 << 26
-"""Bounds the reference's memory: it holds N * chunk * M * K * D float64 numbers a few times over (0.5 GB
-each)."""
+"""Largest N * chunk * M * K * D. The reference holds a few arrays of so many float64 numbers, 0.5 GB each."""
 
 
 def in_float64(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
-    """The same inputs with every floating tensor in float64; int tensors and points_per_level as they are."""
+    """Returns the inputs with every floating-point tensor in float64."""
     wide = (x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
     return type(inputs)(*wide)
 
 
 def truth(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The reference's result in float64, [N, Q, M * D], on the inputs' device; queries in chunks to bound
-    memory."""
+    """Returns the reference's result in float64, [N, Q, M * D], on the inputs' device."""
     wide = in_float64(inputs)
     operator = msda.reference.fused_attention if isinstance(inputs, FusedInputs) else msda.reference.attention
     num_queries = wide[-2].shape[1]
@@ -52,17 +50,14 @@ def truth(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
-    """Relative L2 error ||actual - expected|| / max(||expected||, floor); NaN and infinities are compared
-    too.
+    """Returns the relative L2 error ||actual - expected|| / max(||expected||, floor).
+
+    It is infinite if the shapes differ, or if other elements are NaN, +inf or -inf.
 
     Args:
-        actual: any shape, any floating type.
+        actual: any shape, any floating-point type.
         expected: the same shape, float64.
-        floor: a norm below which an error counts as absolute; for results that may be (almost) zero.
-
-    Returns:
-        The error; infinity when the shapes differ, or when the elements that are NaN, +inf and -inf are not
-        the same.
+        floor: norm of the expected result below which the error is absolute, for results close to zero.
     """
     if actual.shape != expected.shape:
         return math.inf
