@@ -72,8 +72,8 @@ def test_an_opset_without_grid_sample_is_raised(tmp_path: Path):
 @pytest.mark.parametrize(
     ("way", "exporter"),
     [
-        (layers.by_stack, "dynamo"),
         (layers.by_concat, "torchscript"),
+        pytest.param(layers.by_stack, "dynamo", marks=pytest.mark.slow),
         pytest.param(layers.by_gathers, "torchscript", marks=pytest.mark.slow),
         pytest.param(layers.by_gathers, "dynamo", marks=pytest.mark.slow),
     ],
