@@ -9,10 +9,11 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from codetr.dataset.coco_files import DatasetError
 from codetr.training.training_batches import HostBatch, Sample, collate
@@ -22,7 +23,7 @@ _AHEAD = 4  # batches that each worker process reads ahead
 
 @contextlib.contextmanager
 def read_batches(
-    dataset: Dataset, sampler: Sampler, workers: int, pinned: bool, batch_bytes: int
+    dataset: Dataset, sampler: Iterable[Sequence[Any]], workers: int, pinned: bool, batch_bytes: int
 ) -> Iterator[Iterator[HostBatch]]:
     """Yields an iterator over batches. The worker processes end with the block.
 

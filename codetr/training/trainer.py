@@ -23,7 +23,7 @@ from codetr.training.run_state import save_state
 from codetr.training.run_weights import save_config, save_weights
 from codetr.training.schedule import Schedule
 from codetr.training.torchrun_processes import Processes
-from codetr.training.training_batches import BatchOrder, HostBatch, StepSampler, TrainingSet
+from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
 from codetr.training.training_log import (
     TRAINING_COLUMNS,
     VALIDATION_COLUMNS,
@@ -288,7 +288,7 @@ class Trainer:
         augmentation = Augmentation(options.flip, options.crop, options.crop_least, options.colour)
         return read_batches(
             TrainingSet(self.data, augmentation, bad),
-            StepSampler(self.order, self.step, self.processes.rank, self.processes.world),
+            self.order.steps(self.step, self.processes.rank, self.processes.world),
             options.workers,
             self.processes.device.type == "cuda",
             3 * options.batch * max(self.plan.scales[-1]) ** 2,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from codetr.dataset.coco_files import CocoDataset, CocoPicture, DatasetError, read_picture
 from codetr.training.augment import Augmentation, augment
@@ -23,6 +23,9 @@ PAD_DIVISOR = 32
 
 _ORDER, _SCALE, _SAMPLE, _REPLACEMENT = range(4)  # purposes of random generators
 _ATTEMPTS = 20  # replacements for one unreadable picture; if all are unreadable, the disk may have failed
+
+Unreadable = tuple[int, DatasetError]
+"""Index of a picture that could not be read, and its error. Workers return errors, which Torch would wrap."""
 
 
 class Request(NamedTuple):
@@ -37,19 +40,6 @@ class Request(NamedTuple):
     index: int
     draw: tuple[int, ...]
     scale: tuple[int, int]
-
-
-class Unreadable(NamedTuple):
-    """A picture that could not be read.
-
-    Attributes:
-        index: of the picture.
-        error: of `codetr.dataset.coco_files.read_picture`. A worker process returns it, for Torch would wrap
-            a raised error into a traceback.
-    """
-
-    index: int
-    error: DatasetError
 
 
 class Sample(NamedTuple):
@@ -131,6 +121,18 @@ class BatchOrder:
             for place, picture in enumerate(self._epoch[1][index])
         ]
 
+    def steps(self, first: int = 0, rank: int = 0, world: int = 1) -> Iterator[list[Request]]:
+        """Yields the samples of one process for each step, without end.
+
+        Args:
+            first: the first step.
+            rank: of the process.
+            world: number of processes; it divides the batch.
+        """
+        share = self.batch // world
+        for step in itertools.count(first):
+            yield self.requests(step)[rank * share : (rank + 1) * share]
+
     def _shuffled(self, epoch: int) -> np.ndarray:
         """Returns [batches, batch] indices of pictures."""
         draws = np.random.default_rng((self.seed, _ORDER, epoch))
@@ -139,25 +141,6 @@ class BatchOrder:
             for kind in self.kinds
         ]
         return draws.permutation(np.concatenate(rows))
-
-
-class StepSampler(Sampler):
-    """Yields the samples of one process, a list for each step, without end.
-
-    Args:
-        order: of all processes.
-        first_step: the first one.
-        rank: of this process.
-        world: number of processes; it divides the order's batch.
-    """
-
-    def __init__(self, order: BatchOrder, first_step: int = 0, rank: int = 0, world: int = 1) -> None:
-        self.order, self.first_step, self.rank, self.world = order, first_step, rank, world
-
-    def __iter__(self) -> Iterator[list[Request]]:
-        share = self.order.batch // self.world
-        for step in itertools.count(self.first_step):
-            yield self.order.requests(step)[self.rank * share : (self.rank + 1) * share]
 
 
 class TrainingSet(Dataset):
@@ -185,11 +168,11 @@ class TrainingSet(Dataset):
             try:
                 pixels = read_picture(self.pictures[index])
             except DatasetError as error:
-                unreadable.append(Unreadable(index, error))
+                unreadable.append((index, error))
                 continue
             return self._sample(self.pictures[index], pixels, request)._replace(unreadable=tuple(unreadable))
         others = len(unreadable) - 1
-        return DatasetError(f"{unreadable[0].error}; {others} replacements cannot be read either")
+        return DatasetError(f"{unreadable[0][1]}; {others} replacements cannot be read either")
 
     def _candidates(self, request: Request) -> Iterator[int]:
         """Yields the requested picture, then others of its kind, then those of the other kind."""

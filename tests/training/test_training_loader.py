@@ -21,7 +21,7 @@ from codetr.training import batch_loader
 from codetr.training.augment import Augmentation
 from codetr.training.batch_loader import read_batches
 from codetr.training.run_state import find_states
-from codetr.training.training_batches import BatchOrder, HostBatch, StepSampler, TrainingSet
+from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
 from tests.training.training_runs import ROOT, arguments
 
 SECONDS = 15.0
@@ -65,7 +65,7 @@ def test_batches_do_not_depend_on_the_workers(dataset, monkeypatch):
 
     def batches(workers: int) -> list[HostBatch]:
         with read_batches(
-            TrainingSet(dataset, Augmentation()), StepSampler(order), workers, False, 10**5
+            TrainingSet(dataset, Augmentation()), order.steps(), workers, False, 10**5
         ) as loader:
             return [next(loader) for _ in range(8)]
 

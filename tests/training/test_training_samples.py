@@ -17,7 +17,6 @@ from codetr.training.training_batches import (
     PAD_DIVISOR,
     BatchOrder,
     Request,
-    StepSampler,
     TrainingSet,
     collate,
 )
@@ -137,7 +136,7 @@ def test_an_epoch_holds_every_picture(dataset):
 def test_processes_share_the_same_batches(dataset, world):
     """Several processes see at each step the batch of one process."""
     order = BatchOrder(dataset.pictures, 4, [(96, 64), (120, 80)], seed=1)
-    samplers = [iter(StepSampler(order, 3, rank, world)) for rank in range(world)]
+    samplers = [order.steps(3, rank, world) for rank in range(world)]
     for step in range(3, 12):
         assert [request for sampler in samplers for request in next(sampler)] == order.requests(step)
 
