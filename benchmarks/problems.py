@@ -1,7 +1,7 @@
-"""The one registry of problem sizes of multi-scale deformable attention, for benchmarks and for tests.
+"""The registry of problem sizes of multi-scale deformable attention, for benchmarks and tests.
 
-A `Problem` is a size that makes its own tensors from a seed, for `msda.attention` and `msda.fused_attention`
-alike: both forms of one (problem, distribution, seed) sample the same places with the same weights.
+A `Problem` draws its tensors from a seed. `msda.attention` and `msda.fused_attention` sample the same places
+with the same weights for the same problem, distribution and seed.
 
 Shape letters: N batch, S cells of all levels, M heads, D channels of a head, Q queries, L levels, P points of
 a level, K points of all levels.
@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 
 DISTRIBUTIONS = ("near", "uniform")
-"""near: around the reference points, in the pattern that Deformable DETR's published initialisation gives
-(head m looks in direction 2 pi m / M, point p is p + 1 cells away) plus normal noise of 1.5 cells; uniform:
-anywhere."""
+"""near: around the reference points, in the pattern of Deformable DETR's initialisation (head m in direction
+2 pi m / M, point p in a distance of p + 1 cells), plus normal noise of 1.5 cells. uniform: anywhere."""
 
 NOISE_CELLS = 1.5
 NECK_STRIDES = (4, 8, 16, 32, 64)
@@ -52,13 +51,13 @@ class Problem:
     """Sizes of one call of the operator.
 
     Attributes:
-        name: how results and test ids call it.
+        name: name in results and test ids.
         batch: N.
         spatial_shapes: (H, W) of each level, in cells.
-        num_queries: Q. When it equals S the queries are the cells of the levels (an encoder), in their order.
+        num_queries: Q. If it equals S, the queries are the cells of the levels in order, as in an encoder.
         num_heads, head_dim: M, D.
-        num_points: P, the same for every level; ignored when points_per_level is given.
-        points_per_level: P_l of each level (ragged), or None.
+        num_points: P, the same for every level, unless points_per_level is given.
+        points_per_level: P_l of each level, or None.
         reference_dim: 2 for reference points, 4 for reference boxes (fused form only).
     """
 
@@ -93,7 +92,7 @@ class Problem:
 
     @property
     def points(self) -> tuple[int, ...]:
-        """P_l of every level, equal or not."""
+        """P_l of every level."""
         return self.points_per_level or (self.num_points,) * self.num_levels
 
     @property
@@ -108,16 +107,16 @@ class Problem:
         backward: bool = False,
         location_dtype: torch.dtype | None = None,
     ) -> int:
-        """Bytes that pass when every input is read once and every output written once.
+        """Returns the bytes if every input is read once and every output is written once.
+
+        The two small index tensors do not count.
 
         Args:
-            dtype: the value's type.
-            fused: of `fused_attention` (offsets, logits, reference points) instead of `attention`.
-            backward: of the backward pass: the forward's inputs and grad_output read, all gradients written.
-            location_dtype: type of locations and weights; the value's by default.
-
-        Returns:
-            Bytes; the two small index tensors count nothing.
+            dtype: type of the value.
+            fused: count `fused_attention` (offsets, logits, reference points), not `attention`.
+            backward: count the backward pass, which reads the inputs and grad_output and writes all
+                gradients.
+            location_dtype: type of locations and weights. Default: the value's.
         """
         element, location_element = dtype.itemsize, (location_dtype or dtype).itemsize
         rows = self.batch * self.num_queries
@@ -130,7 +129,7 @@ class Problem:
     def index_tensors(
         self, device: torch.device | str = "cpu", index_dtype: torch.dtype = torch.int64
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """spatial_shapes [L, 2] and level_start_index [L] on a device."""
+        """Returns spatial_shapes [L, 2] and level_start_index [L] on a device."""
         sizes = [height * width for height, width in self.spatial_shapes]
         starts = [sum(sizes[:level]) for level in range(self.num_levels)]
         shapes = torch.tensor(self.spatial_shapes, dtype=index_dtype).reshape(-1, 2)
@@ -145,18 +144,18 @@ class Problem:
         index_dtype: torch.dtype = torch.int64,
         location_dtype: torch.dtype | None = None,
     ) -> FusedInputs:
-        """Arguments of `msda.fused_attention`.
+        """Draws the arguments of `msda.fused_attention`.
 
         Args:
-            dtype: type of value, offsets and logits.
-            device: where the tensors are made; one seed gives other numbers on other kinds of device.
+            dtype: type of the value.
+            device: device of the generator and the tensors. It changes the numbers of a seed.
             distribution: one of DISTRIBUTIONS.
-            seed: of the generator.
-            index_dtype: int32 or int64, of spatial_shapes and level_start_index.
-            location_dtype: type of offsets and logits; the value's by default.
+            seed: seed of the generator.
+            index_dtype: int32 or int64, type of spatial_shapes and level_start_index.
+            location_dtype: type of offsets and logits. Default: the value's.
 
         Raises:
-            ValueError: for an unknown distribution.
+            ValueError: the distribution is unknown.
         """
         generator = torch.Generator(device).manual_seed(seed)
         value = self._value(generator, dtype)
@@ -178,7 +177,7 @@ class Problem:
         index_dtype: torch.dtype = torch.int64,
         location_dtype: torch.dtype | None = None,
     ) -> AttentionInputs:
-        """Arguments of `msda.attention`; see `fused_inputs` for the parameters."""
+        """Draws the arguments of `msda.attention`, see `fused_inputs`."""
         generator = torch.Generator(device).manual_seed(seed)
         value = self._value(generator, dtype)
         reference, offsets, logits = self._samples(generator, distribution)
@@ -200,8 +199,7 @@ class Problem:
     def _samples(
         self, generator: torch.Generator, distribution: str
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Reference [N, Q, L, 2|4], offsets [N, Q, M, K, 2] (cells, or box units) and logits [N, Q, M, K],
-        all fp32."""
+        """Draws reference points [N, Q, L, 2|4], offsets [N, Q, M, K, 2] and logits [N, Q, M, K] in fp32."""
         if distribution not in DISTRIBUTIONS:
             raise ValueError(f"distribution: expected one of {DISTRIBUTIONS}, got {distribution!r}")
         device = generator.device
@@ -217,8 +215,10 @@ class Problem:
         return reference, offsets, logits
 
     def _reference(self, generator: torch.Generator) -> torch.Tensor:
-        """Cell centres when the queries are the cells, else random points; with boxes of 5 to 40% of the
-        image. [N, Q, L, .]"""
+        """Returns the centres of the cells in an encoder, else random points, [N, Q, L, 2|4].
+
+        Boxes have 5 to 40% of the image's sides.
+        """
         device = generator.device
         if self.num_queries == self.num_cells:
             centres = []
@@ -236,7 +236,7 @@ class Problem:
         return points[:, :, None].repeat(1, 1, self.num_levels, 1)
 
     def _initial_pattern(self, device: torch.device) -> torch.Tensor:
-        """Deformable DETR's initial offsets (arXiv 2010.04159, appendix A.4): [M, K, 2]."""
+        """Returns Deformable DETR's initial offsets (arXiv 2010.04159, appendix A.4), [M, K, 2]."""
         angles = torch.arange(self.num_heads, device=device) * (2 * math.pi / self.num_heads)
         directions = torch.stack((angles.cos(), angles.sin()), -1)
         directions = directions / directions.abs().amax(-1, keepdim=True)
@@ -244,13 +244,12 @@ class Problem:
         return directions[:, None] * steps[:, None]
 
     def to_points(self, per_level: torch.Tensor) -> torch.Tensor:
-        """[N, Q, L, c] -> [N, Q, 1, K, c]: what belongs to a level, for each of its points."""
+        """Repeats the values of each level for its points, [N, Q, L, c] -> [N, Q, 1, K, c]."""
         counts = torch.tensor(self.points, device=per_level.device)
         return per_level.repeat_interleave(counts, 2, output_size=self.total_points)[:, :, None]
 
     def cells_to_unit(self, reference: torch.Tensor) -> torch.Tensor:
-        """What an offset is multiplied with to become a distance in 0..1 of the level: broadcasts to [N, Q,
-        M, K, 2]."""
+        """Returns the factors of offsets to distances in 0..1, which broadcast to [N, Q, M, K, 2]."""
         if self.reference_dim == 2:
             sizes = torch.tensor(self.spatial_shapes, device=reference.device, dtype=torch.float32).flip(-1)
             return self.to_points((1 / sizes)[None, None])
@@ -258,33 +257,15 @@ class Problem:
         return self.to_points(reference[..., 2:] * (0.5 / counts)[:, None])
 
     def per_level(self, per_point: torch.Tensor) -> torch.Tensor:
-        """[N, Q, M, K, ...] -> [N, Q, M, L, P, ...] when every level has the same number of points."""
+        """Reshapes [N, Q, M, K, ...] to [N, Q, M, L, P, ...] if every level has the same number of points."""
         if self.points_per_level is not None:
             return per_point
         return per_point.unflatten(3, (self.num_levels, self.num_points))
 
 
 def pyramid(height: int, width: int) -> tuple[tuple[int, int], ...]:
-    """Level sizes of Co-DETR's five-scale neck for an image: four of the backbone (strides 4 to 32, each half
-    of the last, rounded up), and one more by the neck's 3x3 convolution with stride 2 and padding 1."""
-    return tuple((math.ceil(height / stride), math.ceil(width / stride)) for stride in NECK_STRIDES)
-
-
-def _codino(height: int, width: int) -> tuple[Problem, Problem]:
-    levels = pyramid(height, width)
-    encoder = Problem(f"codino_encoder_{height}x{width}", 1, levels, sum(h * w for h, w in levels))
-    decoder = replace(encoder, name=f"codino_decoder_{height}x{width}", num_queries=900, reference_dim=4)
-    return encoder, decoder
-
-
-IMAGE_SIZES = ((608, 608), (768, 1152), (1280, 1920))
-"""(height, width) in pixels of the images whose Co-DINO sizes are measured."""
-
-REAL = tuple(problem for size in IMAGE_SIZES for problem in _codino(*size))
-"""Encoder (S = Q = 30,785, 73,656, 204,600) and decoder (900 queries) of Co-DINO at the three image sizes."""
-
-BATCHED = tuple(replace(problem, name=f"{problem.name}_batch8", batch=8) for problem in _codino(768, 1152))
-"""Co-DINO at 768x1152, eight images at once."""
+    """Returns the level sizes of Co-DETR's five-scale neck for an image."""
+    return _levels(height, width, *NECK_STRIDES)
 
 
 def _levels(height: int, width: int, *strides: int) -> tuple[tuple[int, int], ...]:
@@ -293,6 +274,22 @@ def _levels(height: int, width: int, *strides: int) -> tuple[tuple[int, int], ..
 
 def _encoder(name: str, levels: tuple[tuple[int, int], ...]) -> Problem:
     return Problem(name, 1, levels, sum(height * width for height, width in levels))
+
+
+def _codino(height: int, width: int) -> tuple[Problem, Problem]:
+    encoder = _encoder(f"codino_encoder_{height}x{width}", pyramid(height, width))
+    decoder = replace(encoder, name=f"codino_decoder_{height}x{width}", num_queries=900, reference_dim=4)
+    return encoder, decoder
+
+
+IMAGE_SIZES = ((608, 608), (768, 1152), (1280, 1920))
+"""(height, width) of images in pixels."""
+
+REAL = tuple(problem for size in IMAGE_SIZES for problem in _codino(*size))
+"""Encoder (S = Q = 30,785, 73,656, 204,600) and decoder (900 queries) of Co-DINO at IMAGE_SIZES."""
+
+BATCHED = tuple(replace(problem, name=f"{problem.name}_batch8", batch=8) for problem in _codino(768, 1152))
+"""Co-DINO at 768x1152 with a batch of eight."""
 
 
 PEERS = (
@@ -319,7 +316,7 @@ PEERS = (
     Problem("deformable_detr_decoder_800x1333", 1, _levels(800, 1333, 8, 16, 32, 64), 300),
     _encoder("mask2former_encoder_800x1344", _levels(800, 1344, 8, 16, 32)),
 )
-"""Other detectors and segmenters that use the operator, at the sizes that they were published with."""
+"""Other detectors and segmenters with the operator, at their published sizes."""
 
 SMALL = (
     Problem("one_cell", 1, ((1, 1),), 3, num_heads=1, head_dim=4, num_points=1),
@@ -347,6 +344,6 @@ SMALL = (
     Problem("no_queries", 2, ((4, 4), (2, 2)), 0, num_heads=2, head_dim=8),
     Problem("no_batch", 0, ((4, 4), (2, 2)), 6, num_heads=2, head_dim=8),
 )
-"""Sizes for tests: quick on a CPU, and each with something that a kernel may forget."""
+"""Small sizes for tests, each with a case that a kernel may miss."""
 
 BY_NAME = {problem.name: problem for problem in (*REAL, *BATCHED, *PEERS, *SMALL)}
