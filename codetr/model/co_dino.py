@@ -134,7 +134,8 @@ class CoDino(nn.Module):
         return self
 
     def write_out_group_norms(self) -> CoDino:
-        """Replaces group norms by their form for exports, see `codetr.model.layers.GroupNorm`; returns the model."""
+        """Replaces group norms by their form for exports, see `codetr.model.layers.GroupNorm`; returns the
+        model."""
         for module in self.modules():
             if isinstance(module, GroupNorm):
                 module.written_out = True
