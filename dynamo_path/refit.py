@@ -192,7 +192,7 @@ def weights_of(network: Any) -> dict[tuple[str, str], Any]:
 
 
 def _dense(values: Any) -> Any:
-    """What TensorRT gives out as an array, with the stride that it has.
+    """Returns an array from TensorRT with its real stride.
 
     The bindings of TensorRT 10.6 tell NumPy 2.5 a stride of 0: every number looks like the first.
     """

@@ -1,4 +1,4 @@
-"""What all tests share: the GPU marker, hypothesis profiles, and the same random numbers in every run.
+"""Settings of all tests: the GPU marker, hypothesis profiles, and equal random numbers in every run.
 
 `pytest -m gpu` selects what needs an NVIDIA GPU; elsewhere these tests are skipped with the reason.
 HYPOTHESIS_PROFILE=thorough draws many more examples, and others every time.

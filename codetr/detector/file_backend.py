@@ -1,4 +1,4 @@
-"""What the backends of exported files share: the metadata beside a file decides on sizes, classes and NMS."""
+"""Base of the backends that run exported files: the metadata beside a file has sizes, classes and NMS."""
 
 from __future__ import annotations
 

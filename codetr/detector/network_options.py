@@ -29,7 +29,7 @@ FILE_BACKENDS: dict[str, type[FileBackend]] = {
 @Parameter(name="*", group=Group("Network", sort_key=1))
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Which network runs, where and at which size; see `codetr.Detector`."""
+    """Options of the network: model or file, device and input size. See `codetr.Detector`."""
 
     model: Annotated[Any, Parameter(metavar="NAME")] = None
     """co_dino_swin_l, co_dino_r50, the folder of a training run, or a configuration file. Default:

@@ -43,7 +43,7 @@ def run_formulas(inputs: Inputs) -> torch.Tensor:
 
 
 def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
-    """What is missing to run the CUDA operator with a type, or None."""
+    """Returns the reason why the CUDA operator cannot run with a type, or None."""
     if not torch.cuda.is_available():
         return "no NVIDIA GPU"
     if not msda.build_info().has_cuda:
@@ -54,7 +54,7 @@ def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
 
 
 def no_tensorrt(dtype: torch.dtype = torch.float32) -> str | None:
-    """What is missing to run the TensorRT plugin, or None."""
+    """Returns the reason why the TensorRT plugin cannot run, or None."""
     return no_gpu(dtype) or _no_plugin()
 
 
@@ -109,7 +109,7 @@ def run_tensorrt(inputs: Inputs) -> torch.Tensor:
 
 @functools.cache
 def no_onnx(dtype: torch.dtype = torch.float32) -> str | None:
-    """What is missing to run the ONNX function bodies in onnxruntime, or None."""
+    """Returns the reason why onnxruntime cannot run the ONNX function bodies, or None."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401

@@ -1,4 +1,4 @@
-"""What hypothesis draws for the operator: sizes, contents, memory layouts and types.
+"""Strategies of hypothesis for the operator: sizes, contents, memory layouts and types.
 
 A `Case` is what hypothesis drew: small and printable, so that a failing example can be read and run again. It
 makes its tensors on any device. `smooth` cases keep every sample away from the kinks of bilinear
@@ -31,7 +31,7 @@ GROUP_HEADS = (16, 32, 64)
 """The channels of a head that the group kernels are compiled for (kernels/include/msda/forward_choice.h)."""
 
 FORMS = ("any", "one_of_heads", "known_levels")
-"""What a kernel takes: anything; heads of GROUP_HEADS; or `has_known_levels` of forward_choice.h."""
+"""Problems that a kernel takes: any; heads of GROUP_HEADS; or `has_known_levels` of forward_choice.h."""
 
 RAGGED = ((2, 0, 5),)
 """Ragged lists for a backend that is built for one list, for example a TensorRT engine."""

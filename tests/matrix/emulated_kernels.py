@@ -81,7 +81,7 @@ class _Tensors(ctypes.Structure):
 
 
 def missing(dtype: torch.dtype = torch.float32) -> str | None:
-    """What is missing to compile the emulator, or None."""
+    """Returns the reason why the emulator cannot be compiled, or None."""
     return compile_for_cpu.missing()
 
 

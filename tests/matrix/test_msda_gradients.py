@@ -287,7 +287,7 @@ def test_deterministic_mode_finds_its_scale(
 
 @operators
 def test_deterministic_mode_with_infinite_gradients(operator: str, device: str, deterministic: None) -> None:
-    """What is not finite reaches the cells that it reaches with atomics, and no others."""
+    """A non-finite gradient reaches the same cells as with atomics, and no others."""
     inputs = make(ENCODER, operator, device=device)
     grad_output = normal_grad_output(inputs, 22)
     grad_output[0, 3, 40] = float("inf")

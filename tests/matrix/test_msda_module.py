@@ -41,7 +41,7 @@ def plain_module(
     starts: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What the module computes, from its parameters and the reference, in float64."""
+    """Computes the module's result from its parameters by the reference, in float64."""
     weights = {name: parameter.double() for name, parameter in module.state_dict().items()}
 
     def linear(name: str, tensor: torch.Tensor) -> torch.Tensor:

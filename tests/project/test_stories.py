@@ -1,4 +1,4 @@
-"""What users do from beginning to end: scripts that check their own results."""
+"""Runs users' work from beginning to end: scripts that check their own results."""
 
 from __future__ import annotations
 

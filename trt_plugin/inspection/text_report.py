@@ -79,7 +79,7 @@ def summary_table(summary: EngineSummary, precision: str | None, build_seconds: 
 
 
 def layers_line(layers: LayerList) -> str:
-    """How many layers there are and which are plugins."""
+    """Returns a line with the number of layers and the plugins among them."""
     counts = Counter(map(plugin_name, layers.plugins))
     plugins = ", ".join(f"{number} {name}" for name, number in counts.items())
     plugins = f"of plugins: {plugins}" if plugins else "none of a plugin"

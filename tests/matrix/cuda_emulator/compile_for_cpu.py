@@ -72,7 +72,7 @@ def include_folders() -> list[Path] | None:
 
 
 def missing() -> str | None:
-    """What is missing to compile and run, or None."""
+    """Returns the reason why the sources cannot be compiled and run, or None."""
     if platform.machine() != "x86_64":
         return f"the emulator switches stacks of x86-64, not of {platform.machine()}"
     if compiler() is None:
