@@ -18,6 +18,7 @@ WEIGHTS = ["--weights", "co_dino_swin_l"]
 ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["msda", "detector", "sanitize", "training"])
 def test_without_gpu(module: str) -> None:
     if torch.cuda.is_available():

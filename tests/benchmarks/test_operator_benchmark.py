@@ -39,6 +39,7 @@ def compiled_by_aot_eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_by_aot_eager")
 @pytest.mark.parametrize("name", ["boxes", "ragged_skipped_level"])
 def test_compiled_reference(name: str) -> None:

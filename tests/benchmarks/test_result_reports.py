@@ -53,7 +53,9 @@ def test_every_kind_of_result_file_has_a_case() -> None:
     assert set(KINDS) == set(report.TABLES) == set(pictures.FIGURES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "msda" else ()) for kind in KINDS]
+)
 def test_tables_and_pictures(kind: str, tmp_path: Path, capsys) -> None:
     """The result files of the repository are readable, and give the same SVG twice."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")

@@ -26,6 +26,7 @@ def runs(block: Block) -> bool:
 
 
 TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
+SLOW = ("engines.md", "training.md")
 
 
 def copy_pictures(folder: Path) -> None:
@@ -72,7 +73,9 @@ FILES: dict[str, Callable[[Path], object]] = {
 """Makes the files of a user, by a text of the page that needs them."""
 
 
-@pytest.mark.parametrize("page", TESTED)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in TESTED]
+)
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", ROOT)):

@@ -18,9 +18,8 @@ PACKAGES = {
 }
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param("coco.sh", marks=pytest.mark.slow), "onnx.sh", "research.py"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["coco.sh", "onnx.sh", "research.py"])
 def test_story(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {path.name for path in STORIES.glob("*.*")} == set(PACKAGES)
     for package in PACKAGES[script]:

@@ -174,6 +174,7 @@ def spoil(data: Path, split: str, broken: Sequence[int] = (2, 5, 7), truncated: 
         path.write_bytes(path.read_bytes()[:300])
 
 
+@pytest.mark.slow
 def test_bad_pictures_do_not_end_a_run(folder, tmp_path, capsys):
     """They are reported once and counted, in training and validation. --resume sees the same samples."""
     data = tmp_path / "data"

@@ -102,6 +102,7 @@ def test_bad_pictures_of_several_processes(folder, tmp_path):
     assert f"after 4 steps; 2 of 20 pictures of {data / 'annotations/instances_train.json'}" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_ends_all(folder, tmp_path):
     data, bad = damaged(folder, tmp_path)
     done = torchrun(tmp_path, arguments(data, tmp_path / "run", model=folder / "model.json", strict=""))

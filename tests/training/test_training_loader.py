@@ -162,6 +162,7 @@ def test_the_end_of_a_process_ends_torchrun(folder, tmp_path, mark):
     assert run_until(folder, tmp_path, mark, "raise", "shared", *TORCHRUN) != 0
 
 
+@pytest.mark.slow
 def test_workers_serve_on_after_a_signal_to_the_group(folder, tmp_path, mark):
     """SIGTERM to all processes of a group: the step ends, the run saves its state, then the workers end."""
     assert run_until(folder, tmp_path, mark, "terminate", "shared") == 128 + signal.SIGTERM
