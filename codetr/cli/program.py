@@ -29,7 +29,10 @@ def make_app(name: str, help: str | None = None, **settings: object) -> App:
         name=name,
         help=help,
         help_format="markdown",
-        default_parameter=Parameter(negative=()),  # --refittable has no --no-refittable
+        default_parameter=Parameter(
+            negative=(),  # --refittable has no --no-refittable
+            show_default=lambda value: None if value is False or value == () else value,
+        ),
         result_action="return_value",
         print_error=False,
         exit_on_error=False,
