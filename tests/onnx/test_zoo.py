@@ -93,7 +93,8 @@ def test_model_in_every_form(name: str, options: dict, zoo_folder: Path):
     check_file(name, path)
     if options.get("dynamic"):
         check_file(name, path, entry.other_inputs())
-    check_surgery(name, path, options.get("sampling", "GridSample"), tool)
+    if options != {"sampling": "GridSample"}:  # `test_model` operates on this form
+        check_surgery(name, path, options.get("sampling", "GridSample"), tool)
 
 
 @slow

@@ -33,6 +33,7 @@ def nvcc() -> Path | None:
     return next(iter(sorted(packages.glob("*/bin/nvcc"))), None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(nvcc() is None, reason="no nvcc: pip install 'codetr-tensorrt[nvcc]'")
 def test_bfloat16_compiles_for_the_oldest_architecture(tmp_path):
     """The first of the default architectures has no bfloat16 arithmetic, and CI does not build for it."""

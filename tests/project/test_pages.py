@@ -26,7 +26,7 @@ def runs(block: Block) -> bool:
 
 
 TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
-SLOW = ("engines.md", "training.md")
+SLOW = ("detect.md", "engines.md", "training.md")
 
 
 def copy_pictures(folder: Path) -> None:
