@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 QUOTED = re.compile(r"`([\w.-]+(?:/[\w.*-]+)+/?)`")
 """A path with a slash in backticks, such as `codetr/cli/app.py`."""
+RESULTS = ("build", "out")
+"""Folders of results, which a clone lacks."""
 
 
 def missing(page: Path) -> list[str]:
@@ -20,7 +22,8 @@ def missing(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     names = [name for name in LINK.findall(text) if not (page.parent / name).exists()]
     for name in QUOTED.findall(text):
-        known = (ROOT / name.split("/")[0]).is_dir()
+        room = name.split("/")[0]
+        known = room not in RESULTS and (ROOT / room).is_dir()
         if known and not any(ROOT.glob(name.rstrip("/"))):
             names.append(name)
     return names
