@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 QUOTED = re.compile(r"`([\w.-]+(?:/[\w.*-]+)+/?)`")
 """A path with a slash in backticks, such as `codetr/cli/app.py`."""
-RESULTS = ("build", "out")
-"""Folders of results, which a clone lacks."""
+RESULTS = ("build/", "out/", "trt_plugin/codetr_detect")
+"""Beginnings of paths that a clone lacks before the build or the first run."""
 
 
 def missing(page: Path) -> list[str]:
@@ -22,8 +22,7 @@ def missing(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     names = [name for name in LINK.findall(text) if not (page.parent / name).exists()]
     for name in QUOTED.findall(text):
-        room = name.split("/")[0]
-        known = room not in RESULTS and (ROOT / room).is_dir()
+        known = not name.startswith(RESULTS) and (ROOT / name.split("/")[0]).is_dir()
         if known and not any(ROOT.glob(name.rstrip("/"))):
             names.append(name)
     return names
