@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import codetr
-import trt_plugin
 from dynamo_path.engine import UnsupportedOperators, _unsupported, build_engine
 from dynamo_path.export import export_program, import_requirements, main
 from dynamo_path.quiet_logs import quiet
@@ -109,15 +108,6 @@ def test_other_packages_are_quiet_in_the_block(caplog, recwarn):
     assert not caplog.records and not recwarn.list
     logger.info("heard again")
     assert [record.message for record in caplog.records] == ["heard again"]
-
-
-@pytest.fixture
-def torch_tensorrt():
-    try:
-        trt_plugin.load()
-    except trt_plugin.EngineError as error:
-        pytest.skip(str(error))
-    return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
 
 
 @pytest.mark.gpu

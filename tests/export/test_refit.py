@@ -232,15 +232,6 @@ def test_engine_refitted_from_onnx_is_the_one_built(name, precision, timing_cach
     check_refitted(tmp_path / "a/model.engine", new, tmp_path / "b/model.engine", name, precision)
 
 
-@pytest.fixture
-def torch_tensorrt():
-    try:
-        trt_plugin.load()
-    except trt_plugin.EngineError as error:
-        pytest.skip(str(error))
-    return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
-
-
 def other_weights(folder: Path, name: str) -> dict[str, Path]:
     """`save_weights` in which every parameter of one model differs."""
     paths = save_weights(folder)
