@@ -149,7 +149,7 @@ def measure_accuracy(
         out: result file. Default: a file in benchmarks/results.
     """
     config = model_config(model)
-    weights = None if weights is None else choose_weights(model, weights)
+    weights = None if weights is None else choose_weights(model, config, weights)
     files = [(f"engine {file.label} {file.path}", file.path) for file in engine]
     files += [(f"onnx {path}", path) for path in onnx]
     height, width = input_size(height, width, files)

@@ -79,7 +79,7 @@ def measure_detector(
     """
     config = model_config(model)
     if weights is not None:
-        choose_weights(model, weights)
+        choose_weights(model, config, weights)
     result = ResultFile("benchmarks.detector", out, f"detector_{config.name}_{height}x{width}")
     network = codetr.CoDino(config).eval().requires_grad_(False)
     codetr.load_checkpoint(network, weights or codetr.seeded_state_dict(network, seed))

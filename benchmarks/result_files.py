@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import re
@@ -18,8 +17,8 @@ from pathlib import Path
 import torch
 
 from benchmarks import timing
-from onnx_path.json_report import check_output
-from trt_plugin.atomic_files import atomic_write
+from codetr.export.output_folder import check_output
+from trt_plugin.atomic_files import write_json
 from trt_plugin.engine_error import EngineError, import_tensorrt
 
 SCHEMA_VERSION = 1
@@ -65,7 +64,7 @@ class ResultFile:
         """
         seconds = round(time.monotonic() - self.started, 1)
         content = {**self.head, "kind": self.kind, **facts, "seconds": seconds, "results": list(results)}
-        write_json(self.path, content)
+        write_json(self.path, content, allow_nan=False)
         return content
 
 
@@ -122,12 +121,6 @@ def slug(gpu_name: str) -> str:
     """Turns a GPU's name into a part of a file name: "NVIDIA H100 80GB HBM3" -> "h100_80gb_hbm3"."""
     words = re.findall(r"[a-z0-9]+", gpu_name.lower())
     return "_".join(word for word in words if word not in ("nvidia", "geforce")) or "gpu"
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Writes a result file, whole or not at all."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _tensorrt_version() -> str | None:

@@ -70,7 +70,7 @@ def measure_sizes(
         out: result file. Default: a file in benchmarks/results.
     """
     config = model_config(model)
-    choose_weights(model, weights)
+    choose_weights(model, config, weights)
     result = ResultFile("benchmarks.sizes", out, f"sizes_{config.name}")
     network = codetr.CoDino(config).eval().requires_grad_(False)
     codetr.load_checkpoint(network, weights)

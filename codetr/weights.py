@@ -84,22 +84,30 @@ def model_config(model: str | os.PathLike) -> Config:
         raise ArgumentError("model", one_line(error)) from error
 
 
-def choose_weights(model: str | os.PathLike, weights: str | None) -> str:
+def choose_weights(model: object, config: Config, weights: str | os.PathLike | None) -> str:
     """Checks the argument `weights`: a known name, a URL or a file; default: `default_weights`.
+
+    Args:
+        model: what `codetr.load_config` takes, or a configuration.
+        config: the model's.
+        weights: the argument.
 
     Raises:
         ArgumentError: `weights` is none of these, or it is None and the model has no default.
     """
-    config, known = model_config(model), ", ".join(KNOWN_WEIGHTS)
+    known = ", ".join(KNOWN_WEIGHTS)
     if weights is None:
-        weights = default_weights(model, config)
-        if weights is None:
+        chosen = default_weights(model, config)
+        if chosen is None:
+            name = config.name if isinstance(model, Config) else model
             raise ArgumentError(
-                "weights", f"expected weights: none lie beside {model}, which is none of {known}; got none"
+                "weights", f"expected weights: none lie beside {name}, which is none of {known}; got none"
             )
-    elif weights not in KNOWN_WEIGHTS and not is_url(weights) and not Path(weights).is_file():
-        raise ArgumentError("weights", f"expected a file, a URL, or one of {known}, got {weights!r}")
-    return weights
+        return chosen
+    chosen = str(weights)
+    if chosen not in KNOWN_WEIGHTS and not is_url(chosen) and not Path(chosen).is_file():
+        raise ArgumentError("weights", f"expected a file, a URL, or one of {known}, got {chosen!r}")
+    return chosen
 
 
 def is_url(source: object) -> bool:

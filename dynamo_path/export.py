@@ -39,6 +39,7 @@ def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
             engines, and there is no model.engine. Default: fail and name them.
     """
     from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
+    from dynamo_path.saved_modules import write_program
 
     device = pick_device(request.device)
     if device.type == "cuda":
@@ -47,8 +48,6 @@ def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
         subject = prepare(request)
         model, inputs = subject.module().to(device), example_inputs(request, device)
         with stage("export model.pt2"):
-            from dynamo_path.saved_modules import write_program
-
             program = export_program(model, inputs, dynamic_shapes(request))
             write_program(program, folder / "model.pt2")
         if device.type == "cuda":

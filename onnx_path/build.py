@@ -16,12 +16,12 @@ from cyclopts.types import PositiveFloat
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError
-from codetr.export.output_folder import stage, staged_folder
+from codetr.export.output_folder import check_output, stage, staged_folder
 from onnx_path.equivalent_commands import equivalent_commands
-from onnx_path.json_report import check_output, write_json
 from onnx_path.optimization_profiles import ShapeRange, fit_profiles, inputs_of, parse_shapes
 from onnx_path.tensorrt_engine import Settings, serialize_engine
-from trt_plugin.atomic_files import atomic_write
+from trt_plugin.atomic_files import atomic_write, write_json
+from trt_plugin.metadata import Precision
 
 if TYPE_CHECKING:
     import onnx
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 CONVERTED = ("fp16", "bf16")
 """Precisions for which the graph is converted. The other ones are settings of TensorRT."""
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
-
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
 _SHAPES = Group("Shapes of dynamic inputs", sort_key=1)
 _TENSORRT = Group("TensorRT", sort_key=2)
@@ -147,7 +145,7 @@ def build(
             "report": content,
             "commands": commands,
         }
-        write_json(json, report)
+        write_json(json, report, indent=2, allow_nan=False)
     return 0
 
 

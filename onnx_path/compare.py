@@ -15,10 +15,11 @@ from cyclopts.types import NonNegativeFloat, NonNegativeInt
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError, one_line
-from codetr.export.output_folder import stage
-from onnx_path.build import CONVERTED, Precision, check_machine
-from onnx_path.json_report import check_output, write_json
+from codetr.export.output_folder import check_output, stage
+from onnx_path.build import CONVERTED, check_machine
 from onnx_path.optimization_profiles import check_shapes, inputs_of, parse_shapes
+from trt_plugin.atomic_files import write_json
+from trt_plugin.metadata import Precision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +151,7 @@ def compare(
         result = _search(result, reference, names_of(original), built, parsed, arrays)
         result.print_layers(console)
     if json is not None:
-        write_json(json, result.as_dict())
+        write_json(json, result.as_dict(), indent=2, allow_nan=False)
     return 1 if result.differing else 0
 
 

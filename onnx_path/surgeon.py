@@ -20,7 +20,8 @@ from cyclopts.types import NonNegativeInt
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError, one_line
-from onnx_path.json_report import check_output, write_json
+from codetr.export.output_folder import check_output
+from trt_plugin.atomic_files import write_json
 
 if TYPE_CHECKING:
     from onnx_path.surgery.pipeline import UnknownOperator, operate
@@ -129,7 +130,7 @@ def surgeon(
     else:
         model_files.save(result, out, model)
     if json is not None:
-        write_json(json, dataclasses.asdict(report))
+        write_json(json, dataclasses.asdict(report), indent=2, allow_nan=False)
     _print(report, out)
     return 0
 

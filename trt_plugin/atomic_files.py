@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,23 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | os.PathLike, content: object, *, indent: int = 1, allow_nan: bool = True) -> None:
+    """Writes a JSON file in UTF-8, whole or not at all.
+
+    Args:
+        path: the file to write, see `atomic_write`.
+        content: objects that JSON has.
+        indent: columns of each level.
+        allow_nan: write NaN and infinity as Python does. JSON itself lacks them.
+
+    Raises:
+        ValueError: `content` has a non-finite number, and `allow_nan` is False.
+    """
+    text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=allow_nan)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from cyclopts.types import NonNegativeInt, PositiveInt
 from codetr.cli.argument_types import InputFile, OutputFile, parsed_by
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
-from trt_plugin.atomic_files import atomic_write
+from trt_plugin.atomic_files import atomic_write, write_json
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import engine_layers, engine_summary, text_report
 from trt_plugin.inspection.engine_layers import LayerList
@@ -164,7 +163,9 @@ def inspect(
             found = found.with_times(measured.layer_ms) if found else None
         report = InspectionReport(engine, summary, found, measured, _metadata(engine))
         if save_layer_info:
-            _write(save_layer_info, information)
+            with atomic_write(save_layer_info) as temporary:
+                temporary.write_text(information, encoding="utf-8")
+            print(f"wrote {save_layer_info}")
     if found is None or not found.detailed:
         tells = "nothing" if found is None else "only the names"
         message = (
@@ -176,7 +177,8 @@ def inspect(
         complain("warning", message)
     _print(report, table)
     if json:
-        _write_json(json, report)
+        write_json(json, report.as_dict())
+        print(f"wrote {json}")
     if graph:
         from trt_plugin.inspection.layer_graph import write_graph
 
@@ -223,16 +225,6 @@ def _print(report: InspectionReport, whole_table: bool) -> None:
     for part in parts:
         console.print()
         console.print(part)
-
-
-def _write_json(path: Path, report: InspectionReport) -> None:
-    _write(path, json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n")
-
-
-def _write(path: Path, content: str) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,14 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict
 
-from trt_plugin.atomic_files import atomic_write
+from trt_plugin.atomic_files import write_json
 from trt_plugin.engine_error import EngineError
 from trt_plugin.engine_tensors import TensorInfo, format_shape
 
 FORMAT = 1
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+"""Precision of a network. tf32 is fp32 with matrix products of 10 mantissa bits."""
 
 
 class TensorEntry(TypedDict):
@@ -97,7 +100,7 @@ class ArtifactMetadata:
     resize: ResizeEntry
     max_per_img: PositiveInt
     nms: dict[str, Any]
-    precision: Literal["fp32", "tf32", "fp16", "bf16"]
+    precision: Precision
     batch: PositiveInt
     tensorrt_version: str
     plugin_version: str
@@ -129,9 +132,7 @@ class ArtifactMetadata:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the file, whole or not at all."""
-        text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2, ensure_ascii=False) + "\n"
-        with atomic_write(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_json(path, {"format": FORMAT, **dataclasses.asdict(self)}, indent=2)
 
     def check_engine(
         self,

@@ -1,8 +1,7 @@
-"""Types of command-line values that Cyclopts has not: files that exist, sizes, devices."""
+"""Types of command-line values that Cyclopts has not: files that exist, files and folders to write."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,17 +37,9 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text):
-        raise ValueError(f"expected auto, cpu, cuda or cuda:<number>, got {text!r}")
-    return text
-
-
 InputFile = Annotated[Path, parsed_by(_file, "FILE")]
 """A file that exists."""
 OutputFile = Annotated[Path, parsed_by(_path, "FILE")]
 """A file to write."""
 Folder = Annotated[Path, parsed_by(_path, "DIR")]
 """A folder, read or written."""
-Device = Annotated[str, parsed_by(_device, "DEVICE")]
-""" "auto", "cpu", "cuda" or "cuda:<number>"."""

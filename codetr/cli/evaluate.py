@@ -18,7 +18,7 @@ from codetr.cli.program import complain
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
 from codetr.errors import UsageError
-from trt_plugin.atomic_files import atomic_write, new_folder
+from trt_plugin.atomic_files import atomic_write, new_folder, write_json
 
 if TYPE_CHECKING:
     from codetr.evaluation import Metrics, Run
@@ -155,9 +155,7 @@ def _write_results(folder: Path, content: dict[str, Any], metrics: Metrics, run:
     with atomic_write(folder / "detections.json") as temporary:
         lines = ",\n".join(json.dumps(row) for row in run.rows)
         temporary.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    with atomic_write(folder / "metrics.json") as temporary:
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_json(folder / "metrics.json", content, allow_nan=False)
 
 
 def _versions() -> dict[str, str]:

@@ -19,6 +19,7 @@ from codetr.detector.tensorrt_backend import TensorRTBackend
 from codetr.detector.torch_backend import TorchBackend
 from codetr.errors import ArgumentError
 from codetr.weights import DEMO
+from trt_plugin.metadata import Precision
 
 FILE_BACKENDS: dict[str, type[FileBackend]] = {
     "tensorrt": TensorRTBackend,
@@ -46,7 +47,7 @@ class NetworkOptions:
     """ONNX file for onnxruntime, with its metadata (.json) beside it."""
     device: str = "auto"
     """auto (the GPU if there is one), cpu, cuda or cuda:0, cuda:1, …"""
-    precision: Literal["fp32", "tf32", "fp16", "bf16"] | None = None
+    precision: Precision | None = None
     """Precision of the torch backend. Default: fp32."""
     max_size: Annotated[int | None, Parameter(metavar="PX")] = None
     """Limit of the resized picture's longer side. Default: the published size of the model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from codetr.detector.backend import split_device
 from codetr.detector.preprocess import Preprocessor
 from codetr.detector.sizes import ChosenSize
 from codetr.errors import ArgumentError
-from codetr.weights import choose_weights, default_weights, model_config
+from codetr.weights import choose_weights, model_config
+from trt_plugin.metadata import Precision
 
-TORCH_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+TORCH_PRECISIONS = get_args(Precision)
 
 
 class TorchBackend:
@@ -47,7 +48,9 @@ class TorchBackend:
             )
         self._kind, self._index = split_device(device)
         self.config = model if isinstance(model, Config) else model_config(model)
-        self._weights = _weights_of(model, self.config, weights)
+        self._weights = (
+            weights if isinstance(weights, Mapping) else choose_weights(model, self.config, weights)
+        )
         self.class_names = self.config.label_names
         self.nms = dataclasses.asdict(self.config.nms)
         self.preprocessor = Preprocessor.of_config(self.config, size)
@@ -99,18 +102,6 @@ class TorchBackend:
     def close(self) -> None:
         """Frees the model."""
         self.model = None
-
-
-def _weights_of(model: Any, config: Config, weights: Any) -> Any:
-    """Returns the checkpoint, or its default."""
-    if isinstance(weights, Mapping):
-        return weights
-    if not isinstance(model, Config):
-        return choose_weights(model, None if weights is None else str(weights))
-    weights = default_weights(model, config) if weights is None else weights
-    if weights is None:
-        raise ArgumentError("weights", f"expected weights, none are published for {config.name!r}, got none")
-    return weights
 
 
 def _torch_device(kind: str, index: int | None) -> Any:

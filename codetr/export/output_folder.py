@@ -1,11 +1,11 @@
-"""Folders of results that are complete or absent, and the lines that commands print about their steps."""
+"""Results that are complete or absent, checks of files to write, and the lines of a command's steps."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,26 @@ def stage(name: str) -> Iterator[list[float]]:
     yield seconds
     seconds.append(time.perf_counter() - started)
     print(f"{name}: {seconds[0]:.1f} s", flush=True)
+
+
+def check_output(argument: str, path: Path | None, taken: Iterable[Path | None] = ()) -> None:
+    """Checks a file that a command writes after minutes of work.
+
+    Args:
+        argument: its name, for errors.
+        path: the file; None passes.
+        taken: other files that the command reads or writes.
+
+    Raises:
+        ArgumentError: the file cannot be written, or is one of `taken`.
+    """
+    if path is None:
+        return
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ArgumentError(argument, f"expected a file that can be written, got {path}")
+    if path.absolute() in {other.absolute() for other in taken if other is not None}:
+        raise ArgumentError(argument, f"expected a file of its own, got {path}, which has another purpose")
 
 
 @contextmanager

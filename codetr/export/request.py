@@ -14,7 +14,9 @@ from codetr.config import Config
 from codetr.detector.preprocess import fit_size, rescale_size
 from codetr.detector.sizes import SIZE_DIVISOR, InputSizes, SizeRange, fixed
 from codetr.errors import ArgumentError
+from codetr.export.output_folder import check_output
 from codetr.weights import choose_weights, model_config
+from trt_plugin.metadata import Precision
 
 INPUT_NAMES = ("images", "image_shapes")
 OUTPUT_NAMES = ("boxes", "scores", "labels")
@@ -62,7 +64,7 @@ class ExportRequest:
     """Options of `onnx_path.export` and `dynamo_path.export`.
 
     Raises:
-        ArgumentError: options contradict each other.
+        ArgumentError: options contradict each other, or the timing cache cannot be written.
     """
 
     model: Annotated[str, Parameter(metavar="NAME|RUN|JSON")]
@@ -79,7 +81,7 @@ class ExportRequest:
     """Dynamic height and width, such as 512-768x1152-1344: HEIGHTxWIDTH or one number, multiples of 32."""
     batch: Annotated[SizeRange, parsed_by(_batch_range, "N|A-B")] = fixed(1)  # noqa: RUF009
     """Images in a run. 1-8 is a dynamic batch tuned for 1 image, 1-4-8 one tuned for 4."""
-    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     """tf32 is fp32 with matrix products of 10 mantissa bits."""
     nms: Annotated[list[Literal["hard", "none"]] | None, Parameter(consume_multiple=(0, 1))] = None
     """--nms or --nms hard puts greedy non-maximum suppression into the graph. Its outputs are then final."""
@@ -104,8 +106,7 @@ class ExportRequest:
         for name in ("height", "width"):
             if self.dynamic_size is not None and getattr(self, name) is not None:
                 raise ArgumentError(name, f"expected none with --dynamic-size, got {getattr(self, name)}")
-        if self.timing_cache is not None and self.timing_cache.is_dir():
-            raise ArgumentError("timing_cache", f"expected a file, got the folder {self.timing_cache}")
+        check_output("timing_cache", self.timing_cache)
 
     @property
     def nms_method(self) -> str:
@@ -125,7 +126,7 @@ class ExportRequest:
     @cached_property
     def source_weights(self) -> str:
         """The checkpoint, its default filled in."""
-        return choose_weights(self.model, self.weights)
+        return choose_weights(self.model, self.config, self.weights)
 
     @cached_property
     def sizes(self) -> InputSizes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from codetr.training.denoising import Denoising
 from codetr.training.initialise import initialise
 from codetr.training.training_network import TrainingNetwork
 from codetr.weights import KNOWN_WEIGHTS, default_weights, is_url
-from trt_plugin.atomic_files import atomic_write
+from trt_plugin.atomic_files import atomic_write, write_json
 
 FROM_SCRATCH = "none"
 
@@ -174,5 +173,4 @@ def save_weights(path: Path, network: TrainingNetwork, precision: str) -> None:
 def save_config(path: Path, config: Config) -> None:
     """Writes a configuration for `codetr.load_config`."""
     fields = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, fields)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trt_plugin.atomic_files import atomic_write
+from trt_plugin.atomic_files import write_json
 
 
 def describe_session(processes: int) -> dict[str, Any]:
@@ -52,8 +52,7 @@ def write_report(path: Path, content: Mapping[str, Any], session: Mapping[str, A
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         earlier = json.loads(path.read_text(encoding="utf-8"))["sessions"]
     whole = {**content, "sessions": [*earlier, {**session, "ended_utc": _now()}]}
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, whole)
 
 
 def _now() -> str:
