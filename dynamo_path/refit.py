@@ -21,11 +21,13 @@ from cyclopts import Parameter
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.detector.sizes import InputSizes
-from codetr.errors import ArgumentError
 from codetr.export.output_folder import stage
+from codetr.export.refit_options import CheckpointOptions, check_new_engine, refittable_metadata
 from codetr.export.request import ExportRequest
 from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
+
+_DEFAULTS = CheckpointOptions()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,9 +41,7 @@ def refit(
     /,
     *,
     out: OutputFile,
-    model: Annotated[str | None, Parameter(metavar="NAME|JSON")] = None,
-    photo: InputFile | None = None,
-    keep_unequal: bool = False,
+    checkpoint: CheckpointOptions = _DEFAULTS,
 ) -> int:
     """Put the weights of another checkpoint into an engine, and compare it with PyTorch. Needs a GPU.
 
@@ -49,12 +49,10 @@ def refit(
         engine: engine of `dynamo_path.export --refittable`.
         weights: checkpoint: a known name, a file or a URL.
         out: engine to write, with its metadata beside it.
-        model: configuration. Default: the one that the metadata names.
-        photo: photo for the comparison. Default: one in the repository.
-        keep_unequal: keep an engine whose detections differ from PyTorch's.
     """
-    metadata = refittable_metadata(engine, out)
-    request = request_of(metadata, weights, out, model, photo, keep_unequal)
+    check_new_engine(out)
+    metadata = refittable_metadata(engine)
+    request = request_of(metadata, weights, out, checkpoint)
     from codetr.export.engine_check import compare_engine
     from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
     from dynamo_path.export import export_program, import_requirements
@@ -78,28 +76,11 @@ def refit(
     return 0
 
 
-def refittable_metadata(engine: Path, out: Path) -> ArtifactMetadata:
-    """Reads the metadata beside an engine that is to be refitted into `out`.
-
-    Raises:
-        ArgumentError: the engine was not built with --refittable, or `out` is the name of a metadata file.
-        trt_plugin.EngineError: the metadata cannot be read.
-    """
-    if out.suffix == ".json":
-        raise ArgumentError("out", f"expected the name of an engine, got {out}, the name of its metadata")
-    metadata = ArtifactMetadata.load(engine.with_suffix(".json"))
-    if not metadata.refittable:
-        raise ArgumentError("engine", f"expected an engine of --refittable, got {engine}, which is not")
-    return metadata
-
-
 def request_of(
     metadata: ArtifactMetadata,
     weights: str,
     out: Path,
-    model: str | None = None,
-    photo: Path | None = None,
-    keep_unequal: bool = False,
+    checkpoint: CheckpointOptions = _DEFAULTS,
 ) -> ExportRequest:
     """Makes the export request that the engine was built for, with other weights."""
     sizes = InputSizes.of_artifact(metadata)
@@ -109,16 +90,16 @@ def request_of(
         size = {"height": sizes.height.opt, "width": sizes.width.opt}
     nms = {"nms": [metadata.nms["method"]], "nms_iou": metadata.nms["iou_threshold"]}
     return ExportRequest(
-        model=model or metadata.model,
+        model=checkpoint.model or metadata.model,
         weights=weights,
         batch=sizes.batch,
         **size,
         precision=metadata.precision,
         out=out,
-        photo=photo,
+        photo=checkpoint.photo,
         device="cuda",
         refittable=True,
-        keep_unequal=keep_unequal,
+        keep_unequal=checkpoint.keep_unequal,
         **(nms if metadata.nms_in_graph else {}),
     )
 

@@ -16,8 +16,8 @@ from cyclopts import Parameter
 
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
-from codetr.errors import ArgumentError
 from codetr.export.output_folder import stage
+from codetr.export.refit_options import check_new_engine, refittable_metadata
 from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
 
@@ -61,17 +61,14 @@ def _new_metadata(engine: Path, model: Path, out: Path) -> ArtifactMetadata | No
     """Returns the new engine's metadata; None if the old engine has none.
 
     Raises:
-        ArgumentError: the engine was not built with --refittable, or `out` is the name of a metadata file.
+        ArgumentError: the engine was not built with --refittable, or `out` is no name of a new engine.
         trt_plugin.EngineError: metadata cannot be read.
     """
-    if out.suffix == ".json":
-        raise ArgumentError("out", f"expected the name of an engine, got {out}, the name of its metadata")
-    beside_engine, beside_model = engine.with_suffix(".json"), model.with_suffix(".json")
-    if not beside_engine.is_file():
+    check_new_engine(out)
+    if not engine.with_suffix(".json").is_file():
         return None
-    metadata = ArtifactMetadata.load(beside_engine)
-    if not metadata.refittable:
-        raise ArgumentError("engine", f"expected an engine of --refittable, got {engine}, which is not")
+    beside_model = model.with_suffix(".json")
+    metadata = refittable_metadata(engine)
     weights = ArtifactMetadata.load(beside_model).source_weights if beside_model.is_file() else ""
     return dataclasses.replace(metadata, source_weights=weights or str(model))
 

@@ -9,6 +9,9 @@ from cyclopts import Parameter
 
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.errors import ArgumentError
+from codetr.export.refit_options import CheckpointOptions
+
+_DEFAULTS = CheckpointOptions()
 
 
 def refit(
@@ -17,9 +20,7 @@ def refit(
     /,
     *,
     out: OutputFile,
-    model: Annotated[str | None, Parameter(metavar="NAME|JSON")] = None,
-    photo: InputFile | None = None,
-    keep_unequal: bool = False,
+    checkpoint: CheckpointOptions = _DEFAULTS,
 ) -> int:
     """Put other weights into an engine of --refittable. Needs a GPU.
 
@@ -28,17 +29,12 @@ def refit(
         weights: for an engine of the ONNX path, the ONNX file of the same export with other weights. For one
             of the dynamo path, a checkpoint: a known name, a file or a URL.
         out: engine to write, with its metadata beside it.
-        model: dynamo path: configuration. Default: the one that the metadata names.
-        photo: dynamo path: photo for the comparison. Default: one in the repository.
-        keep_unequal: dynamo path: keep an engine whose detections differ from PyTorch's.
     """
     if not weights.endswith(".onnx"):
         from dynamo_path import refit as dynamo_refit
 
-        return dynamo_refit.refit(
-            engine, weights, out=out, model=model, photo=photo, keep_unequal=keep_unequal
-        )
-    for name, given in (("model", model), ("photo", photo), ("keep_unequal", keep_unequal)):
+        return dynamo_refit.refit(engine, weights, out=out, checkpoint=checkpoint)
+    for name, given in vars(checkpoint).items():
         if given:
             raise ArgumentError(name, f"expected a checkpoint with it, got the ONNX file {weights}")
     if not Path(weights).is_file():

@@ -1,0 +1,51 @@
+"""The checks and options that the refit commands of both paths share. Imports no Torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from codetr.cli.argument_types import InputFile
+from codetr.errors import ArgumentError
+from codetr.export.output_folder import check_output
+from trt_plugin import ArtifactMetadata
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Options of a refit from a checkpoint."""
+
+    model: Annotated[str | None, Parameter(metavar="NAME|JSON")] = None
+    """With a checkpoint: its configuration. Default: the one that the metadata names."""
+    photo: InputFile | None = None
+    """With a checkpoint: photo for the comparison. Default: one in the repository."""
+    keep_unequal: bool = False
+    """With a checkpoint: keep an engine whose detections differ from PyTorch's."""
+
+
+def check_new_engine(out: Path) -> None:
+    """Checks the argument `out` of a refit.
+
+    Raises:
+        ArgumentError: the file cannot be written, or it has the name of a metadata file.
+    """
+    check_output("out", out)
+    if out.suffix == ".json":
+        raise ArgumentError("out", f"expected the name of an engine, got {out}, the name of its metadata")
+
+
+def refittable_metadata(engine: Path) -> ArtifactMetadata:
+    """Reads the metadata beside an engine.
+
+    Raises:
+        ArgumentError: the engine was not built with --refittable.
+        trt_plugin.EngineError: the metadata cannot be read.
+    """
+    metadata = ArtifactMetadata.load(engine.with_suffix(".json"))
+    if not metadata.refittable:
+        raise ArgumentError("engine", f"expected an engine of --refittable, got {engine}, which is not")
+    return metadata
