@@ -139,8 +139,6 @@ def test_strict_refuses_bad_pictures(tiny, tmp_path, capsys):
 
 def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):
     """A disk that is full while the second file is written leaves no part of it."""
-    import codetr.cli.evaluate as module
-
     @contextlib.contextmanager
     def full(path):
         with atomic_write(path) as temporary:
@@ -148,7 +146,7 @@ def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):
             if path.name == "metrics.json":
                 raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "atomic_write", full)
+    monkeypatch.setattr("trt_plugin.atomic_files.atomic_write", full)  # write_json calls it there
     assert command("--data", tiny.data, *tiny.network(), "--limit", 1, "--out", tmp_path / "out") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]
