@@ -139,6 +139,7 @@ def test_strict_refuses_bad_pictures(tiny, tmp_path, capsys):
 
 def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):
     """A disk that is full while the second file is written leaves no part of it."""
+
     @contextlib.contextmanager
     def full(path):
         with atomic_write(path) as temporary:
