@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-)
+import pydantic
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
 from trt_plugin.atomic_files import write_json
@@ -58,7 +50,7 @@ class ProfileEntry(TypedDict):
     max: list[PositiveInt]
 
 
-@dataclasses.dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class ArtifactMetadata:
     """Inputs, outputs and origin of an engine of the detector.
 
@@ -88,7 +80,7 @@ class ArtifactMetadata:
         refittable: whether the engine's weights can be replaced, as by `dynamo_path.refit`.
 
     Raises:
-        ValueError: naming the field, the value that was expected and the one that was given.
+        pydantic.ValidationError: a ValueError that names the fields, what was expected and what was given.
     """
 
     model: str
@@ -112,24 +104,6 @@ class ArtifactMetadata:
     profiles: dict[str, ProfileEntry] = dataclasses.field(default_factory=dict)
     refittable: bool = False
 
-    def __post_init__(self) -> None:
-        for name, adapter in _adapters().items():
-            try:
-                adapter.validate_python(getattr(self, name), strict=True)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = "".join(f" in {part}" for part in reversed(first["loc"]))
-                problem = first["msg"].replace("Input should be", "expected")
-                raise ValueError(f"{name}: {problem}{where}, got {getattr(self, name)!r}") from None
-        for name in ("inputs", "outputs"):
-            names = [tensor["name"] for tensor in getattr(self, name)]
-            _require(len(set(names)) == len(names), name, "tensors with different names", names)
-        described = not self.nms_in_graph or {"method", "iou_threshold"} <= self.nms.keys()
-        _require(described, "nms", 'an object with "method" and "iou_threshold"', self.nms)
-        long, short = self.resize.get("scale", [1, 1])
-        _require(long >= short, 'resize["scale"]', "[long, short], two positive integers", [long, short])
-        _check_profiles(self.profiles, self.inputs)
-
     def save(self, path: str | os.PathLike) -> None:
         """Writes the file, whole or not at all."""
         write_json(path, {"format": FORMAT, **dataclasses.asdict(self)}, indent=2)
@@ -152,29 +126,19 @@ class ArtifactMetadata:
         Raises:
             EngineError: naming the tensor that differs.
         """
-        another = f"the metadata {path} is that of another engine: "
-        advice = "in the engine; it must be the file that was exported with the engine"
-        for described, tensors in ((self.inputs, inputs), (self.outputs, outputs)):
-            said = {tensor["name"]: tuple(tensor["shape"]) for tensor in described}
-            found = {name: tensor.shape for name, tensor in tensors.items()}
-            for name in {**said, **found}:
-                if not _same_shape(said.get(name), found.get(name)):
-                    here, there = (
-                        format_shape(shapes[name]) if name in shapes else "missing"
-                        for shapes in (said, found)
-                    )
-                    raise EngineError(f"{another}{name} is {here} in it and {there} {advice}")
+        said = {tensor["name"]: tuple(tensor["shape"]) for tensor in (*self.inputs, *self.outputs)}
+        found = {name: tensor.shape for name, tensor in {**inputs, **outputs}.items()}
+        pairs = [(name, said.get(name), found.get(name)) for name in {**said, **found}]
         for name, profile in self.profiles.items():
-            here, there = (
-                ", ".join(format_shape(shapes[which]) for which in ("min", "opt", "max"))
-                if shapes
-                else "missing"
-                for shapes in (profile, profiles.get(name))
-            )
-            if here != there:
+            for which, shape in profile.items():
+                other = profiles[name][which] if name in profiles else None
+                pairs.append((f'"{which}" of the profile of {name}', shape, other))
+        for name, one, other in pairs:
+            if not _same_shape(one, other):
+                here, there = ("missing" if shape is None else format_shape(shape) for shape in (one, other))
                 raise EngineError(
-                    f"{another}the profile of {name} (smallest, usual, largest) is {here} in it and {there} "
-                    f"{advice}"
+                    f"the metadata {path} is that of another engine: {name} is {here} in it and {there} in "
+                    "the engine; it must be the file that was exported with the engine"
                 )
 
     @classmethod
@@ -187,53 +151,21 @@ class ArtifactMetadata:
         path = Path(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise EngineError(f"the metadata {path} does not exist") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise EngineError(f"the metadata {path} cannot be read: {error}") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise EngineError(f'the metadata {path}: expected an object with "format": {FORMAT}')
-        missing = dataclasses.MISSING
-        fields = {
-            field.name: field.default is missing and field.default_factory is missing
-            for field in dataclasses.fields(cls)
-        }
-        missing = sorted(name for name, required in fields.items() if required and name not in content)
-        unknown = sorted(content.keys() - fields)
-        if missing or unknown:
-            raise EngineError(f"the metadata {path} has wrong fields: missing {missing}, unknown {unknown}")
         try:
             return cls(**content)
-        except ValueError as error:
-            raise EngineError(f"the metadata {path} is wrong: {error}") from error
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"]))
+            got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
+            problem = first["msg"].replace("Input should be", "expected")
+            raise EngineError(f"the metadata {path} is wrong: {field}: {problem}{got}") from error
 
 
-@functools.cache
-def _adapters() -> dict[str, TypeAdapter]:
-    """Checks of the fields' types."""
-    hints = get_type_hints(ArtifactMetadata, include_extras=True)
-    return {field.name: TypeAdapter(hints[field.name]) for field in dataclasses.fields(ArtifactMetadata)}
-
-
-def _require(fine: bool, field: str, expected: str, got: object) -> None:
-    if not fine:
-        raise ValueError(f"{field}: expected {expected}, got {got!r}")
-
-
-def _same_shape(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+def _same_shape(one: Sequence[int] | None, other: Sequence[int] | None) -> bool:
     if one is None or other is None or len(one) != len(other):
         return False
     return all(first == second or -1 in (first, second) for first, second in zip(one, other))
-
-
-def _check_profiles(profiles: Mapping[str, ProfileEntry], inputs: Sequence[TensorEntry]) -> None:
-    """Each input with a dynamic size has three shapes, which agree with its fixed sizes and are in order."""
-    expected = 'for every input with a size of -1, and no other, {"min", "opt", "max"}, shapes in this order'
-    shapes = {tensor["name"]: tensor["shape"] for tensor in inputs if -1 in tensor["shape"]}
-    _require(profiles.keys() == shapes.keys(), "profiles", expected, profiles)
-    for name, shape in shapes.items():
-        three = [profiles[name][which] for which in ("min", "opt", "max")]
-        _require({len(shape)} == set(map(len, three)), "profiles", expected, profiles)
-        for size, low, usual, high in zip(shape, *three):
-            fine = low <= usual <= high and (size == -1 or low == high == size)
-            _require(fine, "profiles", expected, profiles)
