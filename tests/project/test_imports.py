@@ -84,8 +84,10 @@ def test_kernels_include_only_cuda_and_themselves():
         "cuda",
         "c",
     )  # this project's, CUDA's, and the standard library's, without dot or slash
-    for path in sorted((REPOSITORY / "kernels").rglob("*.[hc]*")):
-        for line in path.read_text(encoding="utf-8").splitlines() if path.suffix != ".md" else ():
+    paths = [path for ending in ("h", "cuh", "cu") for path in (REPOSITORY / "kernels").rglob(f"*.{ending}")]
+    assert paths
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("#include"):
                 name = line.split()[1].strip('<>"')
                 standard = "." not in name and "/" not in name
