@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed
@@ -12,10 +12,11 @@ from codetr.model import TrainingOutputs
 from codetr.model.layers import device_constant
 from codetr.training.denoising import DenoisingLayout
 from codetr.training.losses import corners, overlaps, quality_focal_loss
-from codetr.training.matching import Matcher, Matching
-from codetr.training.targets import FlatTargets, Targets
+from codetr.training.matching import Matching, match_queries
+from codetr.training.targets import Targets
 
-TERMS = ("class", "box", "giou")
+TERMS = {"class": 1.0, "box": 5.0, "giou": 2.0}
+"""Weights of the terms, upstream's."""
 
 
 def average_over_ranks(counts: Tensor) -> Tensor:
@@ -42,28 +43,13 @@ class Criterion:
 
     Args:
         num_classes: of the detector.
-        class_weight, box_weight, giou_weight: weights of the terms.
-        matcher: pairs queries with objects.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        class_weight: float = 1.0,
-        box_weight: float = 5.0,
-        giou_weight: float = 2.0,
-        matcher: Matcher | None = None,
-    ) -> None:
+    def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
-        self.weights = (class_weight, box_weight, giou_weight)
-        self.matcher = Matcher() if matcher is None else matcher
 
     def __call__(
-        self,
-        outputs: TrainingOutputs,
-        targets: Targets,
-        layout: DenoisingLayout | None = None,
-        average: Callable[[Tensor], Tensor] = average_over_ranks,
+        self, outputs: TrainingOutputs, targets: Targets, layout: DenoisingLayout | None = None
     ) -> dict[str, Tensor]:
         """Compares a batch's outputs with its objects.
 
@@ -73,86 +59,74 @@ class Criterion:
         Args:
             outputs: of the detector. The decoder's first `layout.num_queries` queries are denoising queries.
             layout: of the denoising queries, None if there are none.
-            average: maps the divisors of the losses, [2] fp32, to their mean over ranks.
 
         Returns:
             Weighted terms, scalars: `encoder/class`, `encoder/box`, `encoder/giou`, `decoder.0/class`, ...
             and with a layout `denoising.0/class`, ...; see `total`.
 
         Raises:
-            ValueError: the outputs have another number of classes or queries.
+            ValueError: the outputs have another number of images, queries or classes.
             FloatingPointError: predictions are non-finite: training has diverged.
         """
-        self._check(outputs, targets, layout)
-        flat = targets.flatten()
-        class_logits, boxes = outputs.class_logits.float(), outputs.boxes_cxcywh.float()
         denoising = layout.num_queries if layout else 0
+        queries = outputs.encoder_logits.shape[1] + denoising
+        expected = [len(targets.image_shapes), queries, self.num_classes]
+        layers, *found = outputs.class_logits.shape
+        if found != expected:
+            raise ValueError(f"class_logits: expected {expected} in each layer, got {found}")
+        class_logits, boxes = outputs.class_logits.float(), outputs.boxes_cxcywh.float()
         logits = torch.cat((outputs.encoder_logits.float()[None], class_logits[:, :, denoising:]))
         selected = torch.cat((outputs.encoder_boxes.float()[None], boxes[:, :, denoising:]))
-        matching = self.matcher(logits, selected, flat)
+        matching = match_queries(logits, selected, targets)
         positives = layout.positive.numel() if layout else 0
         counts = device_constant([matching.query.shape[1], positives], torch.float32, logits.device)
-        matched_count, positive_count = average(counts).clamp(min=1.0).unbind()
+        matched_count, positive_count = average_over_ranks(counts).clamp(min=1.0).unbind()
 
-        layers = class_logits.shape[0]
         names = ["encoder", *(f"decoder.{layer}" for layer in range(layers))]
-        losses = self._terms(names, logits, selected, flat, matching, matched_count)
+        losses = _terms(names, logits, selected, targets, matching, matched_count)
         if layout is not None:
-            target = torch.arange(len(flat.labels), device=logits.device).repeat(layout.num_groups)
+            target = torch.arange(len(targets.labels), device=logits.device).repeat(layout.num_groups)
             pairs = Matching(target.expand(layers, -1), layout.positive.flatten().expand(layers, -1))
             names = [f"denoising.{layer}" for layer in range(layers)]
             class_logits, boxes = class_logits[:, :, :denoising], boxes[:, :, :denoising]
-            losses |= self._terms(names, class_logits, boxes, flat, pairs, positive_count)
+            losses |= _terms(names, class_logits, boxes, targets, pairs, positive_count)
         return losses
 
-    def _check(self, outputs: TrainingOutputs, targets: Targets, layout: DenoisingLayout | None) -> None:
-        images, queries, classes = outputs.encoder_logits.shape
-        if classes != self.num_classes:
-            raise ValueError(f"encoder_logits: expected {self.num_classes} classes, got {classes}")
-        if images != len(targets.image_shapes):
-            raise ValueError(f"targets: expected those of {images} images, got {len(targets.image_shapes)}")
-        expected = queries + (layout.num_queries if layout else 0)
-        if outputs.class_logits.shape[1:] != (images, expected, classes):
-            raise ValueError(
-                f"class_logits: expected [layers, {images}, {expected}, {classes}], "
-                f"got {list(outputs.class_logits.shape)}"
-            )
 
-    def _terms(
-        self,
-        names: list[str],
-        logits: Tensor,
-        boxes: Tensor,
-        targets: FlatTargets,
-        matching: Matching,
-        count: Tensor,
-    ) -> dict[str, Tensor]:
-        """Returns the three terms of each of L sets of queries.
+def _terms(
+    names: list[str],
+    logits: Tensor,
+    boxes: Tensor,
+    targets: Targets,
+    matching: Matching,
+    count: Tensor,
+) -> dict[str, Tensor]:
+    """Returns the three terms of each of L sets of queries.
 
-        Args:
-            logits: [L, N, Q, classes].
-            boxes: [L, N, Q, 4].
-            matching: P pairs in each set.
-            count: scalar, divisor of the sums.
-        """
-        layers, images, queries, classes = logits.shape
-        pairs = matching.target.shape  # (L, P)
-        layer = torch.arange(layers, device=logits.device)[:, None]
-        target = matching.target.flatten()  # [L * P]
-        image = targets.image[target]
-        row = ((layer * images).expand(pairs).flatten() + image) * queries + matching.query.flatten()
-        wanted = targets.boxes_cxcywh[target]  # [L * P, 4]
-        # index_select, because the backward of indexing sorts.
-        found = boxes.reshape(-1, 4).index_select(0, row)
-        distance = (found - wanted).abs().sum(dim=-1)
-        iou, giou = overlaps(corners(found), corners(wanted))
+    Args:
+        logits: [L, N, Q, classes].
+        boxes: [L, N, Q, 4].
+        matching: P pairs in each set.
+        count: scalar, divisor of the sums.
+    """
+    layers, images, queries, classes = logits.shape
+    pairs = matching.target.shape  # (L, P)
+    layer = torch.arange(layers, device=logits.device)[:, None]
+    target = matching.target.flatten()  # [L * P]
+    image = targets.image[target]
+    row = ((layer * images).expand(pairs).flatten() + image) * queries + matching.query.flatten()
+    wanted = targets.boxes_cxcywh[target]  # [L * P, 4]
+    # index_select, because the backward of indexing sorts.
+    found = boxes.reshape(-1, 4).index_select(0, row)
+    distance = (found - wanted).abs().sum(dim=-1)
+    iou, giou = overlaps(corners(found), corners(wanted))
 
-        quality = logits.new_zeros((layers * images * queries, classes))
-        quality[row, targets.labels[target]] = iou.detach()
-        class_loss = quality_focal_loss(logits, quality.view(logits.shape)).flatten(1).sum(dim=1)
-        sums = (class_loss, distance.view(pairs).sum(dim=1), (1.0 - giou).view(pairs).sum(dim=1))
-        losses = {}
-        for term, weight, values in zip(TERMS, self.weights, sums):
-            for name, value in zip(names, (values * (weight / count)).unbind()):
-                losses[f"{name}/{term}"] = value
-        return losses
+    quality = logits.new_zeros((layers * images * queries, classes))
+    quality[row, targets.labels[target]] = iou.detach()
+    class_loss = quality_focal_loss(logits, quality.view(logits.shape)).flatten(1).sum(dim=1)
+    sums = (class_loss, distance.view(pairs).sum(dim=1), (1.0 - giou).view(pairs).sum(dim=1))
+    losses = {}
+    for (term, weight), values in zip(TERMS.items(), sums):
+        for name, value in zip(names, (values * (weight / count)).unbind()):
+            losses[f"{name}/{term}"] = value
+    return losses

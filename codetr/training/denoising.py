@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from codetr.config import Config
 from codetr.model.layers import inverse_sigmoid
 from codetr.model.transformer import DenoisingQueries
-from codetr.training.targets import FlatTargets, Targets
+from codetr.training.targets import Targets
+
+# The noise is upstream's for 1x schedules. Its longer Swin-L training has 500 pairs and a box noise of 0.4.
+LABEL_NOISE = 0.5
+"""Random labels replace half of this share of the labels."""
+BOX_NOISE = 1.0
+"""Corners of positive queries move by up to half of this times the box's side, those of negative queries by
+half of this to all of it."""
 
 
 class DenoisingLayout(NamedTuple):
@@ -44,26 +51,12 @@ class Denoising(nn.Module):
     Args:
         config: of the detector.
         num_pairs: pairs of queries of an image. The number of groups is the largest that fits, at least one.
-        label_noise: random labels replace half of this share of the labels.
-        box_noise: corners of positive queries move by up to half of this times the box's side; corners of
-            negative queries move by half of this to all of it. The defaults are upstream's for 1x schedules.
-            Its longer Swin-L training has 500 pairs and a box noise of 0.4.
     """
 
-    def __init__(
-        self, config: Config, num_pairs: int = 100, label_noise: float = 0.5, box_noise: float = 1.0
-    ) -> None:
+    def __init__(self, config: Config, num_pairs: int) -> None:
         super().__init__()
-        if num_pairs < 1:
-            raise ValueError(f"num_pairs: expected at least 1, got {num_pairs}")
-        if not 0.0 <= label_noise <= 2.0:
-            raise ValueError(f"label_noise: expected 0..2, got {label_noise}")
-        if not 0.0 <= box_noise <= 2.0:
-            raise ValueError(f"box_noise: expected 0..2, got {box_noise}")
         self.num_matching = config.num_queries
         self.num_pairs = num_pairs
-        self.label_noise = label_noise
-        self.box_noise = box_noise
         self.label_embedding = nn.Embedding(config.num_classes, config.embed_dims)
 
     def forward(
@@ -78,17 +71,16 @@ class Denoising(nn.Module):
             The queries and their layout. Without objects there are 0 queries, which still connect the
             embedding to the loss, so that every rank of a distributed training has a gradient for it.
         """
-        flat = targets.flatten()
-        largest = max(flat.counts)
+        largest = max(targets.counts)
         groups = max(1, self.num_pairs // largest) if largest else 1
         queries = groups * 2 * largest
-        images = len(flat.counts)
-        device = flat.labels.device
+        images = len(targets.counts)
+        device = targets.labels.device
 
-        labels, boxes = self._noised(flat, groups, generator)  # [G, 2, T], [G, 2, T, 4]
+        labels, boxes = self._noised(targets, groups, generator)  # [G, 2, T], [G, 2, T, 4]
         half = torch.arange(groups * 2, device=device).view(groups, 2, 1) * largest
-        index = half + flat.place  # [G, 2, T], in the image
-        rows = (flat.image * queries + index).flatten()
+        index = half + targets.place  # [G, 2, T], in the image
+        rows = (targets.image * queries + index).flatten()
         embedded = self.label_embedding(labels.flatten())
         content = embedded.new_zeros((images * queries, embedded.shape[-1])).index_copy(0, rows, embedded)
         all_boxes = boxes.new_full((images * queries, 4), 0.5).index_copy(0, rows, boxes.flatten(0, 2))
@@ -102,22 +94,22 @@ class Denoising(nn.Module):
         )
 
     def _noised(
-        self, flat: FlatTargets, groups: int, generator: torch.Generator | None
+        self, targets: Targets, groups: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """Returns noised labels [G, 2, T] and boxes [G, 2, T, 4] (cx, cy, w, h), positives first."""
-        device = flat.labels.device
-        shape = (groups, 2, len(flat.labels))
-        replaced = torch.rand(shape, generator=generator, device=device) < 0.5 * self.label_noise
+        device = targets.labels.device
+        shape = (groups, 2, len(targets.labels))
+        replaced = torch.rand(shape, generator=generator, device=device) < 0.5 * LABEL_NOISE
         random_labels = torch.randint(
             self.label_embedding.num_embeddings, shape, generator=generator, device=device
         )
-        labels = torch.where(replaced, random_labels, flat.labels)
+        labels = torch.where(replaced, random_labels, targets.labels)
 
         amount = torch.rand((*shape, 4), generator=generator, device=device)
         sign = torch.randint(2, (*shape, 4), generator=generator, device=device) * 2 - 1
         amount[:, 1] += 1.0
-        center, sides = flat.boxes_cxcywh[:, :2], flat.boxes_cxcywh[:, 2:]
-        reach = 0.5 * self.box_noise * sides
+        center, sides = targets.boxes_cxcywh[:, :2], targets.boxes_cxcywh[:, 2:]
+        reach = 0.5 * BOX_NOISE * sides
         top_left = (center - 0.5 * sides + sign[..., :2] * amount[..., :2] * reach).clamp(0.0, 1.0)
         bottom_right = (center + 0.5 * sides + sign[..., 2:] * amount[..., 2:] * reach).clamp(0.0, 1.0)
         boxes = torch.cat((0.5 * (top_left + bottom_right), bottom_right - top_left), dim=-1)

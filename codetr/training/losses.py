@@ -63,10 +63,10 @@ def quality_focal_loss(logits: Tensor, quality: Tensor) -> Tensor:
     return distance.square() * F.binary_cross_entropy_with_logits(logits, quality, reduction="none")
 
 
-def focal_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, eps: float = 1e-12) -> Tensor:
+def focal_cost(logits: Tensor) -> Tensor:
     """Computes the matching cost of a class: the focal loss (arXiv 1708.02002) with it minus without it.
 
-    It is negative for good scores.
+    It is negative for good scores. Alpha is 0.25 and gamma 2.
 
     Args:
         logits: [...], of the object's class.
@@ -75,6 +75,6 @@ def focal_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, eps: flo
         [...].
     """
     score = logits.sigmoid()
-    as_object = -(score + eps).log() * alpha * (1.0 - score).pow(gamma)
-    as_background = -(1.0 - score + eps).log() * (1.0 - alpha) * score.pow(gamma)
+    as_object = -(score + 1e-12).log() * 0.25 * (1.0 - score).pow(2.0)
+    as_background = -(1.0 - score + 1e-12).log() * 0.75 * score.pow(2.0)
     return as_object - as_background

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from codetr.training.losses import corners, focal_cost, overlaps
-from codetr.training.targets import FlatTargets
+from codetr.training.targets import Targets
 
 
 class Matching(NamedTuple):
@@ -26,63 +26,51 @@ class Matching(NamedTuple):
     query: Tensor
 
 
-@dataclass(frozen=True)
-class Matcher:
-    """Matches objects to queries.
+@torch.no_grad()
+def match_queries(logits: Tensor, boxes_cxcywh: Tensor, targets: Targets) -> Matching:
+    """Matches L sets of queries to objects, each set on its own.
 
     A GPU idles while it waits for the host. So one copy moves the costs of all layers and images to the host,
     and another one moves the pairs back.
 
     Args:
-        class_weight, box_weight, giou_weight: of the parts of the cost: focal cost of the object's class, L1
-            distance of (cx, cy, w, h) in units of the image, and GIoU. The defaults are upstream's.
+        logits: [L, N, Q, classes].
+        boxes_cxcywh: [L, N, Q, 4], units of the image.
+
+    Returns:
+        Every object with a query of its own. An image with more than Q objects has pairs for those Q objects
+        with the least total cost.
+
+    Raises:
+        FloatingPointError: a cost is non-finite: training has diverged.
     """
-
-    class_weight: float = 2.0
-    box_weight: float = 5.0
-    giou_weight: float = 2.0
-
-    @torch.no_grad()
-    def __call__(self, logits: Tensor, boxes_cxcywh: Tensor, targets: FlatTargets) -> Matching:
-        """Matches L sets of queries, each on its own.
-
-        Args:
-            logits: [L, N, Q, classes].
-            boxes_cxcywh: [L, N, Q, 4], units of the image.
-
-        Returns:
-            Every object with a query of its own. An image with more than Q objects has pairs for those Q
-            objects with the least total cost.
-
-        Raises:
-            FloatingPointError: a cost is non-finite: training has diverged.
-        """
-        layers = logits.shape[0]
-        if not len(targets.labels):
-            nothing = targets.labels.new_zeros((layers, 0))
-            return Matching(nothing, nothing)
-        costs = self.costs(logits, boxes_cxcywh, targets).cpu().numpy()
-        pairs = torch.from_numpy(assign(costs, targets.counts))
-        if logits.is_cuda:
-            pairs = pairs.pin_memory()
-        return Matching(*pairs.to(logits.device, non_blocking=True).unbind(0))
-
-    def costs(self, logits: Tensor, boxes_cxcywh: Tensor, targets: FlatTargets) -> Tensor:
-        """Returns the cost of each query for each object of its image: [L, T, Q] fp32."""
-        image = targets.image
-        class_logits = logits.float().transpose(2, 3)[:, image, targets.labels]  # [L, T, Q]
-        boxes = boxes_cxcywh.float()
-        wanted = targets.boxes_cxcywh[:, None]  # [T, 1, 4]
-        distance = (boxes[:, image] - wanted).abs().sum(dim=-1)
-        _, giou = overlaps(corners(boxes)[:, image], corners(wanted))
-        return (
-            self.class_weight * focal_cost(class_logits)
-            + self.box_weight * distance
-            - self.giou_weight * giou
-        )
+    layers = logits.shape[0]
+    if not len(targets.labels):
+        nothing = targets.labels.new_zeros((layers, 0))
+        return Matching(nothing, nothing)
+    costs = matching_costs(logits, boxes_cxcywh, targets).cpu().numpy()
+    pairs = torch.from_numpy(assign(costs, targets.counts))
+    if logits.is_cuda:
+        pairs = pairs.pin_memory()
+    return Matching(*pairs.to(logits.device, non_blocking=True).unbind(0))
 
 
-def assign(costs: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
+def matching_costs(logits: Tensor, boxes_cxcywh: Tensor, targets: Targets) -> Tensor:
+    """Returns the cost of each query for each object of its image, with upstream's weights: [L, T, Q] fp32.
+
+    Its parts are the focal cost of the object's class, the L1 distance of (cx, cy, w, h) in units of the
+    image, and GIoU.
+    """
+    image = targets.image
+    class_logits = logits.float().transpose(2, 3)[:, image, targets.labels]  # [L, T, Q]
+    boxes = boxes_cxcywh.float()
+    wanted = targets.boxes_cxcywh[:, None]  # [T, 1, 4]
+    distance = (boxes[:, image] - wanted).abs().sum(dim=-1)
+    _, giou = overlaps(corners(boxes)[:, image], corners(wanted))
+    return 2.0 * focal_cost(class_logits) + 5.0 * distance - 2.0 * giou
+
+
+def assign(costs: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     """Solves the assignment problems of all layers and images.
 
     Args:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from codetr.model import CoDino, TrainingOutputs
 from codetr.training.denoising import Denoising, DenoisingLayout
 from codetr.training.targets import Targets
-from codetr.training.training_batches import HostBatch
 
 
 class TrainingNetwork(nn.Module):
@@ -75,12 +74,6 @@ def use_channels_last(model: CoDino) -> None:
                 strides = (inner * height * width, 1, inner * width, inner)
                 laid_out = torch.empty_strided(parameter.shape, strides, device=parameter.device)
                 parameter.data = laid_out.copy_(parameter.data)
-
-
-def targets_of(batch: HostBatch) -> Targets:
-    """Returns the objects of a batch, on its device."""
-    boxes, labels = batch.boxes_cxcywh.split(batch.counts), batch.labels.split(batch.counts)
-    return Targets(boxes, labels, batch.image_shapes)
 
 
 def parameter_groups(

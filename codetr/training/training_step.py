@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from codetr.training.criterion import Criterion, total
 from codetr.training.moving_average import MovingAverage
+from codetr.training.targets import make_targets
 from codetr.training.training_batches import HostBatch
-from codetr.training.training_network import targets_of
 
 TOLERATED_SKIPS = 10
 """A step with non-finite gradients is skipped. More of them in a row are an error."""
@@ -134,7 +134,7 @@ class TrainingStep:
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * factor
         batch = batch.to(self.device)
-        targets = targets_of(batch)
+        targets = make_targets(batch.boxes_cxcywh, batch.labels, batch.image_shapes, batch.counts)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             outputs, layout = self.network(batch.pixels, targets, self.generator)
         try:

@@ -14,7 +14,7 @@ import codetr
 from codetr.model import TrainingOutputs
 from codetr.training.criterion import total
 from codetr.training.denoising import Denoising
-from codetr.training.targets import Targets
+from codetr.training.targets import Targets, make_targets
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "losses.safetensors"
 
@@ -22,10 +22,10 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "losses.safetensors"
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
-def make_denoising(num_classes: int = 5, num_queries: int = 12, **noise) -> Denoising:
+def make_denoising(num_pairs: int = 100, num_classes: int = 5) -> Denoising:
     config = codetr.load_config("co_dino_r50")
     return Denoising(
-        dataclasses.replace(config, num_classes=num_classes, num_queries=num_queries, max_per_img=1), **noise
+        dataclasses.replace(config, num_classes=num_classes, num_queries=12, max_per_img=1), num_pairs
     )
 
 
@@ -37,19 +37,15 @@ def random_boxes(generator: torch.Generator, *shape: int) -> torch.Tensor:
     )
 
 
-def random_targets(counts, num_classes: int = 5, seed: int = 0) -> Targets:
+def random_targets(counts, seed: int = 0) -> Targets:
     generator = torch.Generator().manual_seed(seed)
-    return Targets(
-        tuple(random_boxes(generator, count) for count in counts),
-        tuple(torch.randint(num_classes, (count,), generator=generator) for count in counts),
-        torch.randint(64, 640, (len(counts), 2), generator=generator),
-    )
+    boxes = torch.cat([random_boxes(generator, count) for count in counts])
+    labels = torch.cat([torch.randint(5, (count,), generator=generator) for count in counts])
+    return make_targets(boxes, labels, torch.randint(64, 640, (len(counts), 2), generator=generator), counts)
 
 
-def random_outputs(
-    images: int, denoising: int = 0, queries: int = 12, num_classes: int = 5, layers: int = 2, seed: int = 1
-) -> TrainingOutputs:
-    generator = torch.Generator().manual_seed(seed)
+def random_outputs(images: int, denoising: int = 0, num_classes: int = 5, layers: int = 2) -> TrainingOutputs:
+    generator, queries = torch.Generator().manual_seed(1), 12
     tensors = (
         torch.randn(images, queries, num_classes, generator=generator) - 1.0,
         random_boxes(generator, images, queries),
@@ -63,8 +59,9 @@ def gradients(outputs: TrainingOutputs, losses: dict[str, torch.Tensor]) -> tupl
     return torch.autograd.grad(total(losses), outputs)
 
 
-def to(outputs, device: str):
-    return type(outputs)(*(tensor.detach().to(device).requires_grad_() for tensor in outputs))
+def to(device: str, outputs: TrainingOutputs, targets: Targets) -> tuple[TrainingOutputs, Targets]:
+    moved = TrainingOutputs(*(tensor.detach().to(device).requires_grad_() for tensor in outputs))
+    return moved, Targets(*(tensor.to(device) for tensor in targets[:-1]), targets.counts)
 
 
 class Golden:
@@ -74,27 +71,22 @@ class Golden:
         with safe_open(GOLDEN, "pt") as file:
             self.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             self.num_pairs = int(file.metadata()["num_pairs"])
-        counts = self["targets.counts"].tolist()
-        self.targets = Targets(
-            self["targets.boxes_cxcywh"].split(counts),
-            self["targets.labels"].split(counts),
-            self["targets.image_shapes"],
+        names = ("boxes_cxcywh", "labels", "image_shapes")
+        self.targets = make_targets(
+            *(self[f"targets.{name}"] for name in names), self["targets.counts"].tolist()
         )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(prefix)
-        }
+        names = [name for name in self.tensors if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self[name] for name in names}
 
     def outputs(self) -> TrainingOutputs:
         return TrainingOutputs(**{k: v.clone().requires_grad_() for k, v in self.part("outputs.").items()})
 
     def denoising(self) -> Denoising:
-        denoising = make_denoising(num_pairs=self.num_pairs)
+        denoising = make_denoising(self.num_pairs)
         denoising.label_embedding = nn.Embedding.from_pretrained(self["denoising.embedding"])
         return denoising

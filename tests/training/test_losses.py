@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -12,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codetr.model import TrainingOutputs
-from codetr.training.criterion import Criterion
+from codetr.training import criterion
+from codetr.training.criterion import Criterion, total
 from codetr.training.losses import corners, focal_cost, overlaps, quality_focal_loss
-from codetr.training.matching import Matcher
-from codetr.training.targets import Targets
+from codetr.training.matching import match_queries
+from codetr.training.targets import make_targets
 from tests.training.loss_batches import (
     gradients,
     make_denoising,
     random_boxes,
     random_outputs,
     random_targets,
+    to,
 )
 
 
@@ -79,16 +83,14 @@ class TestFormulas:
 
 class TestCriterion:
     def test_perfect_predictions(self):
-        targets = random_targets([4, 2], seed=2)
-        outputs = random_outputs(2)
+        targets, outputs = random_targets([4, 2], seed=2), random_outputs(2)
+        image, place = targets.image, targets.place
         with torch.no_grad():
             for logits in (outputs.encoder_logits[None], outputs.class_logits):
                 logits.fill_(-30.0)
-                for image, labels in enumerate(targets.labels):
-                    logits[:, image, torch.arange(len(labels)), labels] = 30.0
+                logits[:, image, place, targets.labels] = 30.0
             for boxes in (outputs.encoder_boxes[None], outputs.boxes_cxcywh):
-                for image, wanted in enumerate(targets.boxes_cxcywh):
-                    boxes[:, image, : len(wanted)] = wanted
+                boxes[:, image, place] = targets.boxes_cxcywh
         losses = Criterion(5)(outputs, targets)
         for name, loss in losses.items():
             assert loss.item() == pytest.approx(0.0, abs=1e-6), name
@@ -123,42 +125,105 @@ class TestCriterion:
     def test_more_objects_than_queries(self):
         targets, outputs = random_targets([15, 1], seed=4), random_outputs(2)
         losses = Criterion(5)(outputs, targets)
-        matching = Matcher()(outputs.encoder_logits[None], outputs.encoder_boxes[None], targets.flatten())
+        matching = match_queries(outputs.encoder_logits[None], outputs.encoder_boxes[None], targets)
         assert sorted(matching.query[0].tolist()[:12]) == list(range(12))
         assert len({*matching.target[0].tolist()}) == 13 and matching.target[0, -1] == 15
         found = outputs.encoder_boxes[[0] * 12 + [1], matching.query[0]]
-        distance = (found - torch.cat(targets.boxes_cxcywh)[matching.target[0]]).abs().sum()
+        distance = (found - targets.boxes_cxcywh[matching.target[0]]).abs().sum()
         torch.testing.assert_close(losses["encoder/box"], 5.0 * distance / 13)
 
     def test_is_fp32_under_autocast(self):
         targets, outputs = random_targets([2, 1]), random_outputs(2, 200)
         _, layout = make_denoising()(targets)
-        expected = Criterion(5)(outputs, targets, layout)
         halves = TrainingOutputs(*(tensor.bfloat16() for tensor in outputs))
-        rounded = Criterion(5)(TrainingOutputs(*(tensor.float() for tensor in halves)), targets, layout)
+        expected = Criterion(5)(TrainingOutputs(*(tensor.float() for tensor in halves)), targets, layout)
         with torch.autocast("cpu", torch.bfloat16):
-            got = Criterion(5)(outputs, targets, layout)
-            from_halves = Criterion(5)(halves, targets, layout)
+            got = Criterion(5)(halves, targets, layout)
         for name, loss in expected.items():
-            assert got[name].dtype == torch.float32
-            assert torch.equal(got[name], loss), name
-            assert torch.equal(from_halves[name], rounded[name]), name
+            assert got[name].dtype == torch.float32 and torch.equal(got[name], loss), name
 
     @pytest.mark.parametrize(
-        ("outputs", "counts", "message"),
+        ("outputs", "counts", "expected"),
         [
-            (random_outputs(2, num_classes=4), [1, 1], "encoder_logits: expected 5 classes, got 4"),
-            (random_outputs(2), [1, 1, 1], "targets: expected those of 2 images, got 3"),
-            (random_outputs(2, 3), [1, 1], r"class_logits: expected \[layers, 2, 12, 5\]"),
+            (random_outputs(2, num_classes=4), [1, 1], [2, 12, 5]),
+            (random_outputs(2), [1, 1, 1], [3, 12, 5]),
+            (random_outputs(2, 3), [1, 1], [2, 12, 5]),
         ],
     )
-    def test_what_does_not_fit(self, outputs, counts, message):
-        with pytest.raises(ValueError, match=message):
+    def test_outputs_that_do_not_fit(self, outputs, counts, expected):
+        got = list(outputs.class_logits.shape[1:])
+        with pytest.raises(ValueError, match=re.escape(f"class_logits: expected {expected} ")) as caught:
             Criterion(5)(outputs, random_targets(counts))
+        assert str(caught.value).endswith(f"got {got}")
 
-    def test_targets_that_do_not_fit_themselves(self):
-        boxes, labels, shapes = random_targets([2, 1])
-        with pytest.raises(ValueError, match="of 2 images"):
-            Targets(boxes[:1], labels, shapes).flatten()
-        with pytest.raises(ValueError, match=r"image 1 has 1 labels, expected boxes of shape \[1, 4\]"):
-            Targets((boxes[0], boxes[0]), labels, shapes).flatten()
+    def test_ranks_share_a_batch(self, monkeypatch):
+        """The mean over ranks, as DDP computes it of gradients, is the loss of the batch."""
+        every, outputs = random_targets([3, 1, 3]), random_outputs(3, 18)
+
+        def problem(images: slice, objects: slice):
+            targets = make_targets(
+                every.boxes_cxcywh[objects],
+                every.labels[objects],
+                every.image_shapes[images],
+                every.counts[images],
+            )
+            encoded = (tensor[images] for tensor in outputs[:2])
+            decoded = (tensor[:, images] for tensor in outputs[2:])
+            return TrainingOutputs(*encoded, *decoded), targets, make_denoising(9)(targets)[1]
+
+        whole = Criterion(5)(*problem(slice(3), slice(7)))
+        parts, counts = (problem(slice(2), slice(4)), problem(slice(2, 3), slice(4, 7))), []
+        monkeypatch.setattr(criterion, "average_over_ranks", lambda found: counts.append(found) or found)
+        alone = [Criterion(5)(*part) for part in parts]
+        monkeypatch.setattr(criterion, "average_over_ranks", lambda _: torch.stack(counts).mean(dim=0))
+        first, second = (Criterion(5)(*part) for part in parts)
+        for name, loss in whole.items():
+            assert ((first[name] + second[name]) / 2).item() == pytest.approx(loss.item(), rel=1e-5), name
+            assert first[name] != alone[0][name]
+
+
+WAITING = {f"aten::{name}" for name in ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal")}
+"""Operations whose result the host needs. On a GPU they wait for all work before them."""
+
+
+class TestWaiting:
+    """The host waits for the GPU once in a step."""
+
+    def test_one_copy_to_the_host(self, monkeypatch):
+        targets, outputs, denoising = random_targets([3, 0, 5, 1]), random_outputs(4, 200), make_denoising()
+        copies = []
+        for name in ("cpu", "numpy", "tolist", "item"):
+            original = getattr(torch.Tensor, name)
+
+            def counted(tensor, *args, name=name, original=original, **kwargs):
+                copies.append(name)
+                return original(tensor, *args, **kwargs)
+
+            monkeypatch.setattr(torch.Tensor, name, counted)
+        cpu = torch.profiler.ProfilerActivity.CPU
+        with torch.profiler.profile(activities=[cpu], acc_events=True) as profile:
+            _, layout = denoising(targets)
+            total(Criterion(5)(outputs, targets, layout)).backward()
+        assert copies == ["cpu", "numpy"]
+        assert WAITING.isdisjoint(event.name for event in profile.events())
+
+    @pytest.mark.gpu
+    def test_on_the_gpu(self):
+        outputs, targets = to("cuda", random_outputs(4, 200, layers=6), random_targets([3, 0, 5, 1]))
+        denoising = make_denoising().cuda()
+
+        def step() -> list[str]:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _, layout = denoising(targets)
+                total(Criterion(5)(outputs, targets, layout)).backward()
+            return [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
+
+        step()  # memory is pinned and kernels are loaded
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            waits = step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len(waits) == 1, waits

@@ -12,7 +12,7 @@ from codetr.checkpoint import UPSTREAM_LABEL_EMBEDDING
 from codetr.model import TrainingOutputs
 from codetr.training.criterion import Criterion
 from codetr.training.denoising import Denoising
-from codetr.training.matching import Matcher
+from codetr.training.matching import match_queries, matching_costs
 from tests.training.loss_batches import CUDA, GOLDEN, Golden, gradients, to
 
 
@@ -24,7 +24,7 @@ def golden() -> Golden:
 class TestUpstream:
     @pytest.mark.parametrize("device", ["cpu", CUDA])
     def test_losses_and_gradients(self, golden, device):
-        outputs, targets = to(golden.outputs(), device), golden.targets.to(device)
+        outputs, targets = to(device, golden.outputs(), golden.targets)
         _, layout = golden.denoising().to(device)(targets)
         losses = Criterion(5)(outputs, targets, layout)
         expected = golden.part("loss.")
@@ -41,11 +41,9 @@ class TestUpstream:
         denoising = golden["denoising.content"].shape[1]
         logits = torch.cat((outputs.encoder_logits[None], outputs.class_logits[:, :, denoising:]))
         boxes = torch.cat((outputs.encoder_boxes[None], outputs.boxes_cxcywh[:, :, denoising:]))
-        matcher, flat = Matcher(), golden.targets.flatten()
-        torch.testing.assert_close(
-            matcher.costs(logits, boxes, flat).detach(), golden["costs"], rtol=1e-6, atol=2e-6
-        )
-        matching = matcher(logits, boxes, flat)
+        costs = matching_costs(logits, boxes, golden.targets).detach()
+        torch.testing.assert_close(costs, golden["costs"], rtol=1e-6, atol=2e-6)
+        matching = match_queries(logits, boxes, golden.targets)
         assert matching.query.tolist() == golden["query"].tolist()
         assert matching.target.tolist() == [list(range(12))] * 4
 
@@ -67,4 +65,4 @@ class TestUpstream:
             (GOLDEN.parent / "checkpoint_keys_co_dino_5scale_r50_8xb2_1x_coco.json").read_text()
         )
         config = codetr.load_config("co_dino_r50")
-        assert shapes[UPSTREAM_LABEL_EMBEDDING] == list(Denoising(config).label_embedding.weight.shape)
+        assert shapes[UPSTREAM_LABEL_EMBEDDING] == list(Denoising(config, 1).label_embedding.weight.shape)
