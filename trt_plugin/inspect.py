@@ -17,8 +17,7 @@ from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import atomic_write, write_json
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import engine_layers, engine_summary, text_report
-from trt_plugin.inspection.engine_layers import LayerList
-from trt_plugin.inspection.engine_summary import EngineSummary, EngineTimes
+from trt_plugin.inspection.engine_layers import Layer
 from trt_plugin.metadata import ArtifactMetadata
 from trt_plugin.run import read_arrays
 
@@ -36,61 +35,6 @@ def _picture(text: str) -> Path:
 
 
 PictureFile = Annotated[Path, parsed_by(_picture, "FILE")]
-
-
-@dataclasses.dataclass(frozen=True)
-class InspectionReport:
-    """Everything that is known of an engine.
-
-    Attributes:
-        source: the engine, or the file of layers.
-        summary: size, memory, inputs and outputs; None for a file of layers.
-        layers: with times where they were measured; None with profiling verbosity NONE.
-        times: None without a profile.
-        metadata: content of the file beside the engine, if there is one.
-    """
-
-    source: Path
-    summary: EngineSummary | None
-    layers: LayerList | None
-    times: EngineTimes | None
-    metadata: ArtifactMetadata | None
-
-    @property
-    def precision(self) -> str | None:
-        """The narrowest floating-point type in the engine."""
-        return self.layers.precision if self.layers else None
-
-    @property
-    def title(self) -> str:
-        """Title of pictures: model, precision, input size and GPU, as far as they are known."""
-        name = self.source.name if self.summary else self.source.stem
-        words = [self.metadata.model if self.metadata else name]
-        words += [self.precision] if self.precision else []
-        if self.summary and self.summary.inputs:
-            first = max(self.summary.inputs, key=lambda tensor: len(tensor.shape))
-            words.append("x".join("?" if size < 0 else str(size) for size in first.shape))
-        return ", ".join(words) + (f": {self.summary.gpu}" if self.summary else "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns all of it for JSON."""
-        layers = self.layers.layers if self.layers else ()
-        kinds = {}
-        for kind, members in engine_layers.layers_by_kind(layers).items():
-            time = engine_layers.total_ms(members)
-            kinds[kind] = {"layers": len(members), **({} if time is None else {"ms": time})}
-        return {
-            "source": str(self.source),
-            "summary": dataclasses.asdict(self.summary) if self.summary else None,
-            "precision": self.precision,
-            "build_seconds": self.metadata.build_seconds if self.metadata else None,
-            "gpu_ms": self.times.gpu_ms if self.times else None,
-            "kinds": kinds,
-            "layers": [
-                dataclasses.asdict(layer) | {"kind": layer.kind, "module": ".".join(layer.origin.path)}
-                for layer in layers
-            ],
-        }
 
 
 def inspect(
@@ -150,44 +94,71 @@ def inspect(
     if json and engine and json.absolute() == engine.with_suffix(".json").absolute():
         raise ArgumentError("json", f"expected another file than the engine's metadata, got {json}")
 
+    summary = measured = metadata = None
     if layer_info:
         found = engine_layers.read_file(layer_info)
         found = found.with_times(engine_layers.read_times(times)) if times else found
-        report = InspectionReport(layer_info, None, found, None, None)
     else:
         arrays = read_arrays(inputs) if inputs else None
         summary, found, information = engine_summary.read_engine(engine, device, plugins)
-        measured = None
+        metadata = _metadata(engine)
         if profile:
             measured = engine_summary.measure(engine, device=device, runs=runs, inputs=arrays, nvtx=nvtx)
-            found = found.with_times(measured.layer_ms) if found else None
-        report = InspectionReport(engine, summary, found, measured, _metadata(engine))
+            found = found.with_times(measured.layer_ms) if found.layers else found
         if save_layer_info:
             with atomic_write(save_layer_info) as temporary:
                 temporary.write_text(information, encoding="utf-8")
             print(f"wrote {save_layer_info}")
-    if found is None or not found.detailed:
-        tells = "nothing" if found is None else "only the names"
+    if not found.detailed:
         message = (
-            f"{report.source} tells {tells} of its layers: build it with profiling verbosity DETAILED "
-            "(trtexec --profilingVerbosity=detailed)"
+            f"{engine or layer_info} tells {'only the names' if found.layers else 'nothing'} of its layers: "
+            "build it with profiling verbosity DETAILED (trtexec --profilingVerbosity=detailed)"
         )
-        if graph or (found is None and chart):
+        if graph or (chart and not found.layers):
             raise EngineError(message)
         complain("warning", message)
-    _print(report, table)
+
+    parts: list[Any] = [str(engine or layer_info)]
+    build_seconds = metadata.build_seconds if metadata else None
+    parts += [text_report.summary_table(summary, found.precision, build_seconds)] if summary else []
+    parts += ["", text_report.layers_line(found)] if found.layers else []
+    parts += ["", text_report.kinds_table(found)] if found.detailed else []
+    parts += ["", text_report.times_line(measured, found)] if measured and found.layers else []
+    if table and found.layers:
+        parts += ["", text_report.layers_table(found.layers)]
+    elif found.time_ms is not None:
+        parts += ["", text_report.slowest_table(found, SLOWEST)]
+    console = text_report.make_console()
+    for part in parts:
+        console.print(part)
+
     if json:
-        write_json(json, report.as_dict())
+        content = {
+            "source": str(engine or layer_info),
+            "summary": dataclasses.asdict(summary) if summary else None,
+            "precision": found.precision,
+            "build_seconds": build_seconds,
+            "gpu_ms": measured.gpu_ms if measured else None,
+            **_layers_content(found.layers),
+        }
+        write_json(json, content)
         print(f"wrote {json}")
+    if graph or chart:
+        words = [metadata.model if metadata else engine.name if engine else layer_info.stem]
+        words += [found.precision] if found.precision else []
+        if summary and summary.inputs:
+            first = max(summary.inputs, key=lambda tensor: len(tensor.shape))
+            words.append("x".join("?" if size < 0 else str(size) for size in first.shape))
+        title = ", ".join(words) + (f": {summary.gpu}" if summary else "")
     if graph:
         from trt_plugin.inspection.layer_graph import write_graph
 
-        write_graph(graph, found, report.title)
+        write_graph(graph, found, title)
         print(f"wrote {graph}")
     if chart:
         from trt_plugin.inspection.time_chart import write_chart
 
-        write_chart(chart, found, report.title, report.times.gpu_ms if report.times else None)
+        write_chart(chart, found, title, measured.gpu_ms if measured else None)
         print(f"wrote {chart}")
     return 0
 
@@ -207,24 +178,17 @@ def _metadata(engine: Path) -> ArtifactMetadata | None:
         return None
 
 
-def _print(report: InspectionReport, whole_table: bool) -> None:
-    console, found = text_report.make_console(), report.layers
-    console.print(report.source)
-    if report.summary:
-        build_seconds = report.metadata.build_seconds if report.metadata else None
-        console.print(text_report.summary_table(report.summary, report.precision, build_seconds))
-    if found is None:
-        return
-    parts = [text_report.layers_line(found)]
-    parts += [text_report.kinds_table(found)] if found.detailed else []
-    parts += [text_report.times_line(report.times, found)] if report.times else []
-    if whole_table:
-        parts.append(text_report.layers_table(found.layers))
-    elif found.time_ms is not None:
-        parts.append(text_report.slowest_table(found, SLOWEST))
-    for part in parts:
-        console.print()
-        console.print(part)
+def _layers_content(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Returns the layers and their kinds for JSON."""
+    kinds = {}
+    for kind, members in engine_layers.layers_by_kind(layers).items():
+        time = engine_layers.total_ms(members)
+        kinds[kind] = {"layers": len(members), **({} if time is None else {"ms": time})}
+    rows = [
+        dataclasses.asdict(layer) | {"kind": layer.kind, "module": ".".join(layer.origin.path)}
+        for layer in layers
+    ]
+    return {"kinds": kinds, "layers": rows}
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,20 +14,19 @@ from typing import Any
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import layer_kinds, module_names
 
-# TensorRT's words for types, in "Row major linear FP16 format" as in "Half", and ours.
+# TensorRT's words for types, in "Row major linear FP16 format" as in "Half", and bytes of an element.
 _DTYPES = {
-    "fp8": "FP8|FLOAT8|FP8E4M3",
-    "bf16": "BF16|BFLOAT16",
-    "fp16": "FP16|HALF",
-    "fp32": "FP32|FLOAT",
-    "int64": "INT64",
-    "int32": "INT32",
-    "uint8": "UINT8",
-    "int8": "INT8",
-    "int4": "INT4",
-    "bool": "BOOL",
+    "fp8": ("FP8|FLOAT8|FP8E4M3", 1),
+    "bf16": ("BF16|BFLOAT16", 2),
+    "fp16": ("FP16|HALF", 2),
+    "fp32": ("FP32|FLOAT", 4),
+    "int64": ("INT64", 8),
+    "int32": ("INT32", 4),
+    "uint8": ("UINT8", 1),
+    "int8": ("INT8", 1),
+    "int4": ("INT4", 0.5),
+    "bool": ("BOOL", 1),
 }
-_BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4, "int64": 8, "int32": 4, "uint8": 1, "int8": 1, "bool": 1}
 _FLOATS = ("bf16", "fp16", "fp32")  # narrowest first
 
 # Entries of the inspector with an attribute of `Layer`. The others are in `Layer.attributes`.
@@ -57,10 +57,7 @@ class LayerTensor:
     @property
     def num_bytes(self) -> int:
         """Size of all elements; 0 if a size or the type is unknown."""
-        count = _BYTES.get(self.dtype, 0)
-        for size in self.shape:
-            count *= max(size, 0)
-        return count
+        return _num_bytes(self.dtype, math.prod(max(size, 0) for size in self.shape))
 
 
 @dataclass(frozen=True)
@@ -110,11 +107,6 @@ class Layer:
         shown, more = self.origin.operators[:3], len(self.origin.operators) - 3
         return " ".join(shown) + (f" +{more}" if more > 0 else "") if shown else self.type
 
-    @property
-    def is_plugin(self) -> bool:
-        """Whether a plugin runs it."""
-        return self.type.startswith("Plugin")
-
 
 def total_ms(layers: Sequence[Layer]) -> float | None:
     """Returns the sum of the layers' times in milliseconds, None if no layer was timed."""
@@ -145,7 +137,7 @@ class LayerList:
     @property
     def plugins(self) -> tuple[Layer, ...]:
         """The layers that plugins run."""
-        return tuple(layer for layer in self.layers if layer.is_plugin)
+        return tuple(layer for layer in self.layers if layer.type.startswith("Plugin"))
 
     @property
     def precision(self) -> str | None:
@@ -181,12 +173,8 @@ class LayerList:
 
 
 def read_file(path: Path) -> LayerList:
-    """Reads layers from a file of `trtexec --exportLayerInfo`.
-
-    Raises:
-        EngineError: the file cannot be read, or has other content.
-    """
-    return parse(_read(path), str(path))
+    """Reads layers from a file of `trtexec --exportLayerInfo`, see `parse`."""
+    return parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
 
 
 def parse(text: str, source: str = "the inspector's answer") -> LayerList:
@@ -197,29 +185,22 @@ def parse(text: str, source: str = "the inspector's answer") -> LayerList:
         source: name of the text in errors.
 
     Raises:
-        EngineError: the text has other content, or lists no layers.
+        EngineError: the text has other content.
     """
-    content = _load(text, source)
-    entries = content.get("Layers") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, (str, dict)) for entry in entries):
+    try:
+        content = json.loads(text)
+        entries, bindings = content["Layers"], tuple(content.get("Bindings") or ())
+        detailed = [entry for entry in entries if not isinstance(entry, str)]
+        outputs = (tensor for entry in detailed for tensor in entry.get("Outputs") or ())
+        # Without the engine's inputs, a layer's constants look like them.
+        computed = {*bindings, *(tensor.get("Name") for tensor in outputs)} if bindings else None
+        layers = tuple(_layer(entry, index, computed) for index, entry in enumerate(entries))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EngineError(
             f'{source}: expected {{"Layers": [...]}}, as TensorRT\'s inspector and trtexec --exportLayerInfo '
-            "write it"
-        )
-    if not entries:
-        raise EngineError(
-            f"{source} lists no layers: the engine was built with profiling verbosity NONE; build it with "
-            "DETAILED (trtexec --profilingVerbosity=detailed)"
-        )
-    try:
-        layers = tuple(_layer(entry, index) for index, entry in enumerate(entries))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise EngineError(f"{source}: a layer is not as TensorRT writes it ({error!r})") from error
-    bindings = content.get("Bindings")
-    names = tuple(map(str, bindings)) if isinstance(bindings, list) else ()
-    if names:
-        layers = tuple(_separate_constants(layers, names))
-    return LayerList(layers, names, detailed=any(isinstance(entry, dict) for entry in entries))
+            f"write it, got {error!r}"
+        ) from error
+    return LayerList(layers, bindings, bool(detailed))
 
 
 def read_times(path: Path) -> dict[str, float]:
@@ -229,63 +210,38 @@ def read_times(path: Path) -> dict[str, float]:
         Milliseconds by the layer's name: the median, or the average of older versions.
 
     Raises:
-        EngineError: the file cannot be read, or has other content.
+        EngineError: the file has other content.
     """
-    content = _load(_read(path), str(path))
     try:
-        rows = [row for row in content if "name" in row]
-        times = {row["name"]: float(row.get("medianMs", row["averageMs"])) for row in rows}
-    except (KeyError, TypeError, ValueError):
-        times = {}
-    if not times:
+        rows = [row for row in json.loads(path.read_bytes()) if row.get("name")]
+        return {row["name"]: float(row.get("medianMs", row["averageMs"])) for row in rows}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EngineError(
-            f'{path}: expected [{{"name": ..., "averageMs": ...}}, ...], as trtexec --exportProfile writes it'
-        )
-    return times
+            f'{path}: expected [{{"name": ..., "averageMs": ...}}, ...], as trtexec --exportProfile writes '
+            f"it, got {error!r}"
+        ) from error
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise EngineError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _load(text: str, source: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EngineError(f"{source} is not JSON: {error}") from error
-
-
-def _layer(entry: str | dict, index: int) -> Layer:
+def _layer(entry: str | dict, index: int, computed: set[str] | None) -> Layer:
+    """Reads a layer. Inputs that are not among the computed tensors are its constants."""
     if isinstance(entry, str):
         return Layer(entry, index=index)
     attributes = {key: value for key, value in entry.items() if key not in _KNOWN}
+    inputs = _tensors(entry.get("Inputs"))
+    constants = tuple(tensor for tensor in inputs if computed is not None and tensor.name not in computed)
+    sizes = [_num_bytes(dtype, count) for dtype, count in _weights(attributes)]
     return Layer(
         name=str(entry.get("Name", "")),
         type=str(entry.get("LayerType", "")),
-        inputs=_tensors(entry.get("Inputs")),
+        inputs=tuple(tensor for tensor in inputs if tensor not in constants),
         outputs=_tensors(entry.get("Outputs")),
         tactic=str(entry.get("TacticName") or ""),
         nodes=module_names.node_names(str(entry.get("Metadata") or "")),
-        weights_bytes=sum(_BYTES.get(dtype, 0) * count for dtype, count in _weights(attributes)),
+        weights_bytes=sum(sizes) + sum(tensor.num_bytes for tensor in constants),
         attributes=attributes,
+        constants=constants,
         index=index,
     )
-
-
-def _separate_constants(layers: Sequence[Layer], bindings: Sequence[str]) -> Iterator[Layer]:
-    """Moves the inputs that are no binding and that no layer computes to the constants."""
-    computed = {tensor.name for layer in layers for tensor in layer.outputs}.union(bindings)
-    for layer in layers:
-        constants = tuple(tensor for tensor in layer.inputs if tensor.name not in computed)
-        yield replace(
-            layer,
-            inputs=tuple(tensor for tensor in layer.inputs if tensor.name in computed),
-            constants=constants,
-            weights_bytes=layer.weights_bytes + sum(tensor.num_bytes for tensor in constants),
-        )
 
 
 def _tensors(entries: Sequence[dict] | None) -> tuple[LayerTensor, ...]:
@@ -300,8 +256,12 @@ def _tensors(entries: Sequence[dict] | None) -> tuple[LayerTensor, ...]:
 
 
 def _dtype(words: str) -> str:
-    found = (name for name, pattern in _DTYPES.items() if re.search(rf"\b({pattern})\b", words.upper()))
+    found = (name for name, (pattern, _) in _DTYPES.items() if re.search(rf"\b({pattern})\b", words.upper()))
     return next(found, "")
+
+
+def _num_bytes(dtype: str, count: int) -> int:
+    return int(_DTYPES[dtype][1] * count) if dtype else 0
 
 
 def _layout(words: str) -> str:

@@ -104,7 +104,7 @@ class EngineTimes:
 
 def read_engine(
     path: Path, device: int = 0, libraries: Sequence[Path] = ()
-) -> tuple[EngineSummary, LayerList | None, str]:
+) -> tuple[EngineSummary, LayerList, str]:
     """Loads an engine and asks TensorRT's inspector.
 
     Args:
@@ -113,7 +113,7 @@ def read_engine(
         libraries: libraries of plugins beside those of this package and TensorRT.
 
     Returns:
-        The summary; the layers, None with profiling verbosity NONE; the JSON of TensorRT's inspector.
+        The summary; the layers, none with profiling verbosity NONE; the JSON of TensorRT's inspector.
 
     Raises:
         EngineError: a library or the engine cannot be loaded, see `trt_plugin.engine_file.load_engine`.
@@ -150,7 +150,7 @@ def read_engine(
         streamable_weights_bytes=int(engine.streamable_weights_size),
         auxiliary_streams=int(engine.num_aux_streams),
     )
-    found, information = None, ""
+    found, information = LayerList((), detailed=False), ""
     if engine.profiling_verbosity != trt.ProfilingVerbosity.NONE:
         inspector = engine.create_engine_inspector()
         information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
