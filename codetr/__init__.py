@@ -22,16 +22,12 @@ try:
 except PackageNotFoundError:
     __version__ = "unknown"
 
-_MODULES = {
-    "CoDino": "codetr.model",
-    "Config": "codetr.config",
-    "Detections": "codetr.detector.detector",
-    "Detector": "codetr.detector.detector",
-    "LoadReport": "codetr.checkpoint",
-    "apply_nms": "codetr.detector.postprocess",
-    "load_checkpoint": "codetr.checkpoint",
-    "load_config": "codetr.config",
-    "seeded_state_dict": "codetr.checkpoint",
+_NAMES = {
+    "codetr.checkpoint": ("LoadReport", "load_checkpoint", "seeded_state_dict"),
+    "codetr.config": ("Config", "load_config"),
+    "codetr.detector.detector": ("Detections", "Detector"),
+    "codetr.detector.postprocess": ("apply_nms",),
+    "codetr.model": ("CoDino",),
 }
 
 __all__ = [
@@ -49,9 +45,10 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

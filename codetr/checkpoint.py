@@ -11,49 +11,44 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codetr import weights
 from codetr.model.backbones.swin import relative_position_index
 from codetr.pth import read_pth
 
+_TRANSFORMER = "query_head.transformer"
 # (our name, upstream's); every rule that matches applies once, in this order.
-_RENAMES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^backbone\.norms\.(\d+)\.", r"backbone.norm\1."),
-        (r"^(backbone\.stages\.\d+\.blocks\.\d+\.attn)\.", r"\1.w_msa."),
-        (r"^(backbone\.stages\.\d+\.blocks\.\d+)\.mlp\.fc1\.", r"\1.ffn.layers.0.0."),
-        (r"^(backbone\.stages\.\d+\.blocks\.\d+)\.mlp\.fc2\.", r"\1.ffn.layers.1."),
-        (r"^(neck\.(?:extra_)?convs\.\d+)\.norm\.", r"\1.gn."),
-        (r"^encoder\.level_embeds$", "query_head.transformer.level_embeds"),
-        (r"^decoder\.query_embed$", "query_head.transformer.query_embed.weight"),
-        (r"^decoder\.ref_point_head\.fc1\.", "query_head.transformer.decoder.ref_point_head.0."),
-        (r"^decoder\.ref_point_head\.fc2\.", "query_head.transformer.decoder.ref_point_head.2."),
-        (r"^decoder\.norm\.", "query_head.transformer.decoder.norm."),
-        (r"^query_selection\.output\.", "query_head.transformer.enc_output."),
-        (r"^query_selection\.norm\.", "query_head.transformer.enc_output_norm."),
-        (r"^decoder\.class_branches\.", "query_head.cls_branches."),
-        (r"^decoder\.box_branches\.", "query_head.reg_branches."),
-        (r"^(encoder|decoder)\.layers\.", r"query_head.transformer.\1.layers."),
-        (r"(transformer\.encoder\.layers\.\d+)\.self_attn\.", r"\1.attentions.0."),
-        (r"(transformer\.decoder\.layers\.\d+)\.self_attn\.", r"\1.attentions.0.attn."),
-        (r"(transformer\.decoder\.layers\.\d+)\.cross_attn\.", r"\1.attentions.1."),
-        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.ffn\.fc1\.", r"\1.ffns.0.layers.0.0."),
-        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.ffn\.fc2\.", r"\1.ffns.0.layers.1."),
-        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.norm1\.", r"\1.norms.0."),
-        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.norm2\.", r"\1.norms.1."),
-        (r"(transformer\.(?:en|de)coder\.layers\.\d+)\.norm3\.", r"\1.norms.2."),
-        (r"(query_head\.reg_branches\.\d+)\.fc1\.", r"\1.0."),
-        (r"(query_head\.reg_branches\.\d+)\.fc2\.", r"\1.2."),
-        (r"(query_head\.reg_branches\.\d+)\.fc3\.", r"\1.4."),
-    )
-]
+_RENAMES: tuple[tuple[str, str | Callable[[re.Match], str]], ...] = (
+    (r"^backbone\.norms\.(\d+)\.", r"backbone.norm\1."),
+    (r"^(backbone\.stages\.\d+\.blocks\.\d+\.attn)\.", r"\1.w_msa."),
+    (r"^(backbone\.stages\.\d+\.blocks\.\d+)\.mlp\.fc1\.", r"\1.ffn.layers.0.0."),
+    (r"^(backbone\.stages\.\d+\.blocks\.\d+)\.mlp\.fc2\.", r"\1.ffn.layers.1."),
+    (r"^(neck\.(?:extra_)?convs\.\d+)\.norm\.", r"\1.gn."),
+    (r"^encoder\.level_embeds$", f"{_TRANSFORMER}.level_embeds"),
+    (r"^decoder\.query_embed$", f"{_TRANSFORMER}.query_embed.weight"),
+    (r"^decoder\.(norm|ref_point_head)\.", rf"{_TRANSFORMER}.decoder.\1."),
+    (r"^query_selection\.output\.", f"{_TRANSFORMER}.enc_output."),
+    (r"^query_selection\.norm\.", f"{_TRANSFORMER}.enc_output_norm."),
+    (r"^decoder\.class_branches\.", "query_head.cls_branches."),
+    (r"^decoder\.box_branches\.", "query_head.reg_branches."),
+    (r"^(encoder|decoder)\.layers\.", rf"{_TRANSFORMER}.\1.layers."),
+    (r"(encoder\.layers\.\d+)\.self_attn\.", r"\1.attentions.0."),
+    (r"(decoder\.layers\.\d+)\.self_attn\.", r"\1.attentions.0.attn."),
+    (r"(decoder\.layers\.\d+)\.cross_attn\.", r"\1.attentions.1."),
+    (r"(coder\.layers\.\d+)\.ffn\.fc1\.", r"\1.ffns.0.layers.0.0."),
+    (r"(coder\.layers\.\d+)\.ffn\.fc2\.", r"\1.ffns.0.layers.1."),
+    (r"(coder\.layers\.\d+)\.norm(\d)\.", lambda found: f"{found[1]}.norms.{int(found[2]) - 1}."),
+    # Upstream counts the activations between the linear layers too.
+    (r"(reg_branches\.\d+|ref_point_head)\.fc(\d)\.", lambda found: f"{found[1]}.{2 * int(found[2]) - 2}."),
+)
 
 # Tensors of a checkpoint that inference does not need.
 _IGNORED = re.compile(
@@ -113,7 +108,7 @@ def upstream_name(name: str, decoder_layers: int) -> str:
     name = name.replace("query_selection.class_branch.", f"decoder.class_branches.{decoder_layers}.")
     name = name.replace("query_selection.box_branch.", f"decoder.box_branches.{decoder_layers}.")
     for pattern, replacement in _RENAMES:
-        name = pattern.sub(replacement, name)
+        name = re.sub(pattern, replacement, name)
     return name
 
 
@@ -171,17 +166,17 @@ def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[s
         label, content = "checkpoint", source
     else:
         known = source in weights.KNOWN_WEIGHTS and not Path(source).is_file()
-        fetched = known or weights.is_url(source)
-        path = weights.fetch(source) if fetched else Path(source)
+        path = weights.fetch(source) if known or weights.is_url(source) else Path(source)
         if not path.is_file():
             raise ValueError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} weights file")
         label = str(path)
         try:
-            content = _read_safetensors(path) if path.suffix == ".safetensors" else read_pth(path)
-        except ValueError as error:
-            if path.parent == weights.cache_folder():
-                raise ValueError(f"{error}; delete it to download it again") from error
-            raise
+            content = load_file(path) if path.suffix == ".safetensors" else read_pth(path)
+        except (SafetensorError, ValueError) as error:
+            damaged = f"{path}: cut off, or not a safetensors file ({error})"
+            reason = damaged if isinstance(error, SafetensorError) else str(error)
+            again = "; delete it to download it again" if path.parent == weights.cache_folder() else ""
+            raise ValueError(reason + again) from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):
@@ -194,16 +189,6 @@ def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[s
     if not tensors:
         raise ValueError(f"{label}: the checkpoint holds no tensors by name")
     return label, tensors
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: cut off, or not a safetensors file ({error})") from None
 
 
 def seeded_state_dict(
@@ -238,20 +223,17 @@ def seeded_state_dict(
 
 
 # (pattern, factor on the usual deviation 1 / sqrt(fan in)); the first match counts. Norms are not among them.
-_GAINS = [
-    (re.compile(pattern), gain)
-    for pattern, gain in (
-        (r"reg_branches\.\d+\.4\.weight", 0.3),  # box deltas of some tenths
-        (r"cls_branches", 1.2),  # logits of a deviation above 1
-        (r"attention_weights", 0.5),
-        (r"attentions\.1\.output_proj", 2.0),  # attended features, not the common content, tell queries apart
-        # before an activation
-        (r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head", math.sqrt(2.0)),
-    )
-]
+_GAINS = (
+    (r"reg_branches\.\d+\.4\.weight", 0.3),  # box deltas of some tenths
+    (r"cls_branches", 1.2),  # logits of a deviation above 1
+    (r"attention_weights", 0.5),
+    (r"attentions\.1\.output_proj", 2.0),  # attended features, not the common content, tell queries apart
+    # before an activation
+    (r"backbone\.(conv1|layer\d)|reg_branches|ffns?\.|ref_point_head", math.sqrt(2.0)),
+)
 # Weights after an activation, whose output is positive on average. Rows that sum to zero keep this average
 # from becoming the same large vector in every cell.
-_AFTER_ACTIVATION = re.compile(
+_AFTER_ACTIVATION = (
     r"(ffns?\.(0\.)?layers\.1|backbone\.layer\d\.\d+\.(conv\d|downsample\.0)"
     r"|reg_branches\.\d+\.[24]|ref_point_head\.2)\.weight$"
 )
@@ -285,9 +267,9 @@ def _seeded_tensor(name: str, shape: list[int], seed: int) -> Tensor:
         return normal(0.05, mean=1.0)
     if name.endswith("level_embeds"):
         return normal()
-    gain = next((gain for pattern, gain in _GAINS if pattern.search(name)), 1.0)
+    gain = next((gain for pattern, gain in _GAINS if re.search(pattern, name)), 1.0)
     weight = normal(gain / math.sqrt(math.prod(shape[1:])))
-    if _AFTER_ACTIVATION.search(name):
+    if re.search(_AFTER_ACTIVATION, name):
         weight -= weight.flatten(1).mean(dim=1).view(-1, *[1] * (len(shape) - 1))
     return weight
 

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
 
@@ -50,15 +50,12 @@ class SwinConfig:
             raise ValueError(
                 f"backbone.drop_path_rate: expected at least 0 and less than 1, got {self.drop_path_rate}"
             )
-        if len(self.depths) != len(self.num_heads):
+        channels = self.out_channels
+        if len(channels) != len(self.num_heads) or any(c % n for c, n in zip(channels, self.num_heads)):
             raise ValueError(
-                f"backbone.num_heads: expected one per stage ({len(self.depths)}), got {self.num_heads}"
+                f"backbone.num_heads: expected a divisor of each stage's channels {channels}, "
+                f"got {self.num_heads}"
             )
-        for channels, heads in zip(self.out_channels, self.num_heads, strict=True):
-            if channels % heads:
-                raise ValueError(
-                    f"backbone.num_heads: {heads} heads do not divide the stage's {channels} channels"
-                )
 
     @property
     def out_channels(self) -> tuple[int, ...]:
@@ -73,24 +70,15 @@ class ResNetConfig:
 
     __pydantic_config__ = _ONLY_FIELDS
     type: Literal["ResNet"]
-    depth: PositiveInt = 50
+    depth: Literal[18, 34, 50, 101, 152] = 50
     base_channels: PositiveInt = 64
-
-    STAGE_DEPTHS: ClassVar[dict[int, tuple[int, ...]]] = {
-        18: (2, 2, 2, 2),
-        34: (3, 4, 6, 3),
-        50: (3, 4, 6, 3),
-        101: (3, 4, 23, 3),
-        152: (3, 8, 36, 3),
-    }
-
-    def __post_init__(self) -> None:
-        if self.depth not in self.STAGE_DEPTHS:
-            raise ValueError(f"backbone.depth: expected one of {sorted(self.STAGE_DEPTHS)}, got {self.depth}")
 
     @property
     def depths(self) -> tuple[int, ...]:
-        return self.STAGE_DEPTHS[self.depth]
+        """Number of blocks in each stage."""
+        if self.depth == 18:
+            return 2, 2, 2, 2
+        return 3, *{34: (4, 6), 50: (4, 6), 101: (4, 23), 152: (8, 36)}[self.depth], 3
 
     @property
     def expansion(self) -> int:
@@ -112,12 +100,6 @@ class NeckConfig:
     num_outs: PositiveInt = 5
     gn_groups: PositiveInt = 32
 
-    def __post_init__(self) -> None:
-        if self.out_channels % self.gn_groups:
-            raise ValueError(
-                f"neck.gn_groups: {self.gn_groups} groups do not divide out_channels {self.out_channels}"
-            )
-
 
 @dataclass(frozen=True)
 class PositionalEncodingConfig:
@@ -126,7 +108,7 @@ class PositionalEncodingConfig:
     __pydantic_config__ = _ONLY_FIELDS
     num_feats: PositiveInt = 128
     temperature: float = 20
-    normalize: bool = True
+    normalize: Literal[True] = True
 
 
 @dataclass(frozen=True)
@@ -185,24 +167,17 @@ class Config:
         require("neck.out_channels", self.embed_dims, self.neck.out_channels)
         require("neck.num_outs", self.num_levels, self.neck.num_outs)
         require("positional_encoding.num_feats", self.embed_dims / 2, self.positional_encoding.num_feats)
-        require("positional_encoding.normalize", True, self.positional_encoding.normalize)
         if self.class_names is not None:
             require("class_names: number of names", self.num_classes, len(self.class_names))
-            if len(set(self.class_names)) < self.num_classes:
-                twice = next(name for name in self.class_names if self.class_names.count(name) > 1)
-                raise ValueError(f"class_names: expected different names, got {twice!r} twice")
-        if self.embed_dims % 4:  # sine and cosine, on two axes
-            raise ValueError(f"embed_dims: expected a multiple of 4, got {self.embed_dims}")
-        if self.embed_dims % self.num_heads:
-            raise ValueError(f"num_heads: {self.num_heads} heads do not divide embed_dims {self.embed_dims}")
+            for name in self.class_names:
+                if self.class_names.count(name) > 1:
+                    raise ValueError(f"class_names: expected different names, got {name!r} twice")
         if self.num_levels < len(self.neck.in_channels):
-            raise ValueError(
-                f"num_levels: expected at least {len(self.neck.in_channels)}, got {self.num_levels}"
-            )
-        if self.max_per_img > self.num_queries * self.num_classes:
-            raise ValueError(
-                f"max_per_img: expected at most num_queries * num_classes, got {self.max_per_img}"
-            )
+            least = len(self.neck.in_channels)
+            raise ValueError(f"num_levels: expected at least {least}, got {self.num_levels}")
+        most = self.num_queries * self.num_classes
+        if self.max_per_img > most:
+            raise ValueError(f"max_per_img: expected at most {most}, got {self.max_per_img}")
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from codetr.coco_classes import category_ids_for
-from trt_plugin.atomic_files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,16 @@ class Detections:
     def as_dicts(self) -> list[dict[str, Any]]:
         """Returns a dictionary per detection: category_id, category_name, bbox (x, y, w, h), score."""
         ids = category_ids_for(self.class_names)
-        rows = []
-        for (x1, y1, x2, y2), score, label in zip(
-            self.boxes_xyxy_px.tolist(), self.scores.tolist(), self.labels.tolist(), strict=True
-        ):
-            rows.append(
-                {
-                    "category_id": ids[label],
-                    "category_name": self.class_names[label],
-                    "bbox": [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)],
-                    "score": round(score, 6),
-                }
-            )
-        return rows
+        rows = zip(self.boxes_xyxy_px.tolist(), self.scores.tolist(), self.labels.tolist(), strict=True)
+        return [
+            {
+                "category_id": ids[label],
+                "category_name": self.class_names[label],
+                "bbox": [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)],
+                "score": round(score, 6),
+            }
+            for (x1, y1, x2, y2), score, label in rows
+        ]
 
 
 def image_ids_for(file_names: Sequence[str]) -> list[int]:
@@ -91,32 +86,14 @@ def coco_document(
         class_names: a name for each label. COCO's 80 names get COCO's category ids, others the label index.
         info: facts about the run.
     """
-    image_ids = image_ids_for([name for name, _ in pictures])
+    ids = image_ids_for([name for name, _ in pictures])
     images, annotations = [], []
-    for image_id, (name, detections) in zip(image_ids, pictures, strict=True):
-        images.append(
-            {"id": image_id, "file_name": name, "width": detections.width, "height": detections.height}
-        )
-        for row in detections.as_dicts():
-            area = round(row["bbox"][2] * row["bbox"][3], 3)
+    for image_id, (name, found) in zip(ids, pictures, strict=True):
+        images.append({"id": image_id, "file_name": name, "width": found.width, "height": found.height})
+        for row in found.as_dicts():
             place = {"id": len(annotations) + 1, "image_id": image_id, "file_name": name}
+            area = round(row["bbox"][2] * row["bbox"][3], 3)
             annotations.append({**place, **row, "area": area, "iscrowd": 0})
-    categories = [
-        {"id": identifier, "name": name}
-        for identifier, name in zip(category_ids_for(class_names), class_names, strict=True)
-    ]
+    classes = zip(category_ids_for(class_names), class_names, strict=True)
+    categories = [{"id": category_id, "name": name} for category_id, name in classes]
     return {"info": dict(info or {}), "images": images, "categories": categories, "annotations": annotations}
-
-
-def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
-    """Writes a document as JSON with one list entry per line; the file is complete or absent."""
-    parts = []
-    for key, value in document.items():
-        if isinstance(value, list) and value:
-            rows = ",\n  ".join(json.dumps(row) for row in value)
-            text = f"[\n  {rows}\n ]"
-        else:
-            text = json.dumps(value)
-        parts.append(f" {json.dumps(key)}: {text}")
-    with atomic_write(path) as temporary:
-        temporary.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")

@@ -10,48 +10,23 @@ import os
 import re
 import sys
 import urllib.parse
-from dataclasses import dataclass
 from pathlib import Path
 
 from codetr.config import Config, config_file, load_config
 from codetr.errors import ArgumentError, one_line
 from trt_plugin.atomic_files import new_folder
 
-
-@dataclass(frozen=True)
-class Weights:
-    """A published checkpoint.
-
-    Attributes:
-        name: name of the configuration.
-        url: upstream's address; empty for weights in the package.
-        sha256_prefix: the first hexadecimal digits of a download's SHA-256.
-        file: path in the package; None for a download.
-    """
-
-    name: str
-    url: str = ""
-    sha256_prefix: str = ""
-    file: Path | None = None
-
-
 DEMO = "co_dino_demo"
 """Name of the model in the package, for the twenty classes of `tools.scenes`."""
 
 _UPSTREAM = "https://download.openmmlab.com/mmdetection/v3.0/codetr"
 
-KNOWN_WEIGHTS = {
-    weights.name: weights
-    for weights in (
-        Weights(DEMO, file=Path(__file__).parent / "demo" / f"{DEMO}.safetensors"),
-        Weights(
-            "co_dino_swin_l",
-            f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth",
-            "614254c9",
-        ),
-        Weights("co_dino_r50", f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth", "7481f903"),
-    )
+KNOWN_WEIGHTS: dict[str, Path | str] = {
+    DEMO: Path(__file__).parent / "demo" / f"{DEMO}.safetensors",
+    "co_dino_swin_l": f"{_UPSTREAM}/co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth",
+    "co_dino_r50": f"{_UPSTREAM}/co_dino_5scale_r50_1x_coco-7481f903.pth",
 }
+"""Published weights by the name of their configuration: a file of the package, or upstream's URL."""
 
 
 def default_weights(model: object, config: Config) -> str | None:
@@ -96,15 +71,12 @@ def choose_weights(model: object, config: Config, weights: str | os.PathLike | N
         ArgumentError: `weights` is none of these, or it is None and the model has no default.
     """
     known = ", ".join(KNOWN_WEIGHTS)
-    if weights is None:
-        chosen = default_weights(model, config)
-        if chosen is None:
-            name = config.name if isinstance(model, Config) else model
-            raise ArgumentError(
-                "weights", f"expected weights: none lie beside {name}, which is none of {known}; got none"
-            )
-        return chosen
-    chosen = str(weights)
+    chosen = default_weights(model, config) if weights is None else str(weights)
+    if chosen is None:
+        name = config.name if isinstance(model, Config) else model
+        raise ArgumentError(
+            "weights", f"expected weights: none lie beside {name}, which is none of {known}; got none"
+        )
     if chosen not in KNOWN_WEIGHTS and not is_url(chosen) and not Path(chosen).is_file():
         raise ArgumentError("weights", f"expected a file, a URL, or one of {known}, got {chosen!r}")
     return chosen
@@ -131,21 +103,12 @@ def fetch(source: str) -> Path:
         The file's path.
 
     Raises:
-        ValueError: unknown name or no URL; the download failed, or the file has another hash. No file stays
-            behind.
+        ValueError: the download failed, or the file has another hash. No file stays behind.
     """
-    if source not in KNOWN_WEIGHTS and not is_url(source):
-        raise ValueError(f"weights {source!r}: expected one of {', '.join(KNOWN_WEIGHTS)}, or a URL")
-    known = KNOWN_WEIGHTS.get(source)
-    if known is not None and known.file is not None:
-        if not known.file.is_file():
-            raise ValueError(f"{known.file}: missing, the installation is not whole")
-        return known.file
-    url = source if known is None else known.url
-    try:
-        name = Path(urllib.parse.urlsplit(url).path).name
-    except ValueError as error:
-        raise ValueError(f"weights {source!r}: not a URL ({error})") from None
+    url = KNOWN_WEIGHTS.get(source, source)
+    if isinstance(url, Path):
+        return url
+    name = Path(urllib.parse.urlsplit(url).path).name
     match = re.search(r"-([0-9a-f]{8,64})\.\w+$", name)
     # URLs without a hash in their name may share the name, so the hash of the URL tells them apart.
     path = cache_folder() / (name if match else f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}")

@@ -19,8 +19,9 @@ from codetr.detector.network_options import NetworkOptions
 from codetr.detector.preprocess import ImageError, check_image, load_image
 from codetr.draw import draw_detections
 from codetr.errors import UsageError, one_line
-from codetr.results import Detections, coco_document, write_document
+from codetr.results import Detections, coco_document
 from codetr.weights import DEMO
+from trt_plugin.atomic_files import write_json
 
 _PROGRAM = "codetr"
 _DETECTIONS = Group("Detections", sort_key=2)
@@ -88,7 +89,7 @@ def detect(
             raise UsageError(f"none of the {len(pictures)} pictures could be processed")
         info = {"description": "codetr detect", "network": detector.backend.description, **options}
         document = coco_document(run.found, detector.class_names, info)
-        write_document(out / "detections.json", document)
+        write_json(out / "detections.json", document)
     print_results(run.found)
     print_times(run.times_ms)
     if detector.shrunk_note is not None:

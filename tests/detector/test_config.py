@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
 import codetr
 from tests.golden_models import GOLDEN
-
-
-def write(tmp_path: Path, **changes) -> Path:
-    data = json.loads((GOLDEN / "codino_swin_tiny.json").read_text())
-    data.update(changes)
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({key: value for key, value in data.items() if value is not ...}))
-    return path
 
 
 def test_names():
@@ -31,69 +22,46 @@ def test_names():
         assert (config.nms.method, config.nms.iou_threshold, config.nms.min_score) == ("soft", 0.8, 1e-3)
 
 
-def test_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        codetr.load_config("co_dino_r50").num_queries = 1
-
-
 def test_omitted_fields_have_upstreams_defaults(tmp_path):
     path = tmp_path / "short.json"
     path.write_text('{"backbone": {"type": "ResNet"}, "neck": {"in_channels": [256, 512, 1024, 2048]}}')
-    assert dataclasses.replace(codetr.load_config(path), name="co_dino_r50") == codetr.load_config(
-        "co_dino_r50"
-    )
+    short = dataclasses.replace(codetr.load_config(path), name="co_dino_r50")
+    assert short == codetr.load_config("co_dino_r50")
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"queries": 3}, r"queries: "),
         ({"neck": ...}, r"neck: Field required"),
         ({"backbone": {"embed_dims": 24}}, r"backbone: .* 'type'"),
-        (
-            {"backbone": {"type": "ViT"}},
-            r"backbone: .*'ViT'.*'SwinTransformer', 'ResNet'",
-        ),
+        ({"backbone": {"type": "ViT"}}, r"backbone: .*'ViT'.*'SwinTransformer', 'ResNet'"),
         ({"backbone": {"type": "ResNet", "width": 2}}, r"backbone\.width: "),
-        (
-            {"backbone": {"type": "ResNet", "depth": 20}},
-            r"backbone\.depth: expected one of \[18, 34, 50, 101, 152\]",
-        ),
+        ({"backbone": {"type": "ResNet", "depth": 20}}, r"backbone\.depth: expected 18, .* or 152, got 20"),
         ({"num_queries": "900"}, r"num_queries: expected a valid integer, got '900'"),
-        ({"num_queries": True}, r"num_queries: expected a valid integer, got True"),
         ({"num_queries": 0}, r"num_queries: expected greater than 0, got 0"),
         ({"mean": [1, 2]}, r"mean\[2\]: Field required"),
-        ({"mean": [1, 2, "x"]}, r"mean\[2\]: expected a valid number, got 'x'"),
         ({"nms": {"method": "fast"}}, r"nms\.method: expected 'soft', 'hard' or 'none', got 'fast'"),
         ({"num_levels": 4}, r"neck\.num_outs: expected 4, got 5"),
-        ({"num_heads": 7}, r"num_heads: 7 heads do not divide embed_dims 64"),
         ({"embed_dims": 32}, r"neck\.out_channels: expected 32, got 64"),
         (
-            {"neck": {"in_channels": [24, 48, 96, 192], "out_channels": 64, "gn_groups": 48}},
-            r"neck\.gn_groups: 48 groups do not divide out_channels 64",
-        ),
-        (
-            {
-                "embed_dims": 66,
-                "num_heads": 6,
-                "neck": {"in_channels": [24, 48, 96, 192], "out_channels": 66, "gn_groups": 6},
-                "positional_encoding": {"num_feats": 33},
-            },
-            r"embed_dims: expected a multiple of 4, got 66",
+            {"num_classes": 1, "max_per_img": 200, "num_queries": 100},
+            r"max_per_img: expected at most 100",
         ),
     ],
 )
 def test_wrong_files(tmp_path, changes, message):
+    fields = json.loads((GOLDEN / "codino_swin_tiny.json").read_text()) | changes
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({key: value for key, value in fields.items() if value is not ...}))
     with pytest.raises(ValueError, match=message) as error:
-        codetr.load_config(write(tmp_path, **changes))
+        codetr.load_config(path)
     assert "model.json" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_no_such_model(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match="model 'co_dino_vit': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l, ",
-    ):
+    expected = "model 'co_dino_vit': expected one of co_dino_demo, co_dino_r50, co_dino_swin_l, "
+    with pytest.raises(ValueError, match=expected):
         codetr.load_config("co_dino_vit")
     path = tmp_path / "broken.json"
     path.write_text("{")

@@ -19,26 +19,15 @@ def test_select_sorts_and_keeps_the_threshold_itself():
 
 
 def test_document_is_coco():
-    detections = Detections(
-        np.float32([[1, 2, 11, 22]]), np.float32([0.5]), np.array([79]), COCO_CLASSES, 30, 40
-    )
+    arrays = np.float32([[1, 2, 11, 22]]), np.float32([0.5]), np.array([79])
+    detections = Detections(*arrays, COCO_CLASSES, 30, 40)
     document = coco_document([("000000000139.jpg", detections), ("285.jpg", detections)], COCO_CLASSES)
     assert [image["id"] for image in document["images"]] == [139, 285]
-    assert document["annotations"][1] == {
-        "id": 2,
-        "image_id": 285,
-        "file_name": "285.jpg",
-        "category_id": 90,
-        "category_name": "toothbrush",
-        "bbox": [1.0, 2.0, 10.0, 20.0],
-        "score": 0.5,
-        "area": 200.0,
-        "iscrowd": 0,
-    }
-    assert len(document["categories"]) == 80 and document["categories"][-1] == {
-        "id": 90,
-        "name": "toothbrush",
-    }
+    place = {"id": 2, "image_id": 285, "file_name": "285.jpg"}
+    found = {"category_id": 90, "category_name": "toothbrush", "bbox": [1.0, 2.0, 10.0, 20.0], "score": 0.5}
+    assert document["annotations"][1] == {**place, **found, "area": 200.0, "iscrowd": 0}
+    assert len(document["categories"]) == 80
+    assert document["categories"][-1] == {"id": 90, "name": "toothbrush"}
 
 
 def test_image_ids():
@@ -48,9 +37,7 @@ def test_image_ids():
 
 
 def test_classes():
-    assert len(COCO_CLASSES) == len(set(COCO_CLASSES)) == 80
-    assert len(set(COCO_CATEGORY_IDS)) == 80 and list(COCO_CATEGORY_IDS) == sorted(COCO_CATEGORY_IDS)
-    missing = set(range(1, 91)) - set(COCO_CATEGORY_IDS)
-    assert missing == {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+    assert len(set(COCO_CLASSES)) == 80 and list(COCO_CATEGORY_IDS) == sorted(set(COCO_CATEGORY_IDS))
+    assert set(range(1, 91)) - set(COCO_CATEGORY_IDS) == {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
     assert class_names_for(80) == COCO_CLASSES and class_names_for(2) == ("class 0", "class 1")
     assert category_ids_for(("a", "b")) == (0, 1)
