@@ -1,10 +1,9 @@
-"""Wraps cuda-python: streams, graphs, events, and buffers on the device and in pinned memory."""
+"""Wraps cuda-python: streams with graphs and events, and buffers on the device and in pinned memory."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 def error_string(status: Any) -> str:
     """Returns CUDA's message for a status."""
-    _, text = import_cudart().cudaGetErrorString(status)
-    return text.decode() if isinstance(text, bytes) else str(text)
+    return import_cudart().cudaGetErrorString(status)[1].decode()
 
 
 def require_gpu(device: int = 0) -> None:
@@ -52,19 +50,8 @@ def require_gpu(device: int = 0) -> None:
         raise EngineError(f"there is no GPU {device}: CUDA finds {count}")
 
 
-def gpu_name(device: int = 0) -> str:
-    """Returns the name of the GPU, such as "NVIDIA H200".
-
-    Raises:
-        EngineError: there is no such GPU.
-    """
-    require_gpu(device)
-    name = call("cudaGetDeviceProperties", device).name
-    return (name.decode() if isinstance(name, bytes) else str(name)).rstrip("\0")
-
-
 class CudaStream:
-    """A CUDA stream, with copies, events and graph capture."""
+    """A CUDA stream, with copies, graph capture and timing."""
 
     def __init__(self) -> None:
         self._cudart = import_cudart()
@@ -80,29 +67,30 @@ class CudaStream:
         call("cudaStreamSynchronize", self._stream)
 
     def copy_to_device(self, buffer: CudaBuffer, num_bytes: int) -> None:
-        """Enqueues the copy of a buffer's first bytes between host and device."""
+        """Enqueues the copy of a buffer's first bytes from the host."""
         self._copy(buffer.device, buffer.host, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def copy_to_host(self, buffer: CudaBuffer, num_bytes: int) -> None:
-        """Enqueues the copy of a buffer's first bytes between host and device."""
+        """Enqueues the copy of a buffer's first bytes to the host."""
         self._copy(buffer.host, buffer.device, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, target: int, source: int, num_bytes: int, kind: Any) -> None:
         if num_bytes:
             call("cudaMemcpyAsync", target, source, num_bytes, kind, self._stream)
 
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[CudaGraph]:
-        """Captures the work that the block enqueues into the yielded graph, without running it.
+    def capture(self, enqueue: Callable[[], object]) -> Any:
+        """Captures the work that a function enqueues, without running it.
+
+        Returns:
+            The graph, for `launch`. The caller frees it with cudaGraphExecDestroy.
 
         Raises:
-            EngineError: some work of the block cannot be captured.
+            EngineError: some of the work cannot be captured.
         """
-        graph = CudaGraph()
         mode = self._cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         call("cudaStreamBeginCapture", self._stream, mode)
         try:
-            yield graph
+            enqueue()
         except BaseException:
             self._cudart.cudaStreamEndCapture(self._stream)
             self._cudart.cudaGetLastError()  # clears the error for later calls
@@ -112,54 +100,35 @@ class CudaStream:
             self._cudart.cudaGetLastError()
             raise EngineError(f"cudaStreamEndCapture failed: {error_string(status)}")
         try:
-            graph.executable = call("cudaGraphInstantiate", template, 0)
+            return call("cudaGraphInstantiate", template, 0)
         finally:
             call("cudaGraphDestroy", template)
 
-    def launch(self, graph: CudaGraph) -> None:
+    def launch(self, graph: Any) -> None:
         """Enqueues a captured graph."""
-        call("cudaGraphLaunch", graph.executable, self._stream)
+        call("cudaGraphLaunch", graph, self._stream)
 
-    def record(self, event: CudaEvent) -> None:
-        """Enqueues an event."""
-        call("cudaEventRecord", event.event, self._stream)
+    def time(self, enqueue: Callable[[], object], iterations: int) -> list[float]:
+        """Returns the milliseconds between two events around each of several calls of a function."""
+        samples: list[float] = []
+        events = [call("cudaEventCreate") for _ in range(2)]
+        try:
+            for _ in range(iterations):
+                call("cudaEventRecord", events[0], self._stream)
+                enqueue()
+                call("cudaEventRecord", events[1], self._stream)
+                call("cudaEventSynchronize", events[1])
+                samples.append(float(call("cudaEventElapsedTime", *events)))
+        finally:
+            for event in events:
+                call("cudaEventDestroy", event)
+        return samples
 
     def close(self) -> None:
         """Frees the stream."""
         if self._stream is not None:
             call("cudaStreamDestroy", self._stream)
             self._stream = None
-
-
-class CudaGraph:
-    """A captured graph, see `CudaStream.capture`."""
-
-    def __init__(self) -> None:
-        self.executable: Any = None
-
-    def close(self) -> None:
-        """Frees the graph."""
-        if self.executable is not None:
-            call("cudaGraphExecDestroy", self.executable)
-            self.executable = None
-
-
-class CudaEvent:
-    """A CUDA event, which marks a point of a stream's work."""
-
-    def __init__(self) -> None:
-        self.event = call("cudaEventCreate")
-
-    def milliseconds_since(self, start: CudaEvent) -> float:
-        """Waits for this event and returns the milliseconds of GPU time since another."""
-        call("cudaEventSynchronize", self.event)
-        return float(call("cudaEventElapsedTime", start.event, self.event))
-
-    def close(self) -> None:
-        """Frees the event."""
-        if self.event is not None:
-            call("cudaEventDestroy", self.event)
-            self.event = None
 
 
 class CudaBuffer:

@@ -26,12 +26,10 @@ _DEVICE_PROBLEM = re.compile("incompatible device|expecting compute|platform spe
 _PLUGIN_PROBLEM = re.compile("cannot find plugin|plugin ?creator|getCreator|plugin registry", re.I)
 
 
-def built_with(content: bytes) -> tuple[int, int, int, int] | None:
-    """Returns TensorRT's version (major, minor, patch, build) that wrote an engine, None for other bytes."""
-    if len(content) < _HEADER_BYTES:
-        return None
+def built_with(content: bytes) -> str:
+    """Returns the version of TensorRT that wrote an engine, such as "10.6.0.26"; "" if it is not known."""
     tag, layout = struct.unpack_from("<II", content)
-    return tuple(content[24:28]) if tag == _TAG and layout == 0 else None
+    return ".".join(map(str, content[24:28])) if tag == _TAG and layout == 0 else ""
 
 
 def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngine]:
@@ -45,8 +43,8 @@ def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngi
         The runtime, which must outlive the engine, and the engine.
 
     Raises:
-        EngineError: the file is missing, empty, no engine, damaged, of another TensorRT version or for
-            another GPU; or the plugin library, a GPU, TensorRT or cuda-python is missing.
+        EngineError: the file is missing, no engine, damaged, of another TensorRT version or for another
+            GPU; or the plugin library, a GPU, TensorRT or cuda-python is missing.
     """
     content = read_plan(path)
     trt = import_tensorrt()
@@ -69,16 +67,12 @@ def read_plan(path: Path) -> bytes:
     """Reads an engine file.
 
     Raises:
-        EngineError: the file is missing, cannot be read, is empty, or does not begin like an engine.
+        EngineError: the file cannot be read, or does not begin like an engine.
     """
-    if not path.exists():
-        raise EngineError(f"the engine {path} does not exist")
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise EngineError(f"the engine {path} cannot be read: {error.strerror or error}") from error
-    if not content:
-        raise EngineError(f"the engine {path} is empty: its export did not finish")
+        raise EngineError(f"the engine {path} cannot be read: {error.strerror}") from error
     if len(content) < _HEADER_BYTES or struct.unpack_from("<I", content)[0] != _TAG:
         raise EngineError(f"{path} is not a TensorRT engine: it does not begin like one")
     return content
@@ -88,10 +82,9 @@ def _reason(content: bytes, messages: str, plugin_problem: str) -> str:
     """Returns why TensorRT refuses an engine: the rest of a sentence that begins with its path."""
     running = import_tensorrt().__version__
     version = built_with(content)
-    if _VERSION_PROBLEM.search(messages) or (version and version[:3] != _numbers(running)):
-        builder = (
-            "another version of TensorRT" if version is None else "TensorRT " + ".".join(map(str, version))
-        )
+    another = version and version.split(".")[:3] != running.split(".")[:3]
+    if another or _VERSION_PROBLEM.search(messages):
+        builder = f"TensorRT {version}" if version else "another version of TensorRT"
         return (
             f"was built by {builder}, and this is TensorRT {running}: export it again with this version, or "
             "install the one that built it"
@@ -99,15 +92,5 @@ def _reason(content: bytes, messages: str, plugin_problem: str) -> str:
     if _DEVICE_PROBLEM.search(messages):
         return f"was built for another kind of GPU: export it again on this machine (TensorRT: {messages})"
     if _PLUGIN_PROBLEM.search(messages):
-        if plugin_problem:
-            return f"needs a plugin that is not registered: {plugin_problem}"
-        return f"needs a plugin that is not registered (TensorRT: {messages})"
+        return f"needs a plugin that is not registered: {plugin_problem or f'TensorRT: {messages}'}"
     return f"is truncated or damaged: export it again (TensorRT: {messages})"
-
-
-def _numbers(version: str) -> tuple[int, int, int]:
-    """Returns (10, 6, 0) for "10.6.0.post1"."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found is None:
-        raise EngineError(f"TensorRT's version {version!r} is not of the form major.minor.patch")
-    return tuple(int(number) for number in found.groups())

@@ -13,40 +13,23 @@ from trt_plugin.engine_error import EngineError, import_tensorrt
 if TYPE_CHECKING:
     import tensorrt as trt
 
-NvtxRange = Callable[[str], AbstractContextManager]
-"""Names a block of code in Nsight Systems' timeline."""
+
+def layer_profiler(runs: list[dict[str, float]]) -> trt.IProfiler:
+    """Returns a profiler that adds the layers' milliseconds to the last of some runs, by the layer's name."""
+    trt = import_tensorrt()
+
+    class Profiler(trt.IProfiler):
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            runs[-1][layer_name] = runs[-1].get(layer_name, 0.0) + ms
+
+    return Profiler()
 
 
-class LayerTimes:
-    """Collects the times that the profiler reports.
-
-    Attributes:
-        profiler: the profiler, to be set as an execution context's.
-        runs: for each run, milliseconds by the layer's name.
-    """
-
-    def __init__(self) -> None:
-        trt = import_tensorrt()
-        self.runs: list[dict[str, float]] = []
-        collected = self
-
-        class Profiler(trt.IProfiler):
-            def __init__(self) -> None:
-                trt.IProfiler.__init__(self)
-
-            def report_layer_time(self, layer_name: str, ms: float) -> None:
-                run = collected.runs[-1]
-                run[layer_name] = run.get(layer_name, 0.0) + ms
-
-        self.profiler: trt.IProfiler = Profiler()
-
-    def begin_run(self) -> None:
-        """Assigns all further reports to a new run."""
-        self.runs.append({})
-
-
-def nvtx_ranges(wanted: bool) -> NvtxRange:
-    """Returns a function that makes ranges. If they are not wanted, its ranges do nothing.
+def nvtx_ranges(wanted: bool) -> Callable[[str], AbstractContextManager]:
+    """Returns a function that names a block of code in Nsight Systems' timeline, if names are wanted.
 
     Raises:
         EngineError: the package nvtx is missing.

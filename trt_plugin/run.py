@@ -68,16 +68,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file.
 
     Raises:
-        ValueError: the file is damaged, or of another kind.
+        ValueError: the file cannot be read, is damaged, or of another kind.
     """
     try:
-        arrays = np.load(path)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array without a name")
-        with arrays:
+        with np.load(path) as arrays:
             return dict(arrays)
-    except OSError as error:
-        raise ValueError(f"--inputs {path}: {error.strerror or error}") from error
     except Exception as error:  # NumPy raises many types: BadZipFile, EOFError, its own advice
         raise ValueError(f"--inputs {path}: cut off, or not an .npz file with arrays ({error})") from error
 

@@ -6,13 +6,13 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trt_plugin.cuda_runtime import CudaBuffer, CudaEvent, CudaGraph, CudaStream, call
+from trt_plugin.cuda_runtime import CudaBuffer, CudaStream, call
 from trt_plugin.engine_error import EngineError, import_tensorrt
 from trt_plugin.engine_file import load_engine
 from trt_plugin.engine_tensors import (
@@ -25,7 +25,7 @@ from trt_plugin.engine_tensors import (
     to_storage,
 )
 from trt_plugin.metadata import ArtifactMetadata
-from trt_plugin.profiler import LayerTimes, nvtx_ranges
+from trt_plugin.profiler import layer_profiler, nvtx_ranges
 from trt_plugin.tensorrt_log import collect_errors, describe
 
 if TYPE_CHECKING:
@@ -46,8 +46,14 @@ class _Session:
 
     context: trt.IExecutionContext
     shapes: Shapes
-    graph: CudaGraph = field(default_factory=CudaGraph)
+    graph: Any = None
     capture_tried: bool = False
+
+    def close(self) -> None:
+        """Frees the graph."""
+        if self.graph is not None:
+            call("cudaGraphExecDestroy", self.graph)
+            self.graph = None
 
 
 class EngineRunner:
@@ -125,7 +131,7 @@ class EngineRunner:
         """
         with self._range("upload"):
             session = self._prepare(inputs)
-        with self._range("graph launch" if session.graph.executable is not None else "enqueue"):
+        with self._range("enqueue" if session.graph is None else "graph launch"):
             self._enqueue(session)
         with self._range("download"):
             outputs = self._read_outputs(session)
@@ -143,25 +149,13 @@ class EngineRunner:
         Returns:
             Milliseconds between two CUDA events around each run (graph replay, or enqueueing without graphs).
         """
-        if iterations < 1 or warmup < 0:
-            raise ValueError(f"expected iterations >= 1 and warmup >= 0, got {iterations} and {warmup}")
         session = self._prepare(inputs)
         self._enqueue(session)
         self._stream.synchronize()
         self._capture(session)
         for _ in range(warmup):
             self._enqueue(session)
-        start, end, samples = CudaEvent(), CudaEvent(), []
-        try:
-            for _ in range(iterations):
-                self._stream.record(start)
-                self._enqueue(session)
-                self._stream.record(end)
-                samples.append(end.milliseconds_since(start))
-        finally:
-            start.close()
-            end.close()
-        return samples
+        return self._stream.time(lambda: self._enqueue(session), iterations)
 
     def profile(
         self, inputs: Mapping[str, np.ndarray], iterations: int = 20, warmup: int = 3
@@ -178,21 +172,20 @@ class EngineRunner:
         Returns:
             For each run, milliseconds by the layer's name.
         """
-        if iterations < 1 or warmup < 0:
-            raise ValueError(f"expected iterations >= 1 and warmup >= 0, got {iterations} and {warmup}")
         shapes = self._prepare(inputs).shapes
         # A new context: a context that had a profiler keeps reporting to it.
         context = self._make_context({name: shapes[name] for name in self.inputs})
         for name in shapes:
             context.set_tensor_address(name, self._buffers[name].device)
-        times = LayerTimes()
-        context.profiler = times.profiler
+        runs: list[dict[str, float]] = []
+        context.profiler = profiler = layer_profiler(runs)
         for _ in range(warmup + iterations):
-            times.begin_run()
+            runs.append({})
             with self._range("profiled run"):
                 self._enqueue(_Session(context, shapes))
                 self._stream.synchronize()
-        return times.runs[warmup:]
+        del context, profiler  # in this order
+        return runs[warmup:]
 
     def close(self) -> None:
         """Frees all memory. The runner cannot be used afterwards."""
@@ -218,7 +211,7 @@ class EngineRunner:
     @property
     def uses_cuda_graph(self) -> bool:
         """Whether a captured graph exists for the shapes of the last call."""
-        return bool(self._sessions) and next(reversed(self._sessions.values())).graph.executable is not None
+        return bool(self._sessions) and next(reversed(self._sessions.values())).graph is not None
 
     def best_shape(self, name: str) -> tuple[int, ...]:
         """Returns the input shape that the optimization profile is tuned for."""
@@ -289,7 +282,7 @@ class EngineRunner:
         key = tuple(input_shapes[name] for name in self.inputs)
         if key not in self._sessions:
             while len(self._sessions) >= self._max_sessions:
-                self._sessions.popitem(last=False)[1].graph.close()
+                self._sessions.popitem(last=False)[1].close()
             context = self._make_context(input_shapes)
             shapes = {name: tuple(context.get_tensor_shape(name)) for name in (*self.inputs, *self.outputs)}
             for name, shape in shapes.items():
@@ -347,11 +340,11 @@ class EngineRunner:
 
     def _drop_sessions(self) -> None:
         for session in self._sessions.values():
-            session.graph.close()
+            session.close()
         self._sessions.clear()
 
     def _enqueue(self, session: _Session) -> None:
-        if session.graph.executable is not None:
+        if session.graph is not None:
             self._stream.launch(session.graph)
             return
         with collect_errors() as messages:
@@ -365,9 +358,7 @@ class EngineRunner:
             return
         session.capture_tried = True
         try:
-            with self._stream.capture() as graph:
-                self._enqueue(session)
-            session.graph = graph
+            session.graph = self._stream.capture(lambda: self._enqueue(session))
         except EngineError as error:
             _log.warning("%s runs without a CUDA graph: %s", self._path, error)
 

@@ -79,15 +79,6 @@ def run_python(*arguments: str, gpu: bool = False, **environment: str) -> subpro
     )
 
 
-def hide_package(folder: Path, package: str) -> str:
-    """Returns the PYTHONPATH of a process without this package but, for others, with TensorRT."""
-    if package != "tensorrt":
-        pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
-    # A module of that name which is no package hides the real one.
-    (folder / f"{package}.py").write_text("raise ImportError('hidden by a test')")
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-
-
 def only_error(done: subprocess.CompletedProcess) -> str:
     """The one line on stderr of a command that failed."""
     assert done.returncode == 1, (done.returncode, done.stderr)

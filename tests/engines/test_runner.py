@@ -34,17 +34,11 @@ def test_import_brings_no_torch_tensorrt_or_cuda():
     assert done.returncode == 0, done.stderr
 
 
-def test_header_tells_the_version():
-    assert built_with(plan_header((10, 3, 0, 1))) == (10, 3, 0, 1)
-    assert built_with(plan_header()[:20]) is None
-    assert built_with(b"PK" + plan_header()) is None
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "does not exist"),
-        (b"", "is empty"),
+        (None, "cannot be read: No such file"),
+        (b"", "is not a TensorRT engine"),
         (b"\x08\x07\x12\x07pytorch" * 10, "is not a TensorRT engine"),
         (plan_header()[:27], "is not a TensorRT engine"),
     ],
@@ -166,7 +160,7 @@ def test_runner_describes_the_engine(tmp_path, plan, inputs):
     assert len(samples) == 7 and min(samples) > 0
     with pytest.raises(EngineError, match="closed"):
         runner(inputs)
-    assert built_with(plan) is not None
+    assert built_with(plan).count(".") == 3
 
 
 @pytest.mark.gpu

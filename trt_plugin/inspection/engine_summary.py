@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trt_plugin import library
-from trt_plugin.cuda_runtime import call, gpu_name, require_gpu
+from trt_plugin.cuda_runtime import call, require_gpu
 from trt_plugin.engine_error import EngineError, import_tensorrt
 from trt_plugin.engine_file import built_with, load_engine, read_plan
 from trt_plugin.engine_tensors import DTYPE_NAMES, format_range, format_shape
@@ -128,18 +128,16 @@ def read_engine(
     try:
         runtime, engine = load_engine(path, device)
     except EngineError as error:
-        hint = (
-            "; name its library with --plugins FILE" if "plugin that is not registered" in str(error) else ""
-        )
-        raise EngineError(f"{error}{hint}") from error
+        lacks_plugin = "plugin that is not registered" in str(error)
+        raise EngineError(f"{error}{'; name its library with --plugins FILE' * lacks_plugin}") from error
     loaded = free - call("cudaMemGetInfo")[0]
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     summary = EngineSummary(
         engine_bytes=path.stat().st_size,
-        built_with=".".join(map(str, version or ())),
+        built_with=version,
         tensorrt_version=trt.__version__,
-        gpu=gpu_name(device),
+        gpu=call("cudaGetDeviceProperties", device).name.decode(),
         verbosity=engine.profiling_verbosity.name,
         layers=engine.num_layers,
         inputs=tuple(_describe(engine, name, is_input=True) for name in inputs),
