@@ -16,8 +16,6 @@ from rich.table import Table
 from codetr.results import Detections
 
 MAX_ROWS = 50
-_MANY = 3  # steps from which a progress bar helps
-_STAGES = ("read", "preprocess", "inference", "postprocess", "draw")
 
 
 @contextmanager
@@ -30,11 +28,9 @@ def progress(total: int, doing: str = "detecting") -> Iterator[Callable[[int], N
         total: number of steps.
         doing: word before the bar.
     """
-    if total < _MANY or not sys.stderr.isatty():
-        yield lambda count: None
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    hidden = total < 3 or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         task = bar.add_task(doing, total=total)
         yield lambda count: bar.advance(task, count)
 
@@ -42,26 +38,35 @@ def progress(total: int, doing: str = "detecting") -> Iterator[Callable[[int], N
 def print_results(pictures: Sequence[tuple[str, Detections]]) -> None:
     """Prints a table: the detections of a single picture, or one row for each of many pictures."""
     if len(pictures) == 1:
-        name, detections = pictures[0]
-        title = f"{name}: {_count(len(detections), 'detection')}"
-        headers = ("class", "score", "x", "y", "width", "height")
+        ((name, found),) = pictures
+        title, headers = f"{name}: ", ("class", "score", "x", "y", "width", "height")
         rows = [
             (row["category_name"], f"{row['score']:.3f}", *(f"{side:.1f}" for side in row["bbox"]))
-            for row in detections.as_dicts()
+            for row in found.as_dicts()
         ]
-        numeric = range(1, 6)
     else:
-        title = f"{len(pictures)} pictures: {_count(sum(len(found) for _, found in pictures), 'detection')}"
-        headers = ("picture", "size", "found", "classes")
+        title, headers = f"{len(pictures)} pictures: ", ("picture", "size", "found", "classes")
         rows = [
-            (name, f"{found.width}x{found.height}", str(len(found)), _summary(found.names()))
+            (
+                name,
+                f"{found.width}x{found.height}",
+                str(len(found)),
+                ", ".join(f"{count} {label}" for label, count in Counter(found.names()).most_common()),
+            )
             for name, found in pictures
         ]
-        numeric = range(1, 3)
-    hidden = len(rows) - MAX_ROWS
-    _print_table(title, headers, rows[:MAX_ROWS], right_aligned=numeric)
-    if hidden > 0:
-        print(f"… and {hidden} more rows; detections.json has all")
+    count = sum(len(found) for _, found in pictures)
+    title += f"{count} detection{'' if count == 1 else 's'}"
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    for header in headers:
+        words = header in ("class", "picture", "classes")
+        table.add_column(header, justify="left" if words else "right", overflow="fold")
+    for row in rows[:MAX_ROWS]:
+        table.add_row(*map(escape, row))
+    # A pipe has no width, so nothing is cut there.
+    (Console() if sys.stdout.isatty() else Console(width=200)).print(table)
+    if len(rows) > MAX_ROWS:
+        print(f"… and {len(rows) - MAX_ROWS} more rows; detections.json has all")
 
 
 def print_times(times: Sequence[Mapping[str, float]]) -> None:
@@ -70,37 +75,12 @@ def print_times(times: Sequence[Mapping[str, float]]) -> None:
     Args:
         times: milliseconds by stage for each run of the network. The first run contains the warm-up.
     """
-    first = times[0]
-    steady = times[1:] if len(times) > 1 else times
+    first, steady = times[0], times[1:] or times
     parts = [
         f"{stage} {statistics.median(run[stage] for run in steady):.1f}"
-        for stage in _STAGES
-        if stage in first
+        for stage in ("read", "preprocess", "inference", "postprocess", "draw")
     ]
-    if len(times) == 1:
-        note = "one run, warm-up included"
-    else:
+    note = "one run, warm-up included"
+    if len(times) > 1:
         note = f"median; the first run, with the warm-up, took {first['inference']:.1f} for inference"
     print(f"ms per picture: {', '.join(parts)} ({note})")
-
-
-def _print_table(
-    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: range
-) -> None:
-    # A pipe has no width, so nothing is cut there.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
-    for column, header in enumerate(headers):
-        table.add_column(header, justify="right" if column in right_aligned else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console.print(table)
-
-
-def _summary(names: Sequence[str]) -> str:
-    """Turns ["cup", "spoon", "cup"] into "2 cup, 1 spoon"."""
-    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

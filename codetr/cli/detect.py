@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
+from PIL import Image
 
 from codetr.cli.argument_types import Folder
 from codetr.cli.console import print_results, print_times, progress
-from codetr.cli.pictures import Picture, find_pictures, output_folder, printable, save_picture
+from codetr.cli.pictures import Picture, find_pictures, output_folder, printable
 from codetr.cli.program import complain
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
@@ -21,7 +22,7 @@ from codetr.draw import draw_detections
 from codetr.errors import UsageError, one_line
 from codetr.results import Detections, coco_document
 from codetr.weights import DEMO
-from trt_plugin.atomic_files import write_json
+from trt_plugin.atomic_files import atomic_write, write_json
 
 _PROGRAM = "codetr"
 _DETECTIONS = Group("Detections", sort_key=2)
@@ -75,7 +76,7 @@ def detect(
     pictures = find_pictures(images)
     with output_folder(out, pictures), detector:
         run = _Run(detector, options, out, len(pictures))
-        readable = [picture for picture in pictures if run.can_read(picture)]
+        readable = [picture for picture, _ in run.read(pictures, check_image)]  # before the network is loaded
         if not readable:
             raise UsageError(f"none of the {len(pictures)} pictures could be read")
         if (network.model, network.engine, network.onnx) == (None, None, None):
@@ -96,10 +97,11 @@ def detect(
         complain("note", detector.shrunk_note, _PROGRAM)
     written = str(run.written[0]) if len(run.written) == 1 else f"{len(run.written)} pictures"
     print(printable(f"wrote {written} and {out / 'detections.json'}"))
-    if run.failures:
-        left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"
-        complain("error", f"{left_out}, see the warnings above", _PROGRAM)
-    return 1 if run.failures else 0
+    if not run.failures:
+        return 0
+    left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"
+    complain("error", f"{left_out}, see the warnings above", _PROGRAM)
+    return 1
 
 
 @dataclass
@@ -115,47 +117,45 @@ class _Run:
     written: list[Path] = field(default_factory=list)
     failures: int = 0
 
-    def can_read(self, picture: Picture) -> bool:
-        """Reads a picture's header, before a model is loaded for it."""
-        try:
-            check_image(picture.path)
-        except (ImageError, FileNotFoundError) as error:
-            self._fail(error)
-            return False
-        return True
+    def read(self, pictures: Sequence[Picture], reader: Callable[[Path], Any]) -> list[tuple[Picture, Any]]:
+        """Returns the pictures that `reader` takes, with its results."""
+        taken = []
+        for picture in pictures:
+            try:
+                taken.append((picture, reader(picture.path)))
+            except (ImageError, FileNotFoundError) as error:
+                self._leave_out(error)
+        return taken
 
     def detect(self, chunk: Sequence[Picture]) -> None:
         """Reads, detects, draws and saves the pictures of one batch."""
         started = time.perf_counter()
-        images, pictures = [], []
-        for picture in chunk:
-            try:
-                images.append(load_image(picture.path))
-                pictures.append(picture)
-            except (ImageError, FileNotFoundError) as error:
-                self._fail(error)
-        if not images:
+        loaded = self.read(chunk, load_image)
+        if not loaded:
             return
         read = time.perf_counter()
         try:
-            results = self.detector.detect_batch(images, **self.options)
+            results = self.detector.detect_batch([image for _, image in loaded], **self.options)
         except ValueError as error:  # the network cannot take these sizes, such as a strip of 5000x3 pixels
             if self.total == 1:
                 raise
-            for picture in pictures:
-                self._fail(ImageError(f"{picture.path}: {one_line(error)}"))
+            for picture, _ in loaded:
+                self._leave_out(ImageError(f"{picture.path}: {one_line(error)}"))
             return
         detected = time.perf_counter()
-        for picture, image, found in zip(pictures, images, results, strict=True):
+        for (picture, image), found in zip(loaded, results, strict=True):
             drawn = draw_detections(image, found.boxes_xyxy_px, found.scores, found.labels, found.class_names)
-            self.written.append(save_picture(self.out / picture.output_name, drawn))
+            self.written.append(self.out / picture.output_name)
+            with atomic_write(self.written[-1]) as temporary:
+                # Chroma subsampling would smear thin coloured lines.
+                Image.fromarray(drawn).save(temporary, format="JPEG", quality=92, subsampling=0)
             self.found.append((picture.name, found))
-        share = 1000.0 / len(images)
+        share = 1000.0 / len(loaded)
         outer = {"read": (read - started) * share, "draw": (time.perf_counter() - detected) * share}
         self.times_ms.append({**outer, **results[0].times_ms})
 
-    def _fail(self, error: Exception) -> None:
-        """Leaves a picture out; raises if it is the only one."""
+    def _leave_out(self, error: Exception) -> None:
+        """Warns of a picture that cannot be processed; raises if it is the only one."""
         if self.total == 1:
             raise UsageError(one_line(error)) from error
         complain("warning", f"{one_line(error)}; left out", _PROGRAM)

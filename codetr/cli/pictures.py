@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from codetr.detector.preprocess import IMAGE_SUFFIXES
 from codetr.errors import ArgumentError, UsageError
-from trt_plugin.atomic_files import atomic_write, new_folder
-
-_JPEG_QUALITY = 92
+from trt_plugin.atomic_files import new_folder
 
 
 @dataclass(frozen=True)
@@ -58,26 +54,24 @@ def find_pictures(arguments: Sequence[str]) -> list[Picture]:
 
 def _expand(argument: str) -> list[Path]:
     path = Path(argument)
-    if not argument:
-        raise UsageError("IMAGE: expected a path, got ''")
-    if path.is_file():
+    if argument and path.is_file():
         return [path]
-    if path.is_dir():
-        found = [entry for entry in sorted(path.iterdir()) if _is_picture(entry)]
+    if argument and path.is_dir():
+        entries = sorted(path.iterdir())
         missing = f"{argument}: the folder holds no picture (looked for {', '.join(sorted(IMAGE_SUFFIXES))})"
     elif glob.has_magic(argument):
-        matches = map(Path, sorted(glob.glob(argument, recursive=True)))
-        found = [entry for entry in matches if _is_picture(entry)]
+        entries = [Path(match) for match in sorted(glob.glob(argument, recursive=True))]
         missing = f"{argument}: no picture matches"
     else:
-        raise UsageError(f"{argument}: {'not a file' if path.exists() else 'no such file'}")
+        raise UsageError(f"{argument}: no such file" if argument else "IMAGE: expected a path, got ''")
+    found = [
+        entry
+        for entry in entries
+        if entry.suffix.lower() in IMAGE_SUFFIXES and not entry.name.startswith(".") and entry.is_file()
+    ]
     if not found:
         raise UsageError(missing)
     return found
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def printable(path: str) -> str:
@@ -87,10 +81,8 @@ def printable(path: str) -> str:
 
 def _free_name(stem: str, taken: set[str]) -> str:
     """Returns <stem>.jpg, or <stem>_2.jpg, … where that is taken. Some file systems do not tell A from a."""
-    name, number = f"{stem}.jpg", 1
-    while name.lower() in taken:
-        number += 1
-        name = f"{stem}_{number}.jpg"
+    names = itertools.chain([f"{stem}.jpg"], (f"{stem}_{number}.jpg" for number in itertools.count(2)))
+    name = next(name for name in names if name.lower() not in taken)
     taken.add(name.lower())
     return name
 
@@ -118,11 +110,3 @@ def output_folder(path: Path, pictures: Sequence[Picture]) -> Iterator[None]:
             reason = "it is a file" if path.is_file() else error.strerror
             raise ArgumentError("out", f"expected a folder to write, got {path} ({reason})") from error
         yield
-
-
-def save_picture(target: Path, image: np.ndarray) -> Path:
-    """Writes an annotated picture, uint8 [H, W, 3], as JPEG; returns its path."""
-    with atomic_write(target) as temporary:
-        # Chroma subsampling would smear thin coloured lines.
-        Image.fromarray(image).save(temporary, format="JPEG", quality=_JPEG_QUALITY, subsampling=0)
-    return target

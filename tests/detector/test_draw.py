@@ -27,15 +27,12 @@ def test_box_is_drawn_at_its_edge():
 @pytest.mark.parametrize("box", [[280, 0, 300, 30], [280, 180, 300, 200], [0, 0, 300, 200], [299, 0, 300, 1]])
 def test_label_stays_inside(box):
     """The whole width of a long label is there, though its box is at the border."""
-    image = np.zeros((200, 300, 3), dtype=np.uint8)
-    drawn = draw(image, box, "a rather long class name")
-    color = np.array(color_of(0))
-    filled = (drawn == color).all(axis=-1)
-    wide_rows = filled.sum(axis=1).max()
-    free = draw(
-        np.zeros((400, 600, 3), dtype=np.uint8)[:200, :300], [50, 80, 60, 90], "a rather long class name"
-    )
-    assert wide_rows >= (free == color).all(axis=-1).sum(axis=1).max() > 100
+
+    def widest(box: list[float]) -> int:
+        drawn = draw(np.zeros((200, 300, 3), dtype=np.uint8), box, "a rather long class name")
+        return (drawn == color_of(0)).all(axis=-1).sum(axis=1).max()
+
+    assert widest(box) >= widest([50, 80, 60, 90]) > 100
 
 
 def test_labels_avoid_each_other():
@@ -48,22 +45,12 @@ def test_labels_avoid_each_other():
         assert area[0] > 0.6 * area[1], name
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, 200), (8, 8), (20, 40), (64, 64), (3000, 4000)])
-def test_any_picture_size(size):
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (20, 40), (3000, 4000)])
+def test_any_picture_and_odd_boxes(size):
     image = np.zeros((*size, 3), dtype=np.uint8)
-    boxes = [0.2 * size[1], 0.2 * size[0], 0.9 * size[1], 0.9 * size[0]]
-    drawn = draw(image, boxes, "a rather long class name")
+    height, width = size
+    drawn = draw(image, [0.2 * width, 0.2 * height, 0.9 * width, 0.9 * height], "a rather long class name")
     assert drawn.shape == image.shape and drawn.any()
-
-
-def test_odd_boxes_do_not_break_drawing():
-    image = np.zeros((50, 50, 3), dtype=np.uint8)
-    boxes = np.array([[-10, -10, 500, 500], [np.nan, 0, 10, 10], [30, 30, 20, 20], [50, 50, 50, 50]])
+    boxes = np.array([[-10, -10, 9e3, 9e3], [np.nan, 0, 1, 1], [30, 30, 20, 20], [*size[::-1], *size[::-1]]])
     assert draw_detections(image, boxes, np.ones(4), np.zeros(4), ["x"]).shape == image.shape
     assert not draw_detections(image, np.zeros((0, 4)), np.zeros(0), np.zeros(0), []).any()
-
-
-def test_colors_differ():
-    colors = np.array([color_of(label) for label in range(80)])
-    distance = np.abs(colors[:, None] - colors[None]).sum(axis=-1) + np.eye(80) * 1000
-    assert distance.min() >= 20
