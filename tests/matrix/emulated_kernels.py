@@ -14,15 +14,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from benchmarks.problems import AttentionInputs, FusedInputs
+from msda.checks import MAX_LEVELS
 from tests.matrix.cuda_emulator import compile_for_cpu
 
 CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "d" / "cuda_emulator"
@@ -48,10 +46,7 @@ STRIDED = INPUTS[4:]
 """The tensors whose queries may lie apart in the forward."""
 GRADIENTS = tuple(f"grad_{name}" for name in ("value", *STRIDED, "reference_points"))
 TENSORS = (*INPUTS, "output", "grad_output", *GRADIENTS)
-"""EmulatedTensors of cuda_emulator/operators.cpp."""
-
-SIZES = ("batch_size", "num_cells", "num_heads", "head_dim", "num_levels", "num_queries", "total_points")
-NUMBERS = ("locations", "value_type", "location_type", "weight_type", "int64_shapes")
+"""In the order of msda::ForwardArguments and msda::BackwardArguments."""
 
 
 class EmulatorError(RuntimeError):
@@ -63,21 +58,20 @@ class NotSupported(Exception):
 
 
 class _Problem(ctypes.Structure):
-    """EmulatedProblem of cuda_emulator/operators.cpp."""
+    """msda::Problem of kernels/include/msda/params.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in (*SIZES, "location_stride", "weight_stride")),
-        ("points_per_level", ctypes.POINTER(ctypes.c_int32)),
-        *((name, ctypes.c_int32) for name in NUMBERS),
+        ("sizes", ctypes.c_int64 * 7),
+        ("points_per_level", ctypes.c_int32 * MAX_LEVELS),
+        ("locations", ctypes.c_int32),
+        ("types", ctypes.c_int32 * 3),
+        ("int64_shapes", ctypes.c_bool),
+        ("strides", ctypes.c_int64 * 2),
     )
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
-
-
-class _Tensors(ctypes.Structure):
-    _fields_ = tuple((name, _Tensor) for name in TENSORS)
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
 
 def missing(dtype: torch.dtype = torch.float32) -> str | None:
@@ -145,7 +139,7 @@ def backward(
     written["value"] = torch.zeros(inputs.value.shape, dtype=sums)
     gradients = {f"grad_{_names(inputs)[name]}": tensor for name, tensor in written.items()}
     tensors = _tensors(inputs, grad_output=grad_output, **gradients)
-    _call("emulated_backward", inputs, tensors, ctypes.c_int(deterministic), ctypes.c_uint64(order))
+    _call("emulated_backward", inputs, tensors, ctypes.c_uint64(order), ctypes.c_int(deterministic))
     return written | {"value": written["value"].to(inputs.value.dtype)}
 
 
@@ -192,15 +186,12 @@ def _problem(inputs: AttentionInputs | FusedInputs, strides: Sequence[int]) -> _
     num_levels = shapes.shape[0]
     counts = points if points is not None else [rest[-2].shape[4]] * num_levels
     return _Problem(
-        *value.shape,
-        num_levels,
-        rest[-2].shape[1],
-        sum(counts),
-        *strides,
-        (ctypes.c_int32 * num_levels)(*counts),
+        (*value.shape, num_levels, rest[-2].shape[1], sum(counts)),
+        tuple(counts),
         locations,
-        *(TYPES.index(tensor.dtype) for tensor in (value, rest[-2], rest[-1])),
+        tuple(TYPES.index(tensor.dtype) for tensor in (value, rest[-2], rest[-1])),
         shapes.dtype == torch.int64,
+        tuple(strides),
     )
 
 
@@ -211,25 +202,12 @@ def _call(
     *options: ctypes._SimpleCData,
 ) -> None:
     problem = _problem(inputs, [_stride(tensors[name]) for name in STRIDED])
-    pointers = _Tensors(
-        **{name: _Tensor(tensor.data_ptr(), _bytes(tensor)) for name, tensor in tensors.items()}
-    )
-    status = getattr(library(), function)(ctypes.byref(problem), ctypes.byref(pointers), *options)
+    array = (_Tensor * len(TENSORS))(*(_Tensor(name.encode()) for name in TENSORS))
+    for name, tensor in tensors.items():
+        array[TENSORS.index(name)] = _Tensor(name.encode(), tensor.data_ptr(), _bytes(tensor))
+    status = getattr(library(), function)(ctypes.byref(problem), array, *options)
     message = library().emulated_message().decode()
     if status == NOT_SUPPORTED:
         raise NotSupported(message or f"{function}: cudaErrorNotSupported")
     if status:
-        raise EmulatorError(with_lines(message) or f"{function}: cudaError_t {status}")
-
-
-def with_lines(message: str) -> str:
-    """A message with every address [library+0xoffset] in it replaced by source lines, where addr2line is."""
-
-    def lines(match: re.Match) -> str:
-        if not shutil.which("addr2line"):
-            return match[0]
-        command = ["addr2line", "-Cfpis", "-e", match[1], match[2]]
-        found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-        return f"\n{found}" if found else match[0]
-
-    return re.sub(r" \[(\S+)\+(0x[0-9a-f]+)\]", lines, message)
+        raise EmulatorError(message or f"{function}: cudaError_t {status}")

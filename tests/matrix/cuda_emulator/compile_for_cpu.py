@@ -42,9 +42,7 @@ PATTERN = "-ftrivial-auto-var-init=pattern"
 """Variables begin with a pattern, not with what the last thread left on the stack (g++ 12 and newer)."""
 
 HEADERS = ("cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h", "crt/host_defines.h", "nv/target")
-EMULATOR = ("emulator.cpp", "guarded.cpp", "messages.cpp", "shared_memory.cpp", "signals.cpp")
-KEPT = 4
-"""Libraries that a cache keeps."""
+EMULATOR = ("emulator.cpp", "guarded.cpp")
 
 
 class BuildError(RuntimeError):
@@ -110,8 +108,7 @@ def build(sources: Sequence[Path], cache: Path) -> Path:
 
     Args:
         sources: .cu files, which run on the emulator, and .cpp files.
-        cache: a folder to keep libraries in, each under the hash of all that it was made from; processes may
-            share it.
+        cache: a folder to keep the library in, under the name of the last source; processes may share it.
 
     Returns:
         The library.
@@ -119,20 +116,22 @@ def build(sources: Sequence[Path], cache: Path) -> Path:
     Raises:
         BuildError: with the compiler's message.
     """
+    library = cache / f"{sources[-1].stem}.so"
     sources = [*sources, *(HERE / name for name in EMULATOR)]
     commands = [_command(source) for source in sources]
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout
-    digest = hashlib.sha256(repr((commands, version)).encode())
-    headers = [*HERE.glob("*.h"), *(KERNELS / "include").rglob("*")]
-    for path in sorted({*sources, *(header for header in headers if header.is_file())}):
-        digest.update(path.read_bytes())
-    library = cache / f"{digest.hexdigest()[:16]}.so"
+    hashed = hashlib.sha256(repr((commands, version)).encode())
+    headers = [*HERE.glob("*.h"), *(KERNELS / "include").rglob("*.*h")]
+    for path in sorted({*sources, *headers}):
+        hashed.update(path.read_bytes())
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / f"{library.stem}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
-        if not library.exists():
+    with open(library.with_suffix(".sha256"), "a+") as made_of:
+        fcntl.flock(made_of, fcntl.LOCK_EX)  # released when the file is closed
+        made_of.seek(0)
+        if made_of.read() != hashed.hexdigest() or not library.exists():
             _compile(sources, commands, library)
-            _prune(cache)
+            made_of.truncate(0)
+            made_of.write(hashed.hexdigest())
     return library
 
 
@@ -146,11 +145,3 @@ def _compile(sources: Sequence[Path], commands: Sequence[list[str]], library: Pa
         made = str(Path(folder, "made.so"))
         _run([compiler(), "-shared", "-Wl,-Bsymbolic,--no-undefined", *objects, "-o", made, "-ldl"])
         os.replace(made, library)
-
-
-def _prune(cache: Path) -> None:
-    """Keeps the newest KEPT libraries."""
-    libraries = sorted(cache.glob("*.so"), key=lambda path: path.stat().st_mtime)
-    for library in libraries[:-KEPT]:
-        library.unlink(missing_ok=True)
-        library.with_suffix(".lock").unlink(missing_ok=True)

@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -111,12 +113,8 @@ std::string describe(const Thread& thread) {
 
 // Leaves the fibers; the next launch begins with fresh ones.
 [[noreturn]] void abandon(const std::string& what, bool whole_block) {
-  failure = function_name(kernel_of_launch) + ", block " +
-            coordinates(blockIdx.x, blockIdx.y, blockIdx.z, gridDim);
-  if (!whole_block) {
-    const uint3 index = threads[current].index;
-    failure += ", thread " + coordinates(index.x, index.y, index.z, blockDim);
-  }
+  failure = function_name(kernel_of_launch) + ", block " + coordinates(blockIdx);
+  if (!whole_block) failure += ", thread " + coordinates(threads[current].index);
   failure += ": " + what;
   failed = true;
   Fiber::change(threads[current].fiber, outside);
@@ -124,20 +122,17 @@ std::string describe(const Thread& thread) {
 }
 
 [[noreturn]] void report_deadlock() {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  std::map<std::string, std::pair<int, int>> groups;  // number of threads and the first of them
   for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
     const bool returned = !(warps[i / kWarp].alive >> i % kWarp & 1);
-    const std::string key = returned ? "have returned" : "wait at " + describe(threads[i]);
-    const auto group = std::find_if(groups.begin(), groups.end(),
-                                    [&](const auto& known) { return known.first == key; });
-    if (group == groups.end()) {
-      groups.push_back({key, {i}});
-    } else {
-      group->second.push_back(i);
-    }
+    const std::string what = returned ? "returned" : "waiting at " + describe(threads[i]);
+    ++groups.try_emplace(what, 0, i).first->second.first;
   }
   std::string text = "no thread can go on";
-  for (const auto& [key, members] : groups) text += "; threads " + ranges(members) + " " + key;
+  for (const auto& [what, threads] : groups) {
+    text += "; " + std::to_string(threads.first) + " threads from " +
+            std::to_string(threads.second) + " on " + what;
+  }
   abandon(text, true);
 }
 
@@ -292,6 +287,11 @@ uint64_t order() { return seed; }
 
 const char* message() { return failure.c_str(); }
 
+const char* file_name(Site site) {
+  const char* const slash = std::strrchr(site.file, '/');
+  return slash ? slash + 1 : site.file;
+}
+
 void fail(const char* format, ...) {
   char text[512];
   va_list arguments;
@@ -358,15 +358,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   }
   // Blocks of a cluster run one after the other as all blocks do: they share nothing.
   for (unsigned i = 0; i < config.numAttrs; ++i) {
-    const cudaLaunchAttribute& attribute = config.attrs[i];
-    if (attribute.id != cudaLaunchAttributeClusterDimension) {
-      failure = "the emulator knows one attribute of a launch, the size of clusters";
-      return cudaErrorNotSupported;
-    }
-    const auto& cluster = attribute.val.clusterDim;
-    if (cluster.x == 0 || cluster.y == 0 || cluster.z == 0 || config.gridDim.x % cluster.x != 0 ||
-        config.gridDim.y % cluster.y != 0 || config.gridDim.z % cluster.z != 0) {
-      failure = "the size of the grid is not a multiple of the size of its clusters";
+    const auto& cluster = config.attrs[i].val.clusterDim;
+    if (config.attrs[i].id != cudaLaunchAttributeClusterDimension ||
+        config.gridDim.x % cluster.x + config.gridDim.y % cluster.y +
+            config.gridDim.z % cluster.z) {
+      failure = "expected clusters that divide the grid, and no other attribute of a launch";
       return cudaErrorInvalidConfiguration;
     }
   }
