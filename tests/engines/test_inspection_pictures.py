@@ -12,9 +12,9 @@ import pytest
 
 from tests.engines.engine_samples import needs_dot, recorded
 from trt_plugin import EngineError
-from trt_plugin.inspection import engine_layers, layer_graph, module_blocks
+from trt_plugin.inspection import engine_layers, layer_graph
 from trt_plugin.inspection.engine_layers import LayerList
-from trt_plugin.inspection.layer_kinds import KIND_COLOURS
+from trt_plugin.inspection.layer_kinds import IDLE_TYPES, KIND_COLOURS
 from trt_plugin.inspection.module_blocks import LayerBlock, blocks_of, join_equal
 from trt_plugin.inspection.time_chart import write_chart
 
@@ -56,7 +56,7 @@ def titles(found: LayerList) -> list[str]:
 def test_every_working_layer_is_in_one_block(name):
     found = recorded(name)
     shown = Counter(layer.name for block in drawn_blocks(found) for layer in block.all_layers)
-    assert shown == Counter(x.name for x in found.layers if x.type not in module_blocks.IDLE_TYPES)
+    assert shown == Counter(x.name for x in found.layers if x.type.lower() not in IDLE_TYPES)
     assert max(shown.values()) == 1
 
 
@@ -124,13 +124,6 @@ def test_arrows_are_tensors_between_blocks():
     assert list(layer_graph.edges_of(drawn_blocks(again))) == [(0, 1), (1, 2)]
 
 
-def test_large_block_joins_small_steps():
-    found = engine(*(f"/a.0/{'MatMul' if i % 6 == 0 else 'Reshape'}_{i}" for i in range(36)))
-    (block,) = drawn_blocks(found)
-    rows = layer_graph.rows_of(block)
-    assert len(rows) < 26 and sum(map(len, rows)) == 36
-
-
 def test_columns_have_similar_heights_and_keep_the_order():
     columns = layer_graph.columns_of([10.0] * 40)
     assert list(chain(*columns)) == list(range(40))
@@ -148,7 +141,7 @@ def test_graph_shows_every_kind_row_and_arrow(name, tmp_path):
     blocks = drawn_blocks(found)
     tips = "\n".join(x for element in tree.iter() for key, x in element.items() if key.endswith("}title"))
     for block in blocks:
-        assert all(row[0].name in tips for row in layer_graph.rows_of(block))
+        assert all(layer.name in tips for layer in block.layers)
     arrows = [x for x in tree.iter("{http://www.w3.org/2000/svg}g") if x.get("class") == "edge"]
     assert len(arrows) == len(layer_graph.edges_of(blocks))
 

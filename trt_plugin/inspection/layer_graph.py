@@ -18,12 +18,10 @@ import graphviz
 from trt_plugin.atomic_files import atomic_write
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection.engine_layers import Layer, LayerList, layers_by_kind, total_ms
-from trt_plugin.inspection.layer_kinds import KIND_COLOURS, MOVEMENT, OTHER
+from trt_plugin.inspection.layer_kinds import KIND_COLOURS
 from trt_plugin.inspection.module_blocks import LayerBlock, blocks_of, join_equal
 from trt_plugin.inspection.text_report import count, format_bytes, format_ms, shorten
 
-MOST_ROWS = 26
-"""A block with more layers shows neighbouring small steps as one row."""
 LABEL = 44
 """Longest label of a row, in characters."""
 BAR = 250
@@ -34,9 +32,6 @@ RATIO = 1.4
 """Width of the picture for a height of 1, about."""
 
 GREY, EDGE, FRAME, BOX = "#666666", "#9aa3ad", "#c9ccd1", "#f4f4f2"
-
-Row = tuple[Layer, ...]
-"""Layers that are drawn as one row: mostly one layer."""
 
 
 def write_graph(path: Path, layers: LayerList, title: str) -> None:
@@ -63,23 +58,22 @@ def write_graph(path: Path, layers: LayerList, title: str) -> None:
 def make_graph(layers: LayerList, title: str) -> graphviz.Digraph:
     """Returns the graph in Graphviz's language, see `write_graph`."""
     blocks = join_equal(blocks_of(layers.layers))
-    rows = [rows_of(block) for block in blocks]
     starts = [index == 0 or blocks[index - 1].part != block.part for index, block in enumerate(blocks)]
-    longest = max((_row_ms(row, block) for block, some in zip(blocks, rows) for row in some), default=0.0)
+    longest = max((_row_ms(layer, block) for block in blocks for layer in block.layers), default=0.0)
     # From left to right, a rank is a column.
     graph = graphviz.Digraph(graph_attr={"rankdir": "LR", "ranksep": "0.9", "nodesep": "0.3", "dpi": "96"})
     graph.attr("graph", splines="ortho", fontname="Helvetica", fontsize="11", labelloc="t", labeljust="l")
     graph.attr("graph", label=_title_table(layers, title))
     graph.attr("node", shape="plain", fontname="Helvetica", fontsize="9")
     graph.attr("edge", color=EDGE, arrowsize="0.6")
-    columns = columns_of([len(some) + 3 + 3 * start for some, start in zip(rows, starts)])
+    columns = columns_of([len(block.layers) + 3 + 3 * start for block, start in zip(blocks, starts)])
     for left, right in pairwise(columns):
         graph.edge(str(left[0]), str(right[0]), style="invis")
     for column in columns:
         with graph.subgraph(graph_attr={"rank": "same"}) as rank:
             for index in column:
                 heading = _part_heading(blocks[index:], len(blocks)) if starts[index] else ""
-                rank.node(str(index), _block_table(blocks[index], rows[index], longest, heading))
+                rank.node(str(index), _block_table(blocks[index], longest, heading))
             for above, below in pairwise(column):
                 rank.edge(str(above), str(below), style="invis", weight="100")
     for (source, target), tensors in edges_of(blocks).items():
@@ -89,18 +83,6 @@ def make_graph(layers: LayerList, title: str) -> graphviz.Digraph:
         width = f"{1 + min(2.5, math.log10(1 + size / 2**20)):.2f}"
         graph.edge(str(source), str(target), penwidth=width, tooltip="\n".join(tip), constraint="false")
     return graph
-
-
-def rows_of(block: LayerBlock) -> list[Row]:
-    """Returns a row for each layer. In a large block, neighbouring small steps of a kind share a row."""
-    rows: list[Row] = []
-    for layer in block.layers:
-        small = len(block.layers) > MOST_ROWS and layer.kind in (MOVEMENT, OTHER)
-        if small and rows and rows[-1][0].kind == layer.kind:
-            rows[-1] += (layer,)
-        else:
-            rows.append((layer,))
-    return rows
 
 
 def columns_of(heights: Sequence[float]) -> list[list[int]]:
@@ -174,29 +156,28 @@ def _part_heading(blocks: Sequence[LayerBlock], total: int) -> str:
     return _cell(name, font=14, bold=True, align="LEFT") + _cell(facts, color=GREY, align="RIGHT")
 
 
-def _block_table(block: LayerBlock, rows: Sequence[Row], longest: float, heading: str) -> str:
+def _block_table(block: LayerBlock, longest: float, heading: str) -> str:
     times, time = len(block.paths), block.time_ms
     facts = f"{times} x " if times > 1 else ""
     facts += count(len(block.layers), "layer") if time is None else f"{format_ms(time / times)} ms"
     title = _cell(shorten(block.title, 48), bold=True, colspan=2, align="LEFT") + _cell(facts, align="RIGHT")
-    body = [_row_cells(row, block, longest) for row in rows]
+    body = [_row_cells(layer, block, longest) for layer in block.layers]
     frame = {"border": 1, "color": FRAME, "cellspacing": 1, "cellpadding": 1}
     box = _table(title, *body, **frame, bgcolor=BOX).removeprefix("<").removesuffix(">")
     return _table(heading, f'<TD COLSPAN="2">{box}</TD>', cellpadding=2)
 
 
-def _row_cells(row: Row, block: LayerBlock, longest: float) -> str:
-    first = row[0]
-    label = ".".join((*first.origin.path[len(block.paths[0]) :], first.title))
-    label = label if len(row) == 1 else f"{len(row)} steps"
-    share, pale = (_row_ms(row, block) / longest if longest else 0.0), _pale(first.kind)
-    bar = f"{pale};{share:.3f}:#ffffff" if 0 < share < 1 else pale if share else "#ffffff"
-    facts = [str(row[-1].outputs[0])] if row[-1].outputs else []
-    facts += [format_ms(total_ms(row) or 0.0)] if longest else []
+def _row_cells(layer: Layer, block: LayerBlock, longest: float) -> str:
+    label = ".".join((*layer.origin.path[len(block.paths[0]) :], layer.title))
+    share, colour = (_row_ms(layer, block) / longest if longest else 0.0), KIND_COLOURS[layer.kind]
+    # Opaque to 42 %. Graphviz draws a share of 0 as a half.
+    bar = f"{colour}6b;{max(share, 0.001):.3f}:#ffffff" if share else "#ffffff"
+    facts = [str(layer.outputs[0])] if layer.outputs else []
+    facts += [format_ms(layer.time_ms or 0.0)] if longest else []
     # Graphviz writes a tooltip only for cells with a link.
-    tip = {"href": "#", "tooltip": "\n\n".join(map(describe, row[:6]))}
+    tip = {"href": "#", "tooltip": describe(layer)}
     return (
-        _cell(bgcolor=KIND_COLOURS[first.kind], width=10)
+        _cell(bgcolor=colour, width=10)
         + _cell(shorten(label, LABEL), bgcolor=bar, align="LEFT", width=BAR, **tip)
         + _cell("  ".join(facts), font=8, color=GREY, bgcolor="#ffffff", align="RIGHT")
     )
@@ -221,12 +202,6 @@ def _attributes(values: dict[str, object]) -> str:
     return "".join(f' {name}="{value}"' for name, value in escaped.items())
 
 
-def _row_ms(row: Row, block: LayerBlock) -> float:
-    """Milliseconds of a row's layers in all modules of its block."""
-    return (total_ms(row) or 0.0) * len(block.paths)
-
-
-def _pale(kind: str) -> str:
-    """A kind's colour, mixed with white."""
-    values = (int(KIND_COLOURS[kind][i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - (255 - value) * 0.42):02x}" for value in values)
+def _row_ms(layer: Layer, block: LayerBlock) -> float:
+    """Milliseconds of a layer in all modules of its block, as if each took equally long."""
+    return (layer.time_ms or 0.0) * len(block.paths)

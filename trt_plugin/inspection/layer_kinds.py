@@ -47,7 +47,8 @@ _MOVEMENT_TYPES = (
     r"^(reformat|reformatcopy|shuffle|slice|concat|concatenation|copy|gather|scatter|pad|resize|fill|memcpy|memset"
     r"|cast)$"
 )
-_IDLE_TYPES = "^(signal|wait|shape_call|noop|constant|shape|assertion|condition)$"
+IDLE_TYPES = ("signal", "wait", "shape_call", "noop", "constant", "shape", "assertion", "condition")
+"""Types of layers that do no work, in lower case."""
 
 # Operators of nodes, of ONNX and of Torch.
 _NORMALISATIONS = r"(layer|group|instance|batch|rms)_?norm"
@@ -90,7 +91,7 @@ def classify(
     if kind.startswith("plugin"):
         words = " ".join((name, tactic, *nodes, *map(str, (attributes or {}).values())))
         return next((kind for kind, pattern in _PLUGINS.items() if _found(pattern, words)), OTHER)
-    if _found(_IDLE_TYPES, kind):
+    if kind in IDLE_TYPES:
         return OTHER
     if _found(_FUSED_ATTENTION, tactic, name):
         return ATTENTION

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trt_plugin.inspection.engine_layers import Layer, total_ms
-from trt_plugin.inspection.module_names import ModulePath, block_of, family_of, path_text
-
-IDLE_TYPES = ("signal", "wait", "shape_call", "NoOp", "Constant")
-"""Types of layers that do no work. No block contains them."""
+from trt_plugin.inspection.layer_kinds import IDLE_TYPES
+from trt_plugin.inspection.module_names import ModulePath, block_of, path_text
 
 SMALL = 3
 """A numbered module with fewer layers joins the block around it."""
@@ -73,7 +71,7 @@ def blocks_of(layers: Sequence[Layer]) -> list[LayerBlock]:
     A layer without a name of its own, such as a copy that TensorRT added, joins the block of the layer before
     it.
     """
-    working = [layer for layer in layers if layer.type not in IDLE_TYPES]
+    working = [layer for layer in layers if layer.type.lower() not in IDLE_TYPES]
     found: list[tuple[ModulePath, list[Layer]]] = []
     open_blocks: dict[ModulePath, list[Layer]] = {}
     for layer, key in zip(working, _block_paths(working)):
@@ -90,7 +88,7 @@ def blocks_of(layers: Sequence[Layer]) -> list[LayerBlock]:
 
 def join_equal(blocks: Sequence[LayerBlock]) -> list[LayerBlock]:
     """Joins equal blocks that follow each other, also where they alternate (a b a b)."""
-    forms = [(family_of(block.paths[0]), _form(block)) for block in blocks]
+    forms = [_form(block) for block in blocks]
     joined, start = [], 0
     while start < len(blocks):
         period, times = _repetition(forms, start)
@@ -114,13 +112,10 @@ def _block_paths(layers: Sequence[Layer]) -> list[ModulePath]:
             return paths
         # The innermost modules first: their layers may make the modules around them large enough.
         depth = max(map(len, small))
-        around = {path: _around(path) for path in small if len(path) == depth}
-        paths = [around.get(path, path) for path in paths]
-
-
-def _around(path: ModulePath) -> ModulePath:
-    outer = block_of(path[:-1])
-    return outer if _numbered(outer) else path[:1]
+        for path in (path for path in small if len(path) == depth):
+            around = block_of(path[:-1])
+            around = around if _numbered(around) else path[:1]
+            paths = [around if other == path else other for other in paths]
 
 
 def _numbered(path: ModulePath) -> bool:
@@ -128,15 +123,17 @@ def _numbered(path: ModulePath) -> bool:
 
 
 def _form(block: LayerBlock) -> list[tuple]:
-    """Describes the layers so that equal blocks compare equal."""
+    """Describes the list of modules and the layers so that equal blocks compare equal."""
+    path = block.paths[0]
+    family = (*path[:-1], "*") if _numbered(path) else path
     return [
         # TensorRT lists the nodes of a fused layer in any order.
-        (x.kind, x.type, sorted(x.origin.operators), [(tensor.shape, tensor.dtype) for tensor in x.outputs])
+        (family, x.kind, x.type, sorted(x.origin.operators), [(y.shape, y.dtype) for y in x.outputs])
         for x in block.layers
     ]
 
 
-def _repetition(forms: Sequence[tuple], start: int) -> tuple[int, int]:
+def _repetition(forms: Sequence[list], start: int) -> tuple[int, int]:
     """Returns period and count of the longest repetition that begins at `start`, (1, 1) without one."""
     best = (1, 1)
     for period in range(1, LONGEST_PERIOD + 1):

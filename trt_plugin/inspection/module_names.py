@@ -60,10 +60,8 @@ def node_names(metadata: str) -> tuple[str, ...]:
 
     Some versions of TensorRT write a control character between the entries.
     """
-    starts = [found.end() for found in _ENTRY.finditer(metadata)]
-    ends = [*[found.start() for found in _ENTRY.finditer(metadata)][1:], len(metadata)]
-    names = (metadata[start:end].rstrip(" \x1d\x1e\x1f\t\n") for start, end in zip(starts, ends))
-    return tuple(dict.fromkeys(name.removesuffix("]") for name in names))
+    names = (name.rstrip(" \x1d\x1e\x1f\t\n").removesuffix("]") for name in _ENTRY.split(metadata)[1:])
+    return tuple(dict.fromkeys(names))
 
 
 def layer_as_node(name: str) -> str:
@@ -98,13 +96,6 @@ def block_of(path: ModulePath) -> ModulePath:
         if path[length - 1].isdecimal():
             return path[:length]
     return path[:1]
-
-
-def family_of(block: ModulePath) -> ModulePath:
-    """Returns the path with * for its last number: the same for all modules of a list."""
-    if block and block[-1].isdecimal():
-        return (*block[:-1], "*")
-    return block
 
 
 def path_text(path: ModulePath) -> str:
