@@ -44,16 +44,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def write_json(path: str | os.PathLike, content: object, *, indent: int = 1, allow_nan: bool = True) -> None:
-    """Writes a JSON file in UTF-8, whole or not at all.
-
-    Args:
-        path: the file to write, see `atomic_write`.
-        content: objects that JSON has.
-        indent: columns of each level.
-        allow_nan: write NaN and infinity as Python does. JSON itself lacks them.
+    """Writes a JSON file in UTF-8, whole or not at all, see `atomic_write`.
 
     Raises:
-        ValueError: `content` has a non-finite number, and `allow_nan` is False.
+        ValueError: `content` has a non-finite number, which JSON lacks, and `allow_nan` is False.
     """
     text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=allow_nan)
     with atomic_write(path) as temporary:
@@ -62,11 +56,7 @@ def write_json(path: str | os.PathLike, content: object, *, indent: int = 1, all
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike) -> Iterator[Path]:
-    """Creates a folder and its parents; an error in the block removes those of them that are still empty.
-
-    Args:
-        path: the folder. It may exist.
-    """
+    """Creates a folder and its parents. An error in the block removes those that are new and still empty."""
     path = Path(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

@@ -12,11 +12,7 @@ from trt_plugin.engine_error import EngineError, import_cudart
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Calls a function of the CUDA runtime.
-
-    Args:
-        name: name of the function, such as "cudaMalloc".
-        arguments: arguments of the function in cuda-python.
+    """Calls a function of the CUDA runtime, such as "cudaMalloc", with the arguments of cuda-python.
 
     Returns:
         The function's results without its status: None, one value, or a tuple.
@@ -24,8 +20,7 @@ def call(name: str, *arguments: Any) -> Any:
     Raises:
         EngineError: the function fails.
     """
-    cudart = import_cudart()
-    status, *values = getattr(cudart, name)(*arguments)
+    status, *values = getattr(import_cudart(), name)(*arguments)
     if int(status) != 0:
         raise EngineError(f"{name} failed: {error_string(status)}")
     return (values[0] if len(values) == 1 else tuple(values)) if values else None
@@ -42,8 +37,7 @@ def require_gpu(device: int = 0) -> None:
     Raises:
         EngineError: there is no GPU of that number, or no driver, or the driver is too old.
     """
-    cudart = import_cudart()
-    status, count = cudart.cudaGetDeviceCount()
+    status, count = import_cudart().cudaGetDeviceCount()
     if int(status) != 0:
         raise EngineError(f"TensorRT needs an NVIDIA GPU, and CUDA finds none: {error_string(status)}")
     if not 0 <= device < count:

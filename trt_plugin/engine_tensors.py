@@ -50,22 +50,16 @@ def to_storage(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
         Contiguous array of `storage_dtype(dtype)`.
 
     Raises:
-        TypeError: the types are of different kinds.
-        ValueError: an integer does not fit.
+        TypeError, ValueError: the types are of different kinds, or an integer does not fit.
     """
-    given = array.dtype.name
-    floating = given == "bfloat16" or np.issubdtype(array.dtype, np.floating)
-    integer = np.issubdtype(array.dtype, np.integer)
     target = np.dtype(np.float32 if dtype == "bfloat16" else dtype)
-    if given != dtype and not (
-        (floating and np.issubdtype(target, np.floating)) or (integer and np.issubdtype(target, np.integer))
-    ):
-        raise TypeError(f"{name}: expected {dtype}, got {given}")
-    if integer and array.size and array.dtype != target:
-        limits = np.iinfo(target)
-        if array.min() < limits.min or array.max() > limits.max:
-            found = f"{array.min()} to {array.max()}"
-            raise ValueError(f"{name}: expected numbers that fit into {dtype}, got {found}")
+    given = "f" if array.dtype.name == "bfloat16" else array.dtype.kind.replace("u", "i")
+    if given != target.kind.replace("u", "i"):
+        raise TypeError(f"{name}: expected {dtype}, got {array.dtype.name}")
+    if given == "i" and array.size:
+        limits, smallest, largest = np.iinfo(target), array.min(), array.max()
+        if smallest < limits.min or largest > limits.max:
+            raise ValueError(f"{name}: expected numbers that fit into {dtype}, got {smallest} to {largest}")
     with np.errstate(over="ignore"):  # values too large for float16 become infinite
         array = np.ascontiguousarray(array, target).reshape(array.shape)
     return _round_to_bfloat16(array) if dtype == "bfloat16" else array

@@ -29,19 +29,14 @@ def library_path() -> Path:
     Raises:
         EngineError: the file does not exist.
     """
-    chosen = os.environ.get(ENVIRONMENT_VARIABLE)
-    path = Path(chosen) if chosen else Path(__file__).with_name(FILE_NAME)
-    if path.is_file():
-        return path
-    if chosen:
+    path = Path(os.environ.get(ENVIRONMENT_VARIABLE) or Path(__file__).with_name(FILE_NAME))
+    if not path.is_file():
         raise EngineError(
-            f"the TensorRT plugin library {path}, named by ${ENVIRONMENT_VARIABLE}, does not exist"
+            f"the TensorRT plugin library {path} does not exist; install the package again where TensorRT's "
+            "headers and a CUDA compiler are (TENSORRT_ROOT=... pip install .), or name the library in "
+            f"${ENVIRONMENT_VARIABLE}"
         )
-    raise EngineError(
-        f"the TensorRT plugin library {path} does not exist; install the package again where TensorRT's "
-        "headers and a CUDA compiler are (TENSORRT_ROOT=... pip install .), or set "
-        f"${ENVIRONMENT_VARIABLE} to the library"
-    )
+    return path
 
 
 def load() -> Path:
@@ -61,10 +56,7 @@ def load() -> Path:
     with _lock:
         if _registered(registry):
             return path
-        try:
-            ctypes.CDLL(str(path))
-        except OSError as error:
-            raise EngineError(f"the TensorRT plugin library {path} cannot be loaded: {error}") from error
+        _open(path)
         # Opening the library may have registered the plugins. This also gives them TensorRT's logger.
         registry.load_library(str(path))
         if not _registered(registry):
@@ -81,12 +73,16 @@ def load_others(paths: Sequence[Path]) -> None:
     registry = import_tensorrt().get_plugin_registry()
     for path in paths:
         before = len(registry.all_creators)
-        try:
-            ctypes.CDLL(str(path.absolute()))
-        except OSError as error:
-            raise EngineError(f"--plugins {path}: cannot be loaded ({error})") from error
+        _open(path.absolute())
         if len(registry.all_creators) == before:  # opening it has registered nothing
             registry.load_library(str(path.absolute()))
+
+
+def _open(path: Path) -> None:
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        raise EngineError(f"the plugin library {path} cannot be loaded: {error}") from error
 
 
 def _registered(registry: object) -> bool:

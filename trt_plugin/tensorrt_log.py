@@ -30,8 +30,6 @@ def tensorrt_logger() -> trt.ILogger:
     """
     trt = import_tensorrt()
     levels = {
-        trt.ILogger.INTERNAL_ERROR: logging.ERROR,
-        trt.ILogger.ERROR: logging.ERROR,
         trt.ILogger.WARNING: logging.WARNING,
         trt.ILogger.INFO: logging.INFO,
         trt.ILogger.VERBOSE: logging.DEBUG,
@@ -42,7 +40,7 @@ def tensorrt_logger() -> trt.ILogger:
             trt.ILogger.__init__(self)
 
         def log(self, severity: trt.ILogger.Severity, message: str) -> None:
-            level = levels.get(severity, logging.INFO)
+            level = levels.get(severity, logging.ERROR)
             if level == logging.ERROR and _collectors:
                 level = logging.DEBUG
                 for lines in _collectors:

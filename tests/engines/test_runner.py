@@ -73,7 +73,7 @@ def test_reason_of_a_refused_engine(monkeypatch, version, message, expected):
 
 def test_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MSDA_TRT_PLUGIN", str(tmp_path / "nowhere.so"))
-    with pytest.raises(EngineError, match=r"nowhere.so, named by \$MSDA_TRT_PLUGIN, does not exist"):
+    with pytest.raises(EngineError, match=r"nowhere.so does not exist; .*MSDA_TRT_PLUGIN"):
         trt_plugin.library_path()
 
 
@@ -82,7 +82,7 @@ def test_wrong_library_is_named(tmp_path):
     library = tmp_path / "plugin.so"
     library.write_text("not a library")
     done = run_python("-c", "import trt_plugin; trt_plugin.load()", MSDA_TRT_PLUGIN=str(library))
-    assert f"EngineError: the TensorRT plugin library {library} cannot be loaded" in done.stderr
+    assert f"EngineError: the plugin library {library} cannot be loaded" in done.stderr
 
 
 # With a GPU.
