@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -151,29 +150,24 @@ class Detector:
         """Runs the network once over RGB uint8 [H, W, 3] images. Arguments and result as `detect`."""
         suppression = self._suppression(nms, nms_iou)
         wanted = None if classes is None else _labels_of(classes, self.class_names)
-        shrinks = self.backend.preprocessor.shrinks_by_turn
-        self.shrunk_images += sum(shrinks(*image.shape[:2]) for image in images)
-        started = time.perf_counter()
-        batch = self.backend.preprocessor.batch(images)
-        prepared = time.perf_counter()
-        all_boxes, all_scores, all_labels = self._run(batch)
-        inferred = time.perf_counter()
+        preprocessor = self.backend.preprocessor
+        self.shrunk_images += sum(preprocessor.shrinks_by_turn(*image.shape[:2]) for image in images)
+        clock = [time.perf_counter()]
+        batch = preprocessor.batch(images)
+        clock.append(time.perf_counter())
+        outputs = self._run(batch)
+        clock.append(time.perf_counter())
         kept = []
-        for index in range(len(images)):
+        for index, (boxes, scores, labels) in enumerate(zip(*outputs)):
             # Non-finite rows (of an engine with damaged weights) are no detections, nor is padding.
-            finite = np.isfinite(all_scores[index]) & np.isfinite(all_boxes[index]).all(axis=-1)
-            real = finite & (all_labels[index] >= 0)
+            real = np.isfinite(scores) & np.isfinite(boxes).all(axis=-1) & (labels >= 0)
             if wanted is not None:
-                real &= np.isin(all_labels[index], wanted)
-            boxes = batch.restore_boxes(index, all_boxes[index][real])
-            kept.append(apply_nms(boxes, all_scores[index][real], all_labels[index][real], **suppression))
-        finished = time.perf_counter()
-        share = 1000.0 / len(images)
-        times = {
-            "preprocess": (prepared - started) * share,
-            "inference": (inferred - prepared) * share,
-            "postprocess": (finished - inferred) * share,
-        }
+                real &= np.isin(labels, wanted)
+            boxes = batch.restore_boxes(index, boxes[real])
+            kept.append(apply_nms(boxes, scores[real], labels[real], **suppression))
+        clock.append(time.perf_counter())
+        seconds = np.diff(clock) / len(images)
+        times = dict(zip(("preprocess", "inference", "postprocess"), (1000.0 * seconds).tolist()))
         return [
             Detections(
                 boxes, scores, labels.astype(np.int64), self.class_names, *image.shape[:2], times_ms=times
@@ -204,26 +198,25 @@ class Detector:
     @property
     def shrunk_note(self) -> str | None:
         """A note on `shrunk_images`, if an exported file's fixed size caused them; else None."""
-        size = self.backend.preprocessor
         if not self.shrunk_images or not isinstance(self.backend, FileBackend):
             return None
+        size = f"{self.backend.preprocessor.height}x{self.backend.preprocessor.width}"
         return (
-            f"{self.shrunk_images} images shrank to fit the fixed input of {size.height}x{size.width}, which "
-            "suits the other orientation; --dynamic-size of an export suits both"
+            f"{self.shrunk_images} images shrank to fit the fixed input of {size}, which suits the other "
+            "orientation; --dynamic-size of an export suits both"
         )
 
     def _suppression(self, nms: str | None, nms_iou: float | None) -> dict[str, Any]:
         """Returns the arguments of `apply_nms`."""
-        given = {"method": nms, "iou_threshold": nms_iou}
         if self.backend.nms is None:
-            for name, value in zip(("nms", "nms_iou"), given.values()):
+            for name, value in (("nms", nms), ("nms_iou", nms_iou)):
                 if value is not None:
-                    raise ArgumentError(
-                        name, f"expected none, NMS is part of the network's graph, got {value!r}"
-                    )
+                    problem = f"expected none, NMS is part of the network's graph, got {value!r}"
+                    raise ArgumentError(name, problem)
             return {"method": "none"}
         if nms is not None and nms not in NMS_METHODS:
             raise ArgumentError("nms", f"expected one of {', '.join(NMS_METHODS)}, got {nms!r}")
+        given = {"method": nms, "iou_threshold": nms_iou}
         return {**self.backend.nms, **{name: value for name, value in given.items() if value is not None}}
 
     def _run(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -248,9 +241,7 @@ class Detector:
     def __enter__(self) -> Detector:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -278,7 +269,6 @@ def _labels_of(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
             labels.append(int(item))
         else:
             known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-            raise ArgumentError(
-                "classes", f"expected a number below {len(names)} or one of {known}, got {item!r}"
-            )
+            problem = f"expected a number below {len(names)} or one of {known}, got {item!r}"
+            raise ArgumentError("classes", problem)
     return labels

@@ -8,6 +8,8 @@ from typing import ClassVar
 from codetr.detector.preprocess import Preprocessor
 from codetr.detector.sizes import ChosenSize, InputSizes
 from codetr.errors import ArgumentError
+from trt_plugin.engine_error import EngineError
+from trt_plugin.metadata import ArtifactMetadata
 
 
 class FileBackend:
@@ -29,21 +31,18 @@ class FileBackend:
     """The file in words."""
 
     def __init__(self, file: str | Path, device: str = "auto", size: ChosenSize | None = None) -> None:
-        import trt_plugin
-
         self.file = Path(file)
         if not self.file.is_file():
             found = "is a folder" if self.file.is_dir() else "no such file"
             raise ArgumentError(self.argument, f"expected an {self.kind}, got {str(file)!r}, {found}")
         self.metadata_file = self.file.with_suffix(".json")
         if not self.metadata_file.is_file():
-            raise ArgumentError(
-                self.argument, f"{self.metadata_file}: expected the metadata, got no such file"
-            )
+            problem = f"{self.metadata_file}: expected the metadata, got no such file"
+            raise ArgumentError(self.argument, problem)
         try:
-            self.metadata = trt_plugin.ArtifactMetadata.load(self.metadata_file)
+            self.metadata = ArtifactMetadata.load(self.metadata_file)
             sizes = InputSizes.of_artifact(self.metadata)
-        except (trt_plugin.EngineError, ValueError) as error:
+        except (EngineError, ValueError) as error:
             raise ArgumentError(self.argument, str(error)) from error
         self.device = device
         self.preprocessor = Preprocessor.of_artifact(self.metadata, size, f"{self.kind} {file}")

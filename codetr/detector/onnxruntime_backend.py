@@ -6,7 +6,6 @@ provider of onnxruntime runs them. A machine without a GPU can thus check an exp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,15 +44,19 @@ class OnnxRuntimeBackend(FileBackend):
             ImportError: onnxruntime is not installed.
             RuntimeError: onnxruntime has no such device here.
         """
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise ImportError(
-                "onnxruntime is missing: pip install onnxruntime (or onnxruntime-gpu)"
-            ) from error
+        import onnxruntime
+
         self._session = self._open(onnxruntime)
-        self._check_tensors(self.metadata.inputs, self._session.get_inputs())
-        self._check_tensors(self.metadata.outputs, self._session.get_outputs())
+        for described, found in (
+            (self.metadata.inputs, self._session.get_inputs()),
+            (self.metadata.outputs, self._session.get_outputs()),
+        ):
+            said = {tensor["name"]: list(tensor["shape"]) for tensor in described}
+            shapes = {tensor.name: tensor.shape for tensor in found}  # a dynamic size is a name or None
+            has = {name: [x if isinstance(x, int) else -1 for x in shape] for name, shape in shapes.items()}
+            if said != has:
+                problem = f"is the metadata of another file, with {said} instead of {has}"
+                raise ArgumentError("onnx", f"{self.metadata_file}: {problem}")
         self.device = "cuda" if "CUDAExecutionProvider" in self._session.get_providers() else "cpu"
         where = "GPU" if self.device == "cuda" else "CPU"
         self.description = (
@@ -92,17 +95,3 @@ class OnnxRuntimeBackend(FileBackend):
         if self._kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise RuntimeError(f"device {self.device}: onnxruntime's CUDA provider does not start here")
         return session
-
-    def _check_tensors(self, described: Sequence[dict[str, Any]], found: Sequence[Any]) -> None:
-        """Checks that the metadata describe this file, by the tensors' names and shapes."""
-        expected = {tensor["name"]: list(tensor["shape"]) for tensor in described}
-        actual = {
-            tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in found
-        }
-        for name in {**expected, **actual}:
-            if expected.get(name) != actual.get(name):
-                raise ArgumentError(
-                    "onnx",
-                    f"{self.metadata_file}: is the metadata of another file: {name} is "
-                    f"{expected.get(name, 'missing')} in it and {actual.get(name, 'missing')} in {self.file}",
-                )

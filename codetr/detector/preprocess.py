@@ -18,11 +18,10 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
+from codetr.config import Config
 from codetr.detector.sizes import SIZE_DIVISOR, ChosenSize, InputSizes
 from codetr.errors import ArgumentError, one_line
 
-IMAGENET_MEAN = (123.675, 116.28, 103.53)  # RGB, 0..255
-IMAGENET_STD = (58.395, 57.12, 57.375)
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 _UNLIMITED = (math.inf, math.inf)
 
@@ -53,7 +52,7 @@ def load_image(path: str | Path) -> np.ndarray:
             return _to_rgb(image)
         except ImageError as error:
             raise ImageError(f"{path}: {error}") from None
-        except (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, MemoryError) as error:
+        except Exception as error:  # Pillow's decoders raise errors of many classes
             raise ImageError(f"{path}: the image is truncated or damaged ({one_line(error)})") from error
 
 
@@ -90,12 +89,11 @@ def to_rgb(image: Any) -> np.ndarray:
         return _to_rgb(image)
     if hasattr(image, "detach"):
         pixels = image.detach().cpu()
-        if pixels.ndim == 3 and pixels.shape[0] == 3:
-            if pixels.is_floating_point() and pixels.min() >= 0 and pixels.max() <= 1:
-                pixels = (pixels * 255).round().byte()
-            array = pixels.numpy()
-            if array.dtype == np.uint8:
-                return np.ascontiguousarray(array.transpose(1, 2, 0))
+        if pixels.is_floating_point() and pixels.min() >= 0 and pixels.max() <= 1:
+            pixels = (pixels * 255).round().byte()
+        array = pixels.numpy()
+        if array.dtype == np.uint8 and array.ndim == 3 and len(array) == 3:
+            return np.ascontiguousarray(array.transpose(1, 2, 0))
         raise ArgumentError(
             "images",
             "expected a tensor [3, H, W], RGB, uint8 or floating from 0 to 1, "
@@ -121,12 +119,8 @@ def rescale_size(
     Returns:
         (height, width), each at least 1.
     """
-    factor = min(
-        max(scale) / max(height, width),
-        min(scale) / min(height, width),
-        limits[0] / height,
-        limits[1] / width,
-    )
+    kept = (max(scale) / max(height, width), min(scale) / min(height, width))
+    factor = min(*kept, limits[0] / height, limits[1] / width)
     return max(1, int(height * factor + 0.5)), max(1, int(width * factor + 0.5))
 
 
@@ -142,13 +136,11 @@ class Batch:
     Attributes:
         images: float32 [N, 3, H, W], normalised RGB, zero to the right of and below each image.
         image_shapes: int64 [N, 2], (h, w) of each resized image inside the padding.
-        scales: float64 [N, 2], (sx, sy) = resized size / original size.
         original_shapes: int64 [N, 2], (h, w) of each original image.
     """
 
     images: np.ndarray
     image_shapes: np.ndarray
-    scales: np.ndarray
     original_shapes: np.ndarray
 
     def restore_boxes(self, index: int, boxes: np.ndarray) -> np.ndarray:
@@ -162,7 +154,7 @@ class Batch:
             float32 [K, 4], x1 y1 x2 y2 in pixels of the original image.
         """
         height, width = self.original_shapes[index]
-        sx, sy = self.scales[index]
+        sy, sx = self.image_shapes[index] / self.original_shapes[index]
         restored = np.asarray(boxes, dtype=np.float64).reshape(-1, 4) / (sx, sy, sx, sy)
         return np.clip(restored, 0.0, (width, height, width, height)).astype(np.float32)
 
@@ -189,8 +181,8 @@ class Preprocessor:
         pad_divisor: divisor of the height and width of a dynamic input.
     """
 
-    mean: Sequence[float] = IMAGENET_MEAN
-    std: Sequence[float] = IMAGENET_STD
+    mean: Sequence[float] = Config.mean
+    std: Sequence[float] = Config.std
     scale: tuple[int, int] | None = None
     height: int | None = None
     width: int | None = None
@@ -199,7 +191,7 @@ class Preprocessor:
     pad_divisor: int = 1
 
     @classmethod
-    def of_config(cls, config: Any, size: ChosenSize | None = None) -> Preprocessor:
+    def of_config(cls, config: Config, size: ChosenSize | None = None) -> Preprocessor:
         """Makes the preprocessing of a `codetr.Config`; `size` replaces the size of its rule."""
         size = size or ChosenSize()
         if size.height_width is not None:
@@ -235,13 +227,6 @@ class Preprocessor:
             pad_divisor=SIZE_DIVISOR if sizes.resizable else 1,
         )
 
-    def __post_init__(self) -> None:
-        for pair in (("height", "width"), ("min_height", "min_width")):
-            if (getattr(self, pair[0]) is None) != (getattr(self, pair[1]) is None):
-                raise ValueError(f"{pair[0]} and {pair[1]}: expected both or neither")
-        if self.scale is None and self.height is None:
-            raise ValueError("expected scale=(long, short) or height and width")
-
     def target_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns (h, w) of an image of height x width after resizing."""
         limits = _UNLIMITED if self.height is None else (self.height, self.width)
@@ -260,13 +245,10 @@ class Preprocessor:
             raise ArgumentError("images", "expected at least one image, got none")
         images = [_check_rgb(image) for image in images]
         original_shapes = np.array([image.shape[:2] for image in images], dtype=np.int64)
-        image_shapes = np.array([self.target_size(*image.shape[:2]) for image in images], dtype=np.int64)
+        image_shapes = np.array([self.target_size(*hw) for hw in original_shapes.tolist()], dtype=np.int64)
         least = self.min_height or self.height or 1, self.min_width or self.width or 1
-        padded = [
-            max(smallest, -(-side // self.pad_divisor) * self.pad_divisor)
-            for smallest, side in zip(least, image_shapes.max(axis=0).tolist())
-        ]
-        pixels = np.zeros((len(images), 3, *padded), dtype=np.float32)
+        padded = -(-image_shapes.max(axis=0) // self.pad_divisor) * self.pad_divisor
+        pixels = np.zeros((len(images), 3, *np.maximum(padded, least)), dtype=np.float32)
         mean, std = (
             np.asarray(colour, dtype=np.float32).reshape(3, 1, 1) for colour in (self.mean, self.std)
         )
@@ -274,7 +256,7 @@ class Preprocessor:
             inside = target[:, :height, :width]
             np.subtract(resize(image, (height, width)).transpose(2, 0, 1), mean, out=inside)
             np.divide(inside, std, out=inside)
-        return Batch(pixels, image_shapes, image_shapes[:, ::-1] / original_shapes[:, ::-1], original_shapes)
+        return Batch(pixels, image_shapes, original_shapes)
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -293,9 +275,6 @@ def _check_rgb(image: np.ndarray) -> np.ndarray:
 
 def _open(path: str | Path) -> Image.Image:
     """Opens a picture without decoding its pixels."""
-    path = Path(path)
-    if path.is_dir():
-        raise ImageError(f"{path}: is a folder, not an image")
     try:
         with warnings.catch_warnings():
             # Pillow warns from 89 megapixels on and refuses from 179 on. Panoramas in between are welcome.
@@ -303,15 +282,11 @@ def _open(path: str | Path) -> Image.Image:
             return Image.open(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
-    except PermissionError:
-        raise ImageError(f"{path}: no permission to read it") from None
-    except Image.DecompressionBombError:
-        raise ImageError(f"{path}: the image has more than {2 * Image.MAX_IMAGE_PIXELS} pixels") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        empty = path.is_file() and path.stat().st_size == 0
-        raise ImageError(
-            f"{path}: {'the file is empty' if empty else 'not an image Pillow can read'}"
-        ) from error
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        empty = Path(path).is_file() and Path(path).stat().st_size == 0
+        problem = "the file is empty" if empty else f"not an image that Pillow can read ({reason})"
+        raise ImageError(f"{path}: {problem}") from error
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:

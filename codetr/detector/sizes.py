@@ -59,15 +59,11 @@ class InputSizes:
         """
         usual = [metadata.batch, 3, metadata.resize["height"], metadata.resize["width"]]
         shapes = metadata.profiles.get("images", dict.fromkeys(SizeRange._fields, usual))
-        batch, _, height, width = (
-            SizeRange(*sizes) for sizes in zip(*(shapes[name] for name in SizeRange._fields))
-        )
-        result = cls(batch, height, width)
+        batch, _, height, width = zip(*(shapes[name] for name in SizeRange._fields))
+        result = cls(SizeRange(*batch), SizeRange(*height), SizeRange(*width))
         if result.resizable and any(side % SIZE_DIVISOR for side in (*height, *width)):
-            raise ValueError(
-                f"profiles: expected heights and widths that are multiples of {SIZE_DIVISOR}, "
-                f"got images {shapes}"
-            )
+            expected = f"heights and widths that are multiples of {SIZE_DIVISOR}"
+            raise ValueError(f"profiles: expected {expected}, got images {shapes}")
         return result
 
     @property
