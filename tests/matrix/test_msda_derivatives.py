@@ -1,6 +1,6 @@
-"""Derivatives of the operators beyond the gradient: `torch.func`, second order, vmap, and what is refused.
+"""Derivatives beyond the gradient: `torch.func`, second order and vmap, as research code uses them.
 
-test_msda.py checks them against finite differences; here they are used as research code uses them.
+`test_gradcheck` of test_msda_gradients.py compares them with finite differences.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-import msda
-from benchmarks.operator_errors import relative_error
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
-from msda import derivatives
 from tests.matrix import backends, drawn_cases
 from tests.matrix.against_reference import run_msda
 
@@ -44,18 +41,6 @@ def floats_of(inputs: AttentionInputs | FusedInputs) -> list[str]:
 
 
 @operators
-def test_jvp_of_value_is_the_result(operator: str, device: str) -> None:
-    """The operator is linear in value."""
-    inputs = make(operator, device)
-    result, tangent = torch.func.jvp(
-        lambda value: run_msda(inputs._replace(value=value)), (inputs.value,), (inputs.value,)
-    )
-    assert result.abs().max() > 0.1
-    torch.testing.assert_close(result, run_msda(inputs))
-    torch.testing.assert_close(tangent, result)
-
-
-@operators
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dual_numbers(operator: str, dtype: torch.dtype, device: str) -> None:
     """`torch.autograd.forward_ad`, in the types of training, with `torch.no_grad` around."""
@@ -81,27 +66,6 @@ def test_second_derivatives_agree(operator: str, device: str) -> None:
             torch.autograd.functional.hessian(function, at),
         ):
             torch.testing.assert_close(way, expected, msg=name)
-        direction = torch.randn_like(at)
-        product = (expected.flatten(0, at.dim() - 1).flatten(1) @ direction.flatten()).reshape(at.shape)
-        _, found = torch.autograd.functional.hvp(function, at, direction)
-        torch.testing.assert_close(found, product, msg=name)
-        _, found = torch.func.jvp(torch.func.grad(function), (at,), (direction,))
-        torch.testing.assert_close(found, product, msg=name)
-
-
-@operators
-def test_third_derivative(operator: str, device: str) -> None:
-    inputs = make(operator, device)
-    name = inputs._fields[-2]  # weights or logits
-
-    def third(run: Callable) -> torch.Tensor:
-        function = function_of(inputs, name, lambda x: run(x).pow(2))[0]
-        second = torch.func.grad(lambda x: torch.func.grad(function)(x).square().sum())
-        return torch.func.grad(lambda x: second(x).square().sum())(getattr(inputs, name))
-
-    expected = third(backends.run_formulas)
-    assert expected.abs().max() > 1e-3
-    torch.testing.assert_close(third(run_msda), expected)
 
 
 @operators
@@ -121,19 +85,6 @@ def test_gradient_penalty(operator: str, device: str) -> None:
     step = 1e-5
     expected = (penalty(weight.detach() + step) - penalty(weight.detach() - step)) / (2 * step)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
-
-
-@operators
-@pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
-def test_backward_formula(operator: str, problem: Problem, device: str) -> None:
-    """The formula of the gradient gives what the kernels give."""
-    inputs = make(operator, device, problem=problem)
-    grad_output = torch.randn_like(run_msda(inputs))
-    name = "fused_attention_backward" if operator == "fused" else "attention_backward"
-    expected = getattr(torch.ops.msda, name)(grad_output, *inputs)
-    found = getattr(derivatives, name)(grad_output, *inputs)
-    for one, other in zip(found, expected, strict=True):
-        assert relative_error(one, other) < 1e-12
 
 
 @operators
@@ -164,24 +115,6 @@ def test_vmap_refuses_levels(operator: str, name: str, device: str) -> None:
 
 
 @operators
-@pytest.mark.parametrize("name", ["attention", "attention_backward"])
-def test_msda_opcheck(operator: str, name: str, device: str) -> None:
-    """All four operators: schema, fake, the dispatch of autograd, and tracing with their gradients."""
-    inputs = make(operator, device)
-    for field in floats_of(inputs):
-        getattr(inputs, field).requires_grad_()
-    arguments = tuple(inputs)
-    if name == "attention_backward":
-        arguments = torch.randn_like(run_msda(inputs)).requires_grad_(), *arguments
-    operator = getattr(torch.ops.msda, f"fused_{name}" if operator == "fused" else name)
-    # AOTAutograd does not trace second derivatives; PyTorch says so itself.
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    if name == "attention":
-        tests = (*tests, "test_aot_dispatch_dynamic")
-    torch.library.opcheck(operator.default, arguments, test_utils=tests)
-
-
-@operators
 def test_compiled_jvp(operator: str, device: str) -> None:
     inputs = make(operator, device)
 
@@ -200,18 +133,9 @@ def test_meta(operator: str, device: str) -> None:
     )
     for name in floats_of(inputs):
         function, at = function_of(inputs, name)
+        assert run_msda(inputs).shape == (2, 6, 8) and run_msda(inputs).dtype == torch.float64
         at.requires_grad_()
         (gradient,) = torch.autograd.grad(function(at), at, create_graph=True)
         (second,) = torch.autograd.grad(gradient.sum(), at)
         assert second.device.type == "meta" and second.shape == gradient.shape == at.shape
         assert torch.func.jvp(function, (at.detach(),), (at.detach(),))[1].shape == ()
-
-
-def test_module_on_meta(device: str) -> None:
-    """A module without memory, as large models are made, takes its state dict afterwards."""
-    with torch.device("meta"):
-        module = msda.MultiScaleDeformableAttention(32, 4, 2, 3)
-    assert module.sampling_offsets.weight.is_meta
-    expected = msda.MultiScaleDeformableAttention(32, 4, 2, 3).to(device).state_dict()
-    module.load_state_dict(expected, assign=True)
-    assert torch.equal(module.value_proj.weight, expected["value_proj.weight"])

@@ -1,12 +1,10 @@
-"""Wrong arguments: one row each. The operator and the reference raise the same message, which names the
-argument, what it should be and what it was.
-"""
+"""Wrong arguments: the message names the argument, what it should be and what it was."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,71 +17,41 @@ EQUAL = Problem("equal", 2, ((3, 4), (2, 2)), 5, num_heads=2, head_dim=4, num_po
 RAGGED = Problem("ragged", 2, ((3, 4), (2, 2)), 5, 2, 4, points_per_level=(1, 4))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One wrong argument.
-
-    Attributes:
-        argument: which; the message begins with it.
-        change: makes it wrong: old value -> new value.
-        says: parts of the message: what it should be, what it was.
-        error: ValueError or TypeError.
-        problem: of the right arguments.
-        blames: what the message names, where that is not the argument itself.
-    """
+class Row(NamedTuple):
+    """One wrong argument: its name, the change that makes it wrong, and parts of the message."""
 
     argument: str
-    change: Callable
+    change: Callable[[Any], Any]
     says: tuple[str, ...]
     error: type[Exception] = ValueError
     problem: Problem = EQUAL
-    blames: str | None = None
+    blames: str | None = None  # what the message names in place of the argument
 
     def __str__(self) -> str:
-        ragged = "ragged-" if self.problem is RAGGED else ""
-        return f"{ragged}{self.argument}-{self.says[-1]}".replace(" ", "_")
+        return f"{self.argument}-{self.says[-1]}-{self.problem.name}".replace(" ", "_")
 
 
 def to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Another type."""
     return lambda tensor: tensor.to(dtype)
-
-
-def times(*factors: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Level 1 of spatial_shapes times two factors."""
-    return lambda tensor: tensor * torch.tensor([[1, 1], factors])
-
-
-def any_tensor(argument: str) -> tuple[Row, ...]:
-    """Mistakes that can be made with every tensor but value, whose device the others follow."""
-    no_tensor = Row(argument, lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError)
-    return no_tensor, Row(argument, lambda x: x.to("meta"), ("cpu", "meta"))
 
 
 LEVELS = (
     Row("value", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
-    Row("value", to(torch.int32), ("float32", "float16", "bfloat16", "float64", "torch.int32"), TypeError),
+    Row("value", to(torch.int32), ("float32, float16, bfloat16 or float64", "torch.int32"), TypeError),
     Row("value", lambda x: x[0], ("[N, S, M, D]", "[16, 2, 4]")),
     Row("value", lambda x: x[:, :-1], ("2 x 2", "S = 15"), blames="level_start_index"),
     Row("value", lambda x: torch.cat((x, x), 1), ("16", "32")),
-    *any_tensor("spatial_shapes"),
+    Row("spatial_shapes", lambda x: x.to("meta"), ("cpu", "meta")),
     Row("spatial_shapes", to(torch.float32), ("int32 or int64", "torch.float32"), TypeError),
     Row("spatial_shapes", torch.flatten, ("[L, 2]", "[4]")),
-    Row("spatial_shapes", lambda x: x.repeat(1, 2)[:, :3], ("[L, 2]", "[2, 3]")),
     Row("spatial_shapes", lambda x: x[:0], ("1 to 32", "0")),
     Row("spatial_shapes", lambda x: x.repeat(20, 1), ("1 to 32", "40")),
-    Row("spatial_shapes", times(0, 1), ("1 or more", "(0, 2)")),
-    Row("spatial_shapes", times(-1, 1), ("1 or more", "(-2, 2)")),
-    Row("spatial_shapes", lambda x: x + 1, ("S = 16", "4 x 5"), blames="level_start_index"),
-    *any_tensor("level_start_index"),
+    Row("spatial_shapes", lambda x: x * torch.tensor([[1, 1], [0, 1]]), ("1 or more", "(0, 2)")),
     Row("level_start_index", lambda x: x[:1], ("[L]", "[2]", "[1]")),
-    Row("level_start_index", lambda x: x[:, None], ("[L]", "[2, 1]")),
     Row("level_start_index", to(torch.int32), ("int64", "torch.int32"), TypeError),
-    Row("level_start_index", to(torch.float64), ("int32 or int64", "torch.float64"), TypeError),
     Row("level_start_index", lambda x: x + 1, ("S = 16", "starts at 13")),
     Row("level_start_index", lambda x: x - 1, ("S = 16", "starts at -1")),
     Row("points_per_level", lambda x: [1.0, 4.0], ("int", "[1.0, 4.0]"), TypeError, RAGGED),
-    Row("points_per_level", lambda x: 4, ("sequence of int", "got 4"), TypeError, RAGGED),
     Row("points_per_level", lambda x: [1, 4, 2], ("2 numbers", "[1, 4, 2]"), problem=RAGGED),
     Row("points_per_level", lambda x: [6, -1], ("0 or more", "[6, -1]"), problem=RAGGED),
     Row("points_per_level", lambda x: [0, 0], ("not all 0", "[0, 0]"), problem=RAGGED),
@@ -94,24 +62,20 @@ def locations(argument: str) -> tuple[Row, ...]:
     """sampling_locations or sampling_offsets."""
     shape = "[2, 5, 2, 2, 3, 2]"
     return (
-        *any_tensor(argument),
+        Row(argument, lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
+        Row(argument, lambda x: x.to("meta"), ("cpu", "meta")),
         Row(argument, to(torch.float16), ("float32", "torch.float16"), TypeError),
-        Row(argument, to(torch.int64), ("float32", "torch.int64"), TypeError),
         Row(argument, lambda x: x[0], ("[N, Q, M, L, P, 2]", "[5, 2, 2, 3, 2]")),
         Row(argument, lambda x: x[..., :1], ("[N, Q, M, L, P, 2]", "[2, 5, 2, 2, 3, 1]")),
-        Row(argument, lambda x: x[:1], (shape, "[1, 5, 2, 2, 3, 2]")),
         Row(argument, lambda x: x[:, :, :1], (shape, "[2, 5, 1, 2, 3, 2]")),
-        Row(argument, lambda x: x[:, :, :, :1], (shape, "[2, 5, 2, 1, 3, 2]")),
         Row(argument, lambda x: x[:, :, :, :, :0], ("P of 1 or more", "[2, 5, 2, 2, 0, 2]")),
         Row(argument, lambda x: x[:, :, :, :4], ("[2, 5, 2, 5, 2]", "[2, 5, 2, 4, 2]"), problem=RAGGED),
-        Row(argument, lambda x: x[..., None, :], ("[N, Q, M, 5, 2]", "5, 1, 2]"), problem=RAGGED),
     )
 
 
 ATTENTION = (
     *LEVELS,
     *locations("sampling_locations"),
-    *any_tensor("attention_weights"),
     Row("attention_weights", to(torch.bfloat16), ("float32", "torch.bfloat16"), TypeError),
     Row("attention_weights", lambda x: x.flatten(3), ("[N, Q, M, L, P]", "[2, 5, 2, 6]")),
     Row("attention_weights", lambda x: x[:, :4], ("[2, 5, 2, 2, 3]", "[2, 4, 2, 2, 3]")),
@@ -120,69 +84,40 @@ ATTENTION = (
 
 FUSED = (
     *LEVELS,
-    *any_tensor("reference_points"),
-    Row("reference_points", to(torch.float16), ("float32", "torch.float16"), TypeError),
-    Row("reference_points", to(torch.float64), ("float32", "torch.float64"), TypeError),
-    Row("reference_points", lambda x: x[:, :, 0], ("[N, Q, L, 2]", "[N, Q, L, 4]", "[2, 5, 2]")),
-    Row("reference_points", lambda x: x[..., :1], ("[N, Q, L, 2]", "[2, 5, 2, 1]")),
-    Row("reference_points", lambda x: x.repeat(1, 1, 1, 2)[..., :3], ("[N, Q, L, 4]", "[2, 5, 2, 3]")),
-    Row("reference_points", lambda x: x[:, :, :1], ("[2, 5, 2, 2]", "[2, 5, 1, 2]")),
     *locations("sampling_offsets"),
-    *any_tensor("attention_logits"),
-    Row("attention_logits", lambda x: x.unflatten(-1, (2, 3)), ("[N, Q, M, L * P]", "[2, 5, 2, 2, 3]")),
-    Row(
-        "attention_logits",
-        lambda x: x[..., :4],
-        ("sum(points_per_level)", "[2, 5, 2, 5]", "[2, 5, 2, 4]"),
-        problem=RAGGED,
-    ),
-    Row("attention_logits", lambda x: x[..., :5], ("[2, 5, 2, 6]", "[2, 5, 2, 5]")),
+    Row("reference_points", to(torch.float16), ("float32", "torch.float16"), TypeError),
+    Row("reference_points", lambda x: x[:, :, 0], ("[N, Q, L, 2]", "[N, Q, L, 4]", "[2, 5, 2]")),
+    Row("reference_points", lambda x: x.repeat(1, 1, 1, 2)[..., :3], ("[N, Q, L, 4]", "[2, 5, 2, 3]")),
     Row("attention_logits", to(torch.float64), ("float32", "torch.float64"), TypeError),
+    Row("attention_logits", lambda x: x.unflatten(-1, (2, 3)), ("[N, Q, M, L * P]", "[2, 5, 2, 2, 3]")),
+    Row("attention_logits", lambda x: x[..., :4], ("[2, 5, 2, 5]", "[2, 5, 2, 4]"), problem=RAGGED),
 )
 
-ROWS = [
-    pytest.param(operator, row, id=f"{operator}-{row}")
-    for operator, rows in (("attention", ATTENTION), ("fused_attention", FUSED))
-    for row in rows
-]
 
-
-def spoiled(operator: str, row: Row) -> dict:
-    """The operator's arguments by name, one of them wrong."""
+@pytest.mark.parametrize(
+    ("operator", "row"),
+    [
+        pytest.param(operator, row, id=f"{operator}-{row}")
+        for operator, rows in (("attention", ATTENTION), ("fused_attention", FUSED))
+        for row in rows
+    ],
+)
+def test_wrong_argument(operator: str, row: Row) -> None:
     build = row.problem.fused_inputs if operator == "fused_attention" else row.problem.attention_inputs
     arguments = build()._asdict()
     arguments[row.argument] = row.change(arguments[row.argument])
-    return arguments
-
-
-@pytest.mark.parametrize(("operator", "row"), ROWS)
-def test_wrong_argument(operator: str, row: Row) -> None:
-    arguments = spoiled(operator, row)
-    messages = []
-    for module in (msda, msda.reference):
-        with pytest.raises(row.error) as caught:
-            getattr(module, operator)(**arguments)
-        assert type(caught.value) is row.error
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
-    assert messages[0].startswith(f"{row.blames or row.argument}: ")
-    for part in row.says:
-        assert part in messages[0], messages[0]
-
-
-@pytest.mark.parametrize("operator", ["attention", "fused_attention"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_types_that_do_not_go_together(operator: str, dtype: torch.dtype) -> None:
-    """A 16-bit value takes its own type or float32 beside it; the message names both."""
-    name = "sampling_offsets" if operator == "fused_attention" else "sampling_locations"
-    other = torch.bfloat16 if dtype == torch.float16 else torch.float16
-    row = Row(name, to(other), ())
-    arguments = spoiled(operator, row)
-    arguments["value"] = arguments["value"].to(dtype)
-    with pytest.raises(
-        TypeError, match=f"^{name}: expected {dtype} as value, or torch.float32, got {other}$"
-    ):
+    with pytest.raises(row.error) as caught:
         getattr(msda, operator)(**arguments)
+    assert str(caught.value).startswith(f"{row.blames or row.argument}: ")
+    assert all(part in str(caught.value) for part in row.says), str(caught.value)
+
+
+def test_types_that_do_not_go_together() -> None:
+    """A 16-bit value takes its own type or float32 beside it; the message names both."""
+    inputs = EQUAL.attention_inputs(torch.float16)
+    message = "^attention_weights: expected torch.float16 as value, or torch.float32, got torch.bfloat16$"
+    with pytest.raises(TypeError, match=message):
+        msda.attention(*inputs._replace(attention_weights=inputs.attention_weights.bfloat16()))
 
 
 @pytest.mark.gpu
@@ -195,17 +130,14 @@ def test_another_device(argument: str) -> None:
         pytest.skip(reason)
     arguments = EQUAL.attention_inputs(device="cuda")._asdict()
     arguments[argument] = arguments[argument].cpu()
-    for module in (msda, msda.reference):
-        with pytest.raises(ValueError, match=f"^{argument}: .*cuda:0.*cpu"):
-            module.attention(**arguments)
+    with pytest.raises(ValueError, match=f"^{argument}: .*cuda:0.*cpu"):
+        msda.attention(**arguments)
 
 
 @pytest.mark.parametrize("operator", ["attention", "fused_attention"])
 def test_raw_operator_is_safe(operator: str) -> None:
     """The registered operator, called without the public function's checks, raises too."""
-    build = EQUAL.fused_inputs if operator == "fused_attention" else EQUAL.attention_inputs
-    inputs = build()
-    raw = getattr(torch.ops.msda, operator)
+    inputs = (EQUAL.fused_inputs if operator == "fused_attention" else EQUAL.attention_inputs)()
     for wrong in (
         inputs._replace(value=inputs.value[0]),
         inputs._replace(**{inputs._fields[-3]: inputs[-3][:, :2]}),
@@ -214,50 +146,35 @@ def test_raw_operator_is_safe(operator: str) -> None:
         inputs._replace(spatial_shapes=inputs.spatial_shapes.float()),
     ):
         with pytest.raises((RuntimeError, ValueError, TypeError)):
-            raw(*wrong)
-
-
-MODULE = (
-    ({"embed_dims": 30}, "embed_dims: expected a multiple of num_heads = 8, got 30"),
-    ({"embed_dims": 0}, "embed_dims: expected a multiple of num_heads = 8, got 0"),
-    ({"num_heads": 0}, "num_heads: expected 1 or more, got 0"),
-    ({"num_levels": 0}, "num_levels: expected 1 or more, got 0"),
-    (
-        {"num_points": -1},
-        "num_points: expected a number of 1 or more, or one for each of num_levels = 4, got -1",
-    ),
-    (
-        {"num_levels": 3, "num_points": [4, 4]},
-        "num_points: expected a number of 1 or more, or one for each of num_levels = 3, got [4, 4]",
-    ),
-)
-
-
-@pytest.mark.parametrize(("options", "message"), MODULE, ids=[message for _, message in MODULE])
-def test_wrong_module(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        msda.MultiScaleDeformableAttention(**options)
-    assert str(caught.value) == message
-
-
-FORWARD = (
-    ("query", lambda x: x[0], ValueError, ("[N, Q, C]", "C = 16", "[5, 16]")),
-    ("query", lambda x: x[..., :8], ValueError, ("[N, Q, C]", "C = 16", "[2, 5, 8]")),
-    ("value", lambda x: x[..., :8], ValueError, ("[N, S, C]", "C = 16", "[2, 16, 8]")),
-    ("reference_points", lambda x: x[..., :1], ValueError, ("[N, Q, L, 2]", "[2, 5, 2, 1]")),
-    ("reference_points", to(torch.float16), TypeError, ("float32", "float16")),
-    ("level_start_index", lambda x: x[:1], ValueError, ("[L]", "[1]")),
-    ("key_padding_mask", lambda x: x[:, :3], ValueError, ("[N, S] = [2, 16]", "[2, 3]")),
-    ("key_padding_mask", to(torch.float32), ValueError, ("torch.bool", "torch.float32")),
-)
+            getattr(torch.ops.msda, operator)(*wrong)
 
 
 @pytest.mark.parametrize(
-    ("argument", "change", "error", "says"), FORWARD, ids=lambda x: x if isinstance(x, str) else ""
+    ("options", "message"),
+    [
+        ({"embed_dims": 30}, "embed_dims: expected a multiple of num_heads = 8, got 30"),
+        ({"num_heads": 0}, "num_heads: expected 1 or more, got 0"),
+        ({"num_levels": 0}, "num_levels: expected 1 or more, got 0"),
+        ({"num_points": -1}, "num_points: expected a number of 1 or more, or one for each of .* = 4, got -1"),
+        ({"num_points": [4, 4]}, r"num_points: .* one for each of num_levels = 4, got \[4, 4\]"),
+    ],
 )
-def test_wrong_module_input(
-    argument: str, change: Callable, error: type[Exception], says: tuple[str, ...]
-) -> None:
+def test_wrong_module(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        msda.MultiScaleDeformableAttention(**options)
+
+
+@pytest.mark.parametrize(
+    ("argument", "change", "error", "message"),
+    [
+        ("query", lambda x: x[..., :8], ValueError, r"\[N, Q, C\] with C = 16, got \[2, 5, 8\]"),
+        ("value", lambda x: x[..., :8], ValueError, r"\[N, S, C\] with C = 16, got \[2, 16, 8\]"),
+        ("reference_points", to(torch.float16), TypeError, "float32.*got torch.float16"),
+        ("key_padding_mask", lambda x: x[:, :3], ValueError, r"\[N, S\] = \[2, 16\].*got \[2, 3\]"),
+        ("key_padding_mask", to(torch.float32), ValueError, "torch.bool, got.*torch.float32"),
+    ],
+)
+def test_wrong_module_input(argument: str, change: Callable, error: type[Exception], message: str) -> None:
     inputs = EQUAL.fused_inputs()
     arguments = {
         "query": torch.randn(2, 5, 16),
@@ -270,11 +187,8 @@ def test_wrong_module_input(
     module = msda.MultiScaleDeformableAttention(embed_dims=16, num_heads=2, num_levels=2, num_points=3)
     assert module(**arguments).shape == (2, 5, 16)
     arguments[argument] = change(arguments[argument])
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=f"^{argument}: expected .*{message}"):
         module(**arguments)
-    assert str(caught.value).startswith(f"{argument}: ")
-    for part in says:
-        assert part in str(caught.value)
 
 
 NAMES = {"MSDA_FORWARD": "general, many, medium, few", "MSDA_BACKWARD": "general, group, tile"}

@@ -62,6 +62,21 @@ def test_msda_opcheck(operator: str, problem: Problem, dtype: torch.dtype, devic
     torch.library.opcheck(getattr(torch.ops.msda, operator).default, tuple(inputs), **tolerance)
 
 
+@operators
+@both_problems
+def test_msda_backward_opcheck(operator: str, problem: Problem, device: str) -> None:
+    inputs = make(operator, device, problem=problem)
+    backward = getattr(torch.ops.msda, f"{operator}_backward").default
+    arguments = torch.randn_like(run_msda(inputs)), *inputs
+    for options in ({}, {"deterministic": True}, {"reference_gradient": False}):
+        if operator == "fused_attention" or "reference_gradient" not in options:
+            torch.library.opcheck(backward, arguments, options, rtol=1e-4, atol=1e-4)
+    # AOTAutograd does not trace second derivatives; PyTorch says so itself.
+    arguments = arguments[0].requires_grad_(), *make(operator, device, problem=problem, gradients=True)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(backward, arguments, test_utils=tests)
+
+
 def test_docstring_examples() -> None:
     tested = doctest.testmod(msda.ops)
     assert tested.attempted >= 8 and not tested.failed
@@ -107,17 +122,7 @@ def test_export(operator: str, problem: Problem) -> None:
     program = torch.export.export(module, tuple(inputs[:-1]), dynamic_shapes=(dynamic,), strict=True)
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert getattr(torch.ops.msda, operator).default in targets
-    other = Problem(
-        "other",
-        3,
-        ((5, 9), (2, 2)),
-        17,
-        4,
-        8,
-        problem.num_points,
-        problem.points_per_level,
-        problem.reference_dim,
-    )
+    other = replace(problem, batch=3, spatial_shapes=((5, 9), (2, 2)), num_queries=17)
     again = make(operator, problem=other)
     torch.testing.assert_close(program.module()(*again[:-1]), run_msda(again))
 
@@ -138,34 +143,19 @@ def test_columns_of_one_tensor_are_not_copied(operator: str) -> None:
 
 
 @operators
-def test_meta(operator: str) -> None:
-    """Meta tensors give a shape and a type without numbers."""
-    inputs = make(operator, dtype=torch.float16)
-    meta = type(inputs)(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs))
-    output = run_msda(meta)
-    assert output.device.type == "meta"
-    assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, PROBLEM.num_heads * PROBLEM.head_dim)
-    assert output.dtype == torch.float16
-
-
-@operators
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
-    """Values are cast; what says where to look stays as exact as it came."""
-    inputs = make(operator, device)
+    """Values are cast, except float64; locations keep their precision, and gradients the inputs' types."""
+    inputs, wide = make(operator, device, gradients=True), make(operator, device, torch.float64)
     with torch.autocast(device, dtype):
         output = run_msda(inputs)
-    rounded = inputs._replace(value=inputs.value.to(dtype))
-    assert_result(output, operator_errors.truth(rounded), rounded, dtype)
-
-
-@operators
-def test_autocast_leaves_float64_alone(operator: str, device: str) -> None:
-    inputs = make(operator, device, torch.float64)
-    with torch.autocast(device, torch.bfloat16):
-        output = run_msda(inputs)
-    assert output.dtype == torch.float64
-    assert torch.equal(output, run_msda(inputs))
+        assert run_msda(wide).dtype == torch.float64
+    rounded = type(inputs)(*(x.detach() if isinstance(x, torch.Tensor) else x for x in inputs))
+    rounded = rounded._replace(value=rounded.value.to(dtype))
+    assert_result(output.detach(), operator_errors.truth(rounded), rounded, dtype)
+    tensors = list(leaves(inputs).values())
+    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
+        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
 
 
 @operators
@@ -190,17 +180,6 @@ def test_nothing_to_add_up(operator: str, sizes: dict[str, int], device: str) ->
     assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, 0)
     for gradient in torch.autograd.grad(output.sum(), list(leaves(inputs).values())):
         assert not gradient.any()
-
-
-@operators
-def test_autocast_gradient(operator: str, device: str) -> None:
-    """Gradients come back in the types of the inputs."""
-    inputs = make(operator, device, gradients=True)
-    with torch.autocast(device, torch.bfloat16):
-        output = run_msda(inputs)
-    tensors = list(leaves(inputs).values())
-    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
-        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
 
 
 @operators
