@@ -5,8 +5,6 @@ installed and there is a GPU (without one, Torch-TensorRT cannot be imported). `
 goes the whole way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -23,21 +24,16 @@ TARGETS = {
     torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
     packed_attention: FUSED_ATTENTION,
 }
-VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOAT_TYPES = {"FLOAT", "HALF", "BF16"}  # names of tensorrt.DataType
 
-_registered = False
 
-
+@functools.cache
 def register() -> None:
     """Registers the converters, for static and dynamic shapes. A second call does nothing.
 
     Raises:
         ImportError: Torch-TensorRT cannot be imported. The message has the command that installs it.
     """
-    global _registered
-    if _registered:
-        return
     try:
         # Python 3.12 warns about strings in TensorRT's bindings.
         with warnings.catch_warnings():
@@ -49,22 +45,13 @@ def register() -> None:
             f"Torch-TensorRT cannot be imported ({error}): pip install 'codetr-tensorrt[dynamo]'"
         ) from error
     for target in TARGETS:
-        dynamo_tensorrt_converter(target, capability_validator=is_supported, supports_dynamic_shapes=True)(
-            convert
-        )
+        dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)(convert)
     dynamo_tensorrt_converter(
         torch.ops.aten.where.self,
         capability_validator=is_bfloat16,
         priority=ConverterPriority.HIGH,
         supports_dynamic_shapes=True,
     )(convert_where)
-    _registered = True
-
-
-def is_supported(node: torch.fx.Node, settings: Any = None) -> bool:
-    """Returns whether the plugin takes this call: the value must be fp32, fp16 or bf16."""
-    value = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
-    return value is None or value.dtype in VALUE_TYPES
 
 
 def is_bfloat16(node: torch.fx.Node, settings: Any = None) -> bool:

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
 from dynamo_path.packed_projections import pack_projections
-from dynamo_path.quiet_logs import quiet
 
 Result = TypeVar("Result")
 

@@ -8,7 +8,6 @@ model.ts (a TorchScript module) hold the same engine for programs that run it by
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,10 +34,15 @@ def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
 
     Args:
         allow_fallback: leave operators that TensorRT lacks to PyTorch. model.ep and model.ts then hold
-        several
-            engines, and there is no model.engine. Default: fail and name them.
+            several engines, and there is no model.engine. Default: fail and name them.
     """
-    from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
+    from codetr.export.traced_model import (
+        dynamic_shapes,
+        example_inputs,
+        export_program,
+        pick_device,
+        prepare,
+    )
     from dynamo_path.saved_modules import write_program
 
     device = pick_device(request.device)
@@ -72,7 +76,7 @@ def _compile(
     from codetr.export.engine_check import compare_engine, compare_with_torch
     from codetr.export.traced_model import example_inputs
     from dynamo_path.engine import UnsupportedOperators, build_engine, build_with_fallback
-    from dynamo_path.saved_modules import program_runner, save_program, save_torchscript, torchscript_runner
+    from dynamo_path.saved_modules import save_program, save_torchscript, saved_runner
 
     inputs = example_inputs(request, "cuda")
     engine, compiled, script = (folder / name for name in ("model.engine", "model.ep", "model.ts"))
@@ -94,8 +98,8 @@ def _compile(
     with stage("compare with PyTorch"):
         if engine.is_file():
             compare_engine(subject.checks, request, engine)
-        compare_with_torch(subject.checks, request, "model.ep", program_runner(compiled, request))
-        compare_with_torch(subject.checks, request, "model.ts", torchscript_runner(script, request))
+        for path in (compiled, script):
+            compare_with_torch(subject.checks, request, path.name, saved_runner(path, request))
 
 
 def import_requirements() -> None:
@@ -112,25 +116,6 @@ def import_requirements() -> None:
     converter.register()
     import_cudart()
     trt_plugin.load()
-
-
-def export_program(
-    model: torch.nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    dynamic: tuple[dict, dict] | None = None,
-) -> torch.export.ExportedProgram:
-    """Traces a detector strictly.
-
-    Args:
-        model: `ExportSubject.module()`.
-        inputs: images [N, 3, H, W] and image_shapes [N, 2]. Sizes that `dynamic` leaves out are fixed.
-        dynamic: argument `dynamic_shapes` of `torch.export.export`.
-    """
-    import torch
-
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +20,8 @@ from cyclopts import Parameter
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.detector.sizes import InputSizes
-from codetr.export.output_folder import stage
-from codetr.export.refit_options import CheckpointOptions, check_new_engine, refittable_metadata
+from codetr.export.output_folder import check_output, stage
+from codetr.export.refit_options import CheckpointOptions, refittable_metadata
 from codetr.export.request import ExportRequest
 from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
@@ -50,12 +49,18 @@ def refit(
         weights: checkpoint: a known name, a file or a URL.
         out: engine to write, with its metadata beside it.
     """
-    check_new_engine(out)
+    check_output("out", out, [out.with_suffix(".json")])
     metadata = refittable_metadata(engine)
     request = request_of(metadata, weights, out, checkpoint)
     from codetr.export.engine_check import compare_engine
-    from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
-    from dynamo_path.export import export_program, import_requirements
+    from codetr.export.traced_model import (
+        dynamic_shapes,
+        example_inputs,
+        export_program,
+        pick_device,
+        prepare,
+    )
+    from dynamo_path.export import import_requirements
 
     pick_device("cuda")
     import_requirements()
@@ -127,10 +132,11 @@ def refit_plan(engine_path: Path, network: Any) -> bytes:
 
     def give(refitter: Any, messages: list[str]) -> object:
         wanted = [(name, role.name) for name, role in zip(*refitter.get_all(), strict=True)]
-        matched = match_weights(wanted, weights_of(network))
-        given = {key: _as_weights(trt, key, values) for key, values in matched.items()}
-        for (name, role), weights in given.items():
-            if not refitter.set_weights(name, getattr(trt.WeightsRole, role), weights):
+        given = match_weights(wanted, weights_of(network))
+        for (name, role), values in given.items():
+            if not isinstance(values, trt.Weights):  # which TensorRT gives where NumPy lacks the type
+                values = given[name, role] = trt.Weights(np.ascontiguousarray(values))
+            if not refitter.set_weights(name, getattr(trt.WeightsRole, role), values):
                 raise RuntimeError(
                     f"{engine_path}: TensorRT does not take weight {name} {role}: {describe(messages)}"
                 )
@@ -142,20 +148,8 @@ def refit_plan(engine_path: Path, network: Any) -> bytes:
     return refit_engine(engine_path, give)
 
 
-def _as_weights(trt: Any, key: tuple[str, str], values: Any) -> Any:
-    """tensorrt.Weights of what a network's layer gives out: those, or an array, which need not be one that
-    TensorRT takes back by itself."""
-    if isinstance(values, trt.Weights):
-        return values
-    try:
-        return trt.Weights(np.ascontiguousarray(values))
-    except (TypeError, ValueError) as error:
-        kind = f"{type(values).__name__} of {getattr(values, 'dtype', 'no type')}"
-        raise RuntimeError(f"weight {' '.join(key)}: TensorRT takes no {kind} for weights") from error
-
-
 def weights_of(network: Any) -> dict[tuple[str, str], Any]:
-    """A network's weights by layer and role, such as ("/neck/convs.0/conv [CONVOLUTION]", "KERNEL")."""
+    """Returns a network's weights by layer and role: ("/neck/convs.0/conv [CONVOLUTION]", "KERNEL")."""
     import tensorrt as trt
 
     kinds = {
@@ -185,14 +179,14 @@ def _dense(values: Any) -> Any:
 def match_weights(
     wanted: Sequence[tuple[str, str]], weights: Mapping[tuple[str, str], Any]
 ) -> dict[tuple[str, str], Any]:
-    """The new values of an engine's weights.
+    """Returns the new values of an engine's weights.
 
     Args:
-        wanted: layer and role of each.
-        weights: those of a network, in the same way.
+        wanted: layer and role of each weight of the engine.
+        weights: weights of a network by layer and role.
 
     Raises:
-        RuntimeError: one is not among them, or two of the engine have one name.
+        RuntimeError: the network lacks a weight.
     """
     missing = [" ".join(key) for key in wanted if key not in weights]
     if missing:
@@ -200,9 +194,6 @@ def match_weights(
             f"the engine has {_some(missing)} that the network of the model has not: it was built of another "
             "configuration, by another version, or not by dynamo_path.export"
         )
-    twice = [" ".join(key) for key, count in Counter(wanted).items() if count > 1]
-    if twice:
-        raise RuntimeError(f"the engine has {_some(twice)} more than once")
     return {key: weights[key] for key in wanted}
 
 

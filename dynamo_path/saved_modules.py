@@ -6,8 +6,7 @@ and image_shapes on the GPU and return a tuple of the outputs. Writing and runni
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ import torch
 
 from codetr.detector.torch_backend import allow_tf32
 from codetr.export.engine_check import Runner
+from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
-from dynamo_path.quiet_logs import quiet
 from trt_plugin.atomic_files import atomic_write
 
 
@@ -38,26 +37,10 @@ def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> 
         torch.jit.save(module, str(temporary))
 
 
-class _Archive(io.BufferedWriter):
-    """A file that keeps the first error: Torch's archive writer ends the process if a write fails."""
-
-    error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        if self.error is None:
-            try:
-                super().write(data)
-            except OSError as error:
-                self.error = error
-        return len(data)
-
-
 def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
     """Saves an exported program under any name. torch.export.save accepts a path only if it ends in .pt2."""
-    with _Archive(io.FileIO(path, "w")) as file:
+    with path.open("wb") as file:
         torch.export.save(program, file)
-        if file.error is not None:
-            raise file.error
 
 
 class _EngineModule(torch.nn.Module):
@@ -104,18 +87,14 @@ def save_program(
     write_program(program, path)
 
 
-def torchscript_runner(path: Path, request: ExportRequest) -> Runner:
-    """Loads a TorchScript module with engines. torch_tensorrt and the plugins must be loaded before."""
-    return _runner(torch.jit.load(str(path)), request)
+def saved_runner(path: Path, request: ExportRequest) -> Runner:
+    """Loads model.ep or model.ts. torch_tensorrt and the plugins must be loaded before."""
+    if path.suffix == ".ts":
+        module = torch.jit.load(str(path))
+    else:
+        with path.open("rb") as file:
+            module = torch.export.load(file).module()
 
-
-def program_runner(path: Path, request: ExportRequest) -> Runner:
-    """Loads an exported program with engines. torch_tensorrt and the plugins must be loaded before."""
-    with path.open("rb") as file:
-        return _runner(torch.export.load(file).module(), request)
-
-
-def _runner(module: Callable, request: ExportRequest) -> Runner:
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.inference_mode(), allow_tf32(torch, request.precision == "tf32"):
             outputs = module(*(torch.from_numpy(inputs[name]).cuda() for name in INPUT_NAMES))

@@ -18,9 +18,9 @@ from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import check_output, stage, staged_folder
 from onnx_path.equivalent_commands import equivalent_commands
-from onnx_path.optimization_profiles import ShapeRange, fit_profiles, inputs_of, parse_shapes
+from onnx_path.optimization_profiles import fit_profiles, inputs_of, parse_shapes
 from onnx_path.tensorrt_engine import Settings, serialize_engine
-from trt_plugin.atomic_files import atomic_write, write_json
+from trt_plugin.atomic_files import write_json
 from trt_plugin.metadata import Precision
 
 if TYPE_CHECKING:
@@ -83,35 +83,46 @@ def build(
     taken = [model, engine, parsed, engine.with_suffix(".json")]  # the last has the metadata of an engine
     check_output("timing_cache", timing_cache, taken)
     check_output("json", json, [*taken, timing_cache])
-    _check_patterns(keep_fp32, precision)
+    if keep_fp32 and precision not in CONVERTED:
+        raise ArgumentError("keep_fp32", f"expected --precision {' or '.join(CONVERTED)} with it")
+    for pattern in keep_fp32:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            text = f"expected a regular expression, got {pattern!r} ({error})"
+            raise ArgumentError("keep_fp32", text) from error
+
+    import onnx
 
     from onnx_path import model_for_tensorrt
+    from onnx_path.precision import convert_precision
     from trt_plugin.inspection import engine_summary, text_report
 
-    shapes = {"min": smallest, "opt": best, "max": largest}
     network = model_for_tensorrt.load_model(model)
+    texts = {"min": smallest, "opt": best, "max": largest}
+    profiles = fit_profiles(inputs_of(network), {name: parse_shapes(name, texts[name]) for name in texts})
+    narrow = model_for_tensorrt.sixteen_bit_tensor(network)
+    if precision is not None and narrow is not None:
+        raise ArgumentError("precision", f"expected none for a model that has 16 bits already ({narrow})")
+    loaded = check_machine(plugins, network)
+    _note_surgery(network, model)
+    profiles, changes = model_for_tensorrt.fix_sizes(network, profiles)
     settings = Settings(
-        profiles=_fit_profiles(network, shapes),
+        profiles=profiles,
         tf32=precision == "tf32",
         workspace_bytes=None if workspace is None else int(workspace * 2**30),
         optimization_level=optimization_level,
         timing_cache=timing_cache,
+        plugins=tuple(loaded),
     )
-    narrow = model_for_tensorrt.sixteen_bit_tensor(network)
-    if precision is not None and narrow is not None:
-        raise ArgumentError("precision", f"expected none for a model that has 16 bits already ({narrow})")
-    settings = dataclasses.replace(settings, plugins=tuple(check_machine(plugins, network)))
-    _note_surgery(network, model)
-
-    dynamic, changes = model_for_tensorrt.fix_sizes(network, settings.profiles)
-    settings = dataclasses.replace(settings, profiles=dynamic)
     if tell_selections:
         network, changes = model_for_tensorrt.tell_selections(network), 1
     conversion = None
     with staged_folder(engine.parent) as folder:
         if precision in CONVERTED:
             with stage(f"convert to {precision}"):
-                conversion = _convert(network, model, precision, keep_fp32)
+                onnx.load_external_data_for_model(network, str(model.parent))
+                conversion = str(convert_precision(network, precision, keep_fp32))
         path = folder / parsed.name
         if model_for_tensorrt.fit_plugins(network, model.parent) or conversion is not None or changes:
             model_for_tensorrt.save_model(network, path, model.parent)
@@ -154,43 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(build, argv, "python -m onnx_path.build")
 
 
-def import_requirements() -> None:
-    """Imports the packages of a build and registers the project's plugins.
-
-    Raises:
-        ModuleNotFoundError: polygraphy is missing.
-        trt_plugin.EngineError: TensorRT, cuda-python or the plugin library is missing.
-    """
-    import polygraphy  # noqa: F401
-
-    import trt_plugin
-    from trt_plugin.engine_error import import_cudart
-
-    import_cudart()
-    trt_plugin.load()
-
-
-def build_engine(onnx_path: Path, engine_path: Path, settings: Settings | None = None) -> None:
-    """Builds a strongly typed engine of a file of `onnx_path.export`.
-
-    Args:
-        onnx_path: the file, with external weights beside it.
-        engine_path: the engine to write.
-        settings: settings of the build. Default: no profile, no TF32.
-
-    Raises:
-        trt_plugin.EngineError, ModuleNotFoundError: see `import_requirements`.
-        RuntimeError: TensorRT cannot parse the file or build the engine. The message has TensorRT's reason.
-    """
-    from onnx_path.model_for_tensorrt import parsed_file
-
-    import_requirements()
-    with parsed_file(onnx_path) as parsed:
-        engine = serialize_engine(parsed, settings or Settings(), onnx_path.name)
-    with atomic_write(engine_path) as temporary:
-        temporary.write_bytes(engine)
-
-
 def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> list[Path]:
     """Checks packages, plugins and the GPU before TensorRT ends the process for want of a GPU.
 
@@ -215,23 +189,6 @@ def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> l
     return loaded
 
 
-def _check_patterns(keep_fp32: Sequence[str], precision: str | None) -> None:
-    if keep_fp32 and precision not in CONVERTED:
-        raise ArgumentError("keep_fp32", f"expected --precision {' or '.join(CONVERTED)} with it")
-    for pattern in keep_fp32:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ArgumentError(
-                "keep_fp32", f"expected a regular expression, got {pattern!r} ({error})"
-            ) from error
-
-
-def _fit_profiles(model: onnx.ModelProto, given: dict[str, Sequence[str]]) -> dict[str, ShapeRange]:
-    shapes = {argument: parse_shapes(argument, texts) for argument, texts in given.items()}
-    return fit_profiles(inputs_of(model), shapes)
-
-
 def _note_surgery(model: onnx.ModelProto, source: Path) -> None:
     """Names the surgeon, before a build of many minutes, for a file that may hold attention in pieces.
 
@@ -248,19 +205,6 @@ def _note_surgery(model: onnx.ModelProto, source: Path) -> None:
             f"{source} has {samplers} GridSample nodes. If they are deformable attention, this command "
             f"replaces them by plugins, which build and run faster: {command}",
         )
-
-
-def _convert(model: onnx.ModelProto, source: Path, precision: str, keep_fp32: Sequence[str]) -> str:
-    """Converts a model in place, and returns a description on one line."""
-    import onnx
-
-    from onnx_path.precision import convert_precision
-
-    onnx.load_external_data_for_model(model, str(source.parent))
-    try:
-        return str(convert_precision(model, precision, keep_fp32))
-    except ValueError as error:
-        raise ArgumentError("precision", f"{source.name} cannot be converted: {error}") from error
 
 
 if __name__ == "__main__":

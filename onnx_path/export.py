@@ -6,17 +6,15 @@ the programs that run them.
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codetr.cli.program import run_program
 from codetr.export.output_folder import stage, staged_folder
+from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES, ExportRequest
 
 if TYPE_CHECKING:
@@ -50,10 +48,15 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     import onnxscript  # noqa: F401  (a missing package ends the command before the model is loaded)
 
     if builds:
-        from onnx_path.build import build_engine, import_requirements
-        from onnx_path.tensorrt_engine import Settings
+        import polygraphy  # noqa: F401
 
-        import_requirements()
+        import trt_plugin
+        from onnx_path.model_for_tensorrt import parsed_file
+        from onnx_path.tensorrt_engine import Settings, serialize_engine
+        from trt_plugin.engine_error import import_cudart
+
+        import_cudart()
+        trt_plugin.load()
     with staged_folder(request.out) as folder:
         subject = prepare(request)
         _write_model(subject, request, folder / "model.onnx", not no_function_body)
@@ -65,8 +68,13 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
                 optimization_level=request.optimization_level,
                 refittable=request.refittable,
             )
-            with stage("build model.engine with TensorRT") as seconds:
-                build_engine(folder / "model.onnx", folder / "model.engine", settings)
+            with (
+                stage("build model.engine with TensorRT") as seconds,
+                parsed_file(folder / "model.onnx") as parsed,
+            ):
+                engine = serialize_engine(parsed, settings, "model.onnx")
+            (folder / "model.engine").write_bytes(engine)
+            del engine
         write_metadata(subject, request, folder, builds, seconds[0] if builds else None)
         if builds:
             with stage("compare with PyTorch"):
@@ -129,12 +137,9 @@ def export_onnx(
     Raises:
         ImportError: onnx or onnxscript is missing.
     """
-    import torch
+    from codetr.export.traced_model import export_program
 
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
-        exported = torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
-    return write_onnx(exported, path, function_bodies, output_names)
+    return write_onnx(export_program(model, inputs, dynamic), path, function_bodies, output_names)
 
 
 def write_onnx(
@@ -152,8 +157,8 @@ def write_onnx(
     from onnx_path import node_names, operator
     from onnx_path.shape_arithmetic import remove_shape_arithmetic
 
-    with warnings.catch_warnings(), torch.no_grad(), _quiet_folding():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
+    # The exporter warns of its own deprecations, and names every constant that it does not fold.
+    with quiet("onnxscript.optimizer._constant_folding"), torch.no_grad():
         program = torch.onnx.export(
             exported,
             input_names=INPUT_NAMES,
@@ -179,21 +184,6 @@ def write_onnx(
     program.save(path)
     onnx.checker.check_model(path)
     return Counter(node.op_type for node in program.model.graph)
-
-
-@contextmanager
-def _quiet_folding() -> Iterator[None]:
-    """Silences onnxscript's messages about constants that it does not fold, while the block runs."""
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Skipping constant folding")
-
-    logger = logging.getLogger("onnxscript.optimizer._constant_folding")
-    logger.addFilter(is_wanted)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_wanted)
 
 
 def _name_sizes(graph) -> None:

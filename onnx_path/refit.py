@@ -16,8 +16,8 @@ from cyclopts import Parameter
 
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
-from codetr.export.output_folder import stage
-from codetr.export.refit_options import check_new_engine, refittable_metadata
+from codetr.export.output_folder import check_output, stage
+from codetr.export.refit_options import refittable_metadata
 from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
 
@@ -45,7 +45,11 @@ def refit(
     """
     from trt_plugin.cuda_runtime import require_gpu
 
-    metadata = _new_metadata(engine, model, out)
+    check_output("out", out, [out.with_suffix(".json")])
+    metadata, beside_model = None, model.with_suffix(".json")
+    if engine.with_suffix(".json").is_file():
+        weights = ArtifactMetadata.load(beside_model).source_weights if beside_model.is_file() else ""
+        metadata = dataclasses.replace(refittable_metadata(engine), source_weights=weights or str(model))
     require_gpu()
     with stage(f"refit {engine.name}"):
         content = refit_plan(engine, model)
@@ -55,22 +59,6 @@ def refit(
         metadata.save(out.with_suffix(".json"))
     print(f"wrote {out}" + (f" and {out.with_suffix('.json').name}" if metadata else ""))
     return 0
-
-
-def _new_metadata(engine: Path, model: Path, out: Path) -> ArtifactMetadata | None:
-    """Returns the new engine's metadata; None if the old engine has none.
-
-    Raises:
-        ArgumentError: the engine was not built with --refittable, or `out` is no name of a new engine.
-        trt_plugin.EngineError: metadata cannot be read.
-    """
-    check_new_engine(out)
-    if not engine.with_suffix(".json").is_file():
-        return None
-    beside_model = model.with_suffix(".json")
-    metadata = refittable_metadata(engine)
-    weights = ArtifactMetadata.load(beside_model).source_weights if beside_model.is_file() else ""
-    return dataclasses.replace(metadata, source_weights=weights or str(model))
 
 
 def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:

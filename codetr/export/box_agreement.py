@@ -95,20 +95,10 @@ def compare_detections(
         found: the same of the other implementation; K may differ.
         box_tolerance_px: largest coordinate difference of two equal boxes.
         score_tolerance: largest difference of two equal scores.
-
-    Raises:
-        ValueError: the arrays have other shapes.
     """
-    for name, (boxes, scores, labels) in (("expected", expected), ("found", found)):
-        if boxes.ndim != 3 or boxes.shape[2] != 4 or not boxes.shape[:2] == scores.shape == labels.shape:
-            shapes = [tuple(array.shape) for array in (boxes, scores, labels)]
-            raise ValueError(f"{name}: expected boxes [N, K, 4], scores [N, K], labels [N, K], got {shapes}")
-    if len(expected[0]) != len(found[0]):
-        raise ValueError(f"found: expected {len(expected[0])} image(s), got {len(found[0])}")
-
     boxes, scores, is_shown = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, bool)]
-    for image in range(len(expected[0])):
-        one, other = (_detections_of(side, image) for side in (expected, found))
+    for arrays in zip(*expected, *found, strict=True):
+        one, other = ([array[side[2] >= 0] for array in side] for side in (arrays[:3], arrays[3:]))
         first, second = _match(one, other, box_tolerance_px, score_tolerance)
         boxes.append(np.abs(one[0][first] - other[0][second]).max(axis=1, initial=0.0))
         scores.append(np.abs(one[1][first] - other[1][second]))
@@ -131,16 +121,10 @@ def compare_detections(
     )
 
 
-def _detections_of(side: Sequence[np.ndarray], image: int) -> list[np.ndarray]:
-    real = np.asarray(side[2][image]) >= 0
-    return [np.asarray(array[image])[real] for array in side]
-
-
 def _match(
     one: Sequence[np.ndarray], other: Sequence[np.ndarray], box_tolerance_px: float, score_tolerance: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs detections of one label with IoU >= 0.5, closest pairs first; returns the indices of both
-    sides."""
+) -> np.ndarray:
+    """Pairs detections of one label with IoU >= 0.5, closest first; returns the indices [2, pairs]."""
     (boxes, scores, labels), (other_boxes, other_scores, other_labels) = one, other
     box_cost = np.abs(boxes[:, None].astype(np.float64) - other_boxes[None]).max(axis=-1, initial=0.0)
     score_cost = np.abs(scores[:, None].astype(np.float64) - other_scores[None])
@@ -156,8 +140,7 @@ def _match(
         if free[i] and other_free[j]:
             free[i] = other_free[j] = False
             pairs.append((i, j))
-    matched = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
-    return matched[:, 0], matched[:, 1]
+    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
 
 
 def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:

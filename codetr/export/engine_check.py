@@ -16,7 +16,6 @@ from codetr.cli.program import complain
 from codetr.config import NmsConfig
 from codetr.detector.postprocess import apply_nms_to_batch
 from codetr.detector.preprocess import Batch, Preprocessor, load_image
-from codetr.detector.sizes import InputSizes
 from codetr.detector.torch_backend import allow_tf32
 from codetr.export.box_agreement import (
     FP32_LEAST_SHARE,
@@ -49,12 +48,15 @@ class EngineCheck:
     detections: dict[str, DetectionArrays]
 
 
-def photo_batches(request: ExportRequest, mean: tuple[float, ...], std: tuple[float, ...]) -> list[Batch]:
+def photo_batches(request: ExportRequest) -> list[Batch]:
     """Prepares the photo at the size that the export is tuned for, and at the ends of dynamic sizes."""
-    photo = load_image(request.photo or DEMO_PHOTO)
+    photo, config = load_image(request.photo or DEMO_PHOTO), request.config
+    n, h, w = request.sizes.batch, request.sizes.height, request.sizes.width
+    # PyTorch may lack the memory for the largest batch and size at once.
+    chosen = [(n.opt, h.opt, w.opt), (n.max, h.min, w.min), (n.min, h.max, w.max), (n.max, h.min, w.opt)]
     return [
-        Preprocessor(mean, std, height=height, width=width).batch(turned(photo, count))
-        for count, height, width in _checked_sizes(request.sizes)
+        Preprocessor(config.mean, config.std, height=height, width=width).batch(turned(photo, count))
+        for count, height, width in dict.fromkeys(chosen)
     ]
 
 
@@ -63,41 +65,31 @@ def turned(photo: np.ndarray, count: int) -> list[np.ndarray]:
     return [np.ascontiguousarray(np.rot90(photo, turn)) for turn in range(count)]
 
 
-def _checked_sizes(sizes: InputSizes) -> list[tuple[int, int, int]]:
-    """Returns (N, H, W), the tuned size first. PyTorch may lack the memory for the largest batch and size at
-    once."""
-    n, h, w = sizes.batch, sizes.height, sizes.width
-    chosen = [(n.opt, h.opt, w.opt), (n.max, h.min, w.min), (n.min, h.max, w.max), (n.max, h.min, w.opt)]
-    return list(dict.fromkeys(chosen))
-
-
 def make_checks(
     model: CoDino,
     batches: list[Batch],
-    precisions: tuple[str, ...],
-    device: torch.device | None,
+    precision: str,
+    device: torch.device,
     nms: NmsConfig | None,
 ) -> list[EngineCheck]:
-    """Runs PyTorch on the photo.
+    """Runs PyTorch on the photo, in fp32 and in the export's precision. On a CPU it runs nothing.
 
     Args:
-        model: set to each precision in turn; it stays in the last one.
+        model: stays in this precision.
         batches: the photo.
-        precisions: "fp32" first.
-        device: None runs nothing, and the checks have no detections.
+        precision: the export's.
+        device: device of the model.
         nms: non-maximum suppression in the graph.
     """
-    found: list[dict[str, DetectionArrays]] = [{} for _ in batches]
-    for precision in precisions:
-        model.set_precision("fp32" if precision == "tf32" else precision)
-        if device is None:
-            continue
-        model.to(device)
-        for batch, detections in zip(batches, found, strict=True):
-            detections[precision] = detect_with_torch(model, batch, device, tf32=precision == "tf32")
+    checks = [EngineCheck(batch, {}) for batch in batches]
+    for name in dict.fromkeys(("fp32", precision)):
+        model.set_precision("fp32" if name == "tf32" else name)
+        for check in checks if device.type == "cuda" else ():
+            detections = detect_with_torch(model.to(device), check.batch, device, tf32=name == "tf32")
             if nms is not None:  # by the reference in NumPy, which is independent of the graph's
-                detections[precision] = apply_nms_to_batch(*detections[precision], **dataclasses.asdict(nms))
-    return [EngineCheck(*pair) for pair in zip(batches, found, strict=True)]
+                detections = apply_nms_to_batch(*detections, **dataclasses.asdict(nms))
+            check.detections[name] = detections
+    return checks
 
 
 def detect_with_torch(model: CoDino, batch: Batch, device: torch.device, tf32: bool) -> DetectionArrays:

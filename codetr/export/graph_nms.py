@@ -31,23 +31,16 @@ from codetr.model import CoDino
 BLOCK = 10
 """Boxes of a block. Fewer boxes need more steps; each additional box doubles the rows of a table."""
 
-PADDING_LABEL = -1
-
 
 class HardNms(nn.Module):
     """Greedy non-maximum suppression within classes.
 
     Args:
         iou_threshold: boxes whose IoU with a kept one of their class is above it are dropped; 0 to 1.
-
-    Raises:
-        ValueError: the threshold is not from 0 to 1.
     """
 
     def __init__(self, iou_threshold: float) -> None:
         super().__init__()
-        if not 0.0 <= iou_threshold <= 1.0:
-            raise ValueError(f"iou_threshold: expected a number from 0 to 1, got {iou_threshold}")
         self.iou_threshold = iou_threshold
         sets = torch.tensor(list(itertools.product((0.0, 1.0), repeat=BLOCK)))
         self.register_buffer("sets", sets, persistent=False)  # [2^B, B]; row i is i in binary
@@ -65,13 +58,7 @@ class HardNms(nn.Module):
         Returns:
             boxes [N, K, 4], scores [N, K] and labels [N, K] of the kept boxes, best first, then zeros, and -1
             for labels; num_detections [N] int64, the number of kept boxes.
-
-        Raises:
-            ValueError: the arguments have other shapes.
         """
-        if boxes.shape != (*scores.shape, 4) or labels.shape != scores.shape or scores.dim() != 2:
-            got = f"{list(boxes.shape)}, {list(scores.shape)}, {list(labels.shape)}"
-            raise ValueError(f"boxes, scores, labels: expected [N, K, 4], [N, K], [N, K], got {got}")
         count = scores.shape[1]
         kept = self._kept(boxes, labels)
         num_detections = kept.sum(dim=1, keepdim=True)
@@ -82,7 +69,7 @@ class HardNms(nn.Module):
         return (
             boxes.gather(1, order[:, :, None].expand(-1, -1, 4)).masked_fill(empty[:, :, None], 0.0),
             scores.gather(1, order).masked_fill(empty, 0.0),
-            labels.gather(1, order).masked_fill(empty, PADDING_LABEL),
+            labels.gather(1, order).masked_fill(empty, -1),
             num_detections[:, 0].long(),
         )
 

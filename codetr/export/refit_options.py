@@ -1,4 +1,4 @@
-"""The checks and options that the refit commands of both paths share. Imports no Torch."""
+"""The options and the check that the refit commands of both paths share. Imports no Torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from cyclopts import Parameter
 
 from codetr.cli.argument_types import InputFile
 from codetr.errors import ArgumentError
-from codetr.export.output_folder import check_output
 from trt_plugin import ArtifactMetadata
 
 
@@ -25,17 +24,6 @@ class CheckpointOptions:
     """With a checkpoint: photo for the comparison. Default: one in the repository."""
     keep_unequal: bool = False
     """With a checkpoint: keep an engine whose detections differ from PyTorch's."""
-
-
-def check_new_engine(out: Path) -> None:
-    """Checks the argument `out` of a refit.
-
-    Raises:
-        ArgumentError: the file cannot be written, or it has the name of a metadata file.
-    """
-    check_output("out", out)
-    if out.suffix == ".json":
-        raise ArgumentError("out", f"expected the name of an engine, got {out}, the name of its metadata")
 
 
 def refittable_metadata(engine: Path) -> ArtifactMetadata:

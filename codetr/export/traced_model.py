@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from codetr.errors import ArgumentError
 from codetr.export.engine_check import EngineCheck, make_checks, photo_batches
 from codetr.export.graph_nms import CoDinoWithNms
 from codetr.export.output_folder import stage
+from codetr.export.quiet_logs import quiet
 from codetr.export.request import ExportRequest, size_note
 from codetr.model import CoDino
 
@@ -62,23 +64,20 @@ def prepare(request: ExportRequest) -> ExportSubject:
     note = size_note(request.sizes, config)
     if note is not None:
         print(f"note: {note}", flush=True)
-    batches = photo_batches(request, config.mean, config.std)
+    batches = photo_batches(request)
     with stage(f"load {config.name}, weights {request.source_weights}"):
         model = load_model(request, [batch.images.shape for batch in batches])
     nms = None
     if request.nms_method != "none":
         iou = config.nms.iou_threshold if request.nms_iou is None else request.nms_iou
         nms = dataclasses.replace(config.nms, method=request.nms_method, iou_threshold=iou)
-    precisions = tuple(dict.fromkeys(("fp32", request.precision)))
-    if device.type != "cuda":
-        checks = make_checks(model, batches, precisions, None, nms)
-    else:
-        with stage(f"detect with PyTorch {' and '.join(precisions)}"):
-            checks = make_checks(model, batches, precisions, device, nms)
+    names = " and ".join(dict.fromkeys(("fp32", request.precision)))
+    with stage(f"detect with PyTorch {names}") if device.type == "cuda" else contextlib.nullcontext():
+        checks = make_checks(model, batches, request.precision, device, nms)
     return ExportSubject(model.cpu(), nms, checks, request.source_weights)
 
 
-def load_model(request: ExportRequest, shapes: list[tuple[int, ...]] = ()) -> CoDino:
+def load_model(request: ExportRequest, shapes: list[tuple[int, ...]]) -> CoDino:
     """Loads the model on the CPU in float32, in the form that the request's sizes and precision need.
 
     Args:
@@ -88,8 +87,13 @@ def load_model(request: ExportRequest, shapes: list[tuple[int, ...]] = ()) -> Co
         ValueError, OSError: the weights do not fit, or the model refuses one of the shapes.
     """
     model = CoDino(request.config).eval().requires_grad_(False)
+    # Without values, so that a size that the model refuses raises before the weights are loaded.
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
     for shape in shapes:
-        _run_without_values(model, shape)
+        inputs = torch.empty(shape, device="meta"), torch.empty(shape[0], 2, device="meta")
+        with torch.no_grad():
+            torch.func.functional_call(model, meta, inputs)
     if request.sizes.resizable:
         _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
     load_checkpoint(model, request.source_weights)
@@ -99,6 +103,22 @@ def load_model(request: ExportRequest, shapes: list[tuple[int, ...]] = ()) -> Co
     if request.sizes.resizable:
         model.gather_windows()
     return model
+
+
+def export_program(
+    model: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    dynamic: tuple[dict, dict] | None = None,
+) -> torch.export.ExportedProgram:
+    """Traces a detector strictly.
+
+    Args:
+        model: `ExportSubject.module()`.
+        inputs: images [N, 3, H, W] and image_shapes [N, 2]. Sizes that `dynamic` leaves out are fixed.
+        dynamic: result of `dynamic_shapes`.
+    """
+    with quiet(), torch.no_grad():
+        return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
 
 
 def example_inputs(
@@ -130,15 +150,6 @@ def dynamic_shapes(request: ExportRequest) -> tuple[dict, dict] | None:
             units = Dim(name, min=size.min // SIZE_DIVISOR, max=size.max // SIZE_DIVISOR)
             images[axis] = SIZE_DIVISOR * units
     return images, {axis: size for axis, size in images.items() if axis == 0}
-
-
-def _run_without_values(model: CoDino, images_shape: tuple[int, ...]) -> None:
-    """Runs the model on the meta device: a size that it refuses raises before the weights are loaded."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    inputs = torch.empty(images_shape, device="meta"), torch.empty(images_shape[0], 2, device="meta")
-    with torch.no_grad():
-        torch.func.functional_call(model, shapes, inputs)
 
 
 def _check_smallest(model: CoDino, smallest: int) -> None:

@@ -17,9 +17,9 @@ from codetr.evaluation import LiveModel
 from codetr.export.artifact_metadata import write_metadata
 from codetr.export.box_agreement import FP32_LEAST_SHARE, compare_detections
 from codetr.export.request import ExportRequest
-from codetr.export.traced_model import ExportSubject, dynamic_shapes, example_inputs
+from codetr.export.traced_model import ExportSubject, dynamic_shapes, example_inputs, export_program
 from dynamo_path.constant_reshapes import reshape_target, simplify_reshapes
-from dynamo_path.export import export_program
+from dynamo_path.export import main
 from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, arguments, save_weights, without
 
@@ -233,9 +233,7 @@ def test_reshape_target():
     assert reshape_target((n, s), (n, 2, s)) == [0, 2, -1]
 
 
-@pytest.mark.parametrize("path", ["onnx_path", "dynamo_path"])
-def test_sizes_of_a_level_of_one_cell_are_refused(path, tmp_path, capsys):
-    main = pytest.importorskip(f"{path}.export").main
+def test_sizes_of_a_level_of_one_cell_are_refused(tmp_path, capsys):
     options = {"dynamic-size": "64-96-128", "device": "cpu"}
     given = arguments(save_weights(tmp_path), tmp_path / "out", "codino_resnet_tiny", **options)
     assert main(without(given, "--height", "--width")) != 0

@@ -92,15 +92,6 @@ def test_plugin_layer(plugin, operator, packed, points_per_level):
     assert made.metadata_string.startswith("packed") == packed
 
 
-@pytest.mark.parametrize(
-    ("layer", "points", "message"),
-    [(None, None, "could not add the plugin"), (Layer(), [-1], "could not create")],
-)
-def test_plugin_layer_errors(plugin, layer, points, message):
-    with pytest.raises(RuntimeError, match=f"layer 7: TensorRT {message}"):
-        converter.add_plugin_layer(Network(layer), converter.ATTENTION, [], points, "layer 7")
-
-
 def test_packed_attention_becomes_the_fused_plugin_of_five_inputs(asked, monkeypatch):
     tensors = [Tensor(name) for name in ["HALF", "INT64", "INT64", "FLOAT", "HALF"]]
     monkeypatch.setattr(converter, "add_plugin_layer", lambda *given: given)
@@ -135,32 +126,3 @@ def test_where_in_bfloat16(asked):
     arguments = (Tensor("BOOL", 5, 1), 0.0, Tensor("BF16", 2, 5, 8))
     converter.convert_where(SimpleNamespace(net=network), torch.ops.aten.where.self, arguments, {}, "node")
     assert selected == [("BOOL", (1, 5, 1)), ("torch.bfloat16", (1, 1, 1)), ("BF16", (2, 5, 8))]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "attention", "where"),
-    [
-        (torch.float32, True, False),
-        (torch.float16, True, False),
-        (torch.bfloat16, True, True),
-        (torch.float64, False, False),
-    ],
-    ids=str,
-)
-def test_types_that_are_converted(dtype, attention, where):
-    graph = torch.fx.Graph()
-    value = graph.placeholder("value")
-    node = graph.call_function(torch.ops.msda.attention.default, (value,))
-    select = graph.call_function(torch.ops.aten.where.self, (graph.placeholder("condition"), 0.0, 1.0))
-    value.meta["val"] = select.meta["val"] = torch.empty(1, dtype=dtype, device="meta")
-    assert (converter.is_supported(node), converter.is_bfloat16(select)) == (attention, where)
-
-
-@pytest.mark.gpu
-def test_converters_are_registered():
-    pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")
-    from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
-
-    converter.register()
-    for target in (*converter.TARGETS, torch.ops.aten.where.self):
-        assert target in DYNAMO_CONVERTERS

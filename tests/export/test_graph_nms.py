@@ -11,8 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from codetr.detector.postprocess import apply_nms, apply_nms_to_batch
-from codetr.export.box_agreement import compare_detections
+from codetr.detector.postprocess import apply_nms_to_batch
 from codetr.export.graph_nms import BLOCK, HardNms
 
 Arrays = tuple[np.ndarray, ...]
@@ -125,18 +124,6 @@ def test_a_case_worked_by_hand():
     assert (found[2].tolist(), found[3].tolist()) == ([[1, 2, 1, -1]], [3])
 
 
-def test_wrong_arguments():
-    for iou_threshold in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match=f"iou_threshold: expected .* 0 to 1, got {iou_threshold}"):
-            HardNms(iou_threshold)
-    boxes, scores, labels = (torch.from_numpy(array) for array in chain(5, 1.0))
-    message = r"boxes, scores, labels: expected \[N, K, 4\], \[N, K\], \[N, K\], got \[1, 4, 4\], \[1, 5\], "
-    with pytest.raises(ValueError, match=message):
-        HardNms(0.5)(boxes[:, 1:], scores, labels)
-    with pytest.raises(ValueError, match=r"got \[5, 4\], \[5\], \[5\]"):
-        HardNms(0.5)(boxes[0], scores[0], labels[0])
-
-
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
 def nms_graph(request) -> Callable[[Arrays], Arrays]:
     """The module in onnxruntime, 3 images of 23 boxes, IoU 0.3; also as `onnx_path.build` converts it."""
@@ -149,7 +136,7 @@ def nms_graph(request) -> Callable[[Arrays], Arrays]:
     model = torch.onnx.export(program, dynamo=True, opset_version=20, verbose=False).model_proto
     operators = {node.op_type for node in model.graph.node}
     assert not {"NonMaxSuppression", "NonZero", "Loop", "Scan", "If", "ScatterND", "CumSum"} & operators
-    assert (convert_precision(model, request.param).converted > 0) == (request.param == "fp16")
+    assert request.param == "fp32" or convert_precision(model, request.param).converted > 0
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [tensor.name for tensor in session.get_inputs()]
     return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
@@ -159,26 +146,6 @@ def nms_graph(request) -> Callable[[Arrays], Arrays]:
 def test_onnxruntime_equals_the_reference(nms_graph, crowd):
     detections = dataclasses.replace(crowd, images=3, count=23, bad=False).draw()
     assert_greedy(nms_graph(detections), detections, 0.3)
-
-
-def test_agreement_ignores_padding_and_counts_superfluous_detections():
-    detections = chain(6, 2.0)
-    expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=0.5)
-    comparison = compare_detections(expected, expected)
-    assert (comparison.expected, comparison.found, comparison.equal, comparison.equal_share) == (3, 3, 3, 1.0)
-    unsuppressed = compare_detections(expected, detections)
-    assert (unsuppressed.expected, unsuppressed.found, unsuppressed.equal) == (3, 6, 3)
-    assert unsuppressed.equal_share == unsuppressed.matched_share == 0.5
-    assert "with all low scores 3 of 3, 6 found" in str(unsuppressed)
-
-
-def test_padding_of_a_batch():
-    boxes, scores, labels = (np.concatenate([array, array]) for array in chain(4, 2.0))
-    labels[1] = range(4)
-    padded = apply_nms_to_batch(boxes, scores, labels, method="hard", iou_threshold=0.5)
-    assert padded[2].tolist() == [[0, 0, -1, -1], [0, 1, 2, 3]]
-    assert not padded[0][0, 2:].any() and not padded[1][0, 2:].any()
-    np.testing.assert_array_equal(padded[0][0, :2], apply_nms(boxes[0], scores[0], labels[0], "hard", 0.5)[0])
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ import codetr
 import trt_plugin
 from codetr.detector.sizes import InputSizes, SizeRange, fixed
 from dynamo_path import export, refit
-from tests.engines.test_runner import METADATA
+from tests.engines.engine_samples import METADATA
 from tests.golden_models import GOLDEN, MODELS, arguments, save_weights, without
 
 
@@ -31,37 +31,19 @@ def engine(tmp_path) -> Path:
     return path
 
 
-def test_weights_are_matched_by_layer_and_role():
-    weights = {("a", "KERNEL"): 1, ("a", "BIAS"): 2, ("b", "CONSTANT"): 3}
-    assert refit.match_weights([("a", "KERNEL"), ("b", "CONSTANT")], weights) == {
-        ("a", "KERNEL"): 1,
-        ("b", "CONSTANT"): 3,
-    }
+class Weights:
+    """Stands in for tensorrt.Weights."""
 
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        (
-            [("a", "BIAS"), ("c", "BIAS")],
-            "the engine has weight c BIAS that the network of the model has not",
-        ),
-        ([(f"x{i}", "BIAS") for i in range(5)], r"5 weights \(x0 BIAS, x1 BIAS, x2 BIAS, …\) that"),
-        ([("a", "BIAS"), ("a", "BIAS")], "the engine has weight a BIAS more than once"),
-    ],
-)
-def test_unmatched_weights_are_errors(wanted, message):
-    with pytest.raises(RuntimeError, match=message):
-        refit.match_weights(wanted, {("a", "BIAS"): 0})
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values.tolist()
 
 
 class Layer:
-    """Stands in for tensorrt.ILayer."""
+    """Stands in for the layers of tensorrt.INetworkDefinition."""
 
-    def __init__(self, name: str, kind: str, **arrays: np.ndarray) -> None:
+    def __init__(self, name: str, kind: str, **arrays: object) -> None:
         self.name, self.type = name, SimpleNamespace(name=kind)
-        for field, array in arrays.items():
-            setattr(self, field, array)
+        self.__dict__ |= arrays
 
 
 class ConstantLayer(Layer):
@@ -72,109 +54,75 @@ class ConvolutionLayer(Layer):
     pass
 
 
-def test_weights_of_a_network(monkeypatch):
-    """TensorRT's bindings give arrays with strides of 0."""
-    numbers = np.arange(1, 7, dtype=np.float16)
-    as_given = np.lib.stride_tricks.as_strided(numbers, strides=(0,))
-    other = object()  # tensorrt.Weights of a type that NumPy lacks
-    layers = [
-        Layer("a", "CONVOLUTION", kernel=as_given, bias=as_given[:2]),
-        Layer("b", "CONSTANT", weights=other),
-        Layer("c", "SHUFFLE"),
-    ]
-    network = SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
-    types = {"IConstantLayer": ConstantLayer, "IConvolutionLayer": ConvolutionLayer, "IScaleLayer": Layer}
-    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(**types))
-    weights = refit.weights_of(network)
-    assert list(weights) == [("a", "KERNEL"), ("a", "BIAS"), ("b", "CONSTANT")]
-    np.testing.assert_array_equal(weights["a", "KERNEL"], numbers)
-    np.testing.assert_array_equal(weights["a", "BIAS"], numbers[:2])
-    assert weights["b", "CONSTANT"] is other
-
-
-class Weights:
-    """Stands in for tensorrt.Weights, which takes arrays of some types."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        if values.dtype == object:
-            raise TypeError("incompatible constructor arguments")
-        self.values = values.tolist()
-
-
-class Refitter:
-    """Stands in for tensorrt.Refitter, which needs a GPU: an engine with two weights."""
-
-    refused: str | None = None
-    works = True
-
-    def __init__(self, _engine, _logger) -> None:
-        self.values = {}
-
-    def get_all(self):
-        return ["a", "b"], [SimpleNamespace(name="KERNEL"), SimpleNamespace(name="BIAS")]
-
-    def set_weights(self, name, role, values):
-        if name == self.refused:
-            return False
-        self.values[name, role] = values
-        return True
-
-    def get_missing(self):
-        return [[], []]
-
-    def refit_cuda_engine(self):
-        Refitter.seen = self.values
-        return self.works
+NUMBERS = np.arange(1, 7, dtype=np.float16)
+# TensorRT's bindings give arrays with strides of 0, and Weights for types that NumPy lacks.
+AS_GIVEN = np.lib.stride_tricks.as_strided(NUMBERS, strides=(0,))
+OTHER = Weights(np.zeros(2))
 
 
 @pytest.fixture
-def fake_tensorrt(monkeypatch):
-    import trt_plugin.engine_file
-
-    roles = SimpleNamespace(KERNEL="kernel", BIAS="bias")
-    fake = SimpleNamespace(Refitter=Refitter, WeightsRole=roles, Weights=Weights)
+def network(monkeypatch) -> SimpleNamespace:
+    """A network of three layers, two of them with weights, and modules in place of TensorRT."""
+    layers = [
+        Layer("a", "CONVOLUTION", kernel=AS_GIVEN, bias=AS_GIVEN[:2]),
+        Layer("b", "CONSTANT", weights=OTHER),
+        Layer("c", "SHUFFLE"),
+    ]
+    types = {"IConstantLayer": ConstantLayer, "IConvolutionLayer": ConvolutionLayer, "IScaleLayer": Layer}
+    roles = SimpleNamespace(KERNEL="kernel", BIAS="bias", CONSTANT="constant")
+    fake = SimpleNamespace(WeightsRole=roles, Weights=Weights, **types)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
     monkeypatch.setattr("trt_plugin.engine_error.import_tensorrt", lambda: fake)
-    monkeypatch.setattr("trt_plugin.tensorrt_log.tensorrt_logger", lambda: None)
-    loaded = None, SimpleNamespace(serialize=lambda: bytearray(b"new"))
-    monkeypatch.setattr(trt_plugin.engine_file, "load_engine", lambda path: loaded)
-    monkeypatch.setattr(refit, "weights_of", lambda network: network)
-
-
-def test_every_weight_is_set(fake_tensorrt):
-    own = Weights(np.zeros(2))
-    network = {("a", "KERNEL"): np.float32([[1, 2], [3, 4]]).T, ("b", "BIAS"): own, ("folded", "CONSTANT"): 3}
-    assert refit.refit_plan(Path("x"), network) == b"new"
-    assert Refitter.seen["a", "kernel"].values == [[1, 3], [2, 4]]
-    assert Refitter.seen["b", "bias"] is own
+    return SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "refitter", "message"),
+    ("wanted", "refused", "missing", "message"),
     [
-        (None, {}, "weight a KERNEL: TensorRT takes no NoneType of no type"),
-        (np.ones(1), {"refused": "b"}, "x: TensorRT does not take weight b BIAS"),
-        (np.ones(1), {"works": False}, "x: TensorRT cannot refit it"),
+        ("a KERNEL, a BIAS, b CONSTANT", "", [], None),
+        ("b CONSTANT", "", [], None),
+        ("a BIAS, c BIAS", "", [], "the engine has weight c BIAS that the network of the model has not"),
+        ("d X, e X, f X, g X, h X", "", [], r"the engine has 5 weights \(d X, e X, f X, …\) that"),
+        ("a KERNEL, a BIAS", "a", [], "x: TensorRT does not take weight a KERNEL"),
+        ("a KERNEL", "", ["a"], "x: weight a would stay as it is"),
     ],
-    ids=str,
 )
-def test_refused_refits(fake_tensorrt, monkeypatch, kernel, refitter, message):
-    for name, value in refitter.items():
-        monkeypatch.setattr(Refitter, name, value)
-    with pytest.raises(RuntimeError, match=message):
-        refit.refit_plan(Path("x"), {("a", "KERNEL"): kernel, ("b", "BIAS"): np.ones(2)})
+def test_weights_that_an_engine_gets(network, monkeypatch, wanted, refused, missing, message):
+    given = {}
+
+    def set_weights(name, role, weights):
+        given[name, role] = weights
+        return name != refused
+
+    pairs = [pair.split() for pair in wanted.split(", ")]
+    refitter = SimpleNamespace(
+        get_all=lambda: ([name for name, _ in pairs], [SimpleNamespace(name=role) for _, role in pairs]),
+        get_missing=lambda: (missing, missing),
+        set_weights=set_weights,
+    )
+    monkeypatch.setattr("trt_plugin.engine_refit.refit_engine", lambda path, give: give(refitter, []))
+    if message is not None:
+        with pytest.raises(RuntimeError, match=message):
+            refit.refit_plan(Path("x"), network)
+        return
+    refit.refit_plan(Path("x"), network)
+    expected = {("a", "kernel"): [*range(1, 7)], ("a", "bias"): [1, 2], ("b", "constant"): OTHER.values}
+    assert {key: weights.values for key, weights in given.items()} == {
+        (name, role.lower()): expected[name, role.lower()] for name, role in pairs
+    }
 
 
 @pytest.mark.parametrize(
     ("module", "weights", "out", "change", "message"),
     [
-        ("dynamo_path", "w.pth", "new.json", {}, "--out: expected the name of an engine, got new.json"),
+        ("dynamo_path", "w.pth", "new.json", {}, "--out: expected a file of its own, got new.json"),
         ("dynamo_path", "w.pth --photo no.jpg", "new.engine", {}, "--photo: expected a file, got 'no.jpg'"),
         ("dynamo_path", "w.pth", "new.engine", {"refittable": False}, "expected an engine of --refittable"),
-        ("dynamo_path", "w.pth", "new.engine", None, "the metadata .*model.json does not exist"),
+        ("dynamo_path", "w.pth", "new.engine", None, "the metadata model.json "),
         ("dynamo_path", "w.pth --model nope", "new.engine", {}, "'nope': expected one of|expected a GPU"),
         ("dynamo_path", "w.pth", "new.engine", {}, "w.pth|expected a GPU that PyTorch finds"),
         ("onnx_path", "no.onnx", "new.engine", {}, "expected a file, got 'no.onnx'"),
-        ("onnx_path", "w.onnx", "new.json", {}, "--out: expected the name of an engine, got new.json"),
+        ("onnx_path", "w.onnx", "new.json", {}, "--out: expected a file of its own, got new.json"),
         ("onnx_path", "w.onnx", "new.engine", {"refittable": False}, "expected an engine of --refittable"),
     ],
 )

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
     """Turns off the loggers of these names, and all warnings, while the block runs."""
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in before:
         logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in before.items():
             logger.setLevel(level)
