@@ -107,6 +107,11 @@ class Layer:
         shown, more = self.origin.operators[:3], len(self.origin.operators) - 3
         return " ".join(shown) + (f" +{more}" if more > 0 else "") if shown else self.type
 
+    @property
+    def place(self) -> str:
+        """Its module and first operators."""
+        return f"{module_names.path_text(self.origin.path)}: {self.title}"
+
 
 def total_ms(layers: Sequence[Layer]) -> float | None:
     """Returns the sum of the layers' times in milliseconds, None if no layer was timed."""
@@ -126,12 +131,10 @@ class LayerList:
 
     Attributes:
         layers: in execution order.
-        bindings: names of the engine's inputs and outputs.
         detailed: whether the engine was built with detailed profiling verbosity; else it tells names only.
     """
 
     layers: tuple[Layer, ...]
-    bindings: tuple[str, ...] = ()
     detailed: bool = True
 
     @property
@@ -152,22 +155,21 @@ class LayerList:
         """Sum of the layers' times in milliseconds, None if no layer was timed."""
         return total_ms(self.layers)
 
-    def with_times(self, times: Mapping[str, float]) -> LayerList:
-        """Returns the layers with times.
+    def slowest(self, most: int) -> list[Layer]:
+        """Returns the layers that take longest, the slowest first."""
+        return sorted(self.layers, key=lambda layer: -(layer.time_ms or 0.0))[:most]
 
-        Args:
-            times: milliseconds by the layer's name.
+    def with_times(self, times: Mapping[str, float]) -> LayerList:
+        """Returns the layers with times, milliseconds by the layer's name.
 
         Raises:
             EngineError: the times belong to another engine.
         """
-        names = {layer.name for layer in self.layers}
-        unknown = [name for name in times if name not in names]
+        unknown = times.keys() - {layer.name for layer in self.layers}
         if not times or len(unknown) > len(times) / 2:  # many engines share the names of generated layers
-            example = f", such as {unknown[0]}" if unknown else ""
             raise EngineError(
                 f"the times belong to another engine: it has no layers of {len(unknown)} of {len(times)} "
-                f"names{example}"
+                f"names{f', such as {min(unknown)}' if unknown else ''}"
             )
         return replace(self, layers=tuple(replace(x, time_ms=times.get(x.name)) for x in self.layers))
 
@@ -200,7 +202,7 @@ def parse(text: str, source: str = "the inspector's answer") -> LayerList:
             f'{source}: expected {{"Layers": [...]}}, as TensorRT\'s inspector and trtexec --exportLayerInfo '
             f"write it, got {error!r}"
         ) from error
-    return LayerList(layers, bindings, bool(detailed))
+    return LayerList(layers, bool(detailed))
 
 
 def read_times(path: Path) -> dict[str, float]:

@@ -110,7 +110,7 @@ def read_engine(
     Args:
         path: the engine file.
         device: number of the GPU.
-        libraries: libraries of plugins beside those of this package and TensorRT.
+        libraries: of plugins, beside those of this package and TensorRT.
 
     Returns:
         The summary; the layers, none with profiling verbosity NONE; the JSON of TensorRT's inspector.
@@ -171,11 +171,9 @@ def measure(
 
     Args:
         path: the engine, whose plugins are registered.
-        device: number of the GPU.
-        runs: number of samples.
-        warmup: number of runs before them.
+        device, nvtx: see `trt_plugin.EngineRunner`.
+        runs, warmup: number of samples, and of runs before them.
         inputs: arrays to run on; default: `example_inputs`.
-        nvtx: see `trt_plugin.EngineRunner`.
 
     Raises:
         EngineError, ValueError, TypeError: the engine does not run on these inputs.

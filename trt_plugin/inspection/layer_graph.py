@@ -35,12 +35,7 @@ GREY, EDGE, FRAME, BOX = "#666666", "#9aa3ad", "#c9ccd1", "#f4f4f2"
 
 
 def write_graph(path: Path, layers: LayerList, title: str) -> None:
-    """Draws the graph of an engine that was built with detailed profiling verbosity.
-
-    Args:
-        path: the picture to write: .svg, .png or .pdf.
-        layers: the engine's layers, with or without times.
-        title: title of the picture.
+    """Draws the graph of an engine that was built with detailed profiling verbosity: .svg, .png or .pdf.
 
     Raises:
         EngineError: the program `dot` is missing.

@@ -28,17 +28,12 @@ def make_console() -> Console:
 
 
 def format_bytes(number: int) -> str:
-    """1.5 MiB for 1572864."""
-    size, unit = float(number), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{number} B" if unit == "B" else f"{size:.1f} {unit}"
+    """1.5 MiB for 1572864, 8.0 KiB for 8192."""
+    return f"{number / 2**20:.1f} MiB" if number >= 2**20 else f"{number / 2**10:.1f} KiB"
 
 
 def format_ms(milliseconds: float) -> str:
-    """Milliseconds with three digits after the point, as in all tables of this repository."""
+    """0.125 for 0.12512, as in all tables of this repository."""
     return f"{milliseconds:.3f}"
 
 
@@ -115,14 +110,13 @@ def times_line(times: EngineTimes, layers: LayerList) -> str:
 
 def slowest_table(layers: LayerList, most: int) -> Table:
     """The layers that take longest, with their module and operators."""
-    ordered = sorted(layers.layers, key=lambda layer: -(layer.time_ms or 0.0))[:most]
+    ordered = layers.slowest(most)
     head = f"the {len(ordered)} slowest layers: module and operators"
     table, total = _table(">ms", ">share", "kind", head, "output"), layers.time_ms or 1.0
     for layer in ordered:
         time = layer.time_ms or 0.0
-        where = f"{path_text(layer.origin.path)}: {layer.title}"
         output = str(layer.outputs[0]) if layer.outputs else ""
-        table.add_row(format_ms(time), f"{time / total:.1%}", layer.kind, where, output)
+        table.add_row(format_ms(time), f"{time / total:.1%}", layer.kind, layer.place, output)
     return table
 
 

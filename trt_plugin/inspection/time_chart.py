@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from trt_plugin.atomic_files import atomic_write
 from trt_plugin.inspection.engine_layers import Layer, LayerList, layers_by_kind, total_ms
 from trt_plugin.inspection.layer_kinds import KIND_COLOURS
-from trt_plugin.inspection.module_names import path_text
 from trt_plugin.inspection.text_report import count, format_ms, shorten
 
 SLOWEST, PARTS = 12, 12
@@ -28,10 +27,10 @@ Bar = tuple[str, Sequence[Layer]]
 
 
 def write_chart(path: Path, layers: LayerList, title: str, gpu_ms: float | None = None) -> None:
-    """Draws the times of an engine's layers.
+    """Draws the times of an engine's layers into a file .svg, .png or .pdf.
 
     Args:
-        path: the picture to write: .svg, .png or .pdf.
+        path: the picture to write.
         layers: the engine's layers, with times.
         title: title of the picture.
         gpu_ms: GPU time of a whole run, in milliseconds.
@@ -41,11 +40,11 @@ def write_chart(path: Path, layers: LayerList, title: str, gpu_ms: float | None 
     if gpu_ms is not None:
         below = f"a run takes {format_ms(gpu_ms)} ms; {below}, which wait for each other when profiled"
     kinds = layers_by_kind(layers.layers)
-    slowest = sorted(layers.layers, key=lambda layer: -(layer.time_ms or 0.0))[:SLOWEST]
+    slowest = layers.slowest(SLOWEST)
     charts = {
         "by kind": [(f"{kind} ({count(len(members), 'layer')})", members) for kind, members in kinds.items()],
         "by part of the model": _by_part(layers.layers),
-        f"the {len(slowest)} slowest layers": [(_name(layer), [layer]) for layer in slowest],
+        f"the {len(slowest)} slowest layers": [(layer.place, [layer]) for layer in slowest],
     }
     charts = {name: bars for name, bars in charts.items() if bars}
     with matplotlib.rc_context(SETTINGS):
@@ -93,7 +92,3 @@ def _by_part(layers: Sequence[Layer]) -> list[Bar]:
     others = [layer for part, members in parts.items() if part not in large for layer in members]
     shown = [(part, members) for part, members in parts.items() if part in large]
     return [*shown, ("others", others)] if others else shown
-
-
-def _name(layer: Layer) -> str:
-    return f"{path_text(layer.origin.path)} {layer.title}" if layer.origin.path else layer.title
