@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from codetr.detector.sizes import InputSizes, SizeRange
+from codetr.detector.sizes import InputSizes, SizeRange, fixed
 from trt_plugin import ArtifactMetadata
 
+FIXED = InputSizes(fixed(2), fixed(64), fixed(96))
 DYNAMIC = InputSizes(SizeRange(1, 1, 8), SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344))
 
 
