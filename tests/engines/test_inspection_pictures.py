@@ -148,15 +148,11 @@ def test_graph_shows_every_kind_row_and_arrow(name, tmp_path):
 
 @needs_dot
 @pytest.mark.parametrize("suffix", SIGNATURES)
-def test_formats_of_pictures(tmp_path, suffix):
-    found = engine(*in_modules("/a.0", "/b.0"), times=True)
-    for name, write in (("graph", layer_graph.write_graph), ("chart", write_chart)):
-        paths = [tmp_path / f"{name}{i}.{suffix}" for i in range(2)]
-        for path in paths:
-            write(path, found, "title")
-        content = paths[0].read_bytes()
-        assert content.startswith(SIGNATURES[suffix])
-        assert suffix == "pdf" or content == paths[1].read_bytes()
+@pytest.mark.parametrize("write", [layer_graph.write_graph, write_chart])
+def test_formats_of_pictures(tmp_path, suffix, write):
+    path = tmp_path / f"picture.{suffix}"
+    write(path, engine(*in_modules("/a.0", "/b.0"), times=True), "title")
+    assert path.read_bytes().startswith(SIGNATURES[suffix])
 
 
 def test_missing_program_dot_is_named(tmp_path, monkeypatch):
@@ -177,8 +173,3 @@ def test_chart_shows_every_kind_and_part(tmp_path):
         assert f"{time:.3f} ms ({time / found.time_ms:.1%})" in text and KIND_COLOURS[kind] in text
     assert all(f">{part}<" in text for part in ("backbone", "neck", "encoder", "query_selection", "decoder"))
     assert "a run takes 11.200 ms" in text
-
-
-def test_chart_of_an_engine_without_names_has_no_parts(tmp_path):
-    write_chart(tmp_path / "chart.svg", engine("add", "mul", times=True), "title")
-    assert "by part" not in (tmp_path / "chart.svg").read_text()

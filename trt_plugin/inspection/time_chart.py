@@ -19,8 +19,8 @@ SLOWEST, PARTS = 12, 12
 LABEL = 42
 """Longest name of a bar, in characters."""
 
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "inspect", "font.size": 9}
-"""Text in an SVG stays text, and equal charts give equal files."""
+SETTINGS = {"svg.fonttype": "none", "font.size": 9}
+"""Text in an SVG stays text."""
 
 Bar = tuple[str, Sequence[Layer]]
 """Name and layers of a bar. Each kind of layer is a segment."""
@@ -46,19 +46,16 @@ def write_chart(path: Path, layers: LayerList, title: str, gpu_ms: float | None 
         "by part of the model": _by_part(layers.layers),
         f"the {len(slowest)} slowest layers": [(layer.place, [layer]) for layer in slowest],
     }
-    charts = {name: bars for name, bars in charts.items() if bars}
+    heights = [len(bars) + 1 for bars in charts.values()]
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure((10, 1 + 0.26 * sum(len(bars) + 2 for bars in charts.values())), layout="constrained")
+        figure = Figure((10, 1 + 0.26 * (sum(heights) + len(heights))), layout="constrained")
         figure.suptitle(f"{title}\n{below}", x=0.02, ha="left", fontsize=11)
-        ratios = [len(bars) + 1 for bars in charts.values()]
-        axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=ratios)[:, 0]
+        axes = figure.subplots(len(charts), 1, height_ratios=heights)
         for (name, bars), axis in zip(charts.items(), axes):
             _draw_bars(axis, bars, total)
             axis.set_title(name, loc="left", fontsize=10, fontweight="bold")
-        suffix = path.suffix.lower().removeprefix(".")
-        date = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
         with atomic_write(path) as temporary:
-            figure.savefig(temporary, format=suffix, dpi=150, metadata=date)
+            figure.savefig(temporary, dpi=150)
 
 
 def _draw_bars(axis: matplotlib.axes.Axes, bars: Sequence[Bar], total: float) -> None:
@@ -86,8 +83,6 @@ def _by_part(layers: Sequence[Layer]) -> list[Bar]:
     parts: dict[str, list[Layer]] = {}
     for layer in layers:
         parts.setdefault(layer.origin.path[0] if layer.origin.path else "between the parts", []).append(layer)
-    if len(parts) == 1:
-        return []
     large = sorted(parts, key=lambda part: -(total_ms(parts[part]) or 0.0))[:PARTS]
     others = [layer for part, members in parts.items() if part not in large for layer in members]
     shown = [(part, members) for part, members in parts.items() if part in large]
