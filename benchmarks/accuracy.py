@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +20,9 @@ from cyclopts.types import NormFloat, PositiveInt
 
 from benchmarks import report, timing
 from benchmarks.agreement import Agreement
-from benchmarks.option_types import EngineFile, EngineFiles, ModelName, WeightsName, several
+from benchmarks.option_types import EngineFile, EngineFiles, ModelName, OneOrMore, WeightsName
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import Folder, OutputFile
+from codetr.cli.argument_types import Folder, InputFile, OutputFile
 from codetr.cli.console import progress
 from codetr.cli.program import complain, run_program
 from codetr.config import Config
@@ -48,6 +48,7 @@ WARMUP = 10
 SECONDS = 5.0  # of timing a slow variant
 
 Timer = Callable[[Batch, int], timing.Timing]
+"""Times a network on a batch of one picture with a number of samples."""
 
 
 @dataclass
@@ -73,35 +74,9 @@ class Variant:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Prepared:
-    """Replaces the preprocessor of every variant: it returns the batch that was prepared once for all."""
-
-    def __init__(self, preprocessor: Preprocessor) -> None:
-        self.preprocessor = preprocessor
-        self.current: Batch | None = None
-
-    def prepare(self, images: Sequence[np.ndarray]) -> None:
-        """Sets the batch."""
-        self.current = self.preprocessor.batch(images)
-
-    def batch(self, images: Sequence[np.ndarray]) -> Batch:
-        """Returns the prepared batch, see `Preprocessor.batch`."""
-        return self.current
-
-    def shrinks_by_turn(self, height: int, width: int) -> bool:
-        """See `Preprocessor.shrinks_by_turn`."""
-        return self.preprocessor.shrinks_by_turn(height, width)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
     return run_program(measure_accuracy, argv, "python -m benchmarks.accuracy")
-
-
-def _existing_file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise ValueError(f"expected a file, got {text!r}")
-    return Path(text)
 
 
 def measure_accuracy(
@@ -112,10 +87,10 @@ def measure_accuracy(
     model: ModelName = DEMO,
     weights: WeightsName | None = None,
     variants: Annotated[
-        tuple[Literal[TORCH_PRECISIONS], ...] | None, Parameter(name="--torch", consume_multiple=True)
+        tuple[Literal[TORCH_PRECISIONS], ...] | None, OneOrMore, Parameter(name="--torch")
     ] = None,
     engine: EngineFiles = (),
-    onnx: Annotated[tuple[Any, ...], several(_existing_file, "FILE")] = (),
+    onnx: tuple[InputFile, ...] = (),
     height: PositiveInt | None = None,
     width: PositiveInt | None = None,
     batch: PositiveInt = 8,
@@ -175,6 +150,7 @@ def measure_accuracy(
         for variant in itertools.chain.from_iterable(makers):
             stack.enter_context(variant.detector)
             check_alike(variant, preprocessor)
+            variant.detector.backend.preprocessor = preprocessor
             variant.agreement = Agreement(threshold)
             chosen.append(variant)
         times = detect(chosen, bad, preprocessor, shared, batch, iterations)
@@ -182,10 +158,9 @@ def measure_accuracy(
     metrics = [coco_metrics(dataset, variant.rows) for variant in chosen]
     if not metrics[0].objects:
         raise UsageError(f"{dataset.annotation_file}: no objects in the pictures")
-    rows = []
     for variant, numbers, timed in zip(chosen, metrics, times, strict=True):
         difference, bound = numbers.ap - metrics[0].ap, BOUNDS[variant.precision]
-        rows.append(
+        result.rows.append(
             {
                 "backend": variant.backend,
                 "variant": variant.name,
@@ -200,7 +175,6 @@ def measure_accuracy(
             }
         )
     content = result.write(
-        rows,
         model=config.name,
         weights=Path(weights).name if weights else config.name,
         data=dataset.annotation_file.name,
@@ -216,7 +190,7 @@ def measure_accuracy(
     )
     print(report.accuracy_table(content))
     print(result.path)
-    missed = [f"{row['backend']} {row['variant']}" for row in rows if not row["holds"]]
+    missed = [f"{row['backend']} {row['variant']}" for row in result.rows if not row["holds"]]
     if missed:
         complain("error", f"AP is out of its bound: {', '.join(missed)}", "benchmarks.accuracy")
     return 1 if missed else 0
@@ -278,14 +252,10 @@ def detect(
 ) -> list[timing.Timing]:
     """Runs all variants on the pictures, which fills their rows; returns their times."""
     dataset = bad.usable()
-    prepared = Prepared(preprocessor)
     suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
     categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
-    for variant in variants:
-        variant.detector.backend.preprocessor = prepared
     with progress(len(dataset)) as advance:
         for chunk, images in read_ahead(dataset.pictures, batch, bad):
-            prepared.prepare(images)
             found = [
                 variant.detector.detect_batch(images, threshold=0.0, **given)
                 for variant, given in zip(variants, suppression, strict=True)
@@ -295,8 +265,8 @@ def detect(
                     variant.rows += result_rows(picture, result, category_of)
                     variant.agreement.add(expected, result)
             advance(len(chunk))
-    prepared.prepare([images[0]])
-    return [variant.timer(prepared.current, iterations) for variant in variants]
+    last = preprocessor.batch([images[0]])
+    return [variant.timer(last, iterations) for variant in variants]
 
 
 def torch_variants(
@@ -306,8 +276,8 @@ def torch_variants(
     size = ChosenSize(height=preprocessor.height, width=preprocessor.width)
     for precision in dict.fromkeys(("fp32", *precisions)):
         backend = TorchBackend(config, weights, precision=precision, size=size).load()
-        timer = torch_timer(backend) if backend.device.type == "cuda" else host_timer(backend)
-        yield Variant("PyTorch", precision, precision, Detector(backend=backend), timer)
+        timer = time_torch if backend.device.type == "cuda" else time_on_host
+        yield Variant("PyTorch", precision, precision, Detector(backend=backend), partial(timer, backend))
 
 
 def engine_variants(engines: Sequence[EngineFile]) -> Iterator[Variant]:
@@ -315,7 +285,7 @@ def engine_variants(engines: Sequence[EngineFile]) -> Iterator[Variant]:
     for file in engines:
         detector = Detector(backend=TensorRTBackend(file.path).load())
         precision = ArtifactMetadata.load(file.path.with_suffix(".json")).precision
-        yield Variant("TensorRT engine", file.label, precision, detector, engine_timer(file.path))
+        yield Variant("TensorRT engine", file.label, precision, detector, partial(time_engine, file.path))
 
 
 def onnx_variants(files: Sequence[Path]) -> Iterator[Variant]:
@@ -323,9 +293,8 @@ def onnx_variants(files: Sequence[Path]) -> Iterator[Variant]:
     for path in files:
         backend = OnnxRuntimeBackend(path).load()
         name = f"onnxruntime {'GPU' if backend.device == 'cuda' else 'CPU'}"
-        yield Variant(
-            name, backend.precision, backend.precision, Detector(backend=backend), host_timer(backend)
-        )
+        timer = partial(time_on_host, backend)
+        yield Variant(name, backend.precision, backend.precision, Detector(backend=backend), timer)
 
 
 def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
@@ -337,46 +306,34 @@ def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
             raise UsageError(f"{variant.backend} {variant.name}: {name} is {theirs}, the model's is {ours}")
 
 
-def torch_timer(backend: TorchBackend) -> Timer:
+def time_torch(backend: TorchBackend, batch: Batch, iterations: int) -> timing.Timing:
     """Times a model on the GPU as a CUDA graph, like an engine, without the copies of inputs and outputs."""
-
-    def timer(batch: Batch, iterations: int) -> timing.Timing:
-        images, shapes = torch.from_numpy(batch.images).cuda(), torch.from_numpy(batch.image_shapes).cuda()
-        with torch.no_grad(), allow_tf32(torch, backend.precision == "tf32"):
-            call = functools.partial(backend.model, images, shapes)
-            return timing.time_graph([call], 0, iterations, WARMUP, SECONDS)
-
-    return timer
+    images, shapes = torch.from_numpy(batch.images).cuda(), torch.from_numpy(batch.image_shapes).cuda()
+    with torch.no_grad(), allow_tf32(torch, backend.precision == "tf32"):
+        call = partial(backend.model, images, shapes)
+        return timing.time_graph([call], 0, iterations, WARMUP, SECONDS)
 
 
-def engine_timer(path: Path) -> Timer:
+def time_engine(path: Path, batch: Batch, iterations: int) -> timing.Timing:
     """Times an engine on the GPU, without the copies of inputs and outputs, divided by the batch."""
-
-    def timer(batch: Batch, iterations: int) -> timing.Timing:
-        with EngineRunner(path) as runner:
-            size = runner.metadata.batch
-            arrays = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
-            samples = runner.time(dict(zip(INPUT_NAMES, arrays, strict=True)), iterations, WARMUP)
-        return timing.Timing([sample / size for sample in samples], 1, WARMUP, "warm")
-
-    return timer
+    with EngineRunner(path) as runner:
+        size = runner.metadata.batch
+        arrays = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
+        samples = runner.time(dict(zip(INPUT_NAMES, arrays, strict=True)), iterations, WARMUP)
+    return timing.Timing([sample / size for sample in samples], warmup=WARMUP)
 
 
-def host_timer(backend: TorchBackend | OnnxRuntimeBackend) -> Timer:
+def time_on_host(backend: TorchBackend | OnnxRuntimeBackend, batch: Batch, iterations: int) -> timing.Timing:
     """Times a backend by the host's clock, with the copies of inputs and outputs."""
-
-    def timer(batch: Batch, iterations: int) -> timing.Timing:
-        size = getattr(backend.batch, "opt", backend.batch) or 1
-        images, shapes = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
-        samples: list[float] = []
+    size = getattr(backend.batch, "opt", backend.batch) or 1
+    images, shapes = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
+    samples: list[float] = []
+    backend(images, shapes)
+    while len(samples) < iterations and (len(samples) < 5 or sum(samples) * size < SECONDS * 1e3):
+        started = time.perf_counter()
         backend(images, shapes)
-        while len(samples) < iterations and (len(samples) < 5 or sum(samples) * size < SECONDS * 1e3):
-            started = time.perf_counter()
-            backend(images, shapes)
-            samples.append((time.perf_counter() - started) * 1e3 / size)
-        return timing.Timing(samples, 1, 1, "warm", "the host's clock around calls, copies included")
-
-    return timer
+        samples.append((time.perf_counter() - started) * 1e3 / size)
+    return timing.Timing(samples, warmup=1, method="the host's clock around calls, copies included")
 
 
 if __name__ == "__main__":

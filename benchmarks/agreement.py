@@ -81,7 +81,7 @@ def match(one: Detections, other: Detections) -> tuple[np.ndarray, np.ndarray]:
 
     if not len(one) or not len(other):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    iou = np.asarray(mask.iou(_xywh(one), _xywh(other), [0] * len(other)))
+    iou = np.asarray(mask.iou(*map(_xywh, (one, other)), [0] * len(other)))
     alike = (iou >= LEAST_IOU) & (one.labels[:, None] == other.labels)
     first, second = np.nonzero(alike)
     cost = np.abs(one.scores[first].astype(np.float64) - other.scores[second]) + 1 - iou[first, second]

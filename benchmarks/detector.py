@@ -18,20 +18,21 @@ from cyclopts.types import PositiveInt
 import codetr
 import trt_plugin
 from benchmarks import timing
-from benchmarks.option_types import EngineFiles, ModelName, WeightsName
+from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.detector.postprocess import apply_nms_to_batch
 from codetr.detector.preprocess import Batch, Preprocessor, load_image
 from codetr.detector.torch_backend import allow_tf32
-from codetr.export.box_agreement import compare_detections
+from codetr.export.box_agreement import BoxAgreement, compare_detections
 from codetr.export.engine_check import DEMO_PHOTO, DetectionArrays
 from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES
 from codetr.weights import choose_weights, model_config
 
 TORCH_VARIANTS = {"fp32": ("fp32", False), "tf32": ("fp32", True), "fp16": ("fp16", False)}
 """Variants of PyTorch: the model's precision, and whether fp32 products and convolutions use TF32."""
+TorchVariants = tuple[Literal[tuple(TORCH_VARIANTS)], ...]
 
 WARMUP = 20
 EAGER_SECONDS = 3.0
@@ -52,9 +53,7 @@ def measure_detector(
     width: PositiveInt = 1152,
     batch: PositiveInt = 1,
     photo: InputFile = DEMO_PHOTO,
-    variants: Annotated[
-        tuple[Literal[tuple(TORCH_VARIANTS)], ...], Parameter(name="--torch", consume_multiple=True)
-    ] = tuple(TORCH_VARIANTS),
+    variants: Annotated[TorchVariants, OneOrMore, Parameter(name="--torch")] = tuple(TORCH_VARIANTS),
     engine: EngineFiles = (),
     iterations: PositiveInt = 100,
     out: OutputFile | None = None,
@@ -85,20 +84,16 @@ def measure_detector(
     codetr.load_checkpoint(network, weights or codetr.seeded_state_dict(network, seed))
     preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
     images = preprocessor.batch([load_image(photo)] * batch)
-    rows: list[dict] = []
     expected: DetectionArrays | None = None
-    for variant in ("fp32", *(name for name in variants if name != "fp32")):
+    for variant in dict.fromkeys(("fp32", *variants)):
         measured, found = measure_torch(network, variant, images, iterations)
         expected = expected or found
-        rows += [{**row, **compared(expected, found)} for row in measured]
-        report(rows[-len(measured) :])
+        for row in measured:
+            add(result, row, expected, found)
     for file in engine:
         row, found, nms = measure_engine(file.label, file.path, images, iterations)
-        wanted = expected if nms is None else apply_nms_to_batch(*expected, **nms)
-        rows.append({**row, **compared(wanted, found)})
-        report(rows[-1:])
+        add(result, row, expected if nms is None else apply_nms_to_batch(*expected, **nms), found)
     result.write(
-        rows,
         model=config.name,
         weights=weights or f"seeded, seed {seed}",
         height=height,
@@ -109,6 +104,13 @@ def measure_detector(
     )
     print(result.path)
     return 0
+
+
+def add(result: ResultFile, row: dict, expected: DetectionArrays, found: DetectionArrays) -> None:
+    """Adds a row with the differences of its detections."""
+    agreement = compare_detections(expected, found)
+    line = f"{row['backend']:16} {row['variant']:5} {timing.spread(row['timing'])}; {agreement}"
+    result.add({**row, "detections": detections(agreement)}, line)
 
 
 def measure_torch(
@@ -150,35 +152,20 @@ def measure_engine(
         samples = runner.time(inputs, iterations, WARMUP)
         metadata = runner.metadata
     nms = metadata.nms if metadata and metadata.nms_in_graph else None
-    timed = timing.Timing(samples, 1, WARMUP, "warm")
     row = {
         "backend": "TensorRT engine",
         "variant": label,
         "engine_bytes": path.stat().st_size,
         "engine_precision": metadata.precision if metadata else None,
         "engine_nms": nms,
-        "timing": timed.as_dict(),
+        "timing": timing.Timing(samples, warmup=WARMUP).as_dict(),
     }
     return row, found, nms
 
 
-def compared(expected: DetectionArrays, found: DetectionArrays) -> dict:
-    """Returns the differences of detections, for JSON."""
-    agreement = compare_detections(expected, found)
-    return {"detections": {**asdict(agreement), "equal_share": agreement.equal_share}}
-
-
-def report(rows: Sequence[dict]) -> None:
-    """Prints one line for each row."""
-    for row in rows:
-        spread, same = row["timing"], row["detections"]
-        print(
-            f"{row['backend']:16} {row['variant']:5} {spread['median_ms']:8.3f} ms "
-            f"({spread['p05_ms']:.3f} to {spread['p95_ms']:.3f}, {spread['samples']} samples); "
-            f"{same['matched']} of {same['expected']} match, {same['equal']} equal, "
-            f"boxes within {same['max_box_difference_px']:.3g} px, scores {same['max_score_difference']:.2g}",
-            flush=True,
-        )
+def detections(agreement: BoxAgreement) -> dict:
+    """Returns the differences of detections for JSON."""
+    return {**asdict(agreement), "equal_share": agreement.equal_share}
 
 
 if __name__ == "__main__":

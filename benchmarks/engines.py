@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from benchmarks import timing
-from benchmarks.option_types import EngineFiles
+from benchmarks.option_types import EngineFiles, OneOrMore
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure_engines(
     *,
     engine: EngineFiles,
-    plugins: Annotated[tuple[InputFile, ...], Parameter(consume_multiple=True)] = (),
+    plugins: Annotated[tuple[InputFile, ...], OneOrMore] = (),
     iterations: PositiveInt = 100,
     out: OutputFile | None = None,
 ) -> int:
@@ -58,11 +57,11 @@ def measure_engines(
     if repeated := [label for label, count in labels.items() if count > 1]:
         raise ArgumentError("engine", f"expected a label for each engine, got {repeated[0]} twice")
     result = ResultFile("benchmarks.engines", out)
-    rows = []
     for file in engine:
-        rows.append(measure_engine(file.label, file.path, iterations, plugins))
-        print(line(rows[-1]), flush=True)
-    result.write(rows)
+        row = measure_engine(file.label, file.path, iterations, plugins)
+        times = f"{timing.spread(row['timing'])}, {row['layers']} layers, {format_bytes(row['engine_bytes'])}"
+        result.add(row, f"{file.label}: {times}")
+    result.write()
     print(result.path)
     return 0
 
@@ -92,7 +91,6 @@ def row(
 ) -> dict:
     """Makes the row of an engine, see `measure_engine`."""
     kinds = {kind: [layer for layer in layers.layers if layer.kind == kind] for kind in LAYER_KINDS}
-    timed = timing.Timing(times.samples_ms, 1, WARMUP, "warm")
     return {
         "variant": label,
         "model": metadata.model if metadata else None,
@@ -111,16 +109,8 @@ def row(
             for kind, members in kinds.items()
             if members
         },
-        "timing": timed.as_dict(),
+        "timing": timing.Timing(times.samples_ms, warmup=WARMUP).as_dict(),
     }
-
-
-def line(found: dict) -> str:
-    """Describes a row on one line."""
-    return (
-        f"{found['variant']}: {found['timing']['median_ms']:.3f} ms, {found['layers']} layers, "
-        f"{format_bytes(found['engine_bytes'])}"
-    )
 
 
 if __name__ == "__main__":

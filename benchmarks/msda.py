@@ -21,6 +21,7 @@ from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionIn
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile
 from codetr.cli.program import run_program
+from codetr.errors import one_line
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -64,6 +65,7 @@ ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
 Distribution = Literal[DISTRIBUTIONS]
 DtypeName = Literal[tuple(DTYPES)]
 Method = Literal[tuple(METHODS)]
+GetEngine = Callable[[str, torch.dtype], trt_engines.PluginEngine]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,53 +98,41 @@ def measure_operators(
     bandwidth = timing.copy_bandwidth()
     print(f"{result.head['gpu']['name']}: copies at {bandwidth / 1e12:.2f} TB/s", flush=True)
     chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    engines = Engines(chosen)
-    rows = []
+    get_engine = engine_maker(chosen)
     for problem in chosen:
         # The next problem needs none of the compiled references. They hold memory, and they count towards the
         # limit of compilations after which torch.compile silently runs eagerly.
         torch.compiler.reset()
         for distribution, dtype in itertools.product(distributions, dtypes):
-            for row in measure(problem, distribution, dtype, methods, engines, bandwidth, iterations):
-                rows.append(row)
-                print(summary(row), flush=True)
+            for row in measure(problem, distribution, dtype, methods, get_engine, bandwidth, iterations):
+                result.add(row, summary(row))
     content = result.write(
-        rows,
         copy_bandwidth_bytes_per_second=bandwidth,
         methods={name: METHODS[name] for name in methods},
     )
-    failed = sum("failure" in row for row in rows)
-    print(f"{len(rows)} measurements, {failed} failed, {content['seconds']} s: {result.path}")
+    failed = sum("failure" in row for row in result.rows)
+    print(f"{len(result.rows)} measurements, {failed} failed, {content['seconds']} s: {result.path}")
     return 1 if failed else 0
 
 
-class Engines:
-    """The engines of the plugins. Each is built at its first use, for the sizes of all problems."""
+def engine_maker(problems: Sequence[Problem]) -> GetEngine:
+    """Returns a function of operator and type that builds an engine for the sizes of all problems, once."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        def limits(size: str) -> tuple[int, int, int]:
-            ordered = sorted(getattr(problem, size) for problem in problems)
-            return ordered[0], ordered[len(ordered) // 2], ordered[-1]
+    def limits(size: str) -> tuple[int, int, int]:
+        ordered = sorted(getattr(problem, size) for problem in problems)
+        return ordered[0], ordered[len(ordered) // 2], ordered[-1]
 
-        self._limits = trt_engines.Limits(
-            N=limits("batch"),
-            S=limits("num_cells"),
-            M=limits("num_heads"),
-            D=limits("head_dim"),
-            L=limits("num_levels"),
-            Q=limits("num_queries"),
-            P=limits("num_points"),
-            B=limits("reference_dim"),
-        )
-        self._engines: dict[trt_engines.EngineKey, trt_engines.PluginEngine] = {}
+    sizes = ("batch", "num_cells", "num_heads", "head_dim", "num_levels", "num_queries", "num_points")
+    all_limits = trt_engines.Limits(*map(limits, (*sizes, "reference_dim")))
 
-    def get(self, operator: str, dtype: torch.dtype) -> trt_engines.PluginEngine:
-        """Returns the engine of an operator and a type. NVIDIA's takes int32 shapes only."""
+    @functools.cache
+    def get(operator: str, dtype: torch.dtype) -> trt_engines.PluginEngine:
         index_dtype = torch.int32 if operator == trt_engines.NVIDIA else torch.int64
-        key = trt_engines.EngineKey(operator, dtype, dtype, index_dtype)
-        if key not in self._engines:
-            self._engines[key] = trt_engines.PluginEngine(key, self._limits)
-        return self._engines[key]
+        return trt_engines.PluginEngine(
+            trt_engines.EngineKey(operator, dtype, dtype, index_dtype), all_limits
+        )
+
+    return get
 
 
 def measure(
@@ -150,7 +140,7 @@ def measure(
     distribution: str,
     dtype_name: str,
     methods: Sequence[str],
-    engines: Engines,
+    get_engine: GetEngine,
     bandwidth: float,
     iterations: int,
 ) -> Iterator[dict]:
@@ -178,12 +168,15 @@ def measure(
         }
         try:
             inputs = fused if is_fused else given
-            calls = make_calls(method, inputs, engines, dtype)
+            calls = make_calls(method, inputs, get_engine, dtype)
             truth = truths["fused" if is_fused else "given"]
             if backward:
                 truth = None if is_fused else gradient_truth(given[0])
-            result = calls[0]()
-            row["relative_error"] = relative_error(result[0] if backward else result, truth)
+            result = calls[0]()[0] if backward else calls[0]()
+            error = None if truth is None else operator_errors.relative_error(result, truth)
+            if error == math.inf:
+                raise RuntimeError("the result is wrong: it has another shape, or other non-finite values")
+            row["relative_error"] = error
             del result, truth
             if method in REFERENCES:
                 sampled = timing.time_eager(calls[0], iterations, seconds=REFERENCE_SECONDS)
@@ -198,30 +191,16 @@ def measure(
             row["ratio_to_floor"] = seconds * 1e6 / row["floor_us"]
             row["timing"] = sampled.as_dict()
             del calls
-        except (RuntimeError, ValueError, ImportError, OSError) as error:
-            row["failure"] = " ".join(str(error).split())[:500]
+        except Exception as error:  # those of Triton have classes of their own
+            row["failure"] = one_line(error)
         torch.cuda.empty_cache()
         yield row
-
-
-def relative_error(result: torch.Tensor, truth: torch.Tensor | None) -> float | None:
-    """Returns the relative error of a result, None without a truth.
-
-    Raises:
-        RuntimeError: the result has another shape, or other non-finite values than the truth.
-    """
-    if truth is None:
-        return None
-    error = operator_errors.relative_error(result, truth)
-    if math.isinf(error):
-        raise RuntimeError("the result is wrong: it has another shape, or other non-finite values")
-    return error
 
 
 def make_calls(
     method: str,
     inputs: Sequence[AttentionInputs | FusedInputs],
-    engines: Engines,
+    get_engine: GetEngine,
     dtype: torch.dtype,
 ) -> list[Callable[[], object]]:
     """Returns one call of a method for each set of inputs."""
@@ -231,7 +210,7 @@ def make_calls(
         "nvidia_plugin": trt_engines.NVIDIA,
     }
     if method in operators:
-        engine = engines.get(operators[method], dtype)
+        engine = get_engine(operators[method], dtype)
         prepared = [engine.prepare(one[:-1]) for one in inputs]
         return [lambda tensors=tensors: engine(tensors) for tensors in prepared]
     backwards = {
@@ -242,8 +221,16 @@ def make_calls(
     if method in backwards:
         pairs = [(output_gradient(one), one) for one in inputs]
         return [lambda pair=pair: backwards[method](pair[0], *pair[1]) for pair in pairs]
-    if method in ("reference_compiled", "reference_compiled_backward"):
-        return [call_of_compiled(inputs[0], backward=method.endswith("_backward"))]
+    if method.startswith("reference_compiled"):
+        operator = compiled_reference()
+        # The backward pass overwrites donated buffers, so it could run only once.
+        with functorch_config.patch(donated_buffer=False):
+            if method.endswith("_backward"):
+                call = backward_of_reference(inputs[0], operator)
+            else:
+                call = functools.partial(operator, *inputs[0])
+            call()  # compiles
+        return [call]
     if method == "reference_backward":
         return [backward_of_reference(inputs[0])]
     if method == "reference":
@@ -257,8 +244,8 @@ def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
     batch, _, num_heads, head_dim = inputs.value.shape
     device = inputs.value.device
     generator = torch.Generator(device).manual_seed(0)
-    places = inputs.sampling_offsets if isinstance(inputs, FusedInputs) else inputs.sampling_locations
-    shape = (batch, places.shape[1], num_heads * head_dim)
+    num_queries = inputs[-2].shape[1]
+    shape = (batch, num_queries, num_heads * head_dim)
     return torch.randn(shape, generator=generator, device=device).to(inputs.value.dtype)
 
 
@@ -271,29 +258,6 @@ def compiled_reference() -> Callable[..., torch.Tensor]:
     locations, and all levels with their sum.
     """
     return torch.compile(msda.reference.attention, dynamic=False)
-
-
-def call_of_compiled(
-    inputs: AttentionInputs, backward: bool
-) -> Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]:
-    """Returns a call of the compiled reference, or of the backward pass through it, already compiled.
-
-    Raises:
-        RuntimeError: it cannot be compiled, for example without a compiler. Errors of Triton and of
-            inductor's worker processes have classes of their own.
-    """
-    operator = compiled_reference()
-    try:
-        # The backward pass overwrites donated buffers, so it could run only once.
-        with functorch_config.patch(donated_buffer=False):
-            if backward:
-                call = backward_of_reference(inputs, operator)
-            else:
-                call = functools.partial(operator, *inputs)
-            call()
-    except Exception as error:
-        raise RuntimeError(f"torch.compile: {type(error).__name__}: {error}") from error
-    return call
 
 
 def backward_of_reference(
@@ -327,12 +291,12 @@ def summary(row: dict) -> str:
     name = f"{row['problem']['name']:28} {row['distribution']:8} {row['dtype']} {row['method']:27}"
     if "failure" in row:
         return f"{name} failed: {row['failure']}"
-    spread = row["timing"]
+    timed = row["timing"]
     error = "" if row["relative_error"] is None else f"error {row['relative_error']:.1e}"
-    low, middle, high = (spread[key] * 1e3 for key in ("p05_ms", "median_ms", "p95_ms"))
+    low, middle, high = (timed[key] * 1e3 for key in ("p05_ms", "median_ms", "p95_ms"))
     speed = f"{row['bytes_per_second'] / 1e12:5.2f} TB/s {row['ratio_to_floor']:6.1f} x floor"
     warm = f", {row['warm_timing']['median_ms'] * 1e3:.1f} us warm" if "warm_timing" in row else ""
-    return f"{name} {middle:9.1f} us ({low:.1f} to {high:.1f}) {speed} {spread['cache']}{warm} {error}"
+    return f"{name} {middle:9.1f} us ({low:.1f} to {high:.1f}) {speed} {timed['cache']}{warm} {error}"
 
 
 if __name__ == "__main__":

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 
 def several(parse: Callable[[str], Any], metavar: str, **settings: Any) -> Parameter:
-    """Makes the parameter of a tuple whose values a function parses from one word each.
+    """Makes the parameter of a tuple, see `codetr.cli.argument_types.parsed_by`.
 
     Args:
-        parse: raises ValueError with the value that it expected and the one that it got.
+        parse: parses one value. Its ValueError is the message.
         metavar: name of a value in the help.
         settings: more arguments of `cyclopts.Parameter`. By default the option is repeated for each value.
     """
@@ -27,8 +26,7 @@ def several(parse: Callable[[str], Any], metavar: str, **settings: Any) -> Param
     )
 
 
-@dataclass(frozen=True)
-class EngineFile:
+class EngineFile(NamedTuple):
     """An engine and its name in the results."""
 
     label: str
@@ -40,9 +38,7 @@ def _engine_file(text: str) -> EngineFile:
     if not (label and path):
         raise ValueError(f"expected LABEL=FILE, got {text!r}")
     if not Path(path).is_file():
-        raise ValueError(
-            f"expected a file, got {path!r}, {'a folder' if Path(path).is_dir() else 'no such file'}"
-        )
+        raise ValueError(f"expected a file, got {path!r}")
     return EngineFile(label, Path(path))
 
 
@@ -50,7 +46,5 @@ EngineFiles = Annotated[tuple[Any, ...], several(_engine_file, "LABEL=FILE")]
 """A tuple of `EngineFile`."""
 ModelName = Annotated[str, Parameter(metavar="NAME|RUN|JSON")]
 WeightsName = Annotated[str, Parameter(metavar="NAME|FILE|URL")]
-Several = Parameter(consume_multiple=True)
-"""An option with any number of values, none included."""
 OneOrMore = Parameter(consume_multiple=(1, 1000))
 """An option with one value or several."""

@@ -71,15 +71,6 @@ class Problem:
     points_per_level: tuple[int, ...] | None = None
     reference_dim: int = 2
 
-    def __post_init__(self) -> None:
-        if self.reference_dim not in (2, 4):
-            raise ValueError(f"reference_dim: expected 2 or 4, got {self.reference_dim}")
-        if self.points_per_level is not None and len(self.points_per_level) != self.num_levels:
-            raise ValueError(
-                f"points_per_level: expected {self.num_levels} numbers (from spatial_shapes), "
-                f"got {self.points_per_level}"
-            )
-
     @property
     def num_levels(self) -> int:
         """L."""
@@ -100,30 +91,22 @@ class Problem:
         """K."""
         return sum(self.points)
 
-    def bytes_moved(
-        self,
-        dtype: torch.dtype,
-        fused: bool = False,
-        backward: bool = False,
-        location_dtype: torch.dtype | None = None,
-    ) -> int:
+    def bytes_moved(self, dtype: torch.dtype, fused: bool = False, backward: bool = False) -> int:
         """Returns the bytes if every input is read once and every output is written once.
 
         The two small index tensors do not count.
 
         Args:
-            dtype: type of the value.
+            dtype: type of the value, the locations and the weights.
             fused: count `fused_attention` (offsets, logits, reference points), not `attention`.
             backward: count the backward pass, which reads the inputs and grad_output and writes all
                 gradients.
-            location_dtype: type of locations and weights. Default: the value's.
         """
-        element, location_element = dtype.itemsize, (location_dtype or dtype).itemsize
         rows = self.batch * self.num_queries
-        value = self.batch * self.num_cells * self.num_heads * self.head_dim * element
-        samples = rows * self.num_heads * self.total_points * 3 * location_element  # x, y, weight
+        value = self.batch * self.num_cells * self.num_heads * self.head_dim * dtype.itemsize
+        samples = rows * self.num_heads * self.total_points * 3 * dtype.itemsize  # x, y, weight
         reference = rows * self.num_levels * self.reference_dim * 4 if fused else 0
-        output = rows * self.num_heads * self.head_dim * element
+        output = rows * self.num_heads * self.head_dim * dtype.itemsize
         return value + samples + reference + output + (value + samples + reference if backward else 0)
 
     def index_tensors(
@@ -153,19 +136,18 @@ class Problem:
             seed: seed of the generator.
             index_dtype: int32 or int64, type of spatial_shapes and level_start_index.
             location_dtype: type of offsets and logits. Default: the value's.
-
-        Raises:
-            ValueError: the distribution is unknown.
         """
-        generator = torch.Generator(device).manual_seed(seed)
-        value = self._value(generator, dtype)
-        reference, offsets, logits = self._samples(generator, distribution)
-        small = location_dtype or dtype
+        value, reference, offsets, logits = self._draw(device, distribution, seed)
         shapes, starts = self.index_tensors(device, index_dtype)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        offsets = self.per_level(offsets).to(small)
+        small = location_dtype or dtype
         return FusedInputs(
-            value, shapes, starts, reference.to(wide), offsets, logits.to(small), self._ragged()
+            value.to(dtype),
+            shapes,
+            starts,
+            reference.to(torch.float64 if dtype == torch.float64 else torch.float32),
+            self.per_level(offsets).to(small),
+            logits.to(small),
+            self._ragged(),
         )
 
     def attention_inputs(
@@ -178,31 +160,26 @@ class Problem:
         location_dtype: torch.dtype | None = None,
     ) -> AttentionInputs:
         """Draws the arguments of `msda.attention`, see `fused_inputs`."""
-        generator = torch.Generator(device).manual_seed(seed)
-        value = self._value(generator, dtype)
-        reference, offsets, logits = self._samples(generator, distribution)
-        offsets *= self.cells_to_unit(reference)
-        locations = offsets.add_(self.to_points(reference[..., :2]))
-        small = location_dtype or dtype
-        locations = self.per_level(locations).to(small)
-        weights = self.per_level(logits.softmax(-1)).to(small)
+        value, reference, offsets, logits = self._draw(device, distribution, seed)
         shapes, starts = self.index_tensors(device, index_dtype)
-        return AttentionInputs(value, shapes, starts, locations, weights, self._ragged())
+        offsets *= self.cells_to_unit(reference)
+        locations = self.per_level(offsets.add_(self.to_points(reference[..., :2])))
+        weights = self.per_level(logits.softmax(-1))
+        small = location_dtype or dtype
+        return AttentionInputs(
+            value.to(dtype), shapes, starts, locations.to(small), weights.to(small), self._ragged()
+        )
 
     def _ragged(self) -> list[int] | None:
         return None if self.points_per_level is None else list(self.points_per_level)
 
-    def _value(self, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-        shape = (self.batch, self.num_cells, self.num_heads, self.head_dim)
-        return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
-
-    def _samples(
-        self, generator: torch.Generator, distribution: str
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draws reference points [N, Q, L, 2|4], offsets [N, Q, M, K, 2] and logits [N, Q, M, K] in fp32."""
-        if distribution not in DISTRIBUTIONS:
-            raise ValueError(f"distribution: expected one of {DISTRIBUTIONS}, got {distribution!r}")
+    def _draw(self, device: torch.device | str, distribution: str, seed: int) -> tuple[torch.Tensor, ...]:
+        """Draws the value, reference points [N, Q, L, 2|4], offsets [N, Q, M, K, 2] and logits [N, Q, M, K],
+        in fp32."""
+        generator = torch.Generator(device).manual_seed(seed)
         device = generator.device
+        shape = (self.batch, self.num_cells, self.num_heads, self.head_dim)
+        value = torch.randn(shape, generator=generator, device=device)
         shape = (self.batch, self.num_queries, self.num_heads, self.total_points)
         reference = self._reference(generator)
         if distribution == "near":
@@ -212,7 +189,7 @@ class Problem:
             places = torch.rand((*shape, 2), generator=generator, device=device)
             offsets = places.sub_(self.to_points(reference[..., :2])).div_(self.cells_to_unit(reference))
         logits = torch.randn(shape, generator=generator, device=device)
-        return reference, offsets, logits
+        return value, reference, offsets, logits
 
     def _reference(self, generator: torch.Generator) -> torch.Tensor:
         """Returns the centres of the cells in an encoder, else random points, [N, Q, L, 2|4].
@@ -292,28 +269,14 @@ BATCHED = tuple(replace(problem, name=f"{problem.name}_batch8", batch=8) for pro
 """Co-DINO at 768x1152 with a batch of eight."""
 
 
+_RTDETR_LEVELS = _levels(640, 640, 8, 16, 32)
+_DETR_LEVELS = _levels(800, 1333, 8, 16, 32, 64)
 PEERS = (
-    Problem("rtdetr_decoder_640x640", 1, _levels(640, 640, 8, 16, 32), 300, reference_dim=4),
-    Problem(
-        "dfine_decoder_640x640",
-        1,
-        _levels(640, 640, 8, 16, 32),
-        300,
-        points_per_level=(3, 6, 3),
-        reference_dim=4,
-    ),
-    Problem(
-        "rfdetr_decoder_576x576",
-        1,
-        _levels(576, 576, 16),
-        300,
-        num_heads=16,
-        head_dim=16,
-        num_points=2,
-        reference_dim=4,
-    ),
-    _encoder("deformable_detr_encoder_800x1333", _levels(800, 1333, 8, 16, 32, 64)),
-    Problem("deformable_detr_decoder_800x1333", 1, _levels(800, 1333, 8, 16, 32, 64), 300),
+    Problem("rtdetr_decoder_640x640", 1, _RTDETR_LEVELS, 300, reference_dim=4),
+    Problem("dfine_decoder_640x640", 1, _RTDETR_LEVELS, 300, points_per_level=(3, 6, 3), reference_dim=4),
+    Problem("rfdetr_decoder_576x576", 1, _levels(576, 576, 16), 300, 16, 16, 2, reference_dim=4),
+    _encoder("deformable_detr_encoder_800x1333", _DETR_LEVELS),
+    Problem("deformable_detr_decoder_800x1333", 1, _DETR_LEVELS, 300),
     _encoder("mask2former_encoder_800x1344", _levels(800, 1344, 8, 16, 32)),
 )
 """Other detectors and segmenters with the operator, at their published sizes."""
@@ -329,18 +292,8 @@ SMALL = (
     Problem("boxes", 1, ((8, 8), (4, 4), (2, 2)), 30, num_heads=4, head_dim=16, reference_dim=4),
     Problem("wide_heads", 1, ((9, 6), (5, 3)), 17, num_heads=2, head_dim=64, num_points=8),
     Problem("very_wide_head", 1, ((4, 3),), 5, num_heads=1, head_dim=200, num_points=2),
-    Problem(
-        "ragged", 2, ((8, 10), (4, 5), (2, 3)), 21, points_per_level=(3, 6, 1), num_heads=4, reference_dim=4
-    ),
-    Problem(
-        "ragged_skipped_level",
-        1,
-        ((4, 4), (2, 2), (1, 1)),
-        9,
-        points_per_level=(2, 0, 5),
-        num_heads=2,
-        head_dim=20,
-    ),
+    Problem("ragged", 2, ((8, 10), (4, 5), (2, 3)), 21, 4, points_per_level=(3, 6, 1), reference_dim=4),
+    Problem("ragged_skipped_level", 1, ((4, 4), (2, 2), (1, 1)), 9, 2, 20, points_per_level=(2, 0, 5)),
     Problem("no_queries", 2, ((4, 4), (2, 2)), 0, num_heads=2, head_dim=8),
     Problem("no_batch", 0, ((4, 4), (2, 2)), 6, num_heads=2, head_dim=8),
 )

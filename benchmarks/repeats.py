@@ -8,19 +8,20 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from cyclopts.types import PositiveInt
 
 import trt_plugin
-from benchmarks.detector import compared
 from benchmarks.option_types import EngineFiles
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.detector.preprocess import Preprocessor, load_image
 from codetr.errors import ArgumentError
+from codetr.export.box_agreement import compare_detections
 from codetr.export.engine_check import DEMO_PHOTO
 from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES
 
@@ -57,11 +58,10 @@ def measure_repeats(
                 "engine", f"expected {file.path.with_suffix('.json')} beside it, no such file"
             )
     result = ResultFile("benchmarks.repeats", out)
-    rows = []
     for file in engine:
-        rows.append(measure(file.label, file.path, photo, runs))
-        print(line(rows[-1]), flush=True)
-    result.write(rows, photo=photo.name)
+        row = measure(file.label, file.path, photo, runs)
+        result.add(row, line(row))
+    result.write(photo=photo.name)
     print(result.path)
     return 0
 
@@ -106,7 +106,11 @@ def repeat(call: Callable[[], Mapping[str, np.ndarray]], runs: int) -> dict:
         detections.setdefault(key, tuple(outputs[name] for name in OUTPUT_NAMES))
     usual, count = counts.most_common(1)[0]
     size = detections[usual][OUTPUT_NAMES.index("scores")].size
-    others = [compared(detections[usual], x)["detections"] for key, x in detections.items() if key != usual]
+    others = [
+        asdict(compare_detections(detections[usual], other))
+        for key, other in detections.items()
+        if key != usual
+    ]
     return {
         "runs": runs,
         "distinct": len(counts),

@@ -7,11 +7,9 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -54,27 +52,27 @@ class ResultFile:
         machine = slug(gpu["name"]) if gpu else "cpu"
         self.path = out or Path("benchmarks/results") / f"{stem or self.kind}_{machine}.json"
         check_output("out", self.path)
+        self.rows: list[dict] = []
 
-    def write(self, results: Sequence[dict], **facts: object) -> dict:
+    def add(self, row: dict, line: str) -> None:
+        """Adds a row and prints a line about it."""
+        self.rows.append(row)
+        print(line, flush=True)
+
+    def write(self, **facts: object) -> dict:
         """Writes the file and returns its content.
 
         Args:
-            results: the rows.
             facts: fields of the whole run.
         """
         seconds = round(time.monotonic() - self.started, 1)
-        content = {**self.head, "kind": self.kind, **facts, "seconds": seconds, "results": list(results)}
+        content = {**self.head, "kind": self.kind, **facts, "seconds": seconds, "results": self.rows}
         write_json(self.path, content, allow_nan=False)
         return content
 
 
-def describe(module: str, arguments: Sequence[str] | None = None) -> dict:
-    """Returns the head of a result file: command, time, commit, machine and versions.
-
-    Args:
-        module: the benchmark.
-        arguments: its command line. Default: the one of this process.
-    """
+def describe(module: str) -> dict:
+    """Returns the head of a benchmark's result file: command, time, commit, machine and versions."""
     gpu = {}
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -84,14 +82,12 @@ def describe(module: str, arguments: Sequence[str] | None = None) -> dict:
             "memory_bytes": properties.total_memory,
             "l2_bytes": properties.L2_cache_size,
             "multiprocessors": properties.multi_processor_count,
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-            "clocks": _output(
-                "nvidia-smi", "--query-gpu=clocks.max.sm,clocks.max.mem", "--format=csv,noheader"
-            ),
+            "driver": _nvidia_smi("driver_version"),
+            "clocks": _nvidia_smi("clocks.max.sm,clocks.max.mem"),
         }
     return {
         "schema_version": SCHEMA_VERSION,
-        "command": shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "date_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": commit(),
         "gpu": gpu,
@@ -131,16 +127,20 @@ def _tensorrt_version() -> str | None:
 
 
 def _cpu() -> str:
-    try:
-        name = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
-    except OSError:
-        name = None
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     return name[1].strip() if name else platform.processor()
+
+
+def _nvidia_smi(field: str) -> str:
+    return _output("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader")
 
 
 def _output(*command: str) -> str:
     """Returns the first line that a command prints; "" if the command is missing or fails."""
-    if shutil.which(command[0]) is None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.strip().splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else ""
+    return done.stdout.strip().partition("\n")[0].strip()

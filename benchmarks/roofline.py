@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 MARKERS = {
     "attention": "o",
@@ -29,22 +28,6 @@ CUDA C++ Programming Guide, "Arithmetic Instructions", table "Throughput of Nati
 Instructions"."""
 
 
-class Point(NamedTuple):
-    """A measurement in a roofline.
-
-    Attributes:
-        problem, distribution, method: names of the measurement.
-        intensity: flop per byte, if every input is read once and every output is written once.
-        speed: flop per second, from the median time.
-    """
-
-    problem: str
-    distribution: str
-    method: str
-    intensity: float
-    speed: float
-
-
 def forward_flop(problem: Mapping) -> int:
     """Returns the floating-point operations of a forward pass: N * Q * M * K samples of D channels each.
 
@@ -58,16 +41,16 @@ def forward_flop(problem: Mapping) -> int:
     return FLOP_PER_SAMPLE_AND_CHANNEL * samples * problem["head_dim"]
 
 
-def points(content: Mapping, dtype: str) -> list[Point]:
-    """Returns the forward measurements of a type, in the file's order, without failures."""
+def points(content: Mapping, dtype: str) -> list[tuple[dict, float, float]]:
+    """Returns the forward measurements of a type: row, flop per byte, and flop per second.
+
+    The bytes are those of every input read once and every output written once. Failures are left out.
+    """
     found = []
     for row in content["results"]:
-        if row["dtype"] != dtype or row["method"] not in MARKERS or "failure" in row:
-            continue
-        flop = forward_flop(row["problem"])
-        speed = flop / (row["timing"]["median_ms"] * 1e-3)
-        name, distribution = row["problem"]["name"], row["distribution"]
-        found.append(Point(name, distribution, row["method"], flop / row["bytes_moved"], speed))
+        if row["dtype"] == dtype and row["method"] in MARKERS and "failure" not in row:
+            flop = forward_flop(row["problem"])
+            found.append((row, flop / row["bytes_moved"], flop / (row["timing"]["median_ms"] * 1e-3)))
     return found
 
 
@@ -101,20 +84,19 @@ def figure(content: Mapping, dtype: str, colours: Sequence[str]):
     drawn = points(content, dtype)
     if not drawn:
         return None
-    distributions = list(dict.fromkeys(point.distribution for point in drawn))
-    problems = list(dict.fromkeys(point.problem for point in drawn))
-    methods = [method for method in MARKERS if any(point.method == method for point in drawn)]
+    distributions = list(dict.fromkeys(row["distribution"] for row, _, _ in drawn))
+    problems = list(dict.fromkeys(row["problem"]["name"] for row, _, _ in drawn))
+    methods = [method for method in MARKERS if any(row["method"] == method for row, _, _ in drawn)]
     colour = {name: colours[index % len(colours)] for index, name in enumerate(problems)}
     size = {name: 10 - 5 * index / len(problems) for index, name in enumerate(problems)}
     picture = Figure(figsize=(2.6 + 4.6 * len(distributions), 6), layout="constrained")
     panels = picture.subplots(1, len(distributions), sharex=True, sharey=True, squeeze=False)[0]
     for axes, distribution in zip(panels, distributions):
-        roofs = _draw_roofs(axes, content, [point.intensity for point in drawn])
-        for point in drawn:
-            if point.distribution == distribution:
-                marker = _marker(point.method, colour[point.problem], size[point.problem])
-                marker.set_data([point.intensity], [point.speed / 1e12])
-                axes.add_line(marker)
+        roofs = _draw_roofs(axes, content, [intensity for _, intensity, _ in drawn])
+        for row, intensity, speed in drawn:
+            if row["distribution"] == distribution:
+                name = row["problem"]["name"]
+                axes.plot([intensity], [speed / 1e12], **_marker(row["method"], colour[name], size[name]))
         _style(axes, distribution)
     panels[0].set_ylabel("achieved TFLOP/s (median)")
     picture.suptitle(
@@ -122,7 +104,7 @@ def figure(content: Mapping, dtype: str, colours: Sequence[str]):
     )
     blank = Line2D([], [], linestyle="none")
     lines = [(roof, roof.get_label()) for roof in roofs]
-    shapes = [(_marker(method, "black", 7), method) for method in methods]
+    shapes = [(Line2D([], [], **_marker(method, "black", 7)), method) for method in methods]
     patches = [(Line2D([], [], color=colour[name], linewidth=5), name) for name in problems]
     legend = [*lines, (blank, ""), *shapes, (blank, ""), *patches]
     picture.legend(*zip(*legend), loc="outside right center", fontsize=7, frameon=False)
@@ -135,34 +117,28 @@ def _draw_roofs(axes, content: Mapping, intensities: Sequence[float]) -> list:
     peak = peak_flop_per_second(content["gpu"])
     right = max(intensities) * 1.5
     ridge = right if peak is None else peak / bandwidth
-    right = max(right, ridge * 2.5)
-    left = min(min(intensities), ridge) / 1.5
+    ends = [min(min(intensities), ridge) / 1.5, ridge]
+    black = {"color": "black", "linewidth": 1.2}
     label = f"{bandwidth / 1e12:.3g} TB/s, as a large copy"
-    ends = [left, ridge]
-    speeds = [bandwidth * end / 1e12 for end in ends]
-    lines = axes.plot(ends, speeds, color="black", linewidth=1.2, label=label)
+    lines = axes.plot(ends, [bandwidth * end / 1e12 for end in ends], label=label, **black)
     if peak is not None:
         label = f"{peak / 1e12:.3g} TFLOP/s, fp32 at {clock_hertz(content['gpu']) / 1e6:.0f} MHz"
-        height = [peak / 1e12] * 2
-        lines += axes.plot([ridge, right], height, color="black", linewidth=1.2, linestyle="--", label=label)
+        ends = [ridge, max(right, ridge * 2.5)]
+        lines += axes.plot(ends, [peak / 1e12] * 2, label=label, linestyle="--", **black)
     return lines
 
 
-def _marker(method: str, colour: str, size: float):
-    """Makes a hollow marker, so that markers below it stay visible."""
-    from matplotlib.lines import Line2D
-
+def _marker(method: str, colour: str, size: float) -> dict:
+    """Returns the style of a hollow marker, so that markers below it stay visible."""
     marker = MARKERS[method]
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=marker,
-        markersize=size * (0.7 if marker in "+x" else 1),
-        markeredgewidth=1.1,
-        markeredgecolor=colour,
-        markerfacecolor="none",
-    )
+    return {
+        "linestyle": "none",
+        "marker": marker,
+        "markersize": size * (0.7 if marker in "+x" else 1),
+        "markeredgewidth": 1.1,
+        "markeredgecolor": colour,
+        "markerfacecolor": "none",
+    }
 
 
 def _style(axes, distribution: str) -> None:

@@ -14,12 +14,14 @@ import torch
 from cyclopts.types import PositiveInt
 
 import codetr
-from benchmarks.detector import compared, measure_engine
+from benchmarks import timing
+from benchmarks.detector import detections, measure_engine
 from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName, several
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
-from codetr.detector.preprocess import Preprocessor, load_image
+from codetr.detector.preprocess import Batch, Preprocessor, load_image
+from codetr.export.box_agreement import compare_detections
 from codetr.export.engine_check import DEMO_PHOTO, DetectionArrays, detect_with_torch, turned
 from codetr.weights import choose_weights, model_config
 
@@ -76,25 +78,26 @@ def measure_sizes(
     codetr.load_checkpoint(network, weights)
     in_precision = functools.cache(functools.partial(on_gpu, network))
     picture = load_image(photo)
-    rows = []
     for (height, width), count in itertools.product(sizes, batches):
         preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
         batch = preprocessor.batch(turned(picture, count))
-        by_torch: dict[str, DetectionArrays] = {}
+
+        @functools.cache
+        def by_torch(precision: str, batch: Batch = batch) -> DetectionArrays:
+            return detect_with_torch(in_precision(precision), batch, DEVICE, precision == "tf32")
+
         for file in engine:
             row, found, _ = measure_engine(file.label, file.path, batch, iterations)
+            own = row["engine_precision"]
+            agreement = compare_detections(by_torch(own), found)
             row = {"height": height, "width": width, "batch": count, **row}
-            for precision in ("fp32", row["engine_precision"]):
-                if precision not in by_torch:
-                    by_torch[precision] = detect_with_torch(
-                        in_precision(precision), batch, DEVICE, precision == "tf32"
-                    )
-                key = "detections" if precision == "fp32" else "detections_in_its_precision"
-                row[key] = compared(by_torch[precision], found)["detections"]
-            rows.append(row)
-            report(row)
+            row["detections"] = detections(compare_detections(by_torch("fp32"), found))
+            if own != "fp32":
+                row["detections_in_its_precision"] = detections(agreement)
+            size = f"{count} x {height}x{width}"
+            line = f"{file.label:10} {size} {timing.spread(row['timing'])}; PyTorch in {own}: {agreement}"
+            result.add(row, line)
     result.write(
-        rows,
         model=config.name,
         weights=str(weights),
         photo=photo.name,
@@ -107,19 +110,6 @@ def measure_sizes(
 def on_gpu(model: codetr.CoDino, precision: str) -> codetr.CoDino:
     """Returns a copy of a model on the GPU, in a precision."""
     return copy.deepcopy(model).set_precision("fp32" if precision == "tf32" else precision).to(DEVICE)
-
-
-def report(row: dict) -> None:
-    """Prints one line for a row."""
-    same = row.get("detections_in_its_precision", row["detections"])
-    print(
-        f"{row['variant']:10} {row['batch']} x {row['height']}x{row['width']} "
-        f"{row['timing']['median_ms']:8.3f} ms; {same['matched']} of {same['expected']} match, "
-        f"{same['equal']} equal, boxes within {same['max_box_difference_px']:.3g} px "
-        f"(half of them {same['median_box_difference_px']:.2g}), "
-        f"scores {same['max_score_difference']:.2g} of PyTorch in {row['engine_precision']}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
@@ -22,6 +20,7 @@ from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import Folder, InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.errors import UsageError, one_line
+from trt_plugin import EngineRunner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,21 +29,23 @@ FORMS = ("original", "rewritten")
 WARMUP = 20
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """A file to measure.
 
     Attributes:
-        name: name of the row.
-        configuration: the published configuration, or "".
         path: the ONNX file, with static shapes.
+        configuration: the published configuration, or "".
         attentions: number of deformable attentions, if it is known.
     """
 
-    name: str
-    configuration: str
     path: Path
+    configuration: str = ""
     attentions: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the row."""
+        return self.path.stem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,8 +88,9 @@ def measure_surgery(
         raise UsageError("FILE.onnx: expected at least one file, got none")
     subjects = [read_subject(path) for path in files]
     result = ResultFile("benchmarks.surgery", out, f"surgery_{precision}")
-    rows: list[dict] = []
-    with working_folder(work) as folder, ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryDirectory(prefix="surgery-") as temporary:
+        folder = work or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
 
         def make(subject: Subject) -> dict:
             row = prepare(subject, folder, precision, seconds)
@@ -97,24 +99,12 @@ def measure_surgery(
 
         made = map(make, subjects) if jobs == 1 else list(pool.map(make, subjects))
         for subject, row in zip(subjects, made, strict=True):
-            rows.append(row)
             time_engines(row, subject, folder, precision, iterations)
-            print(summary(row), flush=True)
-            result.write(rows, precision=precision, jobs=jobs)
-    failed = sum(bool(failures(row)) for row in rows)
-    print(f"{len(rows)} models, {failed} failed: {result.path}")
+            result.add(row, summary(row))
+            result.write(precision=precision, jobs=jobs)
+    failed = sum(bool(failures(row)) for row in result.rows)
+    print(f"{len(subjects)} models, {failed} failed: {result.path}")
     return 1 if failed else 0
-
-
-@contextmanager
-def working_folder(given: Path | None) -> Iterator[Path]:
-    """Yields the folder that is given, which stays, or a temporary one."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="surgery-") as temporary:
-        yield Path(temporary)
 
 
 def read_subject(path: Path) -> Subject:
@@ -130,9 +120,8 @@ def read_subject(path: Path) -> Subject:
     except Exception as error:  # protobuf's own, whose class depends on its implementation
         raise UsageError(f"FILE.onnx {path}: expected an ONNX file ({one_line(error)})") from error
     metadata = {prop.key: prop.value for prop in model.metadata_props}
-    attentions = metadata.get("attentions", "")
-    number = int(attentions) if attentions.isdecimal() else None
-    return Subject(path.stem, metadata.get("configuration", ""), path, number)
+    attentions = metadata.get("attentions")
+    return Subject(path, metadata.get("configuration", ""), int(attentions) if attentions else None)
 
 
 def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dict:
@@ -151,11 +140,11 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
     }
     files = forms(subject, folder)
     report = folder / f"{subject.name}.surgery.json"
-    if not (files["rewritten"].exists() and report.exists()):
-        try:
+    try:
+        if not (files["rewritten"].exists() and report.exists()):
             row["check"] = rewrite(subject.path, files["rewritten"], report, seconds)
-        except RuntimeError as error:
-            return row | {"failure": str(error)}
+    except RuntimeError as error:
+        return row | {"failure": str(error)}
     surgery = json.loads(report.read_text(encoding="utf-8"))
     row |= {
         "replaced": len(surgery["replacements"]),
@@ -164,30 +153,23 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
     }
     for form, path in files.items():
         try:
-            row[form] = build(path, _engines(folder, form, precision), precision, seconds)
+            row[form] = build(path, folder / f"{form}_{precision}", precision, seconds)
         except RuntimeError as error:
             row[form] = {"failure": str(error)}
     return row
 
 
 def time_engines(row: dict, subject: Subject, folder: Path, precision: str, iterations: int) -> None:
-    """Times the engines that `prepare` built, and adds the times or the failures to its row.
-
-    Args:
-        row: result of `prepare`.
-        subject, folder, precision: the arguments of `prepare`.
-        iterations: samples of each measurement.
-    """
+    """Adds the times of the engines, or the failures, to the row that `prepare` made with these arguments."""
     inputs = functools.cache(lambda: random_inputs(subject.path))  # both engines get the same
     for form, path in forms(subject, folder).items():
         if "failure" in row.get(form, {"failure": ""}):
             continue
         try:
-            engine = _engines(folder, form, precision) / f"{path.stem}.engine"
-            samples = run(engine, inputs(), iterations)
-            row[form]["timing"] = timing.Timing(samples, 1, WARMUP, "warm").as_dict()
+            samples = run(folder / f"{form}_{precision}" / f"{path.stem}.engine", inputs(), iterations)
+            row[form]["timing"] = timing.Timing(samples, warmup=WARMUP).as_dict()
         except (RuntimeError, ValueError, OSError) as error:
-            row[form] = {"failure": " ".join(str(error).split())[:500]}
+            row[form] = {"failure": one_line(error)}
 
 
 def forms(subject: Subject, folder: Path) -> dict[str, Path]:
@@ -218,10 +200,6 @@ def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
     return ""
 
 
-def _engines(folder: Path, form: str, precision: str) -> Path:
-    return folder / f"{form}_{precision}"
-
-
 def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
     """Builds one engine, unless an earlier run left it in the folder.
 
@@ -235,12 +213,11 @@ def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
         options += ["--timing-cache", folder.parent / "timing.cache"]
         command(["onnx_path.build", path, *options], seconds)
     built = json.loads(report.read_text(encoding="utf-8"))
+    engine = built["report"]
     return {
         "build_seconds": built["build_seconds"],
-        "engine_bytes": built["report"]["engine_bytes"],
-        "device_memory_bytes": built["report"]["device_memory_bytes"],
-        "layers": built["report"]["layers"],
-        "plugin_layers": len(built["report"]["plugin_layers"]),
+        **{key: engine[key] for key in ("engine_bytes", "device_memory_bytes", "layers")},
+        "plugin_layers": len(engine["plugin_layers"]),
     }
 
 
@@ -282,11 +259,7 @@ def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
 
 def run(engine: Path, inputs: Mapping[str, np.ndarray], iterations: int) -> list[float]:
     """Returns GPU milliseconds of replays of the engine."""
-    import trt_plugin
-
-    trt_plugin.load()
-    with trt_plugin.EngineRunner(engine) as runner:
-        runner(inputs)
+    with EngineRunner(engine) as runner:
         return runner.time(inputs, iterations, WARMUP)
 
 
@@ -299,22 +272,14 @@ def failures(row: dict) -> list[str]:
     return found
 
 
-def speedup(row: dict) -> float | None:
-    """Returns the time of the original engine over that of the rewritten one; None if one has no time."""
-    times = [row.get(form, {}).get("timing", {}).get("median_ms") for form in FORMS]
-    return None if None in times else times[0] / times[1]
-
-
 def summary(row: dict) -> str:
     """Describes a row on one line."""
-    parts = [f"{row['model']:26}"]
-    for form in FORMS:
-        timed = row.get(form, {}).get("timing")
-        parts.append(f"{form} {timed['median_ms']:8.3f} ms" if timed else f"{form} failed")
-    if (factor := speedup(row)) is not None:
-        parts.append(f"{factor:.2f} times")
+    times = [row.get(form, {}).get("timing", {}).get("median_ms") for form in FORMS]
+    parts = [f"{form} {time:.3f} ms" if time else f"{form} failed" for form, time in zip(FORMS, times)]
+    if all(times):
+        parts.append(f"{times[0] / times[1]:.2f} times")
     notes = [row["check"]] if row.get("check") else []
-    return "  ".join([*parts, *notes, *failures(row)])
+    return "  ".join([f"{row['model']:26}", *parts, *notes, *failures(row)])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -32,40 +32,39 @@ class Timing:
     """
 
     samples_ms: list[float]
-    calls_per_replay: int
-    warmup: int
-    cache: str
+    calls_per_replay: int = 1
+    warmup: int = 0
+    cache: str = "warm"
     method: str = "CUDA events around replays of one CUDA graph"
-    summary: dict[str, float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "summary", summarise(self.samples_ms))
 
     @property
     def median_ms(self) -> float:
         """The median sample, milliseconds."""
-        return self.summary["median_ms"]
+        return statistics.median(self.samples_ms)
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Median, 5th and 95th percentile, minimum, and number of the samples."""
+        ordered = sorted(self.samples_ms)
+        last = len(ordered) - 1
+        return {
+            "median_ms": self.median_ms,
+            "p05_ms": ordered[round(0.05 * last)],
+            "p95_ms": ordered[round(0.95 * last)],
+            "min_ms": ordered[0],
+            "samples": len(ordered),
+        }
 
     def as_dict(self) -> dict:
         """Returns the fields for JSON: the summary first, samples rounded to 0.1 microseconds."""
-        fields = asdict(self)
-        fields["samples_ms"] = [round(sample, 4) for sample in self.samples_ms]
-        return {**fields.pop("summary"), **fields}
+        samples = [round(sample, 4) for sample in self.samples_ms]
+        return {**self.summary, **asdict(self), "samples_ms": samples}
 
 
-def summarise(samples_ms: Sequence[float]) -> dict[str, float]:
-    """Returns median, 5th and 95th percentile, minimum, and number of the samples."""
-    ordered = sorted(samples_ms)
-    if not ordered:
-        raise ValueError("samples_ms: expected at least one sample, got none")
-    last = len(ordered) - 1
-    return {
-        "median_ms": statistics.median(ordered),
-        "p05_ms": ordered[round(0.05 * last)],
-        "p95_ms": ordered[round(0.95 * last)],
-        "min_ms": ordered[0],
-        "samples": len(ordered),
-    }
+def spread(timing: dict) -> str:
+    """Returns the median and the percentiles of `Timing.as_dict` in words."""
+    low, high = timing["p05_ms"], timing["p95_ms"]
+    return f"{timing['median_ms']:.3f} ms ({low:.3f} to {high:.3f}, {timing['samples']} samples)"
 
 
 def l2_bytes() -> int:
@@ -126,12 +125,7 @@ def time_graph(
     cold = bytes_per_call * len(calls) >= 2 * l2_bytes()
     calls = list(calls) * -(-least_calls // len(calls))
     graph = capture(calls)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    once = max(begin.elapsed_time(end), 1e-3)
+    once = max(_milliseconds(graph.replay), 1e-3)
     affordable = max(10, int(seconds * 1e3 / once))
     iterations, warmup = min(iterations, affordable), min(warmup, max(2, affordable // 10))
     for _ in range(warmup):
@@ -162,16 +156,22 @@ def time_eager(
     require_gpu()
     samples: list[float] = []
     for index in range(warmup + iterations):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
+        milliseconds = _milliseconds(call)
         if index >= warmup:
-            samples.append(begin.elapsed_time(end))
+            samples.append(milliseconds)
         if len(samples) >= 5 and sum(samples) > seconds * 1e3:
             break
-    return Timing(samples, 1, warmup, "warm", "CUDA events around eager calls, one set of inputs")
+    return Timing(samples, warmup=warmup, method="CUDA events around eager calls, one set of inputs")
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    """Runs a call and waits for the GPU; returns its GPU time."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
 
 
 def copy_bandwidth(megabytes: int = 2048) -> float:

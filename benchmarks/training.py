@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from unittest import mock
 
 import torch
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 import msda.module
 import msda.reference
 from benchmarks import timing
-from benchmarks.option_types import several
+from benchmarks.option_types import OneOrMore, several
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile
 from codetr.cli.program import run_program
@@ -60,7 +59,7 @@ def measure_training(
     problem: Annotated[
         tuple[Any, ...], several(TrainingProblem.parse, "MODEL:HEIGHTxWIDTH:BATCH")
     ] = PROBLEMS,
-    attention: Annotated[tuple[Literal[ATTENTIONS], ...], Parameter(consume_multiple=True)] = ATTENTIONS,
+    attention: Annotated[tuple[Literal[ATTENTIONS], ...], OneOrMore] = ATTENTIONS,
     precision: Literal["bf16", "fp32"] = "bf16",
     steps: PositiveInt = 50,
     out: OutputFile | None = None,
@@ -85,13 +84,12 @@ def measure_training(
     for item in problem:
         model_config(item.model)
     result = ResultFile("benchmarks.training", out)
-    rows = []
     for item, name in itertools.product(problem, attention):
         with use_attention(name):
-            row = measure(item, precision == "bf16", steps)
-        rows.append({**item._asdict(), "attention": name, "precision": precision, **row})
-        report(rows[-1])
-    result.write(rows, objects_per_image=OBJECTS, denoising_pairs=PAIRS)
+            measured = measure(item, precision == "bf16", steps)
+        row = {**item._asdict(), "attention": name, "precision": precision, **measured}
+        result.add(row, line(row))
+    result.write(objects_per_image=OBJECTS, denoising_pairs=PAIRS)
     print(result.path)
     return 0
 
@@ -106,13 +104,13 @@ def use_attention(name: str) -> Iterator[None]:
             yield
 
 
-def measure(problem: TrainingProblem, bf16: bool, steps: int, device: str = "cuda") -> dict:
+def measure(problem: TrainingProblem, bf16: bool, steps: int) -> dict:
     """Times steps of one problem. Without enough memory the result is {"out_of_memory": True}."""
     gc.collect()  # the memory of the problem before would count
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        step, batch = prepare(problem, bf16, device)
+        step, batch = prepare(problem, bf16)
         # The events are in the GPU's queue, so that a sample includes the time that it waits for the host.
         events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
         for index in range(WARMUP):
@@ -125,7 +123,8 @@ def measure(problem: TrainingProblem, bf16: bool, steps: int, device: str = "cud
     except torch.cuda.OutOfMemoryError:
         return {"out_of_memory": True}
     samples = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
-    timed = timing.Timing(samples, 1, WARMUP, "warm", "CUDA events between successive steps, run eagerly")
+    method = "CUDA events between successive steps, run eagerly"
+    timed = timing.Timing(samples, warmup=WARMUP, method=method)
     return {
         "images_per_second": 1e3 * problem.batch / timed.median_ms,
         "peak_memory_bytes": torch.cuda.max_memory_allocated(),
@@ -170,18 +169,13 @@ def prepare(problem: TrainingProblem, bf16: bool, device: str = "cuda") -> tuple
     return step, batch
 
 
-def report(row: dict) -> None:
-    """Prints one line for a result."""
+def line(row: dict) -> str:
+    """Describes a row on one line."""
     what = f"{row['model']} {row['height']}x{row['width']} batch {row['batch']} {row['attention']:11}"
     if "timing" not in row:
-        print(f"{what} out of memory", flush=True)
-        return
-    spread = row["timing"]
-    print(
-        f"{what} {spread['median_ms']:8.1f} ms ({spread['p05_ms']:.1f} to {spread['p95_ms']:.1f}), "
-        f"{row['images_per_second']:7.1f} images/s, {row['peak_memory_bytes'] / 2**30:.1f} GiB",
-        flush=True,
-    )
+        return f"{what} out of memory"
+    memory = f"{row['peak_memory_bytes'] / 2**30:.1f} GiB"
+    return f"{what} {timing.spread(row['timing'])}, {row['images_per_second']:.1f} images/s, {memory}"
 
 
 if __name__ == "__main__":

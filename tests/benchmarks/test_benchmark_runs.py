@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +11,12 @@ import torch
 
 from benchmarks import detector, engines, msda, repeats, result_files, sizes, timing
 from codetr.export.engine_check import detect_with_torch
+from tests.engines.engine_samples import METADATA, SUMMARY, recorded
+from tests.engines.plugin_engines import save
+from tests.engines.test_inspect_command import plan
 from tests.golden_models import GOLDEN, load_golden, save_weights
+from trt_plugin.inspection.engine_summary import EngineTimes
+from trt_plugin.inspection.layer_kinds import LAYER_KINDS, MSDA
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +54,11 @@ def test_detector_compares_with_fp32(tmp_path, monkeypatch) -> None:
 
     def measure_torch(model, variant, batch, iterations):
         seen.append(variant)
-        timed = timing.Timing([1.0] * iterations, 1, 1, "warm").as_dict()
+        timed = timing.Timing([1.0] * iterations).as_dict()
         return [{"backend": "torch eager", "variant": variant, "timing": timed}], found(model, batch)
 
     def measure_engine(label, path, batch, iterations):
-        timed = timing.Timing([1.0], 1, 1, "warm").as_dict()
+        timed = timing.Timing([1.0]).as_dict()
         boxes, scores, labels = found(load_golden(name)[0], batch)
         labels[:, 1:] = -1  # all but the best are suppressed
         row = {"backend": "TensorRT engine", "variant": label, "timing": timed}
@@ -67,38 +72,70 @@ def test_detector_compares_with_fp32(tmp_path, monkeypatch) -> None:
     given += ["--width", 128, "--torch", "fp16", "--engine", f"a={tmp_path / 'e'}", "--out", out]
     assert detector.main([str(word) for word in given]) == 0
     content = json.loads(out.read_text())
-    assert seen == ["fp32", "fp16"] and (content["height"], content["width"], content["batch"]) == (
-        96,
-        128,
-        1,
-    )
+    assert seen == ["fp32", "fp16"]
+    assert (content["height"], content["width"], content["batch"]) == (96, 128, 1)
     *by_torch, engine = content["results"]
     assert all(row["detections"]["equal_share"] == 1.0 for row in by_torch)
     assert engine["detections"]["found"] == 1 <= engine["detections"]["expected"] < 100
 
 
-def test_engines_are_measured_in_turn(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(
-        engines, "measure_engine", lambda label, path, *_: {"variant": label, "name": path.name}
-    )
-    monkeypatch.setattr(engines, "line", str)
-    given = ["--engine", f"a={__file__}", "--engine", f"b={__file__}", "--out", str(tmp_path / "x.json")]
-    assert engines.main([*given, "--plugins", __file__]) == 0
-    assert json.loads((tmp_path / "x.json").read_text())["results"] == [
-        {"variant": label, "name": Path(__file__).name} for label in "ab"
-    ]
+def test_row_of_an_engine(tmp_path, monkeypatch, capsys) -> None:
+    layers = recorded("onnx")
+    (tmp_path / "a.engine").touch()
+    dataclasses.replace(METADATA, build_seconds=89.9).save(tmp_path / "a.json")
+    monkeypatch.setattr(engines, "read_engine", lambda path, libraries: (SUMMARY, layers, ""))
+    times = EngineTimes([10.2, 11.2, 12.2], True, {layer.name: layer.time_ms for layer in layers.layers})
+    monkeypatch.setattr(engines, "measure", lambda path, runs, warmup: times)
+    given = ["--engine", f"a={tmp_path / 'a.engine'}", "--plugins", __file__, "--out", tmp_path / "x.json"]
+    assert engines.main(list(map(str, given))) == 0
+    assert "a: 11.200 ms (10.200 to 12.200, 3 samples), 102 layers, 3.0 MiB" in capsys.readouterr().out
+    (found,) = json.loads((tmp_path / "x.json").read_text())["results"]
+    assert found["timing"]["median_ms"] == 11.2 and found["build_seconds"] == 89.9
+    assert found["layers"] == 102 and found["plugins"] == {"FusedMultiScaleDeformableAttention": 3}
+    assert found["inputs"] == {"images": [2, 3, 8, 8]}
+    assert sum(part["layers"] for part in found["kinds"].values()) == 102
+    assert sum(part["ms"] for part in found["kinds"].values()) == pytest.approx(layers.time_ms, abs=1e-3)
+    assert list(found["kinds"]) == [kind for kind in LAYER_KINDS if kind in found["kinds"]]
 
 
-def test_repeats_counts_runs_with_other_bits() -> None:
+@pytest.mark.gpu
+def test_engines_are_measured(tmp_path, capsys) -> None:
+    path = save(tmp_path, plan("DETAILED"))
+    out = tmp_path / "engines.json"
+    assert engines.main(["--engine", f"a={path}", "--iterations", "5", "--out", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["results"]
+    assert found["plugins"] == {"FusedMultiScaleDeformableAttention": 1}
+    assert found["kinds"][MSDA]["ms"] > 0 and found["timing"]["samples"] == 5
+    assert engines.main(["--engine", f"a={save(tmp_path, plan('NONE'))}", "--out", str(out)]) == 2
+    assert "--engine: expected detailed profiling verbosity, a was built" in capsys.readouterr().err
+
+
+def test_repeats_counts_runs_with_other_bits(tmp_path, monkeypatch, capsys) -> None:
     def outputs(score: float, left: float = 10.0) -> dict[str, np.ndarray]:
         boxes = np.array([[[left, 10, 50, 50], [100, 100, 200, 150]]], np.float32)
         scores, labels = np.array([[0.9, score]], np.float32), np.array([[3, 5]])
         return {"boxes": boxes, "scores": scores, "labels": labels}
 
-    given = [outputs(0.5, 10.5), *[outputs(0.5)] * 5, outputs(0.502), outputs(0.5)]
-    calls = iter(given)
-    found = repeats.repeat(lambda: next(calls), len(given))
-    assert found == {
+    calls = iter([outputs(0.5, 10.5), *[outputs(0.5)] * 5, outputs(0.502), outputs(0.5), *[outputs(0.5)] * 8])
+    monkeypatch.setattr(
+        repeats,
+        "measure",
+        lambda label, path, photo, runs: {"variant": label, **repeats.repeat(lambda: next(calls), runs)},
+    )
+    for name in ("a.engine", "a.json"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert repeats.main(["--engine", "x=a.engine", "--engine", "y=a.engine", "--runs", "8"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "x: 2 of 8 runs give other bits, 3 results: scores by 0.002, boxes by 0.5 px",
+        "y: 0 of 8 runs give other bits",
+        "benchmarks/results/repeats_h0.json",
+    ]
+    content = json.loads((tmp_path / "benchmarks/results/repeats_h0.json").read_text())
+    assert (content["kind"], content["photo"]) == ("repeats", "coffee.jpg")
+    other, same = content["results"]
+    assert other == {
+        "variant": "x",
         "runs": 8,
         "distinct": 3,
         "different": 2,
@@ -107,26 +144,7 @@ def test_repeats_counts_runs_with_other_bits() -> None:
         "max_score_difference": pytest.approx(0.002, rel=1e-3),
         "max_box_difference_px": 0.5,
     }
-    text = repeats.line({"variant": "fp16", **found})
-    assert text == "fp16: 2 of 8 runs give other bits, 3 results: scores by 0.002, boxes by 0.5 px"
-    same = repeats.repeat(lambda: outputs(0.5), 3)
     assert (same["different"], same["matches"], same["max_score_difference"]) == (0, 2, 0)
-    assert repeats.line({"variant": "fp32", **same}) == "fp32: 0 of 3 runs give other bits"
-
-
-def test_repeats_writes_a_row_for_every_engine(tmp_path, monkeypatch, capsys) -> None:
-    for name in ("a.engine", "a.json"):
-        (tmp_path / name).touch()
-    row = {"different": 0, "runs": 7}
-    monkeypatch.setattr(repeats, "measure", lambda label, path, photo, runs: {"variant": label, **row})
-    monkeypatch.chdir(tmp_path)
-    assert repeats.main(["--engine", "x=a.engine", "--engine", "y=a.engine"]) == 0
-    *lines, path = capsys.readouterr().out.splitlines()
-    assert lines == [f"{label}: 0 of 7 runs give other bits" for label in "xy"]
-    assert path == "benchmarks/results/repeats_h0.json"
-    content = json.loads((tmp_path / path).read_text())
-    assert (content["kind"], content["photo"]) == ("repeats", "coffee.jpg")
-    assert content["results"] == [{"variant": label, **row} for label in "xy"]
 
 
 def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, monkeypatch, capsys) -> None:
@@ -138,7 +156,8 @@ def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, 
     def measure(label, path, batch, iterations):
         seen.append((batch.images.shape, {tuple(shape) for shape in batch.image_shapes.tolist()}))
         found = detect_with_torch(sizes.on_gpu(model, "fp16"), batch, sizes.DEVICE, tf32=False)
-        return {"variant": label, "engine_precision": "fp16", "timing": {"median_ms": 1.0}}, found, None
+        timed = timing.Timing([1.0]).as_dict()
+        return {"variant": label, "engine_precision": "fp16", "timing": timed}, found, None
 
     monkeypatch.setattr(sizes, "measure_engine", measure)
     monkeypatch.setattr(sizes, "DEVICE", torch.device("cpu"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from benchmarks.problems import BY_NAME, REAL, SMALL, Problem, pyramid
+from benchmarks.problems import BY_NAME, REAL, SMALL, pyramid
 
 
 def test_level_sizes() -> None:
@@ -37,12 +36,3 @@ def test_both_forms_sample_the_same_places() -> None:
         offsets = fused.sampling_offsets.reshape(*fused.attention_logits.shape, 2)
         locations = locations + offsets * problem.cells_to_unit(fused.reference_points)
         torch.testing.assert_close(given.sampling_locations.reshape(locations.shape), locations)
-
-
-def test_wrong_problems() -> None:
-    with pytest.raises(ValueError, match=r"^points_per_level: expected 1 numbers .*got \(1, 2\)"):
-        Problem("wrong", 1, ((2, 2),), 1, points_per_level=(1, 2))
-    with pytest.raises(ValueError, match=r"^reference_dim: expected 2 or 4, got 3"):
-        Problem("wrong", 1, ((2, 2),), 1, reference_dim=3)
-    with pytest.raises(ValueError, match=r"^distribution: expected one of .*got 'far'"):
-        SMALL[0].attention_inputs(distribution="far")

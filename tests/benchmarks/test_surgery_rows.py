@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from benchmarks import surgery
+import onnx.parser
+
+from benchmarks import result_files, surgery, timing
 from tests.onnx import model_zoo, zoo_files
 
 MODEL = "rt_detr"
@@ -30,12 +32,6 @@ def operated(original, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     paths = folder / "rewritten.onnx", folder / "report.json"
     surgery.command(["onnx_path.surgeon", original, paths[0], "--json", paths[1]], 300)
     return paths
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
 
 
 @pytest.fixture
@@ -59,57 +55,43 @@ def no_gpu_needed(operated, monkeypatch):
         assert [array.shape for array in inputs.values()] == [(1, 3, 96, 128)]
         return [2.0 if "rewritten" in engine.name else 4.0] * iterations
 
+    monkeypatch.setattr(timing, "require_gpu", lambda: None)
+    monkeypatch.setattr(result_files, "describe", lambda module: {"gpu": {"name": "NVIDIA H0"}})
     monkeypatch.setattr(surgery, "command", command)
     monkeypatch.setattr(surgery, "run", run)
 
 
-def subject(path: Path, attentions: int | None = 3) -> surgery.Subject:
-    return surgery.Subject(MODEL, "small", path, attentions)
-
-
-def measure(one: surgery.Subject, folder: Path, iterations: int = 1) -> dict:
-    row = surgery.prepare(one, folder, "fp16", 300)
-    surgery.time_engines(row, one, folder, "fp16", iterations)
+def measure(path: Path, folder: Path, status: int = 0) -> dict:
+    """Runs the benchmark on a file, and returns its row."""
+    given = [path, "--work", folder / "work", "--out", folder / "x.json", "--iterations", 5]
+    assert surgery.main(list(map(str, given))) == status
+    (row,) = json.loads((folder / "x.json").read_text())["results"]
     return row
 
 
-def test_row_holds_surgery_and_both_engines(original, folder, no_gpu_needed):
-    row = measure(subject(original), folder, iterations=5)
-    assert not surgery.failures(row)
-    assert row["replaced"] == 3
+def test_row_holds_surgery_and_both_engines(original, tmp_path, no_gpu_needed, monkeypatch, capsys):
+    row = measure(original, tmp_path)
+    assert row["model"] == MODEL and row["configuration"] == "small"
+    assert row["replaced"] == row["expected_attentions"] == model_zoo.ZOO[MODEL].layers
     assert row["nodes"][0] > row["nodes"][1]
     assert row["largest_relative_difference"] < 1e-5
     assert row["check"] == ""
-    assert surgery.speedup(row) == 2.0
     assert row["original"]["timing"]["samples"] == 5
     assert row["rewritten"]["plugin_layers"] == 1
-    assert "2.00 times" in surgery.summary(row)
-
-
-def test_what_an_earlier_run_made_is_used_again(original, folder, no_gpu_needed, monkeypatch):
-    first = measure(subject(original), folder)
-    monkeypatch.setattr(surgery, "rewrite", None)
+    assert "original 4.000 ms  rewritten 2.000 ms  2.00 times" in capsys.readouterr().out
+    # A second run uses the files of the first one.
     monkeypatch.setattr(surgery, "command", None)
-    again = measure(subject(original), folder)
-    assert (again["replaced"], again["nodes"]) == (first["replaced"], first["nodes"])
-    assert surgery.speedup(again) == 2.0
+    again = measure(original, tmp_path)
+    assert {**again, "check": ""} == row
 
 
-def test_another_number_of_attentions_is_a_failure(original, folder, no_gpu_needed):
-    row = measure(subject(original, attentions=4), folder, iterations=1)
-    assert surgery.failures(row) == ["3 attentions replaced, expected 4"]
+def test_another_number_of_attentions_is_a_failure(original, tmp_path, no_gpu_needed, monkeypatch):
+    monkeypatch.setattr(surgery, "read_subject", lambda path: surgery.Subject(path, "small", 9))
+    (failure,) = surgery.failures(measure(original, tmp_path, 1))
+    assert failure.endswith(" attentions replaced, expected 9")
 
 
-def test_file_that_the_surgeon_refuses_is_a_failure(folder, tmp_path):
-    (tmp_path / "broken.onnx").write_bytes(b"not a model")
-    row = measure(subject(tmp_path / "broken.onnx"), folder, iterations=1)
-    (failure,) = surgery.failures(row)
-    assert failure.startswith("onnx_path.surgeon: ")
-    assert "broken.onnx" in failure
-    assert surgery.speedup(row) is None
-
-
-def test_outputs_that_differ_are_a_note(original, folder, no_gpu_needed, monkeypatch):
+def test_outputs_that_differ_are_a_note(original, tmp_path, no_gpu_needed, monkeypatch, capsys):
     faked = surgery.command
 
     def command(arguments, seconds):
@@ -118,23 +100,23 @@ def test_outputs_that_differ_are_a_note(original, folder, no_gpu_needed, monkeyp
         faked(arguments, seconds)
 
     monkeypatch.setattr(surgery, "command", command)
-    row = measure(subject(original), folder, iterations=1)
-    assert not surgery.failures(row)
-    assert surgery.speedup(row) == 2.0
-    assert "output logits: differs by 0.01" in surgery.summary(row)
+    measure(original, tmp_path)
+    assert "2.00 times  onnx_path.surgeon: x.onnx is not written: output logits: differs by 0.01" in (
+        capsys.readouterr().out
+    )
 
 
-def test_engine_that_fails_leaves_the_other(original, folder, no_gpu_needed, monkeypatch):
+def test_engine_that_fails_leaves_the_other(original, tmp_path, no_gpu_needed, monkeypatch, capsys):
     def run(engine, inputs, iterations):
         if "rewritten" not in engine.name:
             raise RuntimeError("no\nkernel")
         return [2.0]
 
     monkeypatch.setattr(surgery, "run", run)
-    row = measure(subject(original), folder, iterations=1)
+    row = measure(original, tmp_path, 1)
     assert surgery.failures(row) == ["no kernel"]
     assert row["rewritten"]["timing"]["median_ms"] == 2.0
-    assert surgery.speedup(row) is None
+    assert "original failed  rewritten 2.000 ms  no kernel" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -142,6 +124,7 @@ def test_engine_that_fails_leaves_the_other(original, folder, no_gpu_needed, mon
     [
         ("import time; time.sleep(60)", 1, "bad: not done after 1 s"),
         ("import os; os._exit(3)", 60, "bad: exit status 3"),
+        ("raise SystemExit('codetr: error: x.onnx: no model')", 60, "bad: x.onnx: no model"),
     ],
 )
 def test_commands_that_fail(code, seconds, message, monkeypatch, tmp_path):
@@ -152,17 +135,10 @@ def test_commands_that_fail(code, seconds, message, monkeypatch, tmp_path):
 
 
 def test_dynamic_shapes_are_named(tmp_path):
-    model_zoo.ZOO[MODEL].require()
-    path = model_zoo.export(MODEL, tmp_path, dynamic=True)
-    with pytest.raises(ValueError, match="expected static shapes, got pixel_values"):
-        surgery.random_inputs(path)
-
-
-def test_file_says_what_it_is(original, tmp_path):
-    assert surgery.read_subject(original) == surgery.Subject(MODEL, "small", original, 3)
-    (tmp_path / "broken.onnx").write_bytes(b"not a model")
-    with pytest.raises(surgery.UsageError, match=r"broken\.onnx: expected an ONNX file"):
-        surgery.read_subject(tmp_path / "broken.onnx")
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "x.onnx")
+    with pytest.raises(ValueError, match="expected static shapes, got x"):
+        surgery.random_inputs(tmp_path / "x.onnx")
 
 
 def test_every_model_is_in_the_zoo():
