@@ -16,7 +16,7 @@ from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError, one_line
 from codetr.export.output_folder import check_output, stage
-from onnx_path.build import CONVERTED, check_machine
+from onnx_path.build import check_machine
 from onnx_path.optimization_profiles import check_shapes, inputs_of, parse_shapes
 from trt_plugin.atomic_files import write_json
 from trt_plugin.metadata import Precision
@@ -83,36 +83,43 @@ def compare(
     metadata = engine.with_suffix(".json")
     check_output("json", json, [model, engine, metadata, inputs, parsed, *plugins])
 
+    import onnx_ir as ir
+
     from onnx_path.comparison import marked_engines
     from onnx_path.comparison.comparable_tensors import names_of
     from onnx_path.comparison.comparison_report import ComparedInput, EngineComparison
-    from onnx_path.comparison.input_arrays import choose_shapes, make_inputs, read_inputs
+    from onnx_path.comparison.input_arrays import choose_shapes, read_inputs
     from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
     from onnx_path.comparison.tensor_errors import TOLERANCES, Tolerance
     from onnx_path.model_for_tensorrt import load_model
     from onnx_path.surgery.graph.onnx_session import CannotRun
     from onnx_path.surgery.verify import selections
+    from onnx_path.surgery.verify.random_inputs import random_inputs
     from trt_plugin.inspection import engine_summary, text_report
 
     original = load_model(model)
-    built = None if parsed is None else _load_parsed(parsed, original)
     given = read_inputs(original, input, inputs)
     asked = parse_shapes("shapes", shapes)
     check_shapes("shapes", inputs_of(original), asked)
     check_machine(plugins, None)
     summary, engine_layers, _ = engine_summary.read_engine(engine)
-    kind, why = _find_precision(model, engine, precision, engine_layers.precision if engine_layers else None)
-    if parsed is None:
-        parsed = _parsed_file(model, engine, kind)
-        built = _load_parsed(parsed, original)
+    kind, why = _find_precision(engine, precision, engine_layers.precision if engine_layers else None)
     if layers:
+        parsed = parsed or _parsed_file(model, engine, kind)
+        built = load_model(parsed)
+        expected, found = ([one.name for one in inputs_of(x)] for x in (original, built))
+        if set(expected) != set(found):
+            text = f"expected a file with the inputs {', '.join(expected)}, got {', '.join(found)}"
+            raise ArgumentError("parsed", text)
         check_machine((), built)
     limit = Tolerance(TOLERANCES[kind] if tolerance is None else tolerance, kind, why, tolerance is not None)
     known, gives = selections.of(original), {x.name for x in summary.outputs}
     told = [name for name in known if selections.choice_name(name) in gives]
     names = _compared_outputs(original, summary, told)
     takes = {x.name: x for x in summary.inputs}
-    arrays = make_inputs(original, choose_shapes(inputs_of(original), given, asked, takes), given, seed)
+    chosen = choose_shapes(inputs_of(original), given, asked, takes)
+    arrays = random_inputs(ir.from_proto(original), chosen, seed)
+    arrays |= {name: one.array for name, one in given.items()}
     with stage("run TensorRT"):
         found = marked_engines.run_engine(engine, arrays)
     choices = {name: found[name][0] for name in map(selections.choice_name, told)}
@@ -160,12 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(compare, argv, "python -m onnx_path.compare")
 
 
-def _find_precision(
-    model: Path, engine: Path, given: Precision | None, of_layers: str | None
-) -> tuple[str, str]:
+def _find_precision(engine: Path, given: Precision | None, of_layers: str | None) -> tuple[str, str]:
     """Returns the engine's precision and the source that tells it."""
-    from onnx_path.model_for_tensorrt import sixteen_bit_tensor
-    from onnx_path.surgery.graph import model_files
     from trt_plugin.metadata import ArtifactMetadata
 
     metadata = engine.with_suffix(".json")
@@ -175,13 +178,6 @@ def _find_precision(
         return ArtifactMetadata.load(metadata).precision, f"as {metadata.name} tells"
     if of_layers is not None:
         return of_layers, "as the engine's layers tell"
-    for kind in CONVERTED:
-        parsed = _parsed_file(model, engine, kind)
-        if parsed != model and parsed.name == f"{model.stem}.{kind}.onnx":
-            return kind, f"as {parsed.name} tells"
-    narrow = sixteen_bit_tensor(model_files.load(model))
-    if narrow is not None:
-        return "bf16" if narrow.endswith("bfloat16") else "fp16", f"as {model.name} tells: {narrow}"
     return "fp32", "nothing tells another"
 
 
@@ -190,18 +186,6 @@ def _parsed_file(model: Path, engine: Path, precision: str) -> Path:
     kinds = (precision, "tf32", "trt") if precision == "fp32" else (precision, "trt")
     beside = (engine.with_name(f"{model.stem}.{kind}.onnx") for kind in kinds)
     return next((path for path in beside if path.is_file()), model)
-
-
-def _load_parsed(parsed: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    from onnx_path.model_for_tensorrt import load_model
-
-    built = load_model(parsed)
-    expected, names = ([one.name for one in inputs_of(x)] for x in (model, built))
-    if set(expected) != set(names):
-        raise ArgumentError(
-            "parsed", f"expected a file with the inputs {', '.join(expected)}, got {', '.join(names)}"
-        )
-    return built
 
 
 def _compared_outputs(model: onnx.ModelProto, summary: EngineSummary, told: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +87,9 @@ def register_plugins(libraries: Sequence[Path], model: onnx.ModelProto | None) -
     """
     from trt_plugin import library
     from trt_plugin.engine_error import EngineError, import_tensorrt
+    from trt_plugin.tensorrt_log import tensorrt_logger
 
-    import_tensorrt()
+    trt = import_tensorrt()
     try:
         library.load_others(libraries)
     except EngineError as error:
@@ -97,17 +98,7 @@ def register_plugins(libraries: Sequence[Path], model: onnx.ModelProto | None) -
     loaded = [*libraries]
     if any(operator.namespace == DOMAIN for operator in operators):
         loaded.append(library.load())
-    _check_registered(operators)
-    return list({path.resolve(): path for path in loaded}.values())
-
-
-def _check_registered(operators: Iterable[CustomOperator]) -> None:
-    """Raises `ArgumentError` for the first operator without a plugin, NVIDIA's own plugins included."""
-    from trt_plugin.engine_error import import_tensorrt
-    from trt_plugin.tensorrt_log import tensorrt_logger
-
-    trt = import_tensorrt()
-    trt.init_libnvinfer_plugins(tensorrt_logger(), "")
+    trt.init_libnvinfer_plugins(tensorrt_logger(), "")  # NVIDIA's own plugins
     registry = trt.get_plugin_registry()
     for operator in operators:
         if registry.get_creator(operator.op_type, operator.version, operator.namespace) is None:
@@ -122,3 +113,4 @@ def _check_registered(operators: Iterable[CustomOperator]) -> None:
                 f"expected a library with the operator {operator.name} of node {operator.node}, {wanted}, "
                 f"got {' and '.join(others) or 'none'}",
             )
+    return list({path.resolve(): path for path in loaded}.values())

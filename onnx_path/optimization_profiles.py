@@ -17,10 +17,8 @@ from codetr.errors import ArgumentError, UsageError
 if TYPE_CHECKING:
     import onnx
 
-_LARGEST_SIZE = 2**31 - 1  # indices of an engine have 32 bits
-
 # A name may contain colons and commas. It ends before the last colon that only a shape follows.
-_SHAPE = re.compile(r"(?P<name>.+?):(?P<sizes>[0-9]+(?:x[0-9]+)*)(?:,|$)")
+_SHAPE = re.compile(r"(?P<name>.+?):(?P<sizes>[1-9][0-9]*(?:x[1-9][0-9]*)*)(?:,|$)")
 
 Shapes = dict[str, tuple[int, ...]]
 """Shape by name of the input."""
@@ -84,7 +82,7 @@ def parse_shapes(argument: str, texts: Iterable[str]) -> Shapes:
         texts: such as ["images:1x3x640x640,mask:1x640x640"], with one or more inputs in each.
 
     Raises:
-        ArgumentError: a text has another form, a size is out of range, or a name is given twice.
+        ArgumentError: a text has another form.
     """
     shapes: Shapes = {}
     for text in texts:
@@ -93,13 +91,7 @@ def parse_shapes(argument: str, texts: Iterable[str]) -> Shapes:
             raise ArgumentError(
                 argument, f"expected NAME:SIZExSIZE..., such as images:1x3x640x640, got {text!r}"
             )
-        for match in matches:
-            shape = tuple(int(size) for size in match["sizes"].split("x"))
-            if not all(1 <= size <= _LARGEST_SIZE for size in shape):
-                raise ArgumentError(argument, f"expected sizes of 1 to {_LARGEST_SIZE}, got {text}")
-            if match["name"] in shapes:
-                raise ArgumentError(argument, f"expected one shape of {match['name']}, got {text} too")
-            shapes[match["name"]] = shape
+        shapes |= {match["name"]: tuple(map(int, match["sizes"].split("x"))) for match in matches}
     return shapes
 
 

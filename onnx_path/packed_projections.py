@@ -7,9 +7,10 @@ of the merged weights follow from the names in the file, so a file with other we
 
 from __future__ import annotations
 
+import itertools
 import posixpath
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -23,8 +24,7 @@ _OLDEST_OPSET = 15  # Shape has a start and an end since then
 _OFFSETS, _LOGITS = 4, 5  # inputs of the node
 
 
-@dataclass(frozen=True, eq=False)
-class _Linear:
+class _Linear(NamedTuple):
     """A linear layer, y = x weight + bias.
 
     Attributes:
@@ -58,7 +58,8 @@ def pack_projections(model: onnx.ModelProto, folder: Path) -> int:
         return 0
     changed = ir.from_proto(model)
     ir.external_data.set_base_dir(changed.graph, folder)
-    names = _Names(changed.graph)
+    names = {x.name or "" for node in changed.graph for x in (node, *node.outputs)}
+    names.update(changed.graph.initializers)
     count = sum(_pack(node, names) for node in list(changed.graph) if _is_fused(node))
     if count:
         ir.passes.common.RemoveUnusedNodesPass()(changed)
@@ -70,23 +71,7 @@ def _is_fused(node: ir.Node | onnx.NodeProto) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, FUSED_ATTENTION)
 
 
-class _Names:
-    """Names that are free in a graph."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self._taken = {node.name for node in graph} | set(graph.initializers)
-        self._taken.update(value.name for node in graph for value in node.outputs)
-
-    def new(self, name: str) -> str:
-        number, found = 0, name
-        while found in self._taken:
-            number += 1
-            found = f"{name}_{number}"
-        self._taken.add(found)
-        return found
-
-
-def _pack(node: ir.Node, names: _Names) -> bool:
+def _pack(node: ir.Node, names: set[str]) -> bool:
     if PACKED in node.attributes:
         return False
     offsets, logits = (_linear(node.inputs[i]) for i in (_OFFSETS, _LOGITS))
@@ -96,19 +81,21 @@ def _pack(node: ir.Node, names: _Names) -> bool:
         return False
     graph, reference = node.graph, node.inputs[3]
     module = posixpath.dirname(posixpath.dirname(offsets.name))  # .../self_attn/sampling_offsets/MatMul
-    scope = names.new(posixpath.join(module, "projection"))
+    stem = posixpath.join(module, "projection")
+    scopes = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(1)))
+    scope = next(x for x in scopes if not any(name.startswith(f"{x}/") for name in names))
+    names.add(f"{scope}/MatMul")
 
     def weight(name: str, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array, name=names.new(f"{scope}/{name}"))
+        tensor = ir.tensor(array, name=f"{scope}/{name}")
         kind = ir.TensorType(tensor.dtype)
         value = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
         graph.register_initializer(value)
         return value
 
     def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        name = names.new(f"{scope}/{op_type}")
-        made = ir.node(op_type, inputs, attributes, name=name)
-        made.outputs[0].name = name
+        made = ir.node(op_type, inputs, attributes, name=f"{scope}/{op_type}")
+        made.outputs[0].name = made.name
         graph.insert_before(node, made)
         return made.outputs[0]
 

@@ -1,4 +1,4 @@
-"""Inputs of a comparison: arrays from files, random numbers for the rest, and their shapes."""
+"""Inputs of a comparison: arrays from files, and the shapes of all inputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from codetr.errors import ArgumentError, UsageError, one_line
-from onnx_path.optimization_profiles import OnnxInput, Shapes, inputs_of
-from onnx_path.surgery.verify.random_inputs import random_inputs
+from onnx_path.optimization_profiles import OnnxInput, Shapes, check_shapes, inputs_of
 from trt_plugin.engine_tensors import format_range, format_shape, to_storage
 from trt_plugin.inspection.engine_summary import TensorReport
 from trt_plugin.run import read_arrays
@@ -25,12 +24,10 @@ class GivenArray:
 
     Attributes:
         array: of the type that the ONNX file has.
-        argument: option that named the file.
         source: option and file, such as "--input images=x.npy".
     """
 
     array: np.ndarray
-    argument: str
     source: str
 
 
@@ -48,28 +45,30 @@ def read_inputs(
         The arrays by name, without the inputs that have no file.
 
     Raises:
-        ArgumentError, UsageError: a name is unknown or repeated, a file cannot be read, or an array does not
-            fit.
+        ArgumentError, UsageError: a name is unknown, a file cannot be read, or an array does not fit.
     """
-    inputs = {one.name: one for one in inputs_of(model)}
-    types = {value.name: value.dtype for value in ir.from_proto(model).graph.inputs}
     found = []
     for option in options:
         name, _, file = option.partition("=")
-        found.append((name, _load(file), "input", f"--input {option}"))
+        found.append(("input", option, name, _load(file)))
     if archive is not None:
         try:
             arrays = read_arrays(archive)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        found += [(name, array, "inputs", f"--inputs {archive}") for name, array in arrays.items()]
-    given: dict[str, GivenArray] = {}
-    for name, array, argument, source in found:
-        if name not in inputs:
-            raise ArgumentError(argument, f"expected an input of the file ({', '.join(inputs)}), got {name}")
-        if name in given:
-            raise ArgumentError(argument, f"expected one array of {name}, got {given[name].source} too")
-        given[name] = GivenArray(_fitted(inputs[name], types[name], array, argument), argument, source)
+        found += [("inputs", archive, name, array) for name, array in arrays.items()]
+    inputs = inputs_of(model)
+    types = {value.name: value.dtype for value in ir.from_proto(model).graph.inputs}
+    given = {}
+    for argument, file, name, array in found:
+        check_shapes(argument, inputs, {name: array.shape})
+        narrow = types[name] == ir.DataType.BFLOAT16
+        try:
+            array = to_storage(array, "float32" if narrow else types[name].numpy().name, name)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(argument, str(error)) from error
+        array = array.astype(ml_dtypes.bfloat16) if narrow else array
+        given[name] = GivenArray(array, f"--{argument} {file}")
     return given
 
 
@@ -90,8 +89,7 @@ def choose_shapes(
         engine: the engine's inputs by name.
 
     Raises:
-        UsageError: the engine has other inputs than the ONNX file.
-        ArgumentError: an input has two shapes, or one that the engine does not take.
+        UsageError: the engine has other inputs than the ONNX file, or does not take a shape.
     """
     names = [one.name for one in inputs]
     if set(engine) != set(names):
@@ -100,38 +98,18 @@ def choose_shapes(
             f"{', '.join(engine) or 'none'}"
         )
     shapes = {}
-    for one in inputs:
-        takes = engine[one.name]
+    for name in names:
+        takes = engine[name]
         low, high, own = takes.min or takes.shape, takes.max or takes.shape, takes.opt or takes.shape
-        if len(own) != len(one.shape) or any(isinstance(b, int) and a != b for a, b in zip(own, one.shape)):
-            raise UsageError(f"expected an engine with the input {one}, got {format_range(low, high)}")
-        if one.name in given and one.name in asked:
-            raise ArgumentError(
-                "shapes", f"expected none of {one.name}, which {given[one.name].source} gives"
-            )
-        argument, shape = "shapes", asked.get(one.name, own)
-        if one.name in given:
-            argument, shape = given[one.name].argument, given[one.name].array.shape
+        shape = given[name].array.shape if name in given else asked.get(name, own)
         if not all(a <= b <= c for a, b, c in zip(low, shape, high)):
-            expected = f"{one.name} as the engine takes it, {format_range(low, high)}"
-            raise ArgumentError(argument, f"expected {expected}, got {format_shape(shape)}")
-        shapes[one.name] = shape
+            source = given[name].source if name in given else "--shapes"
+            raise UsageError(
+                f"{source}: expected {name} as the engine takes it, {format_range(low, high)}, "
+                f"got {format_shape(shape)}"
+            )
+        shapes[name] = shape
     return shapes
-
-
-def make_inputs(
-    model: onnx.ModelProto, shapes: Shapes, given: Mapping[str, GivenArray], seed: int
-) -> dict[str, np.ndarray]:
-    """Returns an array for every input: the given one, or random numbers of `surgery.verify.random_inputs`.
-
-    Args:
-        model: model with these inputs.
-        shapes: shapes of all inputs.
-        given: arrays from files.
-        seed: seed of the random numbers.
-    """
-    arrays = random_inputs(ir.from_proto(model), shapes, seed)
-    return {name: given[name].array if name in given else array for name, array in arrays.items()}
 
 
 def _load(file: str) -> np.ndarray:
@@ -141,19 +119,5 @@ def _load(file: str) -> np.ndarray:
             raise ValueError("an archive of arrays, see --inputs")
         return array
     except Exception as error:  # NumPy raises many types: EOFError, UnpicklingError, its own advice
-        raise ArgumentError(
-            "input", f"expected NAME=FILE.npy, got {file!r} ({one_line(error, 120)})"
-        ) from error
-
-
-def _fitted(one: OnnxInput, dtype: ir.DataType, array: np.ndarray, argument: str) -> np.ndarray:
-    """Returns an array in the input's type."""
-    narrow = dtype == ir.DataType.BFLOAT16
-    try:
-        array = to_storage(array, "float32" if narrow else dtype.numpy().name, one.name)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(argument, str(error)) from error
-    sizes = [(a, b) for a, b in zip(array.shape, one.shape) if isinstance(b, int)]
-    if array.ndim != len(one.shape) or any(a != b for a, b in sizes):
-        raise ArgumentError(argument, f"expected {one}, as in the file, got {format_shape(array.shape)}")
-    return array.astype(ml_dtypes.bfloat16) if narrow else array
+        text = f"expected NAME=FILE.npy, got {file!r} ({one_line(error, 120)})"
+        raise ArgumentError("input", text) from error
