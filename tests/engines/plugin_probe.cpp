@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -49,12 +50,8 @@ IPluginV3OneRuntime* runtime(IPluginV3* plugin) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 4) return 2;
   void* library = dlopen(arguments[1], RTLD_NOW);
-  if (library == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    return 2;
-  }
+  if (library == nullptr) throw std::runtime_error(dlerror());
   using GetCreators = IPluginCreatorInterface* const* (*)(int32_t&);
   int32_t num_creators = 0;
   auto* const* creators =
@@ -64,7 +61,6 @@ int main(int count, char** arguments) {
     auto* candidate = static_cast<IPluginCreatorV3One*>(creators[i]);
     if (candidate->getPluginName() == std::string(arguments[2])) creator = candidate;
   }
-  if (creator == nullptr) return 2;
 
   std::string listed = arguments[3] == std::string("-") ? "" : arguments[3];
   std::vector<PluginField> all;
@@ -75,17 +71,14 @@ int main(int count, char** arguments) {
   }
   std::vector<int32_t> points;
   for (int64_t number : numbers(listed)) points.push_back(static_cast<int32_t>(number));
-  if (!points.empty()) {
-    all.emplace_back("points_per_level", points.data(), PluginFieldType::kINT32,
-                     static_cast<int32_t>(points.size()));
-  }
+  const auto levels = static_cast<int32_t>(points.size());
+  if (levels > 0)
+    all.emplace_back("points_per_level", points.data(), PluginFieldType::kINT32, levels);
   PluginFieldCollection fields{static_cast<int32_t>(all.size()), all.data()};
   IPluginV3* built = creator->createPlugin("probe", &fields, TensorRTPhase::kBUILD);
-  if (built == nullptr) return 1;
   IPluginV3* loaded = creator->createPlugin("probe", runtime(built)->getFieldsToSerialize(),
                                             TensorRTPhase::kRUNTIME);
   delete built;
-  if (loaded == nullptr) return 1;
   IPluginV3* copy = loaded->clone();
   delete loaded;
   IPluginV3* plugin = runtime(copy)->attachToContext(nullptr);

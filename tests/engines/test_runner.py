@@ -25,12 +25,9 @@ from trt_plugin.engine_file import built_with
 
 
 def test_import_brings_no_torch_tensorrt_or_cuda():
-    heavy = (
-        "{'torch', 'tensorrt', 'cuda', 'tensorrt_bindings'} & {name.split('.')[0] for name in sys.modules}"
-    )
-    done = run_python(
-        "-c", f"import sys, trt_plugin.run; trt_plugin.EngineRunner; assert not {heavy}, {heavy}"
-    )
+    heavy = "{'torch', 'tensorrt', 'cuda'} & {name.split('.')[0] for name in sys.modules}"
+    code = f"import sys, trt_plugin.run; trt_plugin.EngineRunner; assert not {heavy}, {heavy}"
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -38,11 +35,10 @@ def test_import_brings_no_torch_tensorrt_or_cuda():
     ("content", "message"),
     [
         (None, "cannot be read: No such file"),
-        (b"", "is not a TensorRT engine"),
         (b"\x08\x07\x12\x07pytorch" * 10, "is not a TensorRT engine"),
         (plan_header()[:27], "is not a TensorRT engine"),
     ],
-    ids=["missing", "empty", "other", "short"],
+    ids=["missing", "other", "short"],
 )
 def test_wrong_file_is_one_line(tmp_path, content, message):
     path = tmp_path / "model.engine"
@@ -56,12 +52,9 @@ def test_wrong_file_is_one_line(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("version", "message", "expected"),
     [
-        (
-            (10, 5, 0, 18),
-            "expecting library version 10.6.0.26 got 10.5.0.18",
-            "was built by TensorRT 10.5.0.18",
-        ),
+        ((10, 5, 0, 18), "expecting library version 10.6.0.26", "was built by TensorRT 10.5.0.18"),
         ((10, 6, 0, 26), "Version tag does not match. Note: Current Version: 239", "this is TensorRT 10.6.0"),
+        ((10, 6, 0, 26), "cannot find plugin: x", "needs a plugin that is not registered: TensorRT: cannot"),
         ((10, 6, 0, 26), "plan->header.size == blobSize failed", "is truncated or damaged"),
     ],
 )
@@ -98,16 +91,12 @@ def inputs() -> dict[str, np.ndarray]:
 def plan(inputs) -> bytes:
     """An engine of the fused plugin: N from 1 to 2, and 100 to 256 queries."""
     plugin_or_skip()
-    shapes, ranges = {}, {}
-    for name, array in inputs.items():
-        smallest = largest = shape = array.shape
-        if name == "value":
-            smallest = (1, *shape[1:])
-        elif name in INPUT_NAMES[FUSED_ATTENTION][3:]:
-            smallest = (1, 100, *shape[2:])
-        shapes[name] = tuple(-1 if low < high else low for low, high in zip(smallest, largest, strict=True))
-        if -1 in shapes[name]:
-            ranges[name] = (smallest, shape, largest)
+    smallest = {name: array.shape for name, array in cut(inputs, 1, 100).items()}
+    shapes = {
+        name: tuple(size if size == low else -1 for size, low in zip(array.shape, smallest[name]))
+        for name, array in inputs.items()
+    }
+    ranges = {name: (smallest[name], *2 * [inputs[name].shape]) for name in shapes if -1 in shapes[name]}
     dtypes = {name: array.dtype.name for name, array in inputs.items()}
     return build(define_plugin(FUSED_ATTENTION, shapes, dtypes), ranges)
 
@@ -167,21 +156,12 @@ def test_runner_describes_the_engine(tmp_path, plan, inputs):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda x: {k: v for k, v in x.items() if k != "value"}, ValueError, r"missing \['value'\]"),
-        (lambda x: {**x, "image": x["value"]}, ValueError, r"missing \[\], unknown \['image'\]"),
-        (
-            lambda x: {**x, "value": x["value"][0]},
-            ValueError,
-            r"value: expected shape \[1 to 2, 256, 8, 32\]",
-        ),
-        (
-            lambda x: cut(x, 2, 99),
-            ValueError,
-            r"reference_points: expected shape \[1 to 2, 100 to 256, 4, 2\]",
-        ),
-        (lambda x: {**x, "value": x["value"].astype(int)}, TypeError, "value: expected float32, got int64"),
+        (lambda x: {"image": x["value"]}, ValueError, r"missing \['value', .*unknown \['image'\]"),
+        (lambda x: x | {"value": x["value"][0]}, ValueError, r"value: expected shape \[1 to 2, 256, 8, 32\]"),
+        (lambda x: cut(x, 2, 99), ValueError, r"reference_points: expected shape \[1 to 2, 100 to 256, 4, 2"),
+        (lambda x: x | {"value": x["value"].astype(int)}, TypeError, "value: expected float32, got int64"),
     ],
-    ids=["missing", "unknown", "rank", "range", "type"],
+    ids=["names", "rank", "range", "type"],
 )
 def test_wrong_call_is_named_and_the_runner_goes_on(tmp_path, plan, inputs, change, error, message):
     with trt_plugin.EngineRunner(save(tmp_path, plan)) as runner:
@@ -195,7 +175,6 @@ def test_wrong_call_is_named_and_the_runner_goes_on(tmp_path, plan, inputs, chan
     ("change", "library", "message"),
     [
         (lambda plan: plan[: len(plan) // 2], "", "is truncated or damaged: export it again (TensorRT: "),
-        (lambda plan: plan[:200], "", "is truncated or damaged: export it again (TensorRT: "),
         # Cut off too: TensorRT reads an engine of which only these bytes differ.
         (
             lambda plan: plan[:24] + bytes([9, 9, 9, 9]) + plan[28 : len(plan) // 2],
@@ -204,7 +183,7 @@ def test_wrong_call_is_named_and_the_runner_goes_on(tmp_path, plan, inputs, chan
         ),
         (lambda plan: plan, "/nowhere.so", "needs a plugin that is not registered: the TensorRT"),
     ],
-    ids=["half", "header", "version", "plugin"],
+    ids=["half", "version", "plugin"],
 )
 def test_refused_engine_is_one_line(tmp_path, plan, change, library, message):
     """In a process of its own: TensorRT and the plugins of this process stay as they are."""
