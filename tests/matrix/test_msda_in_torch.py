@@ -171,29 +171,6 @@ def test_autocast_brings_types_together(operator: str, device: str) -> None:
     assert torch.equal(output, expected)
 
 
-@operators
-@pytest.mark.parametrize("sizes", [{"head_dim": 0}, {"num_heads": 0}], ids=str)
-def test_nothing_to_add_up(operator: str, sizes: dict[str, int], device: str) -> None:
-    """Heads without channels, or no heads: an empty result, and gradients that are zero."""
-    inputs = make(operator, device, problem=replace(PROBLEM, **sizes), gradients=True)
-    output = run_msda(inputs)
-    assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, 0)
-    for gradient in torch.autograd.grad(output.sum(), list(leaves(inputs).values())):
-        assert not gradient.any()
-
-
-@operators
-def test_gradient_of_one_input(operator: str) -> None:
-    """Each input alone can want a gradient; it is the same as together with the others."""
-    together = make(operator, gradients=True)
-    wanted = torch.autograd.grad(run_msda(together).sum(), list(leaves(together).values()))
-    for name, expected in zip(leaves(together), wanted, strict=True):
-        alone = make(operator)
-        leaf = getattr(alone, name).requires_grad_()
-        (found,) = torch.autograd.grad(run_msda(alone).sum(), [leaf])
-        torch.testing.assert_close(found, expected)
-
-
 def test_float16_on_the_cpu_is_as_fast_as_float32() -> None:
     """The CPU converts float16 in software, so the operator converts every cell once, not every sample."""
     problem = BY_NAME["codino_decoder_608x608"]

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <new>
 #include <string>
@@ -45,26 +46,6 @@ struct Warp {
   unsigned waiting = 0;  // of them, those at a warp's operation
 };
 
-// The threads that can continue: in turn, or, when the order is drawn, in any order.
-class Queue {
- public:
-  void clear() { first_ = last_ = 0; }
-  bool empty() const { return first_ == last_; }
-  void push(int thread) { threads_[last_++ % kMaxThreads] = thread; }
-  int pop(uint64_t random) {
-    if (random != 0) {
-      const unsigned other = first_ + static_cast<unsigned>(random % (last_ - first_));
-      std::swap(threads_[first_ % kMaxThreads], threads_[other % kMaxThreads]);
-    }
-    return threads_[first_++ % kMaxThreads];
-  }
-
- private:
-  int threads_[kMaxThreads];
-  unsigned first_ = 0;
-  unsigned last_ = 0;
-};
-
 uint64_t seed = 0;
 uint64_t random_state = 0;
 std::string failure;
@@ -78,7 +59,7 @@ void* data_of_launch = nullptr;
 Fiber outside;  // the caller of launch()
 std::vector<Thread> threads;
 std::vector<Warp> warps;
-Queue ready;
+std::deque<int> ready;  // the threads that can continue
 int current = 0;
 int alive = 0;       // threads of the block that have not returned
 int at_barrier = 0;  // of them, those at a barrier of the block
@@ -91,6 +72,14 @@ uint64_t draw() {
   random_state ^= random_state >> 7;
   random_state ^= random_state << 17;
   return random_state >> 11;
+}
+
+// In turn, or, when the order is drawn, in any order.
+int next_thread() {
+  if (seed != 0) std::swap(ready.front(), ready[draw() % ready.size()]);
+  const int thread = ready.front();
+  ready.pop_front();
+  return thread;
 }
 
 bool of_block(Operation operation) { return operation == Operation::kSyncthreads; }
@@ -140,7 +129,7 @@ std::string describe(const Thread& thread) {
 void change_thread() {
   if (ready.empty()) report_deadlock();
   const int last = current;
-  current = ready.pop(draw());
+  current = next_thread();
   threadIdx = threads[current].index;
   if (current != last) Fiber::change(threads[last].fiber, threads[current].fiber);
 }
@@ -148,7 +137,7 @@ void change_thread() {
 // Where the order is drawn, the thread that completes an operation has no precedence.
 void resume_after_completion() {
   if (seed == 0) return;
-  ready.push(current);
+  ready.push_back(current);
   change_thread();
 }
 
@@ -195,7 +184,7 @@ void finish_warp_operation(Warp& warp, Thread* lanes, unsigned participants) {
   for (unsigned rest = participants; rest != 0; rest &= rest - 1) {
     const int thread = first_thread + __builtin_ctz(rest);
     threads[thread].operation = Operation::kNone;
-    if (thread != current) ready.push(thread);
+    if (thread != current) ready.push_back(thread);
   }
 }
 
@@ -204,7 +193,7 @@ void finish_block_operation() {
     Thread& thread = threads[i];
     if (!of_block(thread.operation)) continue;
     thread.operation = Operation::kNone;
-    if (i != current) ready.push(i);
+    if (i != current) ready.push_back(i);
   }
   at_barrier = 0;
 }
@@ -256,23 +245,15 @@ void run_block(const SharedMemory& shared) {
     thread.operation = Operation::kNone;
     // The tops of the stacks get different places in the processor's cache.
     thread.fiber.start(stack_of(i), kStack - static_cast<size_t>(i % 64) * 192, fiber_entry);
-    ready.push(i);
+    ready.push_back(i);
   }
   for (size_t i = 0; i < warps.size(); ++i) {
     const int lanes = std::min(count - static_cast<int>(i) * kWarp, kWarp);
     warps[i] = {lanes == kWarp ? ~0u : (1u << lanes) - 1, 0};
   }
-  current = ready.pop(draw());
+  current = next_thread();
   threadIdx = threads[current].index;
   Fiber::change(outside, threads[current].fiber);
-}
-
-bool launchable(const cudaLaunchConfig_t& config) {
-  const dim3 grid = config.gridDim;
-  const dim3 block = config.blockDim;
-  return grid.x >= 1 && grid.x <= INT32_MAX && grid.y >= 1 && grid.y <= UINT16_MAX && grid.z >= 1 &&
-         grid.z <= UINT16_MAX && block.x >= 1 && block.y >= 1 && block.z >= 1 && block.z <= 64 &&
-         static_cast<uint64_t>(block.x) * block.y * block.z <= kMaxThreads;
 }
 
 }  // namespace
@@ -348,10 +329,6 @@ void meet_block(Site site) {
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*body)(void*),
                    void* data) {
-  if (!launchable(config)) {
-    failure = "the size of the grid or of a block is not one that a GPU has";
-    return cudaErrorInvalidConfiguration;
-  }
   if (config.dynamicSmemBytes != 0) {
     failure = "the emulator has no dynamic shared memory";
     return cudaErrorNotSupported;
@@ -373,6 +350,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   body_of_launch = body;
   data_of_launch = data;
   const int count = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
+  if (count > kMaxThreads) return cudaErrorInvalidConfiguration;
   threads.resize(count);
   warps.resize((count + kWarp - 1) / kWarp);
   for (unsigned i = 0; i < static_cast<unsigned>(count); ++i) {
