@@ -95,9 +95,3 @@ def test_wrong_times_are_one_line(tmp_path, text):
 def test_times_of_another_engine_are_refused():
     with pytest.raises(EngineError, match="another engine: it has no layers of 1 of 1 names, such as conv_9"):
         recorded("onnx").with_times({"conv_9": 1.0})
-
-
-def test_median_is_preferred_to_the_average(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text('[{"count": 3}, {"name": "a", "timeMs": 9, "averageMs": 3.0, "medianMs": 2.0}]')
-    assert engine_layers.read_times(path) == {"a": 2.0}

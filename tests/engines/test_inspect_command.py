@@ -23,7 +23,7 @@ from tests.engines.engine_samples import (
 from tests.engines.plugin_engines import FUSED_ATTENTION, build, define_plugin, plugin_or_skip, save
 from trt_plugin import EngineError, inspect
 from trt_plugin.inspection import engine_summary, layer_kinds
-from trt_plugin.inspection.engine_layers import read_file
+from trt_plugin.inspection.engine_layers import read_file, read_times
 from trt_plugin.inspection.engine_summary import EngineTimes
 from trt_plugin.inspection.layer_kinds import MSDA
 from trt_plugin.profiler import nvtx_ranges
@@ -55,37 +55,29 @@ def test_layer_information_needs_no_torch_and_no_tensorrt(tmp_path):
     assert graph.stat().st_size > 10_000
 
 
-def test_command_prints_kinds_and_slowest_layers(capsys):
-    status, out, err = run(capsys, "--layer-info", LAYERS, "--times", TIMES)
-    assert (status, err) == (0, "")
+def test_kinds_slowest_layers_and_json(tmp_path, capsys):
+    path, found = tmp_path / "report.json", recorded("onnx")
+    status, out, err = run(capsys, "--layer-info", LAYERS, "--times", TIMES, "--json", path)
+    assert (status, err) == (0, "") and f"wrote {path}" in out
     assert "102 layers, of plugins: 3 FusedMultiScaleDeformableAttention" in out
     assert all(kind in out for kind in layer_kinds.LAYER_KINDS)
-    assert "query_selection: TopK" in out
     times = [float(line.split()[0]) for line in out.splitlines() if line.startswith("0.")]
     assert len(times) == inspect.SLOWEST and times == sorted(times, reverse=True)
-    assert times[0] == round(max(layer.time_ms for layer in recorded("onnx").layers), 3)
+    assert times[0] == round(max(layer.time_ms for layer in found.layers), 3)
+
+    content = json.loads(path.read_text())
+    assert [layer["name"] for layer in content["layers"]] == [layer.name for layer in found.layers]
+    assert content["precision"] == "fp16"
+    assert content["kinds"][MSDA] == {"layers": 3, "ms": pytest.approx(0.367, abs=0.001)}
+    plugin = next(layer for layer in content["layers"] if layer["type"] == "PluginV3")
+    assert plugin["kind"] == MSDA and plugin["module"] == "encoder.layers.1.self_attn"
 
 
 def test_table_has_a_row_for_every_layer(capsys):
     _, out, _ = run(capsys, "--layer-info", LAYERS, "--table")
-    assert "slowest" not in out
     lines = [line.rstrip() for line in out.splitlines()]
     for layer in recorded("onnx").layers:
         assert sum(line.endswith(f"   {layer.name}") for line in lines) == 1, layer.name
-
-
-def test_json_holds_everything(tmp_path, capsys):
-    path = tmp_path / "report.json"
-    status, out, _ = run(capsys, "--layer-info", LAYERS, "--times", TIMES, "--json", path)
-    assert status == 0 and f"wrote {path}" in out
-    content = json.loads(path.read_text())
-    found = recorded("onnx")
-    assert [layer["name"] for layer in content["layers"]] == [layer.name for layer in found.layers]
-    assert content["precision"] == "fp16"
-    assert content["kinds"][MSDA] == {"layers": 3, "ms": pytest.approx(0.367, abs=0.001)}
-    assert sum(kind["layers"] for kind in content["kinds"].values()) == len(found.layers)
-    plugin = next(layer for layer in content["layers"] if layer["type"] == "PluginV3")
-    assert plugin["kind"] == MSDA and plugin["module"] == "encoder.layers.1.self_attn"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +88,6 @@ def test_json_holds_everything(tmp_path, capsys):
         (["--layer-info", LAYERS, "--graph", "a.jpg"], 2, "--graph"),
         (["--layer-info", LAYERS, "--chart", "a.svg"], 2, "--chart: expected --profile"),
         (["--layer-info", LAYERS, "--profile"], 2, "--profile: expected an engine"),
-        (["--layer-info", LAYERS, "--save-layer-info", "b.json"], 2, "--save-layer-info: expected an engine"),
         (["test.engine", "--times", TIMES], 2, "--times: expected --layer-info"),
         (["test.engine", "--nvtx"], 2, "--nvtx: expected --profile"),
         (["test.engine", "--json", "test.json"], 2, "--json: expected another file"),
@@ -136,8 +127,7 @@ def machine(monkeypatch) -> list[dict]:
 
     def measure(path, **options):
         asked.append(options)
-        times = {layer.name: layer.time_ms for layer in recorded("onnx").layers}
-        return EngineTimes([11.0, 12.0, 13.0], True, times)
+        return EngineTimes([11.0, 12.0, 13.0], True, read_times(TIMES))
 
     answer = (SUMMARY, read_file(LAYERS), '{"Layers": []}')
     monkeypatch.setattr(engine_summary, "read_engine", lambda path, device, libraries: answer)
@@ -245,12 +235,12 @@ def test_engine_with_a_plugin(tmp_path, capsys):
 
 @pytest.mark.gpu
 def test_profile_names_the_layers_of_the_inspector(tmp_path):
-    path = save(tmp_path, plan("DETAILED"))
+    path, arrays = save(tmp_path, plan("DETAILED")), arrays_of_an_encoder()
     _, found, _ = engine_summary.read_engine(path)
     with trt_plugin.EngineRunner(path) as runner:
-        expected = runner(arrays_of_an_encoder())["output"]
-        runs = runner.profile(arrays_of_an_encoder(), iterations=4, warmup=1)
-        np.testing.assert_array_equal(runner(arrays_of_an_encoder())["output"], expected)
+        expected = runner(arrays)["output"]
+        runs = runner.profile(arrays, iterations=4, warmup=1)
+        np.testing.assert_array_equal(runner(arrays)["output"], expected)
     assert len(runs) == 4 and all(run["attention"] > 0 for run in runs)
     assert {name for run in runs for name in run} <= {layer.name for layer in found.layers}
 
