@@ -58,13 +58,9 @@ _RULES = (
     (ATTENTION, "steps", r"MaxSubExpSum|SubExpSumDiv"),
     (ATTENTION, "operator", r"^_?(log_?)?softmax|scaled_dot_product"),
     (OTHER, "steps", r"."),
-    (
-        MOVEMENT,
-        "type",
-        r"^(reformat|shuffle|slice|concat|copy|gather|scatter|pad|resize|fill|mem|cast)",
-    ),
+    (MOVEMENT, "type", r"^(reformat|shuffle|slice|concat|copy|gather|scatter|pad|resize|fill|mem|cast)"),
 )
-"""Kinds in order. The pattern is of TensorRT's type, of the name of the layer or kernel, of the name of a kernel
+"""Kinds in order. The pattern is of TensorRT's type, of the layer's or kernel's name, of the name of a kernel
 that is not generated, of a generated kernel's steps, or of an operator of the model."""
 
 # Operators of ONNX and of Torch.
