@@ -40,21 +40,9 @@ def write_graph(path: Path, layers: LayerList, title: str) -> None:
     Raises:
         EngineError: the program `dot` is missing.
     """
-    try:
-        picture = make_graph(layers, title).pipe(path.suffix.lower().removeprefix("."))
-    except graphviz.ExecutableNotFound as error:
-        raise EngineError(
-            f"{path}: the graph needs Graphviz's program dot, which is not on PATH: apt-get install graphviz"
-        ) from error
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(picture)
-
-
-def make_graph(layers: LayerList, title: str) -> graphviz.Digraph:
-    """Returns the graph in Graphviz's language, see `write_graph`."""
     blocks = join_equal(blocks_of(layers.layers))
     starts = [index == 0 or blocks[index - 1].part != block.part for index, block in enumerate(blocks)]
-    longest = max((_row_ms(layer, block) for block in blocks for layer in block.layers), default=0.0)
+    longest = max(layer.time_ms or 0.0 for layer in layers.layers)
     # From left to right, a rank is a column.
     graph = graphviz.Digraph(graph_attr={"rankdir": "LR", "ranksep": "0.9", "nodesep": "0.3", "dpi": "96"})
     graph.attr("graph", splines="ortho", fontname="Helvetica", fontsize="11", labelloc="t", labeljust="l")
@@ -77,15 +65,18 @@ def make_graph(layers: LayerList, title: str) -> graphviz.Digraph:
         tip = [f"{blocks[source].title} → {blocks[target].title}", facts, *list(tensors)[:12]]
         width = f"{1 + min(2.5, math.log10(1 + size / 2**20)):.2f}"
         graph.edge(str(source), str(target), penwidth=width, tooltip="\n".join(tip), constraint="false")
-    return graph
+    try:
+        picture = graph.pipe(path.suffix.lower().removeprefix("."))
+    except graphviz.ExecutableNotFound as error:
+        raise EngineError(
+            f"{path}: the graph needs Graphviz's program dot, which is not on PATH: apt-get install graphviz"
+        ) from error
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(picture)
 
 
 def columns_of(heights: Sequence[float]) -> list[list[int]]:
-    """Divides blocks into columns of similar heights.
-
-    Args:
-        heights: of the blocks, in rows.
-    """
+    """Divides blocks, whose heights are given in rows, into columns of similar heights."""
     total, above = sum(heights), 0.0
     columns: list[list[int]] = [[] for _ in range(max(1, round(math.sqrt(RATIO * total / COLUMN))))]
     for index, height in enumerate(heights):
@@ -110,7 +101,7 @@ def edges_of(blocks: Sequence[LayerBlock]) -> dict[tuple[int, int], dict[str, in
     return dict(edges)
 
 
-def describe(layer: Layer) -> str:
+def _describe(layer: Layer) -> str:
     """Returns all that is known of a layer, in lines."""
     lines = [layer.name, f"{layer.kind} ({layer.type})"]
     lines += [] if layer.time_ms is None else [f"{format_ms(layer.time_ms)} ms"]
@@ -119,7 +110,6 @@ def describe(layer: Layer) -> str:
     lines += [f"weights: {format_bytes(layer.weights_bytes)}"] if layer.weights_bytes else []
     lines += [f"tactic: {layer.tactic}"] if layer.tactic else []
     lines += [f"node {node}" for node in layer.nodes[:8]]
-    lines += [f"{len(layer.nodes) - 8} nodes more"] if len(layer.nodes) > 8 else []
     return "\n".join(lines)
 
 
@@ -164,13 +154,13 @@ def _block_table(block: LayerBlock, longest: float, heading: str) -> str:
 
 def _row_cells(layer: Layer, block: LayerBlock, longest: float) -> str:
     label = ".".join((*layer.origin.path[len(block.paths[0]) :], layer.title))
-    share, colour = (_row_ms(layer, block) / longest if longest else 0.0), KIND_COLOURS[layer.kind]
+    share, colour = ((layer.time_ms or 0.0) / longest if longest else 0.0), KIND_COLOURS[layer.kind]
     # Opaque to 42 %. Graphviz draws a share of 0 as a half.
     bar = f"{colour}6b;{max(share, 0.001):.3f}:#ffffff" if share else "#ffffff"
     facts = [str(layer.outputs[0])] if layer.outputs else []
     facts += [format_ms(layer.time_ms or 0.0)] if longest else []
     # Graphviz writes a tooltip only for cells with a link.
-    tip = {"href": "#", "tooltip": describe(layer)}
+    tip = {"href": "#", "tooltip": _describe(layer)}
     return (
         _cell(bgcolor=colour, width=10)
         + _cell(shorten(label, LABEL), bgcolor=bar, align="LEFT", width=BAR, **tip)
@@ -195,8 +185,3 @@ def _table(*rows: str, **attributes: object) -> str:
 def _attributes(values: dict[str, object]) -> str:
     escaped = {name.upper(): escape(str(value)).replace("\n", "&#10;") for name, value in values.items()}
     return "".join(f' {name}="{value}"' for name, value in escaped.items())
-
-
-def _row_ms(layer: Layer, block: LayerBlock) -> float:
-    """Milliseconds of a layer in all modules of its block, as if each took equally long."""
-    return (layer.time_ms or 0.0) * len(block.paths)
