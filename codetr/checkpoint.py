@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -191,9 +190,7 @@ def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[s
     return label, tensors
 
 
-def seeded_state_dict(
-    source: str | os.PathLike | Mapping[str, list[int]] | nn.Module, seed: int = 0
-) -> dict[str, Tensor]:
+def seeded_state_dict(source: Mapping[str, list[int]] | nn.Module, seed: int = 0) -> dict[str, Tensor]:
     """Draws random weights under upstream's names for benchmarks and tests.
 
     The model behaves like a trained one: activations keep their size through the layers, class scores are
@@ -202,7 +199,7 @@ def seeded_state_dict(
     boxes.
 
     Args:
-        source: shapes by upstream's names, a JSON file of them, or a `codetr.CoDino`.
+        source: shapes by upstream's names, or a `codetr.CoDino`.
         seed: seed, name and shape of a tensor determine its values, drawn by PyTorch's CPU generator.
 
     Returns:
@@ -210,14 +207,8 @@ def seeded_state_dict(
     """
     if isinstance(source, nn.Module):
         layers = source.config.decoder_layers
-        shapes = {
-            upstream_name(name, layers): list(tensor.shape) for name, tensor in source.state_dict().items()
-        }
-    elif isinstance(source, Mapping):
-        shapes = dict(source)
-    else:
-        shapes = json.loads(Path(source).read_text(encoding="utf-8"))
-    tensors = {name: _seeded_tensor(name, shape, seed) for name, shape in shapes.items()}
+        source = {upstream_name(name, layers): list(x.shape) for name, x in source.state_dict().items()}
+    tensors = {name: _seeded_tensor(name, shape, seed) for name, shape in source.items()}
     _sink_unusable_cells(tensors)
     return tensors
 

@@ -1,13 +1,5 @@
-"""The command line `codetr`: `app` lists the commands, `program` runs them, `argument_types` parses
-values."""
+"""The command line: `app` lists the commands, `program` runs them, `argument_types` parses values."""
 
-from __future__ import annotations
+from codetr.cli.app import main
 
-from collections.abc import Sequence
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `codetr`, see `codetr.cli.app.main`."""
-    from codetr.cli.app import main as run
-
-    return run(argv)
+__all__ = ["main"]

@@ -22,11 +22,7 @@ MAX_ROWS = 50
 def progress(total: int, doing: str = "detecting") -> Iterator[Callable[[int], None]]:
     """Shows a progress bar on stderr while the block runs; yields a function that advances it.
 
-    A bar appears on a terminal only, and from three steps on.
-
-    Args:
-        total: number of steps.
-        doing: word before the bar.
+    A bar appears on a terminal only, and from three steps on. The word `doing` stands before it.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = total < 3 or not sys.stderr.isatty()

@@ -66,25 +66,22 @@ class NetworkOptions:
             ArgumentError: an option is wrong, missing, or contradicts another one.
         """
         size = ChosenSize(self.max_size, self.height, self.width, self.imgsz)
-        backend = self.backend or next(
-            (name for name, cls in FILE_BACKENDS.items() if getattr(self, cls.argument) is not None), "torch"
-        )
-        if backend != "torch" and backend not in FILE_BACKENDS:
+        files = {name: getattr(self, cls.argument) for name, cls in FILE_BACKENDS.items()}
+        backend = self.backend or next((name for name, file in files.items() if file is not None), "torch")
+        if backend != "torch" and backend not in files:
             raise ArgumentError("backend", f"expected torch, onnxruntime or tensorrt, got {backend!r}")
         for name, cls in FILE_BACKENDS.items():
-            file = getattr(self, cls.argument)
-            if (file is not None) != (name == backend):
-                found = f"expected none with the backend {backend}, got {file}"
-                raise ArgumentError(
-                    cls.argument, f"expected an {cls.kind}, got none" if file is None else found
-                )
+            if name == backend and files[name] is None:
+                raise ArgumentError(cls.argument, f"expected an {cls.kind}, got none")
+            if name != backend and files[name] is not None:
+                problem = f"expected none with the backend {backend}, got {files[name]}"
+                raise ArgumentError(cls.argument, problem)
         if backend == "torch":
             if self.model is None and self.weights is not None:
                 raise ArgumentError("weights", f"expected none without a model, got {self.weights}")
             model = DEMO if self.model is None else self.model
             return TorchBackend(model, self.weights, self.device, self.precision, size)
-        cls = FILE_BACKENDS[backend]
-        file = getattr(self, cls.argument)
+        cls, file = FILE_BACKENDS[backend], files[backend]
         for name in ("model", "weights", "precision"):
             if getattr(self, name) is not None:
                 raise ArgumentError(name, f"is fixed in the {cls.kind} {file}, leave it out")

@@ -111,8 +111,7 @@ def rescale_size(
     `limits` is ours, for inputs with a largest size.
 
     Args:
-        height: rows of the image.
-        width: columns of the image.
+        height, width: size of the image in pixels.
         scale: limits of the longer and the shorter side in pixels, in any order.
         limits: limits of height and width in pixels.
 

@@ -136,12 +136,6 @@ class ChosenSize:
             return self.imgsz
         return None if self.height is None else (self.height, self.width)
 
-    @property
-    def argument(self) -> str | None:
-        """Name of the argument that holds the choice; None without one."""
-        names = ("imgsz", "max_size", "height", "width")
-        return next((name for name in names if getattr(self, name) is not None), None)
-
     def scale(self, published: Sequence[int] | None) -> tuple[int, int] | None:
         """Returns the limits (long side, short side) of a resized picture; None for no limit.
 
@@ -165,16 +159,16 @@ class ChosenSize:
         Raises:
             ArgumentError: the file has a fixed size, or one outside of its range was chosen.
         """
-        if self.argument is not None and not sizes.resizable:
-            raise ArgumentError(self.argument, f"is fixed in the {file}, leave it out")
+        names = ("imgsz", "max_size", "height", "width")
+        given = next((name for name in names if getattr(self, name) is not None), None)
+        if given is not None and not sizes.resizable:
+            raise ArgumentError(given, f"is fixed in the {file}, leave it out")
         for name, size in zip(("height", "width"), self.height_width or ()):
             least, _, most = getattr(sizes, name)
             if size % SIZE_DIVISOR or not least <= size <= most:
-                raise ArgumentError(
-                    name if self.imgsz is None else "imgsz",
-                    f"expected a multiple of {SIZE_DIVISOR} from {least} to {most}, the range of the {file}, "
-                    f"got {size}",
-                )
+                expected = f"a multiple of {SIZE_DIVISOR} from {least} to {most}, the range of the {file}"
+                problem = f"expected {expected}, got {size}"
+                raise ArgumentError(name if self.imgsz is None else "imgsz", problem)
 
 
 def _image_size(imgsz: object) -> int | tuple[int, int]:

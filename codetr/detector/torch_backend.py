@@ -43,14 +43,12 @@ class TorchBackend:
     ) -> None:
         self.precision = precision or "fp32"
         if self.precision not in TORCH_PRECISIONS:
-            raise ArgumentError(
-                "precision", f"expected one of {', '.join(TORCH_PRECISIONS)}, got {precision!r}"
-            )
+            expected = f"expected one of {', '.join(TORCH_PRECISIONS)}"
+            raise ArgumentError("precision", f"{expected}, got {precision!r}")
         self._kind, self._index = split_device(device)
         self.config = model if isinstance(model, Config) else model_config(model)
-        self._weights = (
-            weights if isinstance(weights, Mapping) else choose_weights(model, self.config, weights)
-        )
+        own = isinstance(weights, Mapping)
+        self._weights = weights if own else choose_weights(model, self.config, weights)
         self.class_names = self.config.label_names
         self.nms = dataclasses.asdict(self.config.nms)
         self.preprocessor = Preprocessor.of_config(self.config, size)

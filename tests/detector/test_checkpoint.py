@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -21,6 +22,7 @@ KEYS = {
     "co_dino_r50": GOLDEN / "checkpoint_keys_co_dino_5scale_r50_8xb2_1x_coco.json",
     "co_dino_swin_l": GOLDEN / "checkpoint_keys_co_dino_5scale_swin_l_16xb1_16e_o365tococo.json",
 }
+KINDS = ("zip", "legacy", "safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,17 @@ def model() -> codetr.CoDino:
 def is_loaded(model: codetr.CoDino, parameters: dict[str, torch.Tensor]) -> bool:
     state = model.state_dict()
     return all(torch.equal(tensor, parameters[upstream_name(name, 2)]) for name, tensor in state.items())
+
+
+def save(folder: Path, kind: str, parameters: dict[str, torch.Tensor], **extra: object) -> Path:
+    """Writes a checkpoint of one of `KINDS`; a .pth file has further entries beside its state dict."""
+    path = folder / ("model.safetensors" if kind == "safetensors" else "model.pth")
+    if kind == "safetensors":
+        save_file(parameters, path)
+    else:
+        content = {"state_dict": parameters, **extra}
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    return path
 
 
 class Run:
@@ -57,12 +70,10 @@ class TestSources:
         assert "backbone.bn1.num_batches_tracked" in report.ignored
         assert str(report).startswith(f"{len(report.loaded)} tensors loaded")
 
-    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-    def test_pth(self, model, parameters, tmp_path, zipped):
-        path = tmp_path / "model.pth"
-        content = {"meta": {"epoch": 12}, "state_dict": parameters, "ema_state_dict": {"x": torch.zeros(1)}}
-        torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        codetr.load_checkpoint(model, path)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_file(self, model, parameters, tmp_path, kind):
+        extra = {"meta": {"epoch": 12}, "ema_state_dict": {"x": torch.zeros(1)}}
+        codetr.load_checkpoint(model, save(tmp_path, kind, parameters, **extra))
         assert is_loaded(model, parameters)
 
     def test_prefix_and_extra_parts(self, model, parameters):
@@ -75,12 +86,6 @@ class TestSources:
         assert extra <= set(report.ignored)
         assert not extra & set(report.loaded)
 
-    def test_safetensors(self, model, parameters, tmp_path):
-        path = tmp_path / "model.safetensors"
-        save_file(parameters, path)
-        codetr.load_checkpoint(model, str(path))
-        assert is_loaded(model, parameters)
-
     def test_precision_stays(self, model, parameters):
         model.set_precision("bf16")
         codetr.load_checkpoint(model, parameters)
@@ -89,12 +94,10 @@ class TestSources:
 
 
 class TestHostileFiles:
-    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-    def test_nothing_is_run(self, model, parameters, tmp_path, zipped):
+    @pytest.mark.parametrize("kind", ["zip", "legacy"])
+    def test_nothing_is_run(self, model, parameters, tmp_path, kind):
         trace = tmp_path / "trace"
-        content = {"meta": {"hook": Run(f"touch {trace}")}, "state_dict": parameters}
-        path = tmp_path / "model.pth"
-        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        path = save(tmp_path, kind, parameters, meta={"hook": Run(f"touch {trace}")})
         torch.load(path, weights_only=False)
         assert trace.exists(), "the file runs nothing"
         trace.unlink()
@@ -161,14 +164,10 @@ class TestHostileFiles:
 
 
 class TestDamagedFiles:
-    @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.999])
     def test_cut_off(self, model, parameters, tmp_path, kind, part):
-        path = tmp_path / ("model.safetensors" if kind == "safetensors" else "model.pth")
-        if kind == "safetensors":
-            save_file(parameters, path)
-        else:
-            torch.save(parameters, path, _use_new_zipfile_serialization=kind == "zip")
+        path = save(tmp_path, kind, parameters)
         data = path.read_bytes()
         path.write_bytes(data[: int(len(data) * part)])
         with pytest.raises(ValueError, match="cut off, or not a") as error:
@@ -237,9 +236,8 @@ class TestMisfits:
 @pytest.mark.parametrize("name", KEYS)
 def test_full_size_checkpoint(name, tmp_path):
     """Nothing missing, nothing unexpected; only known training parts ignored."""
-    tensors = codetr.seeded_state_dict(KEYS[name])
-    path = tmp_path / "full.pth"
-    torch.save({"meta": {}, "state_dict": tensors}, path)
+    tensors = codetr.seeded_state_dict(json.loads(KEYS[name].read_text()))
+    path = save(tmp_path, "zip", tensors)
     model = codetr.CoDino(codetr.load_config(name))
     report = codetr.load_checkpoint(model, path)
     assert set(report.loaded) | set(report.ignored) == set(tensors)

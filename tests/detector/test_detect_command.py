@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 from PIL import Image
@@ -117,10 +115,3 @@ def test_default_model_finds_the_objects_of_a_held_out_scene(tmp_path, capsys):
     ]
     scene, drawn = load_image(ROOT / "assets/scene.jpg"), load_image(tmp_path / "scene.jpg")
     assert scene.shape == drawn.shape and np.abs(scene.astype(int) - drawn).max() > 100
-
-
-def test_module_runs(tmp_path):
-    command = [sys.executable, "-m", "codetr", "detect", str(tmp_path / "absent.jpg")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("codetr: error: ")
-    assert done.stdout == ""

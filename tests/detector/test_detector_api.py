@@ -39,7 +39,7 @@ def test_one_picture_and_many(photos):
 
 
 def test_kinds_of_pictures(photos):
-    """All kinds of pictures give the network the same pixels, EXIF rotation applied."""
+    """All kinds of pictures give the network the same pixels."""
     backend = FakeBackend()
     detector = Detector(backend=backend)
     image = load_image(photos / "b.png")
@@ -59,9 +59,6 @@ def test_kinds_of_pictures(photos):
             np.testing.assert_array_equal(backend.images, batch.images)
             assert (found.height, found.width) == (90, 60)
         assert len(detector.detect(kinds[:4], batch=3)) == 4
-    rotated = Image.new("RGB", (80, 40))
-    rotated.getexif()[0x0112] = 6
-    assert detector.detect(rotated)[0].height == 80
     for wrong, got in (
         (tensor * 1.0, r"torch.float32 \[3, 90, 60\]"),
         (tensor.permute(2, 1, 0), r"torch.uint8 \[60, 90, 3\]"),

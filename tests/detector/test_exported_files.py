@@ -112,21 +112,14 @@ def test_detection_without_torch(request, photos, tmp_path, kind):
 
 
 def test_metadata_of_another_engine(engine, photos, tmp_path):
-    """Found before anything is detected, whether the tensors' names differ or their shapes."""
+    """Found before anything is detected."""
     path = engine.with_suffix(".json")
-    for old, new, message in (
-        ("96", "128", "images is [2, 3, 64, 128] in it and [2, 3, 64, 96] in the engine"),
-        ('"name": "labels"', '"name": "classes"', "classes is [2, 3] in it and missing in the engine"),
-    ):
-        text = path.read_text()
-        path.write_text(text.replace(old, new))
-        done = detect_in_process(FAKE_ENGINE, photos, "--engine", engine, "--out", tmp_path / "out")
-        path.write_text(text)
-        assert (done.returncode, done.stdout) == (1, "closed\n")
-        assert done.stderr.startswith(
-            f"codetr: error: the metadata {path} is that of another engine: {message}"
-        )
-        assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+    path.write_text(path.read_text().replace("96", "128"))
+    done = detect_in_process(FAKE_ENGINE, photos, "--engine", engine, "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (1, "closed\n")
+    words = "images is [2, 3, 64, 128] in it and [2, 3, 64, 96] in the engine"
+    assert done.stderr.startswith(f"codetr: error: the metadata {path} is that of another engine: {words}")
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 FILES = pytest.mark.parametrize(

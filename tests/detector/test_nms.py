@@ -49,50 +49,46 @@ def brute_force(boxes, scores, labels, method, threshold, decay="linear", sigma=
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
-    "method, options",
+    ("method", "iou_threshold", "options"),
     [
-        ("hard", {"iou_threshold": 0.5}),
-        ("hard", {"iou_threshold": 0.8}),
-        ("soft", {"iou_threshold": 0.8}),
-        ("soft", {"iou_threshold": 0.3}),
-        ("soft", {"iou_threshold": 0.3, "min_score": 0.1}),
-        ("soft", {"iou_threshold": 0.3, "decay": "gaussian"}),
-        ("soft", {"iou_threshold": 0.3, "decay": "gaussian", "sigma": 0.1, "min_score": 0.05}),
+        ("hard", 0.5, {}),
+        ("hard", 0.8, {}),
+        ("soft", 0.8, {}),
+        ("soft", 0.3, {"min_score": 0.1}),
+        ("soft", 0.3, {"decay": "gaussian"}),
+        ("soft", 0.3, {"decay": "gaussian", "sigma": 0.1, "min_score": 0.05}),
     ],
 )
-def test_equals_brute_force(seed, method, options):
+def test_equals_brute_force(seed, method, iou_threshold, options):
     boxes, scores, labels = draw(seed)
-    got = apply_nms(boxes, scores, labels, method, **options)
-    threshold = options["iou_threshold"]
-    options = {key: value for key, value in options.items() if key != "iou_threshold"}
-    expected = brute_force(boxes, scores, labels, method, threshold, **options)
-    assert expected and (
-        len(expected) < len(boxes) or sum(item[1] for item in expected) < scores.sum() - 0.1
-    ), "nothing was suppressed"
+    got = apply_nms(boxes, scores, labels, method, iou_threshold, **options)
+    expected = brute_force(boxes, scores, labels, method, iou_threshold, **options)
+    kept = [item[1] for item in expected]
+    assert kept and (len(kept) < len(boxes) or sum(kept) < scores.sum() - 0.1), "nothing was suppressed"
     np.testing.assert_array_equal(got[0], [item[0] for item in expected])
-    np.testing.assert_allclose(got[1], [item[1] for item in expected], rtol=1e-5)
+    np.testing.assert_allclose(got[1], kept, rtol=1e-5)
     np.testing.assert_array_equal(got[2], [item[2] for item in expected])
 
 
 def test_a_case_worked_by_hand():
     boxes = [[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30], [0, 0, 10, 10]]
     scores, labels = [0.9, 0.8, 0.5, 0.7], [1, 1, 1, 2]
-    _, soft_scores, soft_labels = apply_nms(boxes, scores, labels)
-    # IoU of the first two is 0.9: the second's score falls to 0.08 and it goes last. Another class is
-    # untouched.
-    np.testing.assert_allclose(soft_scores, [0.9, 0.7, 0.5, 0.08], rtol=1e-5)
-    np.testing.assert_array_equal(soft_labels, [1, 2, 1, 1])
-    _, hard_scores, _ = apply_nms(boxes, scores, labels, "hard")
-    np.testing.assert_allclose(hard_scores, [0.9, 0.7, 0.5])
-    _, all_scores, _ = apply_nms(boxes, scores, labels, "none")
-    np.testing.assert_allclose(all_scores, [0.9, 0.8, 0.7, 0.5])
+    # IoU of the first two is 0.9: the second's score falls to 0.08, and it goes last. Another class stays.
+    for method, kept, order in (
+        ("soft", [0.9, 0.7, 0.5, 0.08], [1, 2, 1, 1]),
+        ("hard", [0.9, 0.7, 0.5], [1, 2, 1]),
+        ("none", [0.9, 0.8, 0.7, 0.5], [1, 1, 2, 1]),
+    ):
+        _, got, classes = apply_nms(boxes, scores, labels, method)
+        np.testing.assert_allclose(got, kept, rtol=1e-5)
+        np.testing.assert_array_equal(classes, order)
 
 
 def test_thresholds_of_the_two_methods():
     """At exactly the threshold soft-NMS acts and hard NMS does not."""
     boxes, scores, labels = [[0, 0, 10, 10], [0, 0, 10, 5]], [0.9, 0.8], [0, 0]
-    assert len(apply_nms(boxes, scores, labels, "hard", iou_threshold=0.5)[0]) == 2
-    np.testing.assert_allclose(apply_nms(boxes, scores, labels, "soft", iou_threshold=0.5)[1], [0.9, 0.4])
+    for method, kept in (("hard", [0.9, 0.8]), ("soft", [0.9, 0.4])):
+        np.testing.assert_allclose(apply_nms(boxes, scores, labels, method, iou_threshold=0.5)[1], kept)
 
 
 def test_low_scores_go_but_for_the_first():
@@ -120,11 +116,15 @@ def test_nothing_and_limits_and_empty_boxes(method):
     assert got[1].tolist() == pytest.approx([0.5, 0.4])
 
 
-def test_wrong_arguments():
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (60, {"method": "fast"}, "method: expected soft, hard or none, got 'fast'"),
+        (60, {"decay": "cubic"}, "decay: expected linear or gaussian, got 'cubic'"),
+        (59, {}, r"expected \[K, 4\], \[K\], \[K\], got \(59, 4\), \(60,\), \(60,\)"),
+    ],
+)
+def test_wrong_arguments(rows, options, message):
     boxes, scores, labels = draw(0)
-    with pytest.raises(ValueError, match="method: expected soft, hard or none, got 'fast'"):
-        apply_nms(boxes, scores, labels, "fast")
-    with pytest.raises(ValueError, match="decay: expected linear or gaussian, got 'cubic'"):
-        apply_nms(boxes, scores, labels, decay="cubic")
-    with pytest.raises(ValueError, match=r"expected \[K, 4\], \[K\], \[K\], got \(59, 4\), \(60,\), \(60,\)"):
-        apply_nms(boxes[1:], scores, labels)
+    with pytest.raises(ValueError, match=message):
+        apply_nms(boxes[:rows], scores, labels, **options)
