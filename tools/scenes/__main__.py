@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from cyclopts.validators import Number
 from codetr.cli.argument_types import Folder
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
-from trt_plugin.atomic_files import new_folder
+from codetr.export.output_folder import staged_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +33,8 @@ def write_scenes(
 ) -> int:
     """Draw scenes with objects of twenty classes, a dataset in COCO's layout.
 
-    The same seed gives the same scenes, with any number of workers.
+    The same seed gives the same scenes, with any number of workers. The dataset appears when all scenes are
+    drawn.
 
     Args:
         out: folder of the dataset.
@@ -45,24 +45,20 @@ def write_scenes(
         workers: processes. Default: one for each core.
     """
     from codetr.cli.console import progress
-    from tools.scenes.scene_dataset import annotation_file, write_split
+    from tools.scenes.scene_dataset import write_split
     from tools.scenes.sources import check_sources
 
     counts = {name: count for name, count in (("train", train), ("val", val)) if count}
     if not counts:
         raise ArgumentError("train", "expected --train or --val above 0, got 0 for both")
-    for split in counts:
-        for taken in (annotation_file(out, split), out / split):
-            if taken.is_file() or (taken.is_dir() and any(taken.iterdir())):
-                raise ArgumentError("out", f"expected a folder without {taken.name}, got {out}")
-    if out.is_file():
-        raise ArgumentError("out", f"expected a folder, got the file {out}")
+    for taken in (*counts, "annotations"):
+        if (out / taken).exists():
+            raise ArgumentError("out", f"expected a folder without {taken}, got {out}")
     check_sources(tuple(counts))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with new_folder(out), progress(sum(counts.values()), doing="drawing") as advance:
-        tempfile.TemporaryFile(dir=out).close()  # raises OSError if the command cannot write there
+    workers = workers or os.cpu_count() or 1
+    with staged_folder(out) as folder, progress(sum(counts.values()), doing="drawing") as advance:
         for split, count in counts.items():
-            write_split(out, split, count, seed, size=size, workers=workers or cores, advance=advance)
+            write_split(folder, split, count, seed, size=size, workers=workers, advance=advance)
     written = " and ".join(f"{count} {split} scenes" for split, count in counts.items())
     print(f"wrote {written} to {out}")
     return 0

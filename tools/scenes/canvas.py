@@ -7,9 +7,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from tools.scenes.colors import LUMA, contrast
-from tools.scenes.object_classes import NOTHING, draw_distractor, draw_object, is_glyph
-from tools.scenes.shapes import Drawing, Sprite, extent, paint, place, rasterise, rotation, transformed
+from tools.scenes.colors import contrast
+from tools.scenes.object_classes import NOTHING, draw_object, is_glyph
+from tools.scenes.shapes import Drawing, Sprite, paint, place, rasterise, rotation, size_of, transformed
 
 _TRIES = 8
 _NOBODY = -1
@@ -75,10 +75,7 @@ class Canvas:
 
     def _draw(self, label: int, size_px: float, plate: bool) -> tuple[Drawing, Sprite]:
         rng = self._rng
-        if label == NOTHING:
-            drawing = draw_distractor(rng, self._split)
-        else:
-            drawing = draw_object(rng, label, self._split, plate)
+        drawing = draw_object(rng, label, self._split, plate)
         stretch = np.diag(np.exp(rng.uniform(-0.12, 0.12, 2)))
         shear = np.array([[1, rng.uniform(-0.12, 0.12)], [0, 1]])
         if drawing.mirrored and rng.random() < 0.5:
@@ -151,8 +148,9 @@ class Canvas:
         if label != NOTHING:
             if "plate" in colors:
                 found, least = contrast(colors["fill"], colors["plate"]), 60.0
-            else:
-                found, least = _mean_difference(painted, region, alpha), 32 + 0.75 * float(deviation.mean())
+            else:  # the mean over its pixels, weighted by opacity
+                difference = (contrast(painted, region) * alpha).sum() / max(alpha.sum(), 1e-6)
+                found, least = float(difference), 32 + 0.75 * float(deviation.mean())
             if found < least:
                 return False
             self.least_contrast = min(self.least_contrast, max(found, 40.0))
@@ -161,7 +159,7 @@ class Canvas:
             region = self.image[spot.picture]
         cover = sprite.cover[spot.sprite]
         if rng.random() < 0.25:  # a little out of focus; the box belongs to the sharp shape
-            sigma = rng.uniform(0.2, 0.3 + min(0.025 * _size(drawing), 2.0))
+            sigma = rng.uniform(0.2, 0.3 + min(0.025 * size_of(drawing), 2.0))
             painted, cover = (cv2.GaussianBlur(layer, (0, 0), sigma) for layer in (painted, cover))
         blended = region + (painted - region) * cover[..., None]
         self.image[spot.picture] = np.clip(np.rint(blended), 0, 255).astype(np.uint8)
@@ -195,7 +193,7 @@ class Canvas:
         self.boxes.append(_box(sprite.alpha[spot.sprite], spot))
         self.labels.append(label)
         self.sources |= drawing.sources
-        self.smallest_px = min(self.smallest_px, _size(drawing))
+        self.smallest_px = min(self.smallest_px, size_of(drawing))
 
 
 def _quarters(sprite: Sprite) -> np.ndarray:
@@ -227,25 +225,11 @@ def _box(alpha: np.ndarray, spot: _Spot) -> tuple[float, float, float, float]:
     return float(x), float(y), float(x + width), float(y + height)
 
 
-def _size(drawing: Drawing) -> float:
-    x0, y0, x1, y1 = extent(drawing)
-    return float(np.sqrt((x1 - x0) * (y1 - y0)))
-
-
 def _iou(boxes: np.ndarray, box: np.ndarray) -> np.ndarray:
     """Intersection over union of boxes [n, 4] and a box [4]: [n]."""
     sides = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
     shared = np.clip(sides, 0, None).prod(axis=1)
     return shared / ((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (box[2:] - box[:2]).prod() - shared)
-
-
-def _mean_difference(painted: np.ndarray, region: np.ndarray, alpha: np.ndarray) -> float:
-    """Returns the mean `contrast` of an object's pixels to those that they cover, weighted by opacity."""
-    difference = painted - region
-    luma = difference @ LUMA.astype(np.float32)
-    chroma = np.abs(difference - luma[..., None]).max(axis=2)
-    distance = np.hypot(luma, np.float32(0.55) * chroma)
-    return float((distance * alpha).sum() / max(alpha.sum(), 1e-6))
 
 
 def _shaded(rng: np.random.Generator, painted: np.ndarray) -> np.ndarray:

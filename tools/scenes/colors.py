@@ -6,15 +6,15 @@ import colorsys
 
 import numpy as np
 
-LUMA = np.array([0.299, 0.587, 0.114])
+_LUMA = np.array([0.299, 0.587, 0.114])
 
 
-def contrast(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns the visible difference of two RGB colours, about 0..255, mostly that of brightness."""
-    difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    luma = float(difference @ LUMA)
-    chroma = float(np.abs(difference - luma).max())
-    return float(np.hypot(luma, 0.55 * chroma))
+def contrast(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the visible difference of RGB colours [..., 3], about 0..255, mostly that of brightness."""
+    difference = np.asarray(first) - np.asarray(second)
+    luma = difference @ _LUMA.astype(difference.dtype)
+    chroma = np.abs(difference - luma[..., None]).max(axis=-1)
+    return np.hypot(luma, 0.55 * chroma)
 
 
 def any_color(rng: np.random.Generator) -> np.ndarray:
@@ -36,18 +36,15 @@ def jittered(rng: np.random.Generator, color: tuple[float, float, float], amount
 
 
 def away_from(
-    rng: np.random.Generator, background: np.ndarray, least: float, draw=any_color, tries: int = 8
+    rng: np.random.Generator, background: np.ndarray, least: float, tries: int = 8, draw=any_color
 ) -> np.ndarray:
     """Draws a colour until its contrast to another is at least `least`; the best of `tries` otherwise."""
-    best, best_contrast = None, -1.0
+    colors = []
     for _ in range(tries):
-        color = draw(rng)
-        found = contrast(color, background)
-        if found > best_contrast:
-            best, best_contrast = color, found
-        if found >= least:
-            break
-    return best
+        colors.append(draw(rng))
+        if contrast(colors[-1], background) >= least:
+            return colors[-1]
+    return max(colors, key=lambda color: contrast(color, background))
 
 
 def darker(color: np.ndarray, factor: float) -> np.ndarray:

@@ -26,8 +26,11 @@ def glyph_contours(source: Source, character: str) -> tuple[np.ndarray, ...]:
     ImageDraw.Draw(image).text((4 - left, 4 - top), character, font=font, fill=255)
     mask = (np.asarray(image) >= 128).astype(np.uint8)
     found, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
-    contours = [contour[:, 0].astype(np.float64) for contour in found if len(contour) > 8]
-    contours = [cv2.approxPolyDP(c.astype(np.float32), 0.6, True)[:, 0].astype(np.float64) for c in contours]
+    contours = [
+        cv2.approxPolyDP(contour[:, 0].astype(np.float32), 0.6, True)[:, 0].astype(np.float64)
+        for contour in found
+        if len(contour) > 8
+    ]
     points = np.concatenate(contours)
     middle, half_height = (points.max(0) + points.min(0)) / 2, np.ptp(points[:, 1]) / 2
     contours = tuple((contour - middle) / half_height for contour in contours)
@@ -40,18 +43,26 @@ def glyph(rng: np.random.Generator, character: str, fonts: tuple[Source, ...], p
     """A letter or digit of any colour, perhaps outlined, on a plate if asked for."""
     source = fonts[rng.integers(len(fonts))]
     outline = rng.uniform(0.05, 0.12) if rng.random() < 0.3 else 0.0
+
+    def choose(generator: np.random.Generator, background: np.ndarray) -> dict:
+        if plate:
+            background = any_color(generator)
+        fill = away_from(generator, background, *((95, 20) if plate else (50,) if outline else (85,)))
+        colors = {"plate": background} if plate else {}
+        if plate or outline:
+            colors["outline"] = _outline_for(generator, fill, background)
+        return {**colors, "fill": fill}
+
     drawing = Drawing(
         (Part(glyph_contours(source, character), "fill"),),
-        _colors_on_plate if plate else _outlined_colors if outline else _plain_colors,
+        choose,
         outline=outline,
         max_tilt_deg=25,
         min_size_px=14,  # letters are higher than wide: 16 px and more in height
         min_visible=0.85,
         sources=frozenset({source.file}),
     )
-    if plate:
-        drawing = replace(drawing, parts=(_plate(rng, drawing), *drawing.parts))
-    return drawing
+    return replace(drawing, parts=(_plate(rng, drawing), *drawing.parts)) if plate else drawing
 
 
 def _plate(rng: np.random.Generator, drawing: Drawing) -> Part:
@@ -65,21 +76,6 @@ def _plate(rng: np.random.Generator, drawing: Drawing) -> Part:
     if kind < 0.6:
         frame = rounded(frame, rng.uniform(0.1, 0.5))
     return Part((frame,), "plate", True)
-
-
-def _plain_colors(rng: np.random.Generator, background: np.ndarray) -> dict:
-    return {"fill": away_from(rng, background, 85)}
-
-
-def _outlined_colors(rng: np.random.Generator, background: np.ndarray) -> dict:
-    fill = away_from(rng, background, 50)
-    return {"fill": fill, "outline": _outline_for(rng, fill, background)}
-
-
-def _colors_on_plate(rng: np.random.Generator, background: np.ndarray) -> dict:
-    plate = any_color(rng)
-    fill = away_from(rng, plate, 95, tries=20)
-    return {"plate": plate, "fill": fill, "outline": _outline_for(rng, fill, plate)}
 
 
 def _outline_for(rng: np.random.Generator, fill: np.ndarray, background: np.ndarray) -> np.ndarray:

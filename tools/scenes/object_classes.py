@@ -38,14 +38,16 @@ _OTHER_CHARACTERS = "%+@#*="  # "&" would look like 8, "?" like 2
 
 
 def draw_object(rng: np.random.Generator, label: int, split: str, plate: bool) -> Drawing:
-    """Draws an object of a class.
+    """Draws an object of a class, or of none.
 
     Args:
         rng: the scene's generator.
-        label: index into `CLASS_NAMES`.
+        label: index into `CLASS_NAMES`, or `NOTHING` for a distractor.
         split: whose fonts to use.
         plate: put a letter or digit on a plate; signs and tools ignore it.
     """
+    if label == NOTHING:
+        return _distractor(rng, split)
     name = CLASS_NAMES[label]
     if name in _GLYPHS:
         return glyph(rng, _GLYPHS[name], FONTS[split], plate)
@@ -57,8 +59,7 @@ def is_glyph(label: int) -> bool:
     return 0 <= label < len(_GLYPHS)
 
 
-def draw_distractor(rng: np.random.Generator, split: str) -> Drawing:
-    """Draws an object of none of the classes."""
+def _distractor(rng: np.random.Generator, split: str) -> Drawing:
     kinds = (_disc, _box, _star, _line, _scribble, _character, _character, _corners, _heart)
     contours = kinds[rng.integers(len(kinds))](rng, split)
     parts = [Part(contours, "fill")]

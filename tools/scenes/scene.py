@@ -13,7 +13,6 @@ from tools.scenes.object_classes import CLASS_NAMES, NOTHING
 from tools.scenes.sources import SPLITS
 
 DEFAULT_SIZE_PX = 640
-LEAST_SIZE_PX = 160
 _LEAST_OBJECT_PX = 16.0
 _ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0, 1.0, 1.2, 0.85)
 _STRENGTH = {"train": 1.0, "val": 0.75}  # of light, blur and noise
@@ -54,14 +53,8 @@ def make_scene(seed: int, split: str, index: int, size: int = DEFAULT_SIZE_PX) -
         size: limit of the longer side in pixels, at least 160. The limit of the shorter side is 3/4 of it.
 
     Raises:
-        ValueError: an argument is out of its range.
         MissingSourceError: a package with fonts or photographs is not installed.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-    for name, value, least in (("seed", seed, 0), ("index", index, 0), ("size", size, LEAST_SIZE_PX)):
-        if value < least:
-            raise ValueError(f"{name}: expected {least} or more, got {value}")
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     width, height = _picture_size(rng, size)
     image, names = background(rng, split, width, height)

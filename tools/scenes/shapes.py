@@ -8,7 +8,7 @@ large.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import cv2
@@ -54,7 +54,17 @@ class Drawing:
     mirrored: bool = False
     min_size_px: float = 16.0
     min_visible: float = 0.6
-    sources: frozenset[str] = field(default_factory=frozenset)
+    sources: frozenset[str] = frozenset()
+
+    @property
+    def backing(self) -> list[Part]:
+        """The parts behind the object."""
+        return [part for part in self.parts if part.backing]
+
+    @property
+    def front(self) -> list[Part]:
+        """The parts of the object."""
+        return [part for part in self.parts if not part.backing]
 
 
 def transformed(drawing: Drawing, matrix: np.ndarray) -> Drawing:
@@ -68,20 +78,20 @@ def transformed(drawing: Drawing, matrix: np.ndarray) -> Drawing:
 
 def extent(drawing: Drawing) -> np.ndarray:
     """Returns the object's bounds without backing, outline included: [x0, y0, x1, y1]."""
-    points = np.concatenate([c for part in drawing.parts if not part.backing for c in part.contours])
+    points = np.concatenate([contour for part in drawing.front for contour in part.contours])
     return np.concatenate([points.min(axis=0) - drawing.outline, points.max(axis=0) + drawing.outline])
 
 
-def place(drawing: Drawing, size_px: float, longest_px: float) -> Drawing:
-    """Scales a drawing to pixels: the geometric mean of its box's sides becomes `size_px`.
-
-    Args:
-        drawing: any units.
-        size_px: the size; less where the longer side would be above `longest_px`.
-        longest_px: limit of the longer side.
-    """
+def size_of(drawing: Drawing) -> float:
+    """Returns the geometric mean of the sides of the object's box."""
     x0, y0, x1, y1 = extent(drawing)
-    scale = min(size_px / np.sqrt((x1 - x0) * (y1 - y0)), longest_px / max(x1 - x0, y1 - y0))
+    return float(np.sqrt((x1 - x0) * (y1 - y0)))
+
+
+def place(drawing: Drawing, size_px: float, longest_px: float) -> Drawing:
+    """Scales a drawing to pixels: to the size `size_px`, or less if a side would exceed `longest_px`."""
+    x0, y0, x1, y1 = extent(drawing)
+    scale = min(size_px / size_of(drawing), longest_px / max(x1 - x0, y1 - y0))
     return replace(transformed(drawing, np.eye(2) * scale), outline=drawing.outline * scale)
 
 
@@ -108,20 +118,15 @@ def rasterise(drawing: Drawing) -> Sprite:
     origin = np.floor(points.min(axis=0) - pad)
     width, height = (np.ceil(points.max(axis=0) + pad) - origin).astype(int)
     scale = 4 if max(width, height) <= 90 else 3 if max(width, height) <= 180 else 2
-    size = (height * scale, width * scale)
-    alpha = np.zeros(size, np.uint8)
-    backing = [part for part in drawing.parts if part.backing]
-    for part in drawing.parts:
-        if not part.backing:
-            _fill(alpha, part.contours, 255, origin, scale)
-            _stroke(alpha, part.contours, 255, origin, scale, drawing.outline)
-    cover = alpha
-    if backing:
-        cover = alpha.copy()
-        for part in backing:
-            _fill(cover, part.contours, 255, origin, scale)
-    small = _shrink(alpha, scale)
-    return Sprite(_shrink(cover, scale) if backing else small, small, scale, origin)
+    alpha = np.zeros((height * scale, width * scale), np.uint8)
+    for part in drawing.front:
+        _fill(alpha, part, 255, origin, scale)
+        _stroke(alpha, part, 255, origin, scale, drawing.outline)
+    cover = alpha.copy()
+    for part in drawing.backing:
+        _fill(cover, part, 255, origin, scale)
+    share = np.float32(1 / 255)
+    return Sprite(_shrink(cover, scale) * share, _shrink(alpha, scale) * share, scale, origin)
 
 
 def paint(drawing: Drawing, sprite: Sprite, colors: Mapping[str, Color]) -> np.ndarray:
@@ -129,49 +134,43 @@ def paint(drawing: Drawing, sprite: Sprite, colors: Mapping[str, Color]) -> np.n
 
     Outside the masks the picture continues in the colour of the edge, so that antialiasing adds no fringe.
     """
+    origin, scale = sprite.origin, sprite.scale
     height, width = sprite.alpha.shape
-    canvas = np.empty((height * sprite.scale, width * sprite.scale, 3), np.uint8)
-    rims = [part for part in drawing.parts if part.backing] or drawing.parts
-    has_outline = drawing.outline > 0
-    canvas[:] = _bytes(colors["outline" if has_outline and not rims[0].backing else rims[0].color])
-    for part in drawing.parts:
-        if part.backing:
-            _fill(canvas, part.contours, _bytes(colors[part.color]), sprite.origin, sprite.scale)
-    if has_outline:
-        for part in drawing.parts:
-            if not part.backing:
-                outline = _bytes(colors["outline"])
-                _stroke(canvas, part.contours, outline, sprite.origin, sprite.scale, drawing.outline)
-    for part in drawing.parts:
-        if not part.backing:
-            _fill(canvas, part.contours, _bytes(colors[part.color]), sprite.origin, sprite.scale)
-    return _shrink(canvas, sprite.scale, 1.0)
+    values = {name: np.clip(color, 0, 255).astype(int).tolist() for name, color in colors.items()}
+    rim = (drawing.backing or drawing.parts)[0]
+    canvas = np.empty((height * scale, width * scale, 3), np.uint8)
+    canvas[:] = values["outline" if drawing.outline > 0 and not rim.backing else rim.color]
+    for part in drawing.backing:
+        _fill(canvas, part, values[part.color], origin, scale)
+    if drawing.outline > 0:
+        for part in drawing.front:
+            _stroke(canvas, part, values["outline"], origin, scale, drawing.outline)
+    for part in drawing.front:
+        _fill(canvas, part, values[part.color], origin, scale)
+    return _shrink(canvas, scale)
 
 
-def _bytes(color: Color) -> tuple[int, int, int]:
-    return tuple(int(min(255.0, max(0.0, channel))) for channel in color)
-
-
-def _integer(contour: np.ndarray, origin: np.ndarray, scale: int) -> np.ndarray:
+def _points(part: Part, origin: np.ndarray, scale: int) -> list[np.ndarray]:
     # OpenCV's coordinates refer to the centres of samples.
-    return np.rint(((contour - origin) * scale - 0.5) * (1 << _SHIFT)).astype(np.int32)
+    return [
+        np.rint(((contour - origin) * scale - 0.5) * (1 << _SHIFT)).astype(np.int32)
+        for contour in part.contours
+    ]
 
 
-def _fill(image: np.ndarray, contours: tuple, value, origin: np.ndarray, scale: int) -> None:
-    cv2.fillPoly(image, [_integer(c, origin, scale) for c in contours], value, cv2.LINE_8, _SHIFT)
+def _fill(image: np.ndarray, part: Part, value, origin: np.ndarray, scale: int) -> None:
+    cv2.fillPoly(image, _points(part, origin, scale), value, cv2.LINE_8, _SHIFT)
 
 
-def _stroke(image: np.ndarray, contours: tuple, value, origin, scale: int, width: float) -> None:
-    thickness = round(2 * width * scale)
-    if thickness > 0:
-        points = [_integer(c, origin, scale) for c in contours]
-        cv2.polylines(image, points, True, value, thickness, cv2.LINE_8, _SHIFT)
+def _stroke(image: np.ndarray, part: Part, value, origin: np.ndarray, scale: int, width: float) -> None:
+    if thickness := round(2 * width * scale):
+        cv2.polylines(image, _points(part, origin, scale), True, value, thickness, cv2.LINE_8, _SHIFT)
 
 
-def _shrink(image: np.ndarray, scale: int, factor: float = 1 / 255) -> np.ndarray:
+def _shrink(image: np.ndarray, scale: int) -> np.ndarray:
     height, width = image.shape[:2]
-    small = cv2.resize(image, (width // scale, height // scale), interpolation=cv2.INTER_AREA)
-    return small.astype(np.float32) * np.float32(factor)
+    size = width // scale, height // scale
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA).astype(np.float32)
 
 
 # Contours.
@@ -191,6 +190,12 @@ def ellipse(x: float, y: float, rx: float, ry: float | None = None, points: int 
     """An upright ellipse, a circle without `ry`."""
     angles = np.arange(points) * (2 * np.pi / points)
     return np.stack([x + rx * np.cos(angles), y + (rx if ry is None else ry) * np.sin(angles)], axis=1)
+
+
+def symmetric(*right: tuple[float, float]) -> np.ndarray:
+    """The contour through points on the right and, back up, through their mirror images on the left."""
+    half = polygon(*right)
+    return np.concatenate([half, half[::-1] * (-1, 1)])
 
 
 def regular(corners: int, radius: float, turn_deg: float = 0.0) -> np.ndarray:

@@ -101,15 +101,8 @@ def arrow_sign(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     tall = 1.0 if kind < 2 else ratio
     shaft, head = rng.uniform(0.13, 0.2) * tall, rng.uniform(0.42, 0.55) * tall
     neck = reach - head * rng.uniform(0.9, 1.3)
-    arrow = polygon(
-        (-reach, -shaft),
-        (neck, -shaft),
-        (neck, -head),
-        (reach, 0),
-        (neck, head),
-        (neck, shaft),
-        (-reach, shaft),
-    )
+    x = (-reach, neck, neck, reach, neck, neck, -reach)
+    arrow = np.stack((x, (-shaft, -shaft, -head, 0, head, shaft, shaft)), axis=1)
     turn = (0, 180) if kind == 2 else (0, 180, 270)
     arrow = moved(arrow, turn_deg=turn[rng.integers(len(turn))])
     field = (_BLUE, _BLUE, _GREEN, _BLACK)[rng.integers(4)]

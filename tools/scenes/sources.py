@@ -54,59 +54,52 @@ class Source(NamedTuple):
     """A file of an installed package."""
 
     package: str  # as it is imported
-    distribution: str  # as it is installed
     file: str  # inside the package
+
+    @property
+    def distribution(self) -> str:
+        """Name of the package for pip."""
+        known = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
+        return known.get(self.package, self.package.replace("_", "-"))
 
 
 class MissingSourceError(UsageError):
     """A package that holds fonts or photographs is not installed, or lacks a file."""
 
 
-def _fonts(package: str, *names: str) -> tuple[Source, ...]:
-    return tuple(Source(package, package.replace("_", "-"), f"files/{name}") for name in names)
+def _files(package: str, folder: str, *names: str) -> tuple[Source, ...]:
+    return tuple(Source(package, f"{folder}/{name}") for name in names)
 
 
-def _matplotlib(*names: str) -> tuple[Source, ...]:
-    return tuple(Source("matplotlib", "matplotlib", f"mpl-data/{name}") for name in names)
-
-
-def _skimage(*names: str) -> tuple[Source, ...]:
-    return tuple(Source("skimage", "scikit-image", f"data/{name}") for name in names)
-
-
-def _sklearn(*names: str) -> tuple[Source, ...]:
-    return tuple(Source("sklearn", "scikit-learn", f"datasets/images/{name}") for name in names)
-
+_DEJAVU = (f"DejaVu{face}.ttf" for face in ("Sans", "Sans-Bold", "SansMono-Bold", "Serif", "Serif-Bold"))
 
 FONTS: dict[str, tuple[Source, ...]] = {
     "train": (
-        *_matplotlib("fonts/ttf/DejaVuSans.ttf", "fonts/ttf/DejaVuSans-Bold.ttf"),
-        *_matplotlib("fonts/ttf/DejaVuSansMono-Bold.ttf", "fonts/ttf/DejaVuSerif.ttf"),
-        *_matplotlib("fonts/ttf/DejaVuSerif-Bold.ttf"),
-        *_fonts("font_roboto", "Roboto-Regular.ttf", "Roboto-Bold.ttf", "Roboto-Black.ttf"),
-        *_fonts("font_source_sans_pro", "SourceSansPro-Semibold.ttf", "SourceSansPro-Black.ttf"),
-        *_fonts("font_source_serif_pro", "SourceSerifPro-Semibold.ttf", "SourceSerifPro-Bold.ttf"),
-        *_fonts("font_manrope", "Manrope-SemiBold.ttf", "Manrope-ExtraBold.ttf"),
-        *_fonts("font_fredoka_one", "FredokaOne-Regular.ttf"),
+        *_files("matplotlib", "mpl-data/fonts/ttf", *_DEJAVU),
+        *_files("font_roboto", "files", "Roboto-Regular.ttf", "Roboto-Bold.ttf", "Roboto-Black.ttf"),
+        *_files("font_source_sans_pro", "files", "SourceSansPro-Semibold.ttf", "SourceSansPro-Black.ttf"),
+        *_files("font_source_serif_pro", "files", "SourceSerifPro-Semibold.ttf", "SourceSerifPro-Bold.ttf"),
+        *_files("font_manrope", "files", "Manrope-SemiBold.ttf", "Manrope-ExtraBold.ttf"),
+        *_files("font_fredoka_one", "files", "FredokaOne-Regular.ttf"),
     ),
     "val": (
-        *_fonts("font_lato", "Lato-Regular.ttf", "Lato-Bold.ttf", "Lato-Black.ttf"),
-        *_fonts("font_hanken_grotesk", "HankenGrotesk-Medium.otf", "HankenGrotesk-Bold.otf"),
-        *_fonts("font_caladea", "Caladea-Regular.ttf", "Caladea-Bold.ttf"),
-        *_matplotlib("fonts/ttf/STIXGeneralBol.ttf"),
+        *_files("font_lato", "files", "Lato-Regular.ttf", "Lato-Bold.ttf", "Lato-Black.ttf"),
+        *_files("font_hanken_grotesk", "files", "HankenGrotesk-Medium.otf", "HankenGrotesk-Bold.otf"),
+        *_files("font_caladea", "files", "Caladea-Regular.ttf", "Caladea-Bold.ttf"),
+        *_files("matplotlib", "mpl-data/fonts/ttf", "STIXGeneralBol.ttf"),
     ),
 }
 
+_TRAIN_PHOTOS = ("astronaut.png", "coffee.png", "rocket.jpg", "camera.png", "hubble_deep_field.jpg")
 PHOTOS: dict[str, tuple[Source, ...]] = {
     "train": (
-        *_skimage("astronaut.png", "coffee.png", "rocket.jpg", "camera.png"),
-        *_skimage("hubble_deep_field.jpg", "retina.jpg", "brick.png", "gravel.png"),
-        *_sklearn("flower.jpg"),
-        *_matplotlib("sample_data/grace_hopper.jpg"),
+        *_files("skimage", "data", *_TRAIN_PHOTOS, "retina.jpg", "brick.png", "gravel.png"),
+        *_files("sklearn", "datasets/images", "flower.jpg"),
+        *_files("matplotlib", "mpl-data/sample_data", "grace_hopper.jpg"),
     ),
     "val": (
-        *_skimage("chelsea.png", "grass.png", "coins.png"),
-        *_sklearn("china.jpg"),
+        *_files("skimage", "data", "chelsea.png", "grass.png", "coins.png"),
+        *_files("sklearn", "datasets/images", "china.jpg"),
     ),
 }
 
@@ -118,23 +111,16 @@ def locate(source: Source) -> Path:
         MissingSourceError: the package is not installed, or holds no such file.
     """
     spec = find_spec(source.package)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    if not folders:
-        raise MissingSourceError(
-            f"the package {source.distribution} is not installed, which the scenes need: "
-            "pip install 'codetr-tensorrt[scenes]'"
-        )
-    for folder in folders:
-        path = Path(folder) / source.file
-        if path.is_file():
-            return path
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(folder) / source.file).is_file():
+            return Path(folder) / source.file
     raise MissingSourceError(
-        f"{Path(folders[0]) / source.file}: no such file; the installed {source.distribution} is of a "
-        "version that lacks it: pip install 'codetr-tensorrt[scenes]'"
+        f"the scenes need {source.file} of the package {source.distribution}, no such file: "
+        "pip install 'codetr-tensorrt[scenes]'"
     )
 
 
-def check_sources(splits: tuple[str, ...] = SPLITS) -> None:
+def check_sources(splits: tuple[str, ...]) -> None:
     """Raises `MissingSourceError` if a file for scenes of these splits is missing."""
     for split in splits:
         for source in (*FONTS[split], *PHOTOS[split]):

@@ -13,13 +13,8 @@ Field = Callable[[np.random.Generator, int, int], np.ndarray]
 def noise(rng: np.random.Generator, width: int, height: int, coarsest: float, octaves: int, fall: float):
     """Fractal noise: float32 [height, width], 0..1.
 
-    Args:
-        rng: random numbers.
-        width: pixels.
-        height: pixels.
-        coarsest: pixels between two knots of the first octave.
-        octaves: how many, each twice as fine.
-        fall: weight of an octave relative to the one before.
+    The knots of the first octave are `coarsest` pixels apart. Each octave is twice as fine as the one before
+    it and `fall` times as strong.
     """
     total = np.zeros((height, width), np.float32)
     weight = 1.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tools.scenes.colors import any_color, away_from, contrast, darker, hue_color
-from tools.scenes.shapes import Drawing, Part, ellipse, moved, polygon, rectangle, regular, rounded
+from tools.scenes.colors import away_from, contrast, darker, hue_color
+from tools.scenes.shapes import Drawing, Part, ellipse, moved, polygon, rectangle, regular, rounded, symmetric
 from tools.scenes.sources import Source
 
 
@@ -21,13 +21,8 @@ def hammer(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     face = rounded(rectangle(-reach, -thick * 1.15, -reach + 0.24, thick * 1.15), 0.05)
     kind = rng.integers(3)
     if kind == 0:  # claw
-        back = polygon(
-            (0.1, -thick * 0.9),
-            (reach * 0.7, -thick * 0.8),
-            (reach * 1.25, thick * 1.5),
-            (reach * 0.7, thick * 0.35),
-            (0.1, thick * 0.9),
-        )
+        x = (0.1, reach * 0.7, reach * 1.25, reach * 0.7, 0.1)
+        back = np.stack((x, np.multiply(thick, (-0.9, -0.8, 1.5, 0.35, 0.9))), axis=1)
     elif kind == 1:  # wedge
         back = polygon((0.1, -thick), (reach * 1.05, -thick * 0.1), (reach * 1.05, thick * 0.2), (0.1, thick))
     else:
@@ -99,26 +94,23 @@ def key(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     """A bow with a hole, a thin shaft, and teeth on one side of its end."""
     length, half, radius = rng.uniform(1.5, 2.0), rng.uniform(0.08, 0.13), rng.uniform(0.42, 0.55)
     kind = rng.integers(4)
-    if kind == 0:
-        bow = ellipse(0, 0, radius, radius * rng.uniform(0.8, 1.15))
-    elif kind == 1:
-        bow = rounded(rectangle(-radius, -radius * 0.8, radius, radius * 0.8), 0.2)
-    elif kind == 2:
-        bow = rounded(regular(6, radius * 1.1), 0.15)
-    else:  # a clover
-        bow = None
-    if bow is None:
+    if kind == 3:  # a clover
         leaf = radius * 0.55
-        leaves = [
-            ellipse(x, y, leaf) for x, y in ((-leaf * 0.95, 0.0), (leaf * 0.95, 0.0), (0.0, -leaf * 1.0))
-        ]
-        holes = [moved(ellipse(0, 0, leaf * 0.5, points=20), *leaf_.mean(0)) for leaf_ in leaves]
-        parts = [Part((contour, hole), "metal") for contour, hole in zip(leaves, holes)]
+        middles = ((-leaf * 0.95, 0.0), (leaf * 0.95, 0.0), (0.0, -leaf * 1.0))
+        leaves = [ellipse(*middle, leaf) for middle in middles]
+        holes = [moved(ellipse(0, 0, leaf * 0.5, points=20), *contour.mean(0)) for contour in leaves]
+        parts = [Part(contours, "metal") for contours in zip(leaves, holes)]
     else:
+        if kind == 0:
+            bow = ellipse(0, 0, radius, radius * rng.uniform(0.8, 1.15))
+        elif kind == 1:
+            bow = rounded(rectangle(-radius, -radius * 0.8, radius, radius * 0.8), 0.2)
+        else:
+            bow = rounded(regular(6, radius * 1.1), 0.15)
         hole = radius * rng.uniform(0.35, 0.62)
         y = -radius * rng.uniform(0.0, 0.2)
         parts = [Part((bow, ellipse(0, y, hole * rng.uniform(0.8, 1.2), hole)), "metal")]
-    top = radius * 0.72 if bow is not None else radius * 0.3
+    top = radius * (0.3 if kind == 3 else 0.72)
     parts.append(Part((rectangle(-half, top, half, radius + length),), "metal"))
     end, tooth = radius + length, rng.uniform(0.14, 0.22)
     for index in range(rng.integers(2, 4)):
@@ -134,27 +126,11 @@ def screwdriver(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     grip, wide = rng.uniform(0.95, 1.25), rng.uniform(0.21, 0.29)
     blade, thin = rng.uniform(0.9, 1.3), rng.uniform(0.06, 0.085)
     waist = wide * rng.uniform(0.55, 0.8)
-    handle = polygon(
-        (-waist, 0.0),
-        (waist, 0.0),
-        (waist, 0.14),
-        (wide, 0.34),
-        (wide, grip),
-        (-wide, grip),
-        (-wide, 0.34),
-        (-waist, 0.14),
-    )
+    handle = symmetric((waist, 0.0), (waist, 0.14), (wide, 0.34), (wide, grip))
     parts = [Part((rectangle(-thin, -blade, thin, 0.1),), "metal")]
     if rng.random() < 0.6:
         flare = thin * rng.uniform(1.3, 2.0)
-        tip = polygon(
-            (-thin, -blade + 0.05),
-            (-flare, -blade - 0.12),
-            (-flare * 0.9, -blade - 0.26),
-            (flare * 0.9, -blade - 0.26),
-            (flare, -blade - 0.12),
-            (thin, -blade + 0.05),
-        )
+        tip = symmetric((flare * 0.9, -blade - 0.26), (flare, -blade - 0.12), (thin, -blade + 0.05))
     else:
         tip = polygon((-thin, -blade + 0.02), (0, -blade - 0.2), (thin, -blade + 0.02))
     parts += [Part((tip,), "metal"), Part((rounded(handle, 0.12),), "handle")]
@@ -183,8 +159,8 @@ def _tool(
         return grey + generator.uniform(-10, 10) * np.array([1.0, 0.0, -1.0])
 
     def choose(generator: np.random.Generator, background: np.ndarray) -> dict:
-        steel = away_from(generator, background, 65, metal)
-        handle = away_from(generator, background, 55, lambda g: away_from(g, steel, 25, any_color))
+        steel = away_from(generator, background, 65, draw=metal)
+        handle = away_from(generator, background, 55, draw=lambda g: away_from(g, steel, 25))
         dark = contrast(darker(steel, 0.3), background) > contrast(darker(steel, 3.0), background)
         return {
             "metal": steel,
