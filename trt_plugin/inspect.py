@@ -81,19 +81,21 @@ def inspect(
     """
     if (engine is None) == (layer_info is None):
         raise UsageError("expected either an engine or --layer-info FILE")
-    if layer_info:
-        needs_engine = {"profile": profile, "plugins": plugins, "save_layer_info": save_layer_info}
-        for name in (name for name, given in needs_engine.items() if given):
-            raise ArgumentError(name, "expected an engine, got --layer-info")
-    elif times:
-        raise ArgumentError("times", "expected --layer-info, got an engine, which --profile measures")
-    if chart and not (profile or times):
-        raise ArgumentError("chart", "expected --profile, or --layer-info with --times: it shows times")
-    for name in (name for name, given in {"inputs": inputs, "nvtx": nvtx}.items() if given and not profile):
-        raise ArgumentError(name, "expected --profile with it")
-    if json and engine and json.absolute() == engine.with_suffix(".json").absolute():
-        raise ArgumentError("json", f"expected another file than the engine's metadata, got {json}")
+    metadata_file = engine.with_suffix(".json").absolute() if engine else None
+    for name, wrong, expected in (
+        ("profile", profile and layer_info, "an engine, got --layer-info"),
+        ("plugins", plugins and layer_info, "an engine, got --layer-info"),
+        ("save_layer_info", save_layer_info and layer_info, "an engine, got --layer-info"),
+        ("times", times and engine, "--layer-info, got an engine, which --profile measures"),
+        ("chart", chart and not (profile or times), "--profile, or --layer-info with --times"),
+        ("inputs", inputs and not profile, "--profile with it"),
+        ("nvtx", nvtx and not profile, "--profile with it"),
+        ("json", json and json.absolute() == metadata_file, "another file than the engine's metadata"),
+    ):
+        if wrong:
+            raise ArgumentError(name, f"expected {expected}")
 
+    source = engine or layer_info
     summary = measured = metadata = None
     if layer_info:
         found = engine_layers.read_file(layer_info)
@@ -111,14 +113,14 @@ def inspect(
             print(f"wrote {save_layer_info}")
     if not found.detailed:
         message = (
-            f"{engine or layer_info} tells {'only the names' if found.layers else 'nothing'} of its layers: "
+            f"{source} tells {'only the names' if found.layers else 'nothing'} of its layers: "
             "build it with profiling verbosity DETAILED (trtexec --profilingVerbosity=detailed)"
         )
         if graph or (chart and not found.layers):
             raise EngineError(message)
         complain("warning", message)
 
-    parts: list[Any] = [str(engine or layer_info)]
+    parts: list[Any] = [str(source)]
     build_seconds = metadata.build_seconds if metadata else None
     parts += [text_report.summary_table(summary, found.precision, build_seconds)] if summary else []
     parts += ["", text_report.layers_line(found)] if found.layers else []
@@ -134,7 +136,7 @@ def inspect(
 
     if json:
         content = {
-            "source": str(engine or layer_info),
+            "source": str(source),
             "summary": dataclasses.asdict(summary) if summary else None,
             "precision": found.precision,
             "build_seconds": build_seconds,
@@ -144,7 +146,7 @@ def inspect(
         write_json(json, content)
         print(f"wrote {json}")
     if graph or chart:
-        words = [metadata.model if metadata else engine.name if engine else layer_info.stem]
+        words = [metadata.model if metadata else source.name]
         words += [found.precision] if found.precision else []
         if summary and summary.inputs:
             first = max(summary.inputs, key=lambda tensor: len(tensor.shape))
