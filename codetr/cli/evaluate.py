@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, types
 
@@ -97,7 +97,6 @@ def evaluate(
     bad = BadPictures(
         dataclasses.replace(data, pictures=data.pictures[: dataset.limit]), strict=dataset.strict
     )
-    bad.report_supercategories()
     bad.check()
     data = bad.usable()
     with new_folder(results.out or "."), detector:
@@ -124,44 +123,31 @@ def evaluate(
         if bad.errors:
             print(f"{bad} left out")
         if results.out is not None:
+            installed = {item.name: item.version for item in metadata.distributions()}
             options = {
                 name: str(value) if isinstance(value, Path) else value
                 for group in (dataset, network, results)
                 for name, value in vars(group).items()
             }
+            numbers = metrics.as_dict()
+            per_class = numbers.pop("per_class")
             content = {
+                "metrics": numbers,
                 "network": description,
                 "annotation_file": str(data.annotation_file),
                 "pictures_left_out": len(bad.errors),
                 "options": {**options, "batch": batch},
+                "pictures_per_s": round(run.pictures_per_s, 3),
+                "times_ms": {stage: round(time, 3) for stage, time in run.times_ms.items()},
+                "versions": {name: installed[name] for name in _PACKAGES if name in installed},
+                "per_class": per_class,
             }
-            _write_results(results.out, content, metrics, run)
+            with atomic_write(results.out / "detections.json") as temporary:
+                lines = ",\n".join(json.dumps(row) for row in run.rows)
+                temporary.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+            write_json(results.out / "metrics.json", content, allow_nan=False)
             print(f"wrote metrics.json and detections.json in {results.out}")
     return 0
-
-
-def _write_results(folder: Path, content: dict[str, Any], metrics: Metrics, run: Run) -> None:
-    """Writes metrics.json and detections.json, each whole or not at all."""
-    numbers = metrics.as_dict()
-    per_class = numbers.pop("per_class")
-    content = {
-        "metrics": numbers,
-        **content,
-        "pictures_per_s": round(run.pictures_per_s, 3),
-        "times_ms": {stage: round(time, 3) for stage, time in run.times_ms.items()},
-        "versions": _versions(),
-        "per_class": per_class,
-    }
-    with atomic_write(folder / "detections.json") as temporary:
-        lines = ",\n".join(json.dumps(row) for row in run.rows)
-        temporary.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    write_json(folder / "metrics.json", content, allow_nan=False)
-
-
-def _versions() -> dict[str, str]:
-    """Returns the versions of the installed packages that matter."""
-    installed = {item.name: item.version for item in metadata.distributions()}
-    return {name: installed[name] for name in _PACKAGES if name in installed}
 
 
 def _print(metrics: Metrics, run: Run, per_class: bool) -> None:

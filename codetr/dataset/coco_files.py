@@ -27,12 +27,11 @@ from codetr.errors import UsageError
 ONE_SPLIT_FILES = ("annotations.json", "_annotations.coco.json")
 
 _OTHER_NAMES = {"val": ("valid",)}  # Roboflow's name of a split
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 _Text = Annotated[str, Field(min_length=1)]
 _Pixels = Annotated[int, Field(ge=1, le=1_000_000)]
-_Coordinate = Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX, allow_inf_nan=False)]
-_Extent = Annotated[float, Field(ge=0, le=_FLOAT32_MAX, allow_inf_nan=False)]
+_Coordinate = Annotated[float, Field(ge=-1e30, le=1e30)]
+_Extent = Annotated[float, Field(ge=0, le=1e30)]
 
 
 class _Category(TypedDict):
@@ -105,8 +104,6 @@ class CocoDataset:
         category_ids: ascending. They may have gaps, such as COCO's.
         class_names: name of each label, in the order of the category ids.
         pictures: in the file's order, those without objects included.
-        empty_boxes: ids of annotations that are left out because their boxes are 0 wide or high. COCO
-            train2017 has two.
         supercategories: names of categories that are left out because no annotation has them and they are the
             supercategory of others, such as category 0 of Roboflow's exports.
     """
@@ -115,7 +112,6 @@ class CocoDataset:
     category_ids: tuple[int, ...]
     class_names: tuple[str, ...]
     pictures: tuple[CocoPicture, ...]
-    empty_boxes: tuple[int, ...] = ()
     supercategories: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -151,13 +147,10 @@ def load_coco(
             or all pictures are missing.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise DatasetError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+    for place in (folder, *([] if images is None else [images])):
+        if not os.path.isdir(place):
+            raise DatasetError(f"{place}: no such folder")
     file = _annotation_file(folder, split) if annotations is None else Path(annotations)
-    if not file.is_file():
-        raise DatasetError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
-    if images is not None and not Path(images).is_dir():
-        raise DatasetError(f"{images}: {'not a folder' if Path(images).exists() else 'no such folder'}")
     document = _read(file)
     left_out = _supercategories(document, keep)
     names = {
@@ -170,12 +163,12 @@ def load_coco(
     _check_unique(file, "category", "name", class_names)
     places = [Path(images)] if images is not None else _image_folders(folder, file, split)
     paths = _image_paths(file, places, document["images"])
-    objects, empty = _objects(file, document, category_ids)
+    objects = _objects(file, document, category_ids)
     pictures = tuple(
         CocoPicture(entry["id"], path, entry["width"], entry["height"], *objects[entry["id"]])
         for entry, path in zip(document["images"], paths)
     )
-    return CocoDataset(file, category_ids, class_names, pictures, empty, tuple(left_out.values()))
+    return CocoDataset(file, category_ids, class_names, pictures, tuple(left_out.values()))
 
 
 def read_picture(picture: CocoPicture) -> np.ndarray:
@@ -213,18 +206,14 @@ def split_file(folder: Path, split: str) -> Path | None:
         raise DatasetError(f"{folder}: expected the name of a split (train, val, …), got {split!r}")
     for name in (split, *_OTHER_NAMES.get(split, ())):
         exact = folder / "annotations" / f"instances_{name}.json"
-        with_year = [
-            path
-            for path in sorted(exact.parent.glob("instances_*.json"))
-            if re.fullmatch(rf"instances_{re.escape(name)}\d+\.json", path.name)
-        ]
-        candidates = (exact, *with_year, folder / name / ONE_SPLIT_FILES[1])
-        found = next((path for path in candidates if path.is_file()), None)
-        if found in with_year and len(with_year) > 1:
-            names = " and ".join(path.name for path in with_year)
+        years = sorted(exact.parent.glob(f"instances_{name}*.json"))
+        years = [path for path in years if path.stem.removeprefix(exact.stem).isdigit()]
+        if len(years) > 1 and not exact.is_file():
+            names = " and ".join(path.name for path in years)
             raise DatasetError(f"{exact.parent}: has {names}, expected a split with its year")
-        if found is not None:
-            return found
+        for candidate in (exact, *years, folder / name / ONE_SPLIT_FILES[1]):
+            if candidate.is_file():
+                return candidate
     return None
 
 
@@ -264,7 +253,7 @@ def _image_paths(file: Path, places: list[Path], images: list[_Image]) -> list[P
 
 
 def _read(file: Path) -> _Document:
-    """Reads the file by its schema. The ids of a list differ, and those that annotations name exist."""
+    """Reads the file by its schema. Ids of categories and images differ, and those in annotations exist."""
     try:
         document = _SCHEMA.validate_json(file.read_bytes().removeprefix(codecs.BOM_UTF8), strict=True)
     except OSError as error:
@@ -275,7 +264,7 @@ def _read(file: Path) -> _Document:
         known = first["type"] not in ("json_invalid", "missing")
         got = f", got {json.dumps(first['input']):.60}" if known else ""
         raise DatasetError(f"{file}: {f'{place}: ' if place else ''}{first['msg']}{got}") from None
-    for noun, key in (("category", "categories"), ("image", "images"), ("annotation", "annotations")):
+    for noun, key in (("category", "categories"), ("image", "images")):
         _check_unique(file, noun, "id", [entry["id"] for entry in document[key]])
     images = {image["id"] for image in document["images"]}
     categories = {category["id"] for category in document["categories"]}
@@ -319,16 +308,14 @@ def _supercategories(document: _Document, keep: Collection[str]) -> dict[int, st
 
 def _objects(
     file: Path, document: _Document, category_ids: tuple[int, ...]
-) -> tuple[Mapping[int, tuple[np.ndarray, ...]], tuple[int, ...]]:
-    """Returns boxes, labels, crowds and areas by the image's id; and the ids of empty boxes."""
+) -> Mapping[int, tuple[np.ndarray, ...]]:
+    """Returns boxes, labels, crowds and areas by the image's id."""
     label_of = {identifier: label for label, identifier in enumerate(category_ids)}
     images = {image["id"]: image for image in document["images"]}
     rows: dict[int, list[tuple[Any, ...]]] = {identifier: [] for identifier in images}
-    empty = []
     for annotation in document["annotations"]:
         image, (x, y, width, height) = images[annotation["image_id"]], annotation["bbox"]
-        if not width or not height:
-            empty.append(annotation["id"])
+        if not width or not height:  # COCO train2017 has two such boxes
             continue
         x1, y1 = max(x, 0.0), max(y, 0.0)
         x2, y2 = min(x + width, float(image["width"])), min(y + height, float(image["height"]))
@@ -350,4 +337,4 @@ def _objects(
             np.array(crowd, dtype=bool),
             np.array(areas, dtype=np.float32),
         )
-    return objects, tuple(empty)
+    return objects

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +83,11 @@ class Metrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name for JSON, with None for NaN."""
-        return _without_nan(dataclasses.asdict(self))
+        whole, *per_class = (
+            {name: None if value != value else value for name, value in vars(part).items()}
+            for part in (self, *self.per_class)
+        )
+        return {**whole, "per_class": per_class}
 
 
 def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[CocoPicture] | None = None) -> Metrics:
@@ -96,7 +99,18 @@ def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[CocoPictur
         pictures: the evaluated pictures. Default: all of the dataset.
     """
     pictures = dataset.pictures if pictures is None else pictures
-    objects = [row for picture in pictures for row in _object_rows(picture, dataset.category_ids)]
+    fields = ("boxes_xyxy_px", "labels", "crowd", "areas")
+    objects = [
+        {
+            "image_id": picture.id,
+            "category_id": dataset.category_ids[label],
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "area": area,
+            "iscrowd": int(crowd),
+        }
+        for picture in pictures
+        for (x1, y1, x2, y2), label, crowd, area in zip(*(getattr(picture, name).tolist() for name in fields))
+    ]
     truth, found = (_index(dataset, pictures, entries) for entries in (objects, rows))
     evaluation = COCOeval(truth, found, "bbox")
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints every step
@@ -123,22 +137,6 @@ def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[CocoPictur
     )
     numbers = [float(number) if number >= 0 else math.nan for number in evaluation.stats]
     return Metrics(*numbers, per_class, len(pictures), sum(counts))
-
-
-def _object_rows(picture: CocoPicture, category_ids: tuple[int, ...]) -> Iterable[dict[str, Any]]:
-    for (x1, y1, x2, y2), label, crowd, area in zip(
-        picture.boxes_xyxy_px.tolist(),
-        picture.labels.tolist(),
-        picture.crowd.tolist(),
-        picture.areas.tolist(),
-    ):
-        yield {
-            "image_id": picture.id,
-            "category_id": category_ids[label],
-            "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "area": area,
-            "iscrowd": int(crowd),
-        }
 
 
 def _index(dataset: CocoDataset, pictures: Sequence[CocoPicture], rows: Iterable[Mapping[str, Any]]) -> Any:
@@ -168,11 +166,3 @@ def _mean(precision: np.ndarray) -> float:
     """Returns the mean without the entries of -1, which pycocotools writes for classes without objects."""
     there = precision[precision > -1]
     return float(there.mean()) if there.size else math.nan
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

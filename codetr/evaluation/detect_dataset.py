@@ -9,25 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import CocoDataset, CocoPicture, DatasetError, read_picture
+from codetr.detector.detector import Detector
 from codetr.evaluation.coco_metrics import MAX_DETECTIONS, Metrics, coco_metrics
 from codetr.results import Detections
 
 _READERS = 8  # threads; decoding releases Python's lock
-
-
-class BatchDetector(Protocol):
-    """The interface that `evaluate` needs, such as `codetr.Detector`."""
-
-    class_names: tuple[str, ...]
-
-    def detect_batch(self, images: Sequence[np.ndarray], **options: Any) -> list[Detections]:
-        """See `codetr.Detector.detect_batch`."""
 
 
 @dataclass(frozen=True)
@@ -37,58 +29,35 @@ class Run:
     Attributes:
         pictures: in order, without those that were left out.
         rows: detections in COCO's result format: image_id, category_id, bbox, score.
-        seconds: without the first batch, which warms up, if there are several.
-        timed_pictures: number of pictures in this time.
-        times_ms: time of a picture by stage ("preprocess", "inference", "postprocess"), the median over the
+        pictures_per_s: throughput from reading to the final detections. The first batch, which warms up, does
+            not count if there are several.
+        times_ms: time of a picture by stage ("preprocess", "inference", "postprocess"), the median over these
             batches; empty if the detector measures none.
     """
 
     pictures: tuple[CocoPicture, ...]
     rows: list[dict[str, Any]] = field(repr=False)
-    seconds: float
-    timed_pictures: int
+    pictures_per_s: float
     times_ms: dict[str, float]
 
-    @property
-    def pictures_per_s(self) -> float:
-        """Throughput from reading to the final detections."""
-        return self.timed_pictures / max(self.seconds, 1e-9)
 
-
-def evaluate(
-    detector: BatchDetector,
-    dataset: CocoDataset,
-    *,
-    batch: int = 1,
-    limit: int | None = None,
-    top: int = MAX_DETECTIONS,
-    nms: str | None = None,
-    nms_iou: float | None = None,
-    advance: Callable[[int], None] = lambda count: None,
-) -> Metrics:
+def evaluate(detector: Detector, dataset: CocoDataset, **options: Any) -> Metrics:
     """Detects objects in the pictures of a dataset and computes average precision.
 
     Args:
-        detector: such as `codetr.Detector`. `LiveModel` makes one of a model in training.
+        detector: `LiveModel` makes one of a model in training.
         dataset: see `codetr.dataset.coco_files.load_coco`.
-        batch: pictures in one run of the network.
-        limit: number of pictures, the first ones. Default: all.
-        top: number of detections of a picture that count, the best.
-        nms: see `codetr.Detector.detect`. Default: the model's.
-        nms_iou: likewise.
-        advance: called with the number of pictures after each batch.
+        options: of `detect_all`.
 
     Raises:
         DatasetError: the detector lacks classes of the dataset, or a picture cannot be read.
     """
-    run = detect_all(
-        detector, dataset, batch=batch, limit=limit, top=top, nms=nms, nms_iou=nms_iou, advance=advance
-    )
+    run = detect_all(detector, dataset, **options)
     return coco_metrics(dataset, run.rows, run.pictures)
 
 
 def detect_all(
-    detector: BatchDetector,
+    detector: Detector,
     dataset: CocoDataset,
     *,
     batch: int = 1,
@@ -99,21 +68,22 @@ def detect_all(
     advance: Callable[[int], None] = lambda count: None,
     bad_pictures: BadPictures | None = None,
 ) -> Run:
-    """Detects objects, the first half of `evaluate`, with its arguments and errors.
+    """Detects objects, the first half of `evaluate`, with its errors.
 
     Args:
+        batch: pictures in one run of the network.
+        limit: number of pictures, the first ones. Default: all.
+        top: number of detections of a picture that count, the best.
+        nms, nms_iou: see `codetr.Detector.detect`. Default: the model's.
+        advance: called with the number of pictures after each batch.
         bad_pictures: records pictures that cannot be read and leaves them out. Default: they are errors.
     """
-    if batch < 1:
-        raise ValueError(f"batch: expected at least 1, got {batch}")
     category_of = categories_of_labels(detector.class_names, dataset)
-    pictures = dataset.pictures[:limit]
     looked_at: list[CocoPicture] = []
     rows: list[dict[str, Any]] = []
-    times: list[dict[str, float]] = []
-    seconds, timed = 0.0, 0
+    batches: list[tuple[int, float, dict[str, float]]] = []
     started = time.perf_counter()
-    for chunk, images in read_ahead(pictures, batch, bad_pictures):
+    for chunk, images in read_ahead(dataset.pictures[:limit], batch, bad_pictures):
         try:
             results = detector.detect_batch(images, threshold=0.0, nms=nms, nms_iou=nms_iou)
         except ValueError as error:  # the network cannot take a picture, such as a strip of 5000x3
@@ -122,16 +92,15 @@ def detect_all(
         for picture, found in zip(chunk, results, strict=True):
             rows += result_rows(picture, found, category_of, top)
         looked_at += chunk
-        times.append(dict(results[0].times_ms))
         now = time.perf_counter()
-        if len(times) == 2:
-            seconds, timed = 0.0, 0
-        seconds, timed, started = seconds + now - started, timed + len(chunk), now
+        batches.append((len(chunk), now - started, results[0].times_ms))
+        started = now
         advance(len(chunk))
-    steady = times[1:] or times
-    stages = steady[0] if steady else {}
-    medians = {stage: statistics.median(run[stage] for run in steady) for stage in stages}
-    return Run(tuple(looked_at), rows, seconds, timed, medians)
+    steady = batches[1:] or batches
+    counts, seconds, times = zip(*steady) if steady else ((), (), ())
+    stages = times[0] if times else {}
+    medians = {stage: statistics.median(run[stage] for run in times) for stage in stages}
+    return Run(tuple(looked_at), rows, sum(counts) / max(sum(seconds), 1e-9), medians)
 
 
 def read_ahead(
@@ -188,12 +157,11 @@ def result_rows(
     boxes, scores, labels = found.boxes_xyxy_px.tolist(), found.scores.tolist(), found.labels.tolist()
     for (x1, y1, x2, y2), score, label in zip(boxes, scores, labels, strict=True):
         if category_of[label] is not None:
-            box = [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)]
             rows.append(
                 {
                     "image_id": picture.id,
                     "category_id": category_of[label],
-                    "bbox": box,
+                    "bbox": [round(x1, 3), round(y1, 3), round(x2 - x1, 3), round(y2 - y1, 3)],
                     "score": round(score, 6),
                 }
             )

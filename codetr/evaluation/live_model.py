@@ -29,9 +29,7 @@ class LiveModel:
         model: the model, without a wrapper such as DistributedDataParallel.
         config: of the model.
         device: of the model.
-        max_size: limit of the resized picture's longer side, pixels; default: the configuration's.
-        height: fixed input height, with `width`.
-        width: fixed input width.
+        height, width: fixed input size. Default: pictures are resized as the configuration says.
     """
 
     batch: int | None = None
@@ -42,7 +40,6 @@ class LiveModel:
         config: Config,
         device: torch.device | str,
         *,
-        max_size: int | None = None,
         height: int | None = None,
         width: int | None = None,
     ) -> None:
@@ -50,7 +47,7 @@ class LiveModel:
         self.device = device
         self.class_names = config.label_names
         self.nms = dataclasses.asdict(config.nms)
-        self.preprocessor = Preprocessor.of_config(config, ChosenSize(max_size, height, width))
+        self.preprocessor = Preprocessor.of_config(config, ChosenSize(height=height, width=width))
         self.description = f"{config.name}, PyTorch, {device}, in memory"
 
     def __call__(

@@ -90,11 +90,7 @@ def draw_window(
 
 
 def crop_boxes(boxes_xyxy_px: np.ndarray, window: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Moves boxes into a crop.
-
-    Args:
-        boxes_xyxy_px: float32 [n, 4].
-        window: x, y, width, height of the crop, in pixels.
+    """Moves boxes, float32 [n, 4], into a crop (x, y, width, height) in pixels.
 
     Returns:
         The boxes clipped to the window, float32 [n, 4] in its pixels; and a mask, bool [n], of the boxes of
@@ -103,34 +99,24 @@ def crop_boxes(boxes_xyxy_px: np.ndarray, window: tuple[int, int, int, int]) -> 
     x, y, width, height = window
     moved = boxes_xyxy_px - np.array([x, y, x, y], dtype=np.float32)
     clipped = np.clip(moved, 0.0, np.array([width, height, width, height], dtype=np.float32))
-    inside, whole = _areas(clipped), _areas(moved)
+    inside, whole = ((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (clipped, moved))
     return clipped, (inside >= LEAST_VISIBLE * whole) & (inside > 0.0)
 
 
-def _areas(boxes_xyxy: np.ndarray) -> np.ndarray:
-    return (boxes_xyxy[:, 2] - boxes_xyxy[:, 0]) * (boxes_xyxy[:, 3] - boxes_xyxy[:, 1])
-
-
 def change_colours(pixels: np.ndarray, strength: float, draws: np.random.Generator) -> np.ndarray:
-    """Changes brightness, contrast, saturation and hue by one affine map of RGB.
+    """Changes brightness, contrast, saturation and hue of RGB pixels, uint8 [h, w, 3], by one affine map.
 
-    Args:
-        pixels: uint8 [h, w, 3], RGB.
-        strength: 1 varies contrast and saturation by factors from 0 to 2.
-        draws: source of the random numbers.
+    A strength of 1 varies contrast and saturation by factors from 0 to 2.
     """
     import cv2
 
     contrast, saturation = draws.uniform(1.0 - strength, 1.0 + strength, 2)
     brightness, hue = draws.uniform(-strength, strength, 2)
     gray = np.broadcast_to(np.array([0.299, 0.587, 0.114]), (3, 3))  # ITU-R BT.601
-    matrix = contrast * (saturation * np.eye(3) + (1.0 - saturation) * gray) @ _hue_rotation(0.5 * hue)
+    # Rodrigues' formula: the rotation of RGB about the axis of grays by radians.
+    cosine, sine = math.cos(0.5 * hue), math.sin(0.5 * hue) / math.sqrt(3.0)
+    cross = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
+    rotation = cosine * np.eye(3) + sine * cross + (1.0 - cosine) / 3.0
+    matrix = contrast * (saturation * np.eye(3) + (1.0 - saturation) * gray) @ rotation
     shift = 128.0 * (1.0 - contrast) + 100.0 * brightness
     return cv2.transform(pixels, np.concatenate((matrix, np.full((3, 1), shift)), axis=1))
-
-
-def _hue_rotation(angle: float) -> np.ndarray:
-    """Returns the rotation of RGB about the axis of grays by radians (Rodrigues' formula)."""
-    cosine, sine = math.cos(angle), math.sin(angle) / math.sqrt(3.0)
-    cross = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
-    return cosine * np.eye(3) + sine * cross + (1.0 - cosine) / 3.0

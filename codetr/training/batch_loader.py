@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import cv2
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -87,8 +88,6 @@ def _free_shared_memory() -> float:
 
 
 def _start_worker(_index: int) -> None:
-    import cv2
-
     cv2.setNumThreads(0)  # there is a process for each core
     # torchrun and shells signal the whole process group. The main process still needs batches until its step
     # has ended and its state is saved.

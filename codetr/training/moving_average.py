@@ -31,11 +31,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Moves towards the model's weights.
-
-        Args:
-            steps: updates before this one.
-        """
+        """Moves towards the model's weights. `steps` counts the updates before this one."""
         decay = min(self.decay, (1.0 + steps) / (10.0 + steps))
         averages, weights = zip(*self._floating)
         torch._foreach_lerp_(averages, weights, 1.0 - decay)

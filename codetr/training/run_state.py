@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,12 @@ STATE_FORMAT = 1
 KEPT = 2
 
 
-class StateError(UsageError):
-    """A state cannot be read, or it belongs to another run."""
-
-
 def find_states(folder: Path) -> list[Path]:
     """Returns the states in the folder of a run, the newest last."""
-    names = [path for path in folder.glob("state-*.pt") if re.fullmatch(r"state-\d+", path.stem)]
-    return sorted(names, key=lambda path: int(path.stem.removeprefix("state-")))
+    return sorted(folder.glob("state-*.pt"))
 
 
-def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Mapping[str, Any]) -> Path:
+def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """Writes a state and removes old ones.
 
     Args:
@@ -40,7 +34,6 @@ def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Map
         torch.save({"format": STATE_FORMAT, "options": dict(options), **content}, temporary)
     for old in find_states(folder)[:-KEPT]:
         old.unlink()
-    return path
 
 
 def load_state(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,21 +44,22 @@ def load_state(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         options: of this run, as for `save_state`.
 
     Raises:
-        StateError: the file is damaged, or a run with other options wrote it. The message names one.
+        UsageError: the file is damaged, or a run with other options wrote it. The message names one.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
+        if content["format"] != STATE_FORMAT:
+            raise ValueError(content["format"])
     except OSError:
         raise
     except Exception as error:  # a damaged file raises many types
-        raise StateError(f"{path}: damaged or not a training state; remove it to use an older one") from error
-    if not isinstance(content, dict) or content.get("format") != STATE_FORMAT:
-        raise StateError(f"{path}: not a training state of this version of codetr")
+        words = "damaged or not a training state of this version; remove it to use an older one"
+        raise UsageError(f"{path}: {words}") from error
     before = content["options"]
     for name in before | dict(options):
         if options.get(name) != before.get(name):
             there, now = (f"{values.get(name)!s:.80}" for values in (before, options))
-            raise StateError(
+            raise UsageError(
                 f"{path}: belongs to a run with another {name}: {there} there, {now} now; "
                 "--resume needs the same options"
             )

@@ -32,11 +32,10 @@ FROM_SCRATCH = "none"
 
 
 def config_for(config: Config, data: CocoDataset, size: tuple[int, int] | None) -> Config:
-    """Returns a configuration with the classes of a dataset.
+    """Returns a configuration with the classes of a dataset, under another name than published weights.
 
     Args:
-        config: the published one. The result gets another name, so that the published weights do not belong
-            to it.
+        config: the published one.
         data: the dataset to train on.
         size: (long, short) sides that pictures are fitted into. None keeps the configuration's.
     """
@@ -149,13 +148,7 @@ def _with_known_classes(
 
 
 def save_weights(path: Path, network: TrainingNetwork, precision: str) -> None:
-    """Writes a network under upstream's names, for `codetr.load_checkpoint`.
-
-    Args:
-        path: a safetensors file.
-        network: usually the averaged one.
-        precision: "fp32" or "fp16".
-    """
+    """Writes a network under upstream's names, for `codetr.load_checkpoint`. `precision` is fp32 or fp16."""
     layers = network.model.config.decoder_layers
     tensors = {
         upstream_name(name, layers): tensor

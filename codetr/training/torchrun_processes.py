@@ -46,43 +46,31 @@ class Processes:
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
         return tuple(tensor.tolist())
 
-    def mean(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Returns the mean of each number over all processes, which pass the same names."""
-        if self.world == 1 or not numbers:
-            return numbers
-        tensor = torch.tensor(list(numbers.values()), dtype=torch.float64)
-        distributed.all_reduce(tensor)
-        return dict(zip(numbers, (tensor / self.world).tolist(), strict=True))
-
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all processes by rank on process 0, an empty list on the others."""
-        if self.world == 1:
-            return [value]
-        values = [None] * self.world if self.first else None
-        distributed.gather_object(value, values)
-        return values or []
+        """Returns the values of all processes, by rank."""
+        values = [value] * self.world
+        if self.world > 1:
+            distributed.all_gather_object(values, value)
+        return values
 
     def first_then_others(self, function: Callable[[], Result]) -> Result:
         """Calls a function in process 0, then in the others.
 
         If it fails in process 0, the others exit silently with status 1.
         """
-        if self.world == 1:
-            return function()
-        failed = 0.0
+        if not self.first and self.agree(0.0) != (0.0,):
+            with contextlib.suppress(RuntimeError):
+                self.agree(0.0)  # until process 0 has printed its error and exited
+            os._exit(1)
         try:
-            if self.first:
-                return function()
+            result = function()
         except BaseException:
-            failed = 1.0
+            if self.first:
+                self.agree(1.0)
             raise
-        finally:
-            (failed,) = self.agree(failed)
-            if failed and not self.first:
-                with contextlib.suppress(RuntimeError):
-                    self.agree(0.0)  # until process 0 has printed its error and exited
-                os._exit(1)
-        return function()
+        if self.first:
+            self.agree(0.0)
+        return result
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from codetr.training.augment import Augmentation
@@ -21,24 +21,36 @@ from codetr.training.criterion import Criterion
 from codetr.training.moving_average import MovingAverage
 from codetr.training.run_state import save_state
 from codetr.training.run_weights import save_config, save_weights
-from codetr.training.schedule import Schedule
 from codetr.training.torchrun_processes import Processes
 from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
 from codetr.training.training_log import (
     TRAINING_COLUMNS,
     VALIDATION_COLUMNS,
-    RunProgress,
     Table,
     draw_curves,
+    progress_bar,
     sum_layers,
 )
 from codetr.training.training_network import TrainingNetwork, parameter_groups
 from codetr.training.training_plan import TrainingPlan
 from codetr.training.training_step import TOLERATED_SKIPS, TrainingError, TrainingStep
-from codetr.training.validation import Validation
+from codetr.training.validation import validate
 
 CONTROL_EVERY = 8
 """Several processes agree on the time and on a stop after this number of steps."""
+
+
+def learning_rate_factor(step: int, progress: float, warmup: int, floor: float) -> float:
+    """Returns the factor of the learning rate for the next step: a linear warm-up, then a cosine.
+
+    Args:
+        step: steps taken.
+        progress: share of the run that is done.
+        warmup: steps over which the learning rate rises linearly.
+        floor: the factor at the end.
+    """
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return rise * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
 class Trainer:
@@ -62,16 +74,20 @@ class Trainer:
     ) -> None:
         options = self.options = plan.options
         self.plan, self.processes, self.folder = plan, processes, folder
-        self.schedule = Schedule(options.steps, options.minutes, options.warmup, options.final_lr_factor)
         self.plain_network = network.train()
         self.average = MovingAverage(network, options.ema)
-        bf16 = options.precision == "bf16"
+        self.bf16 = options.precision == "bf16"
+        if processes.world == 1:
+            wrapped = network
+        else:
+            ids = [processes.device.index] if processes.device.type == "cuda" else None
+            wrapped = DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
         self.take_step = TrainingStep(
-            self._distributed(network),
+            wrapped,
             Criterion(plan.config.num_classes),
             parameter_groups(network, options.lr, options.backbone_lr_factor, options.weight_decay),
             self.average,
-            bf16=bf16,
+            bf16=self.bf16,
             clip=options.clip,
             seed=options.seed,
             rank=processes.rank,
@@ -80,11 +96,6 @@ class Trainer:
         self.order = BatchOrder(
             self.data.pictures, options.batch * processes.world, plan.scales, options.seed
         )
-        self.validation = None
-        if plan.validation_data is not None:
-            self.validation = Validation(
-                plan.validation_data, self.average.model, processes, batch=options.batch, bf16=bf16
-            )
         self.step = 0
         self.seconds = 0.0  # training time, as the processes last agreed
         self.evaluated = 0.0  # progress at the last evaluation
@@ -102,8 +113,15 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """The share of the run that is done, 0 to 1."""
-        return self.schedule.progress(self.step, self.seconds)
+        """The share of the run that is done, 0 to 1: of its steps, or of its training time."""
+        steps, minutes = self.options.steps, self.options.minutes
+        return min(1.0, self.step / steps if steps is not None else self.seconds / (60.0 * minutes))
+
+    @property
+    def factor(self) -> float:
+        """The factor of the learning rate for the next step."""
+        options = self.options
+        return learning_rate_factor(self.step, self.progress, options.warmup, options.final_lr_factor)
 
     @property
     def images(self) -> int:
@@ -122,7 +140,7 @@ class Trainer:
             DatasetError: neither a picture nor its replacements can be read.
             TrainingError: predictions or gradients are non-finite.
         """
-        with self._signals(), RunProgress(self.processes.first) as self.console:
+        with self._signals(), progress_bar(self.processes.first) as self.bar:
             self._started = self._last_time = time.monotonic()
             try:
                 return self._run()
@@ -134,7 +152,7 @@ class Trainer:
                 raise
 
     def _run(self) -> bool:
-        factor = self.schedule.factor(self.step, self.progress)
+        factor = self.factor
         with self._batches() as batches:
             while not self._stops():
                 waiting = time.monotonic()
@@ -142,14 +160,14 @@ class Trainer:
                 self._waited += time.monotonic() - waiting
                 for index, error in batch.unreadable:
                     self.plan.data.add(self.data.pictures[index], error)
-                factor = self.schedule.factor(self.step, self.progress)
+                factor = self.factor
                 self.take_step(batch, self.step, factor)
                 self.step += 1
                 self._after_step(factor)
         finished = self.progress >= 1.0
         if finished and self.step % self.options.log_every:
             self._log(factor)
-        if self.validation is not None and finished:
+        if finished:
             self._evaluate()
         self._save()
         for errors in self.processes.gather(self.plan.data.errors):
@@ -173,7 +191,7 @@ class Trainer:
         return bool(self.stop_reason) or self.progress >= 1.0
 
     def _after_step(self, factor: float) -> None:
-        self.console.advance(self.progress)
+        self.bar.update(self.bar.task_ids[0], completed=self.progress)
         if self.step % self.options.log_every == 0:
             self._log(factor)
         if self.progress < 1.0:
@@ -183,8 +201,6 @@ class Trainer:
                 self._save()
 
     def _evaluation_is_due(self) -> bool:
-        if self.validation is None:
-            return False
         if self.options.evaluate_every:
             return self.step % self.options.evaluate_every == 0
         return int(10 * self.progress) > int(10 * self.evaluated)
@@ -193,18 +209,19 @@ class Trainer:
         meter = self.take_step.meter
         means, skipped, in_a_row = meter.read()
         meter.reset()
-        means = self.processes.mean(means)
         if in_a_row > TOLERATED_SKIPS:
             raise TrainingError(
                 f"step {self.step}: the gradients of the last {in_a_row} steps are non-finite; "
                 "try a lower --lr, a longer --warmup, or --precision fp32"
             )
+        everywhere = self.processes.gather(means)
         now = time.monotonic()
         seconds, images = now - self._last_time, self.images - self._last_images
         waiting = self._waited / max(1e-9, seconds)
         self._last_time, self._last_images, self._waited = now, self.images, 0.0
         if not self.processes.first:
             return
+        means = {name: statistics.fmean(part[name] for part in everywhere) for name in means}
         device = self.processes.device
         memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
         row = {
@@ -217,24 +234,28 @@ class Trainer:
             "gpu_memory_gib": memory,
         }
         self.training_log.add(row)
-        line = f"loss {means.get('loss', math.nan):.3f}, {row['images_per_second']:.1f} images/s"
-        self.console.report(
-            f"step {self.step} ({self.progress:.1%}, {self.seconds:.0f} s): {line}, "
-            f"learning rate {row['learning_rate']:.2e}, "
-            f"gradients {means.get('gradient_norm', math.nan):.2f}, {waiting:.0%} waiting for data",
-            bar=f"step {self.step} {line}",
+        self._print(
+            f" ({self.progress:.1%}, {self.seconds:.0f} s): loss {means.get('loss', math.nan):.3f}, "
+            f"{row['images_per_second']:.1f} images/s, learning rate {row['learning_rate']:.2e}, "
+            f"gradients {means.get('gradient_norm', math.nan):.2f}, {waiting:.0%} waiting for data"
         )
 
     def _evaluate(self) -> None:
-        numbers = self.validation()
+        pictures = self.plan.validation_data
+        if pictures is None:
+            return
+        network, batch = self.average.model, self.options.batch
+        numbers = validate(pictures, network, self.processes, batch=batch, bf16=self.bf16)
         self.evaluated = self.progress
         if self.processes.first:
-            pictures = self.validation.pictures
             self.validation_log.add({**self._place(), **numbers, "left_out": len(pictures.errors)})
             text = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
-            text += f"; {pictures} left out" if pictures.errors else ""
-            self.console.report(f"step {self.step}: validation {text}")
+            self._print(f": validation {text}" + (f"; {pictures} left out" if pictures.errors else ""))
         self._last_time, self._last_images, self._waited = time.monotonic(), self.images, 0.0
+
+    def _print(self, text: str) -> None:
+        line = f"step {self.step}{text}"
+        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _place(self) -> dict[str, Any]:
         epoch = self.step / self.order.batches_per_epoch
@@ -273,14 +294,7 @@ class Trainer:
         self.take_step.optimizer.load_state_dict(state["optimizer"])
         self.take_step.meter.load_state_dict(state["meter"])
 
-    # Processes and signals.
-
-    def _distributed(self, network: TrainingNetwork) -> nn.Module:
-        if self.processes.world == 1:
-            return network
-        device = self.processes.device
-        ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
+    # Batches and signals.
 
     def _batches(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
         options, errors = self.options, self.plan.data.errors

@@ -51,21 +51,19 @@ class Table:
         self.path, self.columns = path, tuple(columns)
         self.rows = [row for row in read_table(path) if float(row["step"]) <= last_step]
         if path.exists():
-            with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self.columns, restval="", lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(self.rows)
+            with atomic_write(path) as temporary:
+                self._append(temporary, [dict(zip(self.columns, self.columns)), *self.rows])
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Appends a row."""
         cells = {k: f"{value:.6g}" if isinstance(value, float) else str(value) for k, value in row.items()}
-        new = not self.path.exists()
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns, restval="", lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(cells)
+        header = [] if self.path.exists() else [dict(zip(self.columns, self.columns))]
         self.rows.append({name: cells.get(name, "") for name in self.columns})
+        self._append(self.path, [*header, self.rows[-1]])
+
+    def _append(self, path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerows(rows)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -99,35 +97,15 @@ def draw_curves(path: Path, training: Table, validation: Table) -> None:
         figure.savefig(temporary, dpi=100, format="png")
 
 
-class RunProgress:
-    """Prints lines on stderr, with a progress bar if stderr is a terminal. A context manager.
+def progress_bar(shown: bool) -> Progress:
+    """Makes a bar on stderr for the share of a run, 0 to 1. It appears on a terminal only.
 
     Args:
-        shown: whether to print; one process of a run does.
+        shown: False makes a bar whose console prints nothing, for all processes of a run but one.
     """
-
-    def __init__(self, shown: bool) -> None:
-        console = Console(stderr=True, quiet=not shown)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
-        )
-        self._task = self._bar.add_task("training", total=1.0)
-
-    def __enter__(self) -> RunProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, progress: float) -> None:
-        """Moves the bar to a share of the run, 0 to 1."""
-        self._bar.update(self._task, completed=progress)
-
-    def report(self, line: str, bar: str | None = None) -> None:
-        """Prints a line. Beside a progress bar, `bar` replaces it."""
-        if bar is not None and not self._bar.disable:
-            self._bar.update(self._task, description=bar)
-        else:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, quiet=not shown)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    hidden = not (shown and console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True, disable=hidden)
+    bar.add_task("training", total=1.0)
+    return bar

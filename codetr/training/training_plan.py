@@ -71,7 +71,9 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
         ArgumentError: an option has a wrong value.
         DatasetError: the dataset cannot be used.
     """
-    _check_numbers(options)
+    given = [name for name in ("steps", "epochs", "minutes") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise ArgumentError(given[1], f"expected no --{given[0]} with it, got both")
     published = model_config(options.model)
     source = initial_source(options.model, published, options.init)
     state = _newest_state(options.out, options.resume)
@@ -82,16 +84,18 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
     options = _with_defaults(options, source, order, processes)
     _check_cells(config, data, scales)
     pictures = [
-        dataset and BadPictures(dataset, strict=options.strict, shown=processes.first)
+        BadPictures(dataset, strict=options.strict, shown=processes.first)
         for dataset in (data, validation_data)
+        if dataset is not None
     ]
-    _check_pictures([bad for bad in pictures if bad is not None])
+    for bad in pictures:
+        bad.check()
     return TrainingPlan(
         options=options,
         config=config,
         known_names=published.label_names,
         data=pictures[0],
-        validation_data=pictures[1],
+        validation_data=None if validation_data is None else pictures[1],
         scales=scales,
         threads=_threads(options),
         fingerprint=_fingerprint(options, config, data, scales, processes.world),
@@ -99,18 +103,7 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
     )
 
 
-def _check_numbers(options: TrainOptions) -> None:
-    for name, value in vars(options).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ArgumentError(name, f"expected a finite number, got {value}")
-    given = [name for name in ("steps", "epochs", "minutes") if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise ArgumentError(given[1], f"expected no --{given[0]} with it, got both")
-
-
 def _newest_state(folder: Path, resume: bool) -> Path | None:
-    if folder.exists() and not folder.is_dir():
-        raise ArgumentError("out", f"expected a folder, got the file {folder}")
     states = find_states(folder)
     if resume and not states:
         raise ArgumentError("resume", f"expected a state in {folder}, got none; start without --resume")
@@ -140,17 +133,11 @@ def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:
 
 
 def _load_validation(options: TrainOptions, data: CocoDataset) -> CocoDataset | None:
-    folder, split = options.data, options.val_split
-    if split == "none" or options.evaluate_every == 0:
+    folder, split = options.data, options.val_split or "val"
+    unwanted = split == "none" or options.evaluate_every == 0
+    optional = options.val_split is None and options.evaluate_every is None
+    if unwanted or (optional and split_file(folder, split) is None):
         return None
-    if split is None:
-        split = "val"
-        if split_file(folder, split) is None:
-            if options.evaluate_every:
-                raise ArgumentError(
-                    "evaluate_every", f"expected annotations of a split val, {folder} has none"
-                )
-            return None
     validation_data = load_coco(folder, split, keep=data.class_names)
     if validation_data.annotation_file == data.annotation_file:
         raise ArgumentError("val_split", f"expected another split than --train-split, got {split!r}")
@@ -218,32 +205,15 @@ def _check_cells(config: Config, data: CocoDataset, scales: Sequence[Size]) -> N
             )
 
 
-def _check_pictures(pictures: Sequence[BadPictures]) -> None:
-    """Reports all pictures that cannot be used, then raises the first error."""
-    pictures[0].report_supercategories()
-    errors = []
-    for bad in pictures:
-        try:
-            bad.check()
-        except DatasetError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
 def _fingerprint(
     options: TrainOptions, config: Config, data: CocoDataset, scales: Sequence[Size], world: int
 ) -> dict[str, Any]:
-    described = json.dumps(dataclasses.asdict(config))
-    chosen = {f"--{name.replace('_', '-')}": getattr(options, name) for name in _RESULT_OPTIONS}
+    model, file = json.dumps(dataclasses.asdict(config)).encode(), data.annotation_file.read_bytes()
+    model_digest, file_digest = (hashlib.sha256(content).hexdigest()[:12] for content in (model, file))
     return {
-        "--model": f"{config.name} ({_digest(described.encode())})",
-        "--data": f"{len(data)} pictures ({_digest(data.annotation_file.read_bytes())})",
+        "--model": f"{config.name} ({model_digest})",
+        "--data": f"{len(data)} pictures ({file_digest})",
         "--batch times processes": options.batch * world,
-        **chosen,
+        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _RESULT_OPTIONS},
         "--size": str(scales),
     }
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]

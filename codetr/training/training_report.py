@@ -11,20 +11,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import codetr
 from trt_plugin.atomic_files import write_json
 
 
 def describe_session(processes: int) -> dict[str, Any]:
     """Describes the start of a run: its time, command, machine and versions."""
-    version = None
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        version = metadata.version("codetr-tensorrt")
     return {
         "started_utc": _now(),
         "command": shlex.join(["codetr", *sys.argv[1:]]),
@@ -35,7 +32,7 @@ def describe_session(processes: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "codetr": version,
+        "codetr": codetr.__version__,
         "commit": _commit(),
     }
 
@@ -51,8 +48,7 @@ def write_report(path: Path, content: Mapping[str, Any], session: Mapping[str, A
     earlier = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         earlier = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-    whole = {**content, "sessions": [*earlier, {**session, "ended_utc": _now()}]}
-    write_json(path, whole)
+    write_json(path, {**content, "sessions": [*earlier, {**session, "ended_utc": _now()}]})
 
 
 def _now() -> str:

@@ -22,11 +22,7 @@ class TrainingError(RuntimeError):
 
 
 class Meter:
-    """Sums of each step's measurements on the device. Reading them waits for the device.
-
-    Args:
-        device: of the steps.
-    """
+    """Sums of each step's measurements on the device. Reading them waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -63,9 +63,3 @@ def test_check_finds_errors_in_headers(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and f"{last.path}: the image is truncated" in lines[0]
     assert len(bad.usable()) == 5
-
-
-def test_a_long_check_reports_its_progress(coco_folder, monkeypatch, capsys):
-    monkeypatch.setattr("codetr.dataset.bad_pictures._REPORT_S", 0.0)
-    BadPictures(load_coco(coco_folder, "val")).check()
-    assert capsys.readouterr().err.splitlines()[1] == "codetr: checking: 2 of 3 pictures"

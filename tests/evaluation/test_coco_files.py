@@ -56,7 +56,6 @@ def test_empty_boxes_are_left_out(tmp_path):
     contents["annotations"].append({"id": 5, "image_id": 9, "category_id": 3, "bbox": [3, 4, 0.0, 5]})
     contents["annotations"].append({"id": 2, "image_id": 7, "category_id": 3, "bbox": [3, 4, 5, 0]})
     dataset = load_coco(write_dataset(tmp_path, contents), "val")
-    assert dataset.empty_boxes == (5, 2)
     assert [len(picture.labels) for picture in dataset.pictures] == [2, 1, 0]
 
 
@@ -76,37 +75,19 @@ def test_no_torch(coco_folder):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_pictures_that_do_not_fit_the_file(tmp_path):
-    contents = document()
-    contents["images"][0].update(width=48, height=64)
-    first, second, third = load_coco(write_dataset(tmp_path, contents), "val").pictures
-    second.path.write_bytes(second.path.read_bytes()[:-40])
-    third.path.unlink()
-    for picture, words in (
-        (first, "a.jpg: the annotation file says 48x64, the picture has 64x48"),
-        (second, "b.jpg: the image is truncated or damaged"),
-        (third, "c.jpg: no such file"),
-    ):
-        with pytest.raises(DatasetError, match=words):
-            read_picture(picture)
-
-
 # Layouts.
 
 
 @pytest.mark.parametrize(
     ("annotations", "images", "split"),
     [
-        ("annotations/instances_val.json", "val", "val"),
         ("annotations/instances_val.json", "images/val", "val"),
         ("annotations/instances_val.json", "images", "val"),
-        ("annotations/instances_val2017.json", "val2017", "val"),
         ("annotations/instances_val2017.json", "images/val2017", "val2017"),
         ("annotations/instances_val2017.json", "val", "val"),
         ("annotations.json", "images", "val"),
         ("annotations.json", ".", "val"),
         ("_annotations.coco.json", ".", "val"),
-        ("valid/_annotations.coco.json", "valid", "valid"),
         ("valid/_annotations.coco.json", "valid", "val"),
     ],
 )
@@ -123,15 +104,6 @@ def test_file_names_with_folder(tmp_path):
         image["file_name"] = f"val2017/{image['file_name']}"
     write_dataset(tmp_path, contents)
     assert load_coco(tmp_path, "val").pictures[2].path == tmp_path / "val2017/c.jpg"
-
-
-def test_given_places(tmp_path):
-    write_dataset(tmp_path / "data", annotations="odd name.json", images="elsewhere")
-    write_dataset(tmp_path / "data")
-    places = {"annotations": tmp_path / "data/odd name.json", "images": tmp_path / "data/elsewhere"}
-    dataset = load_coco(tmp_path, "val", **places)
-    assert dataset.annotation_file == places["annotations"]
-    assert dataset.pictures[0].path == places["images"] / "a.jpg"
 
 
 def test_precedence_of_splits(tmp_path):
@@ -151,9 +123,7 @@ def test_precedence_of_splits(tmp_path):
 def test_missing_places(coco_folder, tmp_path):
     assert f"{tmp_path}: no annotations of split 'val'" in refusal(tmp_path)
     assert refusal(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such folder"
-    assert refusal(coco_folder / "val2017/a.jpg") == f"{coco_folder / 'val2017/a.jpg'}: not a folder"
-    assert refusal(coco_folder, annotations=tmp_path / "x.json") == f"{tmp_path / 'x.json'}: no such file"
-    assert refusal(coco_folder, annotations=tmp_path) == f"{tmp_path}: not a file"
+    assert refusal(coco_folder, annotations=tmp_path / "x").startswith(f"{tmp_path / 'x'}: No such file")
     assert refusal(coco_folder, images=tmp_path / "x") == f"{tmp_path / 'x'}: no such folder"
     assert "expected the name of a split" in refusal(coco_folder, "../val")
 
@@ -172,17 +142,6 @@ def test_missing_pictures(tmp_path):
 # Supercategories.
 
 
-def write_categories(folder: Path, used: tuple[int, ...], *categories: tuple[int, str, object]) -> Path:
-    """Writes a dataset with these categories (id, name, supercategory) and an object of each used one."""
-    contents = document()
-    contents["categories"] = [{"id": i, "name": name, "supercategory": s} for i, name, s in categories]
-    contents["annotations"] = [
-        {"id": index, "image_id": 7, "category_id": category, "bbox": [1, 1, 9, 9]}
-        for index, category in enumerate(used)
-    ]
-    return write_dataset(folder, contents)
-
-
 FRUIT = ((0, "fruit", "none"), (1, "apple", "fruit"), (2, "pear", "fruit"))
 PETS = ((0, "dog", "none"), (1, "cat", "dog"), (2, "dog", "dog"))
 
@@ -191,7 +150,6 @@ PETS = ((0, "dog", "none"), (1, "cat", "dog"), (2, "dog", "dog"))
     ("categories", "used", "keep", "classes", "left_out"),
     [
         (FRUIT, (1, 2), (), ("apple", "pear"), ("fruit",)),  # Roboflow names category 0 after the project
-        (FRUIT, (1,), (), ("apple", "pear"), ("fruit",)),
         (FRUIT, (0, 1), (), ("fruit", "apple", "pear"), ()),
         (FRUIT, (1, 2), ("fruit",), ("fruit", "apple", "pear"), ()),
         (PETS, (2,), (), ("cat", "dog"), ("dog",)),  # a project with the name of a class
@@ -200,7 +158,13 @@ PETS = ((0, "dog", "none"), (1, "cat", "dog"), (2, "dog", "dog"))
     ],
 )
 def test_supercategories(tmp_path, categories, used, keep, classes, left_out):
-    dataset = load_coco(write_categories(tmp_path, used, *categories), "val", keep=keep)
+    contents = document()
+    contents["categories"] = [{"id": i, "name": name, "supercategory": s} for i, name, s in categories]
+    contents["annotations"] = [
+        {"id": index, "image_id": 7, "category_id": category, "bbox": [1, 1, 9, 9]}
+        for index, category in enumerate(used)
+    ]
+    dataset = load_coco(write_dataset(tmp_path, contents), "val", keep=keep)
     assert (dataset.class_names, dataset.supercategories) == (classes, left_out)
 
 
@@ -210,17 +174,14 @@ def test_supercategories(tmp_path, categories, used, keep, classes, left_out):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "Invalid JSON"),
         ('{"images": [}', "Invalid JSON"),
-        ("[" * 100_000, "Invalid JSON"),
-        ('{"categories": "\udcff"}', "Invalid JSON"),
         ("[1, 2]", "Input should be an object, got [1, 2]"),
         ("{}", "categories: Field required"),
     ],
 )
 def test_not_an_annotation_file(coco_folder, tmp_path, text, reason):
     file = tmp_path / "wrong.json"
-    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    file.write_text(text)
     message = refusal(coco_folder, annotations=file, images=coco_folder / "val2017")
     assert message.startswith(f"{file}: {reason}")
 
@@ -242,30 +203,15 @@ def put(contents, *path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("images",), GONE, "images: Field required"),
         (("annotations",), [], "annotations: List should have at least 1 item"),
-        (("images",), {"a": 1}, 'images: Input should be a valid array, got {"a": 1}'),
         (("images", 1), 5, "images[1]: Input should be an object, got 5"),
         (("images", 1, "id"), "3", 'images[1].id: Input should be a valid integer, got "3"'),
-        (("images", 1, "id"), True, "images[1].id: Input should be a valid integer, got true"),
         (("images", 1, "id"), 7, "image 7: the id occurs twice"),
-        (("images", 1, "file_name"), "", "images[1].file_name: String should have at least 1 character"),
         (("images", 1, "height"), 0, "images[1].height: Input should be greater than or equal to 1"),
-        (("images", 1, "height"), 10**400, "images[1].height: "),
-        (("categories", 1, "id"), 18, "category 18: the id occurs twice"),
         (("categories", 1, "name"), "dog", "category 'dog': the name occurs twice"),
-        (("annotations", 1, "id"), 11, "annotation 11: the id occurs twice"),
-        (("annotations", 1, "image_id"), 4, "annotation 12: image_id: "),
         (("annotations", 1, "category_id"), 2, "annotation 12: category_id: "),
-        (("annotations", 1, "iscrowd"), "yes", "annotations[1].iscrowd: Input should be 0 or 1"),
         (("annotations", 1, "bbox"), [1, 2, 3], "annotations[1].bbox[3]: Field required"),
-        (
-            ("annotations", 1, "bbox"),
-            ["1", 2, 3, 4],
-            "annotations[1].bbox[0]: Input should be a valid number",
-        ),
         (("annotations", 1, "bbox"), [1, 2, float("nan"), 4], "annotations[1].bbox[2]: "),
-        (("annotations", 1, "bbox"), [1, 2, 10**400, 4], "annotations[1].bbox[2]: "),
         (("annotations", 1, "bbox"), [9, 9, -5, 4], "annotations[1].bbox[2]: "),
         (("annotations", 1, "bbox"), [50, 5, 5, 4], "lies outside its picture b.jpg of 40x56 pixels"),
         (("annotations", 1, "area"), -1, "annotations[1].area: "),

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import math
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +97,7 @@ def test_one_object_by_hand(tmp_path):
     assert metrics.ar10 == pytest.approx(7 / 10)
 
 
-def random_dataset(folder: Path, pictures: int, crowds: bool):
+def random_dataset(folder: Path, pictures: int):
     """Writes pictures of one size with random objects, whose areas differ from their boxes'."""
     random = np.random.default_rng(0)
     contents = document()
@@ -118,7 +117,7 @@ def random_dataset(folder: Path, pictures: int, crowds: bool):
                 "category_id": int(random.choice([1, 3, 18])),
                 "bbox": [x, y, width, height],
                 "area": round(width * height * 0.7, 2),
-                "iscrowd": int(crowds and index % 7 == 0),
+                "iscrowd": int(index % 7 == 0),
             }
         )
     return load_coco(write_dataset(folder, contents, names=names, sizes=sizes), "val")
@@ -135,13 +134,12 @@ def noisy_answer(picture, random):
     return boxes, random.random(len(boxes)), np.concatenate([labels, [0, 1, 2]])
 
 
-@pytest.mark.parametrize("limit", [None, 5])
-def test_same_as_pycocotools_on_the_files(tmp_path, limit):
+def test_same_as_pycocotools_on_the_files(tmp_path):
     """The annotation file and detections.json, read by pycocotools itself, give the same twelve numbers."""
-    dataset = random_dataset(tmp_path, 12, crowds=True)
+    dataset = random_dataset(tmp_path, 12)
     random = np.random.default_rng(1)
     detector = FakeDetector(NAMES, *(noisy_answer(picture, random) for picture in dataset.pictures))
-    run = detect_all(detector, dataset, batch=4, limit=limit)
+    run = detect_all(detector, dataset, batch=4, limit=9)
     metrics = coco_metrics(dataset, run.rows, run.pictures)
     (tmp_path / "detections.json").write_text(json.dumps(run.rows))
     # pycocotools takes id 0 for an object without a match.
@@ -152,15 +150,14 @@ def test_same_as_pycocotools_on_the_files(tmp_path, limit):
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "from_one.json"))
         evaluation = COCOeval(coco, coco.loadRes(str(tmp_path / "detections.json")), "bbox")
-        evaluation.params.imgIds = [picture.id for picture in dataset.pictures[:limit]]
+        evaluation.params.imgIds = [picture.id for picture in dataset.pictures[:9]]
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     ours = [getattr(metrics, item.name) for item in dataclasses.fields(metrics)][:12]
     np.testing.assert_allclose(np.nan_to_num(ours, nan=-1), evaluation.stats, atol=1e-6)
     assert 0.1 < metrics.ap < 0.9  # neither trivial
-    assert metrics.pictures == (limit or 12)
-    assert {row["image_id"] for row in run.rows} == {picture.id for picture in dataset.pictures[:limit]}
+    assert metrics.pictures == 9
 
 
 def test_best_count(small):
@@ -180,10 +177,7 @@ def test_batches_and_progress(small):
     detector, done = FakeDetector(NAMES, NOTHING, NOTHING, NOTHING), []
     run = detect_all(detector, small, batch=2, advance=done.append)
     assert detector.batches == done == [2, 1]
-    assert run.timed_pictures == 1  # the first batch warms up
     assert run.rows == [] and run.pictures_per_s > 0
-    with pytest.raises(ValueError, match=r"^batch: expected at least 1, got 0"):
-        detect_all(detector, small, batch=0)
 
 
 # Classes.
@@ -197,47 +191,28 @@ def test_classes_by_name(small):
     assert (coco[0], coco[1], coco[2], coco[16]) == (1, None, 3, 18)
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (("person", "car"), "lacks 1 of its 3 classes: dog; the model has 2, among them person, car"),
-        (("person", "car", "Dog"), "lacks 1 of its 3 classes: dog; the model has 3, among them Dog"),
-        (
-            tuple(f"class {label}" for label in range(4)),
-            "lacks 3 of its 3 classes: person, car, dog; the model has 4, among them class 0, class 1, "
-            "class 2, …",
-        ),
-    ],
-)
-def test_other_classes(small, names, words):
+def test_other_classes(small):
     with pytest.raises(DatasetError) as caught:
-        evaluate(FakeDetector(names), small)
-    assert str(caught.value) == f"{small.annotation_file}: the model {words}"
+        evaluate(FakeDetector(f"class {label}" for label in range(4)), small)
+    assert str(caught.value) == (
+        f"{small.annotation_file}: the model lacks 3 of its 3 classes: person, car, dog; the model has 4, "
+        "among them class 0, class 1, class 2, …"
+    )
 
 
 # Reading.
 
 
-def test_read_ahead(tmp_path, monkeypatch):
+def test_read_ahead(small, monkeypatch):
     """In order, ahead of the consumer, but not all at once."""
-    dataset = random_dataset(tmp_path, 30, crowds=False)
-    started, lock = [], threading.Lock()
-
-    def read(picture):
-        with lock:
-            started.append(picture.id)
-        return np.zeros((2, 2, 3), np.uint8)
-
-    monkeypatch.setattr(detect_dataset, "read_picture", read)
+    pictures, started, taken = small.pictures * 10, [], []
+    monkeypatch.setattr(detect_dataset, "read_picture", lambda picture: started.append(picture) or picture.id)
     monkeypatch.setattr(detect_dataset.os, "cpu_count", lambda: 2)
-    taken = []
-    for chunk, images in read_ahead(dataset.pictures, 4):
-        assert len(chunk) == len(images)
-        taken += [picture.id for picture in chunk]
-        with lock:
-            assert len(started) <= len(taken) + 2 * 4 + 2
-    assert taken == [picture.id for picture in dataset.pictures]
-    assert len(started) == 30
+    for chunk, images in read_ahead(pictures, 4):
+        assert images == [picture.id for picture in chunk]
+        taken += chunk
+        assert len(started) <= len(taken) + 2 * 4 + 2
+    assert taken == list(pictures) and len(started) == 30
 
 
 def test_pictures_that_the_network_refuses_are_named(small):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,9 @@ def other_classes(folder: Path) -> Path:
         (empty_pictures, [], "a.jpg: the file is empty; none of the 3 pictures of"),
         (other_classes, [], "instances_val2017.json: the model lacks 1 of its 3 classes: dragon; the model"),
         (lambda folder: folder, [], "data: no such folder"),
-        (write_dataset, ["--split", "test"], "data: no annotations of split 'test'"),
         (write_dataset, ["--annotations", "none.json"], "--annotations"),
         (write_dataset, ["--images", "none"], "none: no such folder"),
-        (write_dataset, ["--limit", 0], "--limit"),
-        (write_dataset, ["--batch", 0], "--batch"),
         (write_dataset, ["--nms-iou", 2], "--nms-iou"),
-        (write_dataset, ["--width", 5], "--height"),
         (write_dataset, ["--engine", "x.engine"], "--model"),
     ],
 )
@@ -96,24 +91,13 @@ def test_bad_pictures_are_left_out(tiny, tmp_path, capsys):
     ]
     lines = printed.err.splitlines()
     assert len(lines) == 5 and lines[-1].endswith("; left out")
-    for line, warning in zip(lines, warnings):
-        assert line.startswith(f"codetr: warning: {warning}")
+    assert all(line.startswith(f"codetr: warning: {warning}") for line, warning in zip(lines, warnings))
     assert printed.out.startswith(f"7 pictures of {file}") and "6 objects in 6 pictures" in printed.out
     assert f"4 of 10 pictures of {file} left out" in printed.out
     content, rows = results(tmp_path / "out")
     assert content["pictures_left_out"] == 4
     assert (content["metrics"]["pictures"], content["metrics"]["objects"]) == (6, 6)
     assert {row["image_id"] for row in rows} <= {0, 2, 5, 6, 7, 9}
-
-    contents = json.loads(file.read_text())
-    gone = {1, 3, 4, 8}
-    contents["images"] = [image for image in contents["images"] if image["id"] not in gone]
-    contents["annotations"] = [row for row in contents["annotations"] if row["image_id"] not in gone]
-    file.write_text(json.dumps(contents))
-    assert command(*given, "--out", tmp_path / "without") == 0
-    assert capsys.readouterr().err == ""
-    without, rows_without = results(tmp_path / "without")
-    assert (without["metrics"], rows_without) == (content["metrics"], rows)
 
 
 def test_strict_refuses_bad_pictures(tiny, tmp_path, capsys):
@@ -122,19 +106,13 @@ def test_strict_refuses_bad_pictures(tiny, tmp_path, capsys):
     given = ["--data", data, *tiny.network(), "--device", "cpu", "--out", tmp_path / "out", "--strict"]
     assert command(*given) == 2
     lines = capsys.readouterr().err.splitlines()
+    assert all(f"val2017/{index}.png: " in line for index, line in zip((1, 3, 4), lines[:3]))
     file = data / "annotations/instances_val2017.json"
-    assert [line.partition(": ")[2].partition("val2017/")[2][:5] for line in lines[:3]] == [
-        "1.png",
-        "3.png",
-        "4.png",
-    ]
     assert lines[3:] == [f"codetr: error: --strict: 3 of 10 pictures of {file} cannot be used"]
     for name in ("1.png", "3.png", "4.png"):
         (data / "val2017" / name).write_bytes((data / "val2017/0.png").read_bytes())
     assert command(*given) == 2
     assert "8.png: the image is truncated or damaged" in capsys.readouterr().err
-    assert command(*given, "--limit", 8) == 0
-    assert results(tmp_path / "out")[0]["pictures_left_out"] == 0
 
 
 def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):

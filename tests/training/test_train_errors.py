@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 from codetr.cli import main
-from codetr.training.run_state import find_states
 from codetr.training.training_step import TOLERATED_SKIPS, TrainingStep
-from tests.training.training_runs import MODEL, ROOT, arguments, train, write_boxes
+from tests.training.training_runs import MODEL, arguments, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,52 +24,32 @@ def fails(capsys, command: list[str]) -> str:
     return lines[-1]
 
 
-def change(file: str, edit):
-    """Returns a function that edits an annotation file of a dataset."""
-
-    def apply(folder: Path) -> None:
-        path = folder / "annotations" / file
-        document = json.loads(path.read_text())
-        edit(document)
-        path.write_text(json.dumps(document))
-
-    return apply
+def other_classes(folder: Path) -> None:
+    path = folder / "annotations/instances_val.json"
+    path.write_text(path.read_text().replace('"green"', '"blue"'))
 
 
-def spoil_all(split: str, content: bytes | None):
-    """Returns a function that removes all pictures of a split, or overwrites them."""
-
-    def apply(folder: Path) -> None:
-        for file in (folder / split).iterdir():
-            file.unlink() if content is None else file.write_bytes(content)
-
-    return apply
-
-
-def not_json(folder: Path) -> None:
+def no_json(folder: Path) -> None:
     (folder / "annotations/instances_train.json").write_text("{")
 
 
-TRAIN, VAL = "instances_train.json", "instances_val.json"
+def no_pictures(folder: Path) -> None:
+    for file in (folder / "val").iterdir():
+        file.write_bytes(b"no picture")
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (not_json, TRAIN),
-        (change(TRAIN, lambda document: document["annotations"][3].update(category_id=77)), TRAIN),
-        (change(VAL, lambda document: document["categories"][0].update(name="blue")), VAL),
-        (spoil_all("train", None), "train/000.png: no such picture"),
-        (spoil_all("val", b"no picture"), "val/000.png: not an image"),
+        (no_json, "instances_train.json"),
+        (other_classes, "instances_val.json: the categories differ from "),
+        (no_pictures, "val/000.png: not an image"),
     ],
 )
 def test_broken_data(folder, tmp_path, capsys, damage, words):
-    data = tmp_path / "data"
-    write_boxes(data, "train", 6, 0)
-    write_boxes(data, "val", 2, 1)
+    data = shutil.copytree(folder, tmp_path / "data")
     damage(data)
-    options = {"model": folder / "model.json", "evaluate_every": 100}
-    assert words in fails(capsys, arguments(data, tmp_path / "a" / "run", **options))
+    assert words in fails(capsys, arguments(data, tmp_path / "a" / "run", evaluate_every=100))
     assert not (tmp_path / "a").exists()
 
 
@@ -85,10 +63,7 @@ def test_broken_data(folder, tmp_path, capsys, damage, words):
         ({"resume": ""}, "--resume: expected a state in "),
         ({"size": "640"}, "--size"),
         ({"minutes": 5}, "--minutes: expected no --steps with it"),
-        ({"lr": 0}, "--lr"),
-        ({"ema": 1}, "--ema"),
         ({"save_every": "5s"}, "--save-every"),
-        ({"lr": "inf"}, "--lr: expected a finite number"),
         ({"device": "cuda:1"}, "--device"),
         ({"train_split": "val", "evaluate_every": 5}, "--val-split: expected another split"),
         ({"model": "many.json", "size": "64x32", "multi_scale": 0.5}, "--size: expected 200 cells or more"),
@@ -134,22 +109,3 @@ def test_diverged_training_ends(folder, tmp_path, monkeypatch, capsys):
     assert error.startswith("codetr: error: step 20: the gradients of the last 15 steps are non-finite")
     assert error.endswith("; the state after 20 steps is saved, --resume continues from there")
     assert TOLERATED_SKIPS < 15
-
-
-def test_a_full_disk_is_reported(folder, tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device", "state.pt")
-
-    monkeypatch.setattr("codetr.training.trainer.save_state", full)
-    assert train(folder, tmp_path / "run", save_every=4) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == "codetr: error: state.pt: No space left on device"
-    assert find_states(tmp_path / "run") == []
-
-
-def test_help_needs_no_torch():
-    code = (
-        "import sys\nfrom codetr.cli import main\nmain(['train', '--help'])\nsys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--backbone-lr-factor" in done.stdout and "_annotations.coco.json" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from codetr.dataset.coco_files import load_coco
 from codetr.training.augment import Augmentation
 from codetr.training.training_batches import BatchOrder, TrainingSet, collate
-from tests.training.training_runs import ROOT, arguments, logged, scales_of, train, write_boxes
+from tests.training.training_runs import ROOT, arguments, logged, scales_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,10 +78,10 @@ def test_two_processes_are_one_with_twice_the_batch(folder, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
 
 
-def damaged(folder: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Makes a dataset in which the second process reads a damaged picture in the third step."""
-    data = tmp_path / "data"
-    write_boxes(data, "train", 20, 0)
+@pytest.fixture
+def damaged(folder, tmp_path) -> tuple[Path, Path]:
+    """A dataset in which the second process reads a damaged picture in the third step; the picture."""
+    data = shutil.copytree(folder, tmp_path / "data")
     order = BatchOrder(load_coco(data, "train").pictures, 4, scales_of(folder), seed=0)
     bad = data / "train" / f"{order.requests(2)[3].index:03d}.png"
     bad.write_bytes(bad.read_bytes()[:300])
@@ -88,14 +89,12 @@ def damaged(folder: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_bad_pictures_of_several_processes(folder, tmp_path):
+def test_bad_pictures_of_several_processes(damaged, tmp_path):
     """The first process reports the result of the check, each process what it finds later."""
-    data, bad = damaged(folder, tmp_path)
+    data, bad = damaged
     missing = data / "train" / ("001.png" if bad.name == "000.png" else "000.png")
     missing.unlink()
-    done = torchrun(
-        tmp_path, arguments(data, tmp_path / "run", model=folder / "model.json", steps=4, log_every=1)
-    )
+    done = torchrun(tmp_path, arguments(data, tmp_path / "run", steps=4, log_every=1))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"{missing}: no such file") == done.stderr.count("1 of 20 pictures") == 1
     assert done.stderr.count(f"{bad}: the image is truncated") == 1
@@ -103,15 +102,15 @@ def test_bad_pictures_of_several_processes(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_in_one_process_ends_all(folder, tmp_path):
-    data, bad = damaged(folder, tmp_path)
-    done = torchrun(tmp_path, arguments(data, tmp_path / "run", model=folder / "model.json", strict=""))
-    assert done.returncode != 0
-    assert f"codetr: error: process 1: {bad}: the image is truncated" in done.stderr
-
-
-@pytest.mark.slow
-def test_an_error_that_all_find_is_printed_once(folder, tmp_path):
-    done = torchrun(tmp_path, arguments(folder, tmp_path / "run", model="unknown"))
-    assert done.returncode != 0 and done.stderr.count("codetr: error: ") == 1
-    assert "codetr: error: process 0: model: " in done.stderr
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"strict": ""}, ": process 1: {bad}: the image is truncated"),
+        ({"model": "unknown"}, ": model: "),
+    ],
+)
+def test_an_error_in_one_process_ends_all(damaged, tmp_path, options, error):
+    """An error that all processes find is printed once."""
+    data, bad = damaged
+    done = torchrun(tmp_path, arguments(data, tmp_path / "run", **options))
+    assert done.returncode != 0 and done.stderr.count(error.format(bad=bad)) == 1

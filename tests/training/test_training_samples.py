@@ -14,13 +14,12 @@ from codetr.dataset.coco_files import DatasetError, load_coco
 from codetr.detector.preprocess import Preprocessor
 from codetr.training.augment import Augmentation, augment, change_colours, crop_boxes, draw_window
 from codetr.training.training_batches import (
-    PAD_DIVISOR,
     BatchOrder,
     Request,
     TrainingSet,
     collate,
 )
-from codetr.training.training_network import normalise, targets_of
+from codetr.training.training_network import normalise
 from tests.evaluation.coco_folders import write_dataset
 from tests.training.training_runs import write_boxes
 
@@ -87,19 +86,6 @@ def test_colours_change_gray_into_gray():
     changed = [change_colours(gray, 0.5, np.random.default_rng(seed)) for seed in range(20)]
     assert all(int(np.ptp(pixels.astype(int), axis=2).max()) <= 1 for pixels in changed)
     assert len({int(pixels[0, 0, 0]) for pixels in changed}) > 10
-    red = np.full((2, 2, 3), (200, 20, 20), np.uint8)
-    assert np.array_equal(change_colours(red, 0.0, np.random.default_rng(0)), red)
-
-
-def test_a_sample_depends_on_its_place_only(dataset):
-    order = BatchOrder(dataset.pictures, 4, [(96, 64), (120, 80)], seed=5)
-    samples = TrainingSet(dataset, Augmentation())
-    first, again = (collate([samples[request] for request in order.requests(7)]) for _ in range(2))
-    other = collate([samples[request] for request in order.requests(7 + order.batches_per_epoch)])
-    assert torch.equal(first.pixels, again.pixels) and torch.equal(first.boxes_cxcywh, again.boxes_cxcywh)
-    assert first.pixels.shape != other.pixels.shape or not torch.equal(first.pixels, other.pixels)
-    assert sum(first.counts) == len(first.labels) == len(first.boxes_cxcywh)
-    assert all(side % PAD_DIVISOR == 0 for side in first.pixels.shape[1:3])
 
 
 def test_crowds_and_empty_pictures(tmp_path):
@@ -107,9 +93,9 @@ def test_crowds_and_empty_pictures(tmp_path):
     data = load_coco(write_dataset(tmp_path), "val")
     samples = plain(data, (64, 64), 3)
     assert [len(sample.labels) for sample in samples] == [2, 0, 0]
-    targets = targets_of(collate(samples))
-    assert targets.counts == (2, 0, 0)
-    assert targets.boxes_cxcywh[0][0].tolist() == pytest.approx([20 / 64, 23.5 / 48, 20 / 64, 30 / 48])
+    batch = collate(samples)
+    assert batch.counts == [2, 0, 0]
+    assert batch.boxes_cxcywh[0].tolist() == pytest.approx([20 / 64, 23.5 / 48, 20 / 64, 30 / 48])
 
 
 # The order.
@@ -141,36 +127,28 @@ def test_processes_share_the_same_batches(dataset, world):
         assert [request for sampler in samplers for request in next(sampler)] == order.requests(step)
 
 
-def seen(data, order, steps: int, bad=()) -> list[tuple]:
-    """Returns (request, sample) of all samples of some steps."""
-    samples = TrainingSet(data, STILL, bad)
-    requests = [request for step in range(steps) for request in order.requests(step)]
-    return [(request, samples[request]) for request in requests]
-
-
 def test_a_bad_picture_is_replaced(tmp_path):
     """By another picture of its kind, the same whether it was known to be bad or not. Others stay."""
     write_boxes(tmp_path, "train", 20, 0)
     data = load_coco(tmp_path, "train")
     order = BatchOrder(data.pictures, 4, [(96, 64)], seed=3)
-    whole = seen(data, order, 12)
+    requests = [request for step in range(12) for request in order.requests(step)]
+    whole = [TrainingSet(data, STILL)[request] for request in requests]
     bad = (4, 7, 15)  # wide, wide, upright
     for index in bad:
         data.pictures[index].path.write_bytes(data.pictures[index].path.read_bytes()[:200])
-    found, again, known = (seen(data, order, 12, known) for known in ((), (4,), bad))
+    sets = [TrainingSet(data, STILL, known) for known in ((), (4,), bad)]
     shapes = set()
-    for (request, before), *samples in zip(whole, found, again, known, strict=True):
-        pixels = [sample.pixels for _, sample in samples]
-        assert all(np.array_equal(pixels[0], others) for others in pixels[1:])
-        assert before.pixels.shape == pixels[0].shape
-        assert np.array_equal(before.pixels, pixels[0]) == (request.index not in bad)
-        assert before.unreadable == samples[2][1].unreadable == ()
-        named = [index for index, _ in samples[0][1].unreadable]
-        assert (request.index in named) == (request.index in bad) and set(named) <= set(bad)
+    for request, before in zip(requests, whole):
+        found, again, known = (samples[request] for samples in sets)
+        assert np.array_equal(found.pixels, again.pixels) and np.array_equal(found.pixels, known.pixels)
+        assert before.pixels.shape == found.pixels.shape
+        assert np.array_equal(before.pixels, found.pixels) == (request.index not in bad)
+        assert known.unreadable == ()
+        named = {index for index, _ in found.unreadable}
+        assert (request.index in named) == (request.index in bad) and named <= set(bad)
         shapes |= {before.pixels.shape[:2]} if named else set()
     assert shapes == {(64, 96), (96, 64)}
-    batch = collate([samples for _, samples in found[:8]])
-    assert batch.to("cpu").unreadable == batch.unreadable and len(batch.counts) == 8
 
 
 def test_a_failed_disk_is_an_error(tmp_path):

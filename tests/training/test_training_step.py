@@ -12,7 +12,7 @@ import torch
 from codetr.training.augment import Augmentation
 from codetr.training.criterion import Criterion
 from codetr.training.moving_average import MovingAverage
-from codetr.training.schedule import Schedule
+from codetr.training.trainer import learning_rate_factor
 from codetr.training.training_batches import HostBatch, Request, TrainingSet, collate
 from codetr.training.training_network import parameter_groups, use_channels_last
 from codetr.training.training_step import TrainingError, TrainingStep
@@ -85,14 +85,11 @@ def test_clipping(dataset):
     assert norms[0.1] == pytest.approx(0.1, rel=1e-4) and norms[0.0] > 1.0
 
 
-def test_schedule():
-    schedule = Schedule(steps=100, warmup=10, floor=0.1)
-    factors = [schedule.factor(step, schedule.progress(step, 0.0)) for step in range(101)]
+def test_learning_rate():
+    factors = [learning_rate_factor(step, step / 100, 10, 0.1) for step in range(101)]
     assert factors[0] == pytest.approx(0.1, abs=1e-3) and factors[4] == pytest.approx(0.5, abs=0.01)
     assert max(factors) == factors[9] and factors[50] == pytest.approx(0.55)
     assert factors[100] == pytest.approx(0.1) and all(a > b for a, b in itertools.pairwise(factors[9:]))
-    by_clock = Schedule(minutes=2.0)
-    assert [by_clock.progress(7, seconds) for seconds in (0.0, 60.0, 120.0, 500.0)] == [0.0, 0.5, 1.0, 1.0]
 
 
 def test_moving_average():

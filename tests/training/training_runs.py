@@ -67,6 +67,7 @@ def arguments(folder: Path, out: Path, **options) -> list[str]:
         "out": out,
         "steps": 12,
         "batch": 2,
+        "denoising": 10,
         "lr": 1e-3,
         "log_every": 3,
         "save_every": 4,
