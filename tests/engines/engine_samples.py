@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import trt_plugin
+from tests.detector.exported_metadata import fixed_metadata
 from trt_plugin.inspection import engine_layers
 from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
 
@@ -20,22 +21,11 @@ RECORDED = Path(__file__).parent / "recorded"
 
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="no program dot (Graphviz)")
 
-METADATA = trt_plugin.ArtifactMetadata(
+METADATA = dataclasses.replace(
+    fixed_metadata(),
     model="co_dino_r50",
-    inputs=[{"name": "images", "shape": [1, 3, 64, 96], "dtype": "float32"}],
-    outputs=[{"name": "boxes", "shape": [1, 300, 4], "dtype": "float32"}],
     class_names=["person", "Fahrrad", "飞机"],
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    resize={"height": 64, "width": 96, "mode": "fit_pad"},
-    max_per_img=300,
-    nms={"method": "soft", "iou_threshold": 0.8},
     precision="fp16",
-    batch=1,
-    tensorrt_version="10.6.0",
-    plugin_version="1",
-    gpu="NVIDIA H200",
-    torch_version="2.11.0",
     source_weights="co_dino_r50",
 )
 SUMMARY = EngineSummary(
