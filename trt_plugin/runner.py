@@ -143,8 +143,7 @@ class EngineRunner:
 
         Args:
             inputs: as in a call. Copied once.
-            iterations: number of samples.
-            warmup: number of runs before them.
+            iterations, warmup: number of samples, and of runs before them.
 
         Returns:
             Milliseconds between two CUDA events around each run (graph replay, or enqueueing without graphs).
@@ -162,12 +161,8 @@ class EngineRunner:
     ) -> list[dict[str, float]]:
         """Measures the GPU time of every layer with TensorRT's profiler, which uses no CUDA graph.
 
-        Profiled layers do not overlap, so their sum exceeds the time of a run (see `time`).
-
-        Args:
-            inputs: as in a call. Copied once.
-            iterations: number of samples.
-            warmup: number of runs before them.
+        Profiled layers do not overlap, so their sum exceeds the time of a run. The arguments are those of
+        `time`.
 
         Returns:
             For each run, milliseconds by the layer's name.

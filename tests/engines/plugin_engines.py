@@ -25,13 +25,7 @@ def build(
     strongly_typed: bool = True,
     verbosity: str = "DETAILED",
 ) -> bytes:
-    """Builds an engine.
-
-    Args:
-        define: adds the layers to a network.
-        ranges: shapes of the dynamic inputs.
-        strongly_typed: whether the network sets the types. If not, TensorRT may choose FP16.
-        verbosity: name of the ProfilingVerbosity.
+    """Builds an engine of a network that a function adds layers to. Weakly typed, it may get FP16 layers.
 
     Raises:
         EngineError: with TensorRT's messages.
@@ -65,13 +59,9 @@ def define_plugin(
     dtypes: Mapping[str, str],
     points_per_level: list[int] | None = None,
 ) -> Callable:
-    """Returns a function for `build`: it adds one plugin node, its inputs, and the output "output".
+    """Returns a function for `build`: it adds one plugin node, its inputs and the output "output".
 
-    Args:
-        operator: the plugin's name.
-        shapes: of each input; -1 is dynamic.
-        dtypes: name of tensorrt's type of each input, such as "bfloat16".
-        points_per_level: the plugin's field.
+    Sizes of -1 are dynamic. Types have TensorRT's names, such as "bfloat16".
     """
 
     def define(network) -> None:
