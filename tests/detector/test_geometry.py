@@ -10,8 +10,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codetr.model.geometry import encoder_positions, proposal_boxes
-from tests.detector.geometry_samples import pyramid_of
+from codetr.model.geometry import Pyramid, encoder_positions, make_pyramid, proposal_boxes
+
+
+def pyramid_of(image_shapes, input_hw, level_hw) -> Pyramid:
+    """Makes the pyramid of images in tensors of `input_hw` pixels with levels of `level_hw` cells."""
+    cells = sum(h * w for h, w in level_hw)
+    return make_pyramid(image_shapes, torch.tensor(input_hw).float(), torch.tensor(level_hw).float(), cells)
 
 
 def slow_geometry(image_shapes, input_hw, level_hw, num_feats, temperature):
