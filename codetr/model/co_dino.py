@@ -6,6 +6,7 @@ upstream's training and do not run at inference.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from codetr.config import Config
 from codetr.model.backbones import SwinTransformer, make_backbone
 from codetr.model.geometry import Pyramid, make_pyramid
 from codetr.model.head import QuerySelection, detections
-from codetr.model.layers import Float32Linear, GroupNorm, device_constant, device_size, fold_batch_norms
+from codetr.model.layers import Float32Linear, FrozenBatchNorm2d, GroupNorm, device_constant, device_size
 from codetr.model.neck import ChannelMapper
 from codetr.model.transformer import Decoder, DenoisingQueries, Encoder
 
@@ -142,8 +143,17 @@ class CoDino(nn.Module):
         return self
 
     def fold_batch_norms(self) -> CoDino:
-        """Folds batch norms, see `codetr.model.layers.fold_batch_norms`; returns the model."""
-        fold_batch_norms(self)
+        """Folds every frozen batch norm into the convolution before it, which has fp32 weights.
+
+        Returns:
+            The model.
+        """
+        for parent in list(self.modules()):
+            # ResNets register modules in the order of execution.
+            for (_, convolution), (name, norm) in itertools.pairwise(list(parent.named_children())):
+                if isinstance(norm, FrozenBatchNorm2d):
+                    norm.fold_into(convolution)
+                    setattr(parent, name, nn.Identity())
         return self
 
     def gather_windows(self) -> CoDino:
@@ -160,10 +170,8 @@ class CoDino(nn.Module):
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"images: expected [N, 3, H, W], got {list(images.shape)}")
         if image_shapes.dim() != 2 or image_shapes.shape[0] != images.shape[0] or image_shapes.shape[1] != 2:
-            raise ValueError(
-                f"image_shapes: expected [N, 2] with N = {images.shape[0]} (from images), "
-                f"got {list(image_shapes.shape)}"
-            )
+            expected = f"[N, 2] with N = {images.shape[0]} (from images)"
+            raise ValueError(f"image_shapes: expected {expected}, got {list(image_shapes.shape)}")
         features = self.backbone(images.to(self.dtype))
         maps = self.neck(features)
         x = torch.cat([feature.flatten(2).transpose(1, 2) for feature in maps], dim=1)  # [N, S, C]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,39 +55,23 @@ class FrozenBatchNorm2d(nn.Module):
 
 def thaw_batch_norms(model: nn.Module) -> None:
     """Replaces every frozen batch norm by a trainable one with the same values and names; in place."""
-    for parent in list(model.modules()):
-        for name, norm in list(parent.named_children()):
-            if isinstance(norm, FrozenBatchNorm2d):
-                thawed = nn.BatchNorm2d(len(norm.weight), norm.eps, device=norm.weight.device)
-                _copy_batch_norm(norm, thawed)
-                setattr(parent, name, thawed)
+    _replace_batch_norms(model, FrozenBatchNorm2d, nn.BatchNorm2d)
 
 
 def freeze_batch_norms(model: nn.Module) -> None:
     """Inverts `thaw_batch_norms` and keeps the trained values; in place."""
-    for parent in list(model.modules()):
-        for name, norm in list(parent.named_children()):
-            if isinstance(norm, nn.BatchNorm2d):
-                frozen = FrozenBatchNorm2d(norm.num_features, norm.eps).to(norm.weight.device)
-                _copy_batch_norm(norm, frozen)
-                setattr(parent, name, frozen)
-
-
-def fold_batch_norms(model: nn.Module) -> None:
-    """Folds every frozen batch norm into the convolution before it, which has fp32 weights; in place."""
-    for parent in list(model.modules()):
-        # ResNets register modules in the order of execution.
-        for (_, convolution), (name, norm) in itertools.pairwise(list(parent.named_children())):
-            if isinstance(norm, FrozenBatchNorm2d):
-                norm.fold_into(convolution)
-                setattr(parent, name, nn.Identity())
+    _replace_batch_norms(model, nn.BatchNorm2d, FrozenBatchNorm2d)
 
 
 @torch.no_grad()
-def _copy_batch_norm(source: nn.Module, target: nn.Module) -> None:
-    target.train(source.training)
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        getattr(target, name).copy_(getattr(source, name))
+def _replace_batch_norms(model: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if isinstance(norm, old):
+                other = new(len(norm.weight), norm.eps).to(norm.weight.device).train(norm.training)
+                for values in ("weight", "bias", "running_mean", "running_var"):
+                    getattr(other, values).copy_(getattr(norm, values))
+                setattr(parent, name, other)
 
 
 class GroupNorm(nn.GroupNorm):

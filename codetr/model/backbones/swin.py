@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codetr.config import SwinConfig
-from codetr.model.backbones.windows import GatheredWindows, SlicedWindows, Windows, pad_to_multiple
+from codetr.model.backbones.windows import GatheredWindows, SlicedWindows, pad_to_multiple
 from codetr.model.layers import DropPath, FeedForward
 
 
@@ -32,9 +32,8 @@ class WindowAttention(nn.Module):
         """x: [B, L, C], B windows of L cells; mask: [B, 1, L, L], added to the logits -> [B, L, C]."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [B, L, 3, heads, D]
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, L, D]
-        bias = self.relative_position_bias_table[self.relative_position_index].permute(
-            2, 0, 1
-        )  # [heads, L, L]
+        biases = self.relative_position_bias_table[self.relative_position_index]  # [L, L, heads]
+        bias = biases.permute(2, 0, 1)
         logits = (query * self.scale) @ key.transpose(-2, -1) + bias  # [B, heads, L, L]
         if mask is not None:
             logits = logits + mask
@@ -54,7 +53,7 @@ class SwinBlock(nn.Module):
         self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+    def forward(self, x: Tensor, windows: SlicedWindows | GatheredWindows) -> Tensor:
         """A map in the form of `windows`, [N, H, W, C] or rows [N * H * W, C] -> the same form."""
         attended = self.attn(windows.cut(self.norm1(x), self.shifted), windows.mask if self.shifted else None)
         x = x + self.drop_path(windows.join(attended, self.shifted))

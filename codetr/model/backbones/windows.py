@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,28 +9,17 @@ from torch import Tensor
 from codetr.model.layers import device_size
 
 
-class Windows(Protocol):
-    """A stage's maps as windows of size x size cells, padded with zeros at the bottom and right.
-
-    Attributes:
-        mask: [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows.
-    """
-
-    mask: Tensor
-
-    def cut(self, x: Tensor, shifted: bool) -> Tensor:
-        """Cuts a map, [N, H, W, C] or rows [N * H * W, C], into [N * windows, L, C], windows row by row."""
-
-    def join(self, windows: Tensor, shifted: bool) -> Tensor:
-        """Inverts `cut` and drops the padding."""
-
-
 class SlicedWindows:
-    """Pads, rolls and reshapes maps of a fixed size. Maps are [N, H, W, C].
+    """A stage's maps [N, H, W, C] as windows of size x size cells, padded with zeros at the bottom and right.
+
+    Windows are cut by padding, rolling and reshaping, for maps of a fixed size.
 
     Args:
         x: a map of the stage, whose shape, type and device the windows have.
         size: side of a window in cells.
+
+    Attributes:
+        mask: [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
@@ -41,7 +28,7 @@ class SlicedWindows:
         self.mask = shifted_window_mask(*x.shape[:3], size, x.dtype, x.device)
 
     def cut(self, x: Tensor, shifted: bool) -> Tensor:
-        """See `Windows`."""
+        """Cuts a map into [N * windows, L, C], windows row by row."""
         x = pad_to_multiple(x, self.size)
         if shifted:
             x = x.roll((-(self.size // 2), -(self.size // 2)), dims=(1, 2))
@@ -50,7 +37,7 @@ class SlicedWindows:
         return x.reshape(-1, self.size**2, c)
 
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
-        """See `Windows`."""
+        """Inverts `cut` and drops the padding."""
         size, channels = self.size, windows.shape[-1]
         # Not by counts of windows, rounded up: PyTorch's older ONNX exporter fails on some of those.
         height, width = self.height + -self.height % size, self.width + -self.width % size
@@ -62,16 +49,12 @@ class SlicedWindows:
 
 
 class GatheredWindows:
-    """Gathers rows by indices that the stage computes once, for exports with dynamic shapes.
+    """`SlicedWindows` by gathers of rows, whose indices the stage computes once, for dynamic shapes.
 
     Padding, rolling and reshaping by symbols need some thirty operators of shape arithmetic in each block,
-    and compilers keep them through everything between. Here a block has two gathers and no size. Maps are
-    rows, [N * H * W, C].
-
-    Args:
-        x: a map of the stage, [N, H, W, C], whose shape, type and device the windows have. It has fewer than
-            2^22 cells with padding, because cells are counted in fp32.
-        size: side of a window in cells.
+    and compilers keep them through everything between. Here a block has two gathers and no size. `cut` and
+    `join` take and give maps as rows, [N * H * W, C]. A map has fewer than 2^22 cells with padding, because
+    cells are counted in fp32.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
@@ -111,13 +94,13 @@ class GatheredWindows:
             self._targets.append((window * self._cells + inner_row * size + inner_column).long())
 
     def cut(self, x: Tensor, shifted: bool) -> Tensor:
-        """See `Windows`."""
+        """See `SlicedWindows.cut`."""
         windows = x.index_select(0, self._sources[int(shifted)])
         windows = windows.reshape(self._count, self._cells, x.shape[-1])
         return windows * self._inside[int(shifted)]
 
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
-        """See `Windows`."""
+        """See `SlicedWindows.join`."""
         return windows.flatten(0, 1).index_select(0, self._targets[int(shifted)])
 
 
