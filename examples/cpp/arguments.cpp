@@ -1,19 +1,18 @@
-#include "arguments.h"
-
 #include <CLI/CLI.hpp>
+#include <regex>
 
-#include "errors.h"
+#include "files.h"
+#include "program.h"
 
 namespace codetr {
 namespace {
 
 // Returns the number of the GPU, or kCpu.
 int parse_device(std::string const& text, bool runs_on_cpu) {
+  std::smatch match;
   if (text == "auto" || text == "cuda") return 0;
   if (text == "cpu" && runs_on_cpu) return kCpu;
-  const std::string number = text.substr(text.rfind("cuda:", 0) == 0 ? 5 : 0);
-  const bool digits = number.find_first_not_of("0123456789") == number.npos;
-  if (digits && !number.empty() && number.size() < 5) return std::stoi(number);
+  if (std::regex_match(text, match, std::regex("(cuda:)?([0-9]{1,4})"))) return std::stoi(match[2]);
   throw UsageError(concat("--device: expected auto, ", runs_on_cpu ? "cpu, " : "",
                           "cuda, cuda:<number> or a GPU's number, got '", text, "'"));
 }
@@ -22,7 +21,10 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
   const CLI::Range count(1, 999999999), fraction(0.0, 1.0);
   app.option_defaults()->take_last();
   app.add_option("IMAGE", options.pictures, "pictures, or folders of them")->required()->take_all();
-  app.add_option(program.model_option, options.model, program.model_help)->required();
+  app.add_option(program.model_option, options.model,
+                 concat(program.torch ? "TorchScript module" : "TensorRT engine",
+                        ", its metadata <stem>.json beside it"))
+      ->required();
   app.add_option("--out", options.out,
                  "folder for the pictures and detections.json; made if missing");
   app.add_option("--json", options.json, "the detections, in place of detections.json in --out");
@@ -56,17 +58,17 @@ void add_options(CLI::App& app, Program const& program, Options& options) {
       ->check(CLI::ExistingFile)
       ->allow_extra_args(false)
       ->take_all();
-  if (!program.library_option.empty()) {
-    app.add_option(program.library_option, options.library, program.library_help)
+  if (program.torch) {
+    app.add_option("--torchtrt", options.torchtrt,
+                   "libtorchtrt_runtime.so; default: as the loader finds it")
         ->check(CLI::ExistingFile);
+  } else {
+    app.add_flag("!--no-cuda-graph", options.cuda_graph, "enqueue every run, replay no graph");
   }
   app.add_option_function<std::string>(
       "--device",
-      [&](std::string const& text) { options.device = parse_device(text, program.runs_on_cpu); },
-      concat("number of the GPU, ", program.runs_on_cpu ? "cpu, " : "", "or auto; default: auto"));
-  if (program.has_cuda_graph) {
-    app.add_flag("!--no-cuda-graph", options.cuda_graph, "enqueue every run, replay no graph");
-  }
+      [&](std::string const& text) { options.device = parse_device(text, program.torch); },
+      concat("number of the GPU, ", program.torch ? "cpu, " : "", "or auto; default: auto"));
   app.add_option("--benchmark", options.benchmark,
                  "also time so many runs of the network on the first pictures")
       ->check(count);

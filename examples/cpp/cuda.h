@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "errors.h"
+#include "files.h"
 #include "network.h"
 
 namespace codetr {

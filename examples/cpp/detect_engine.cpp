@@ -6,7 +6,6 @@
 #include <map>
 
 #include "cuda.h"
-#include "files.h"
 #include "program.h"
 #include "tensorrt_library.h"
 
@@ -166,14 +165,8 @@ class Engine final : public Network {
 }  // namespace codetr
 
 int main(int count, char** arguments) {
-  const codetr::Program program{"codetr_detect",
-                                "--engine",
-                                "TensorRT engine, its metadata <stem>.json beside it",
-                                "",
-                                "",
-                                /*runs_on_cpu=*/false,
-                                /*has_cuda_graph=*/true,
-                                "TensorRT " + codetr::tensorrt_version()};
+  const codetr::Program program{"codetr_detect", "--engine",
+                                "TensorRT " + codetr::tensorrt_version(), /*torch=*/false};
   const auto open = [](codetr::Options const& options, codetr::Metadata const& metadata) {
     return std::make_unique<codetr::Engine>(options, metadata);
   };

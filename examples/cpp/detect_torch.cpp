@@ -8,7 +8,6 @@
 #include <chrono>
 
 #include "cuda.h"
-#include "errors.h"
 #include "program.h"
 #include "tensorrt_library.h"
 
@@ -35,7 +34,7 @@ class ScriptModule final : public Network {
       use_device(options.device);
       missing += load_plugins(options.plugins);
     }
-    if (device_.is_cuda() || !options.library.empty()) missing += load_runtime(options.library);
+    if (device_.is_cuda() || !options.torchtrt.empty()) missing += load_runtime(options.torchtrt);
     try {
       module_ = torch::jit::load(path_.string(), device_);
       module_.eval();
@@ -127,14 +126,9 @@ class ScriptModule final : public Network {
 
 int main(int count, char** arguments) {
   const codetr::Program program{
-      "codetr_detect_torch",
-      "--model",
-      "TorchScript module, its metadata <stem>.json beside it",
-      "--torchtrt",
-      "libtorchtrt_runtime.so; default: as the loader finds it",
-      /*runs_on_cpu=*/true,
-      /*has_cuda_graph=*/false,
-      codetr::concat("Torch ", TORCH_VERSION, ", TensorRT ", codetr::tensorrt_version())};
+      "codetr_detect_torch", "--model",
+      codetr::concat("Torch ", TORCH_VERSION, ", TensorRT ", codetr::tensorrt_version()),
+      /*torch=*/true};
   const auto open = [](codetr::Options const& options, codetr::Metadata const&) {
     return std::make_unique<codetr::ScriptModule>(options);
   };

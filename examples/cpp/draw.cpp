@@ -1,9 +1,9 @@
-#include "draw.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <opencv2/imgproc.hpp>
+
+#include "pictures.h"
 
 namespace codetr {
 namespace {
@@ -11,37 +11,27 @@ namespace {
 constexpr int kFont = cv::FONT_HERSHEY_SIMPLEX;
 constexpr double kLetterPixels = 30.0;  // height of a line of text at OpenCV's scale 1
 
-// Returns BGR. Hues of neighbouring labels are the golden angle apart.
+// Returns BGR, light enough for black text. Hues of neighbouring labels are the golden angle apart.
 cv::Scalar color_of(int64_t label) {
   const auto hue = static_cast<uint8_t>(std::fmod(label * 0.618034, 1.0) * 180);
-  cv::Mat color(1, 1, CV_8UC3, cv::Scalar(hue, label % 2 ? 140 : 220, 250));
+  cv::Mat color(1, 1, CV_8UC3, cv::Scalar(hue, 140, 250));
   cv::cvtColor(color, color, cv::COLOR_HSV2BGR);
   return color.at<cv::Vec3b>(0);
 }
 
-// Draws the edge of a box, and a thin dark line around it for light backgrounds.
-void draw_frame(cv::Mat& image, cv::Rect2f const& box, cv::Scalar const& color, int line) {
-  const int rim = std::max(1, line / 3);
-  const cv::Rect frame(cvRound(box.x), cvRound(box.y), cvRound(box.width), cvRound(box.height));
-  cv::rectangle(image, frame, cv::Scalar::all(20), line + 2 * rim);
-  cv::rectangle(image, frame, color, line);
-}
-
-// Writes a text above a box, or as near as the picture allows: black on light colours, white on
-// dark colours.
-void draw_label(cv::Mat& image, cv::Rect2f const& box, std::string const& text,
+// Writes a text above a box, or as near as the picture allows.
+void draw_label(cv::Mat& image, cv::Rect const& box, std::string const& text,
                 cv::Scalar const& color, double scale) {
   int below = 0;  // pixels of the letters below the base line
   const int stroke = std::max(1, cvRound(scale * 1.5));
   const cv::Size size = cv::getTextSize(text, kFont, scale, stroke, &below);
   const int padding = std::max(1, cvRound(scale * 6));
   const int width = size.width + 2 * padding, height = size.height + below + padding;
-  const int left = std::max(0, std::min(cvRound(box.x), image.cols - width));
-  const int top = std::max(0, cvRound(box.y) - height);
+  const int left = std::max(0, std::min(box.x, image.cols - width));
+  const int top = std::max(0, box.y - height);
   cv::rectangle(image, {left, top, width, height}, color, cv::FILLED);
-  const double luma = 0.114 * color[0] + 0.587 * color[1] + 0.299 * color[2];
   cv::putText(image, text, {left + padding, top + height - below - padding / 2}, kFont, scale,
-              cv::Scalar::all(luma > 130 ? 0 : 255), stroke, cv::LINE_AA);
+              cv::Scalar::all(0), stroke, cv::LINE_AA);
 }
 
 }  // namespace
@@ -49,20 +39,22 @@ void draw_label(cv::Mat& image, cv::Rect2f const& box, std::string const& text,
 void draw_detections(cv::Mat& image, Detections const& detections,
                      std::vector<std::string> const& class_names) {
   const double side = std::sqrt(image.size().area());
-  const int line = std::max(1, cvRound(side * 0.0036));
+  const int line = std::max(1, cvRound(side * 0.0036)), rim = std::max(1, line / 3);
   const double scale = std::max(9.0, side * 0.022 + 3) / kLetterPixels;
-  const auto area_of = [](Detection const& one) {
+  const auto frame_of = [](Detection const& one) {
     auto const& [x1, y1, x2, y2] = one.box;
-    return cv::Rect2f({x1, y1}, cv::Point2f{x2, y2});
+    return cv::Rect(cvRound(x1), cvRound(y1), cvRound(x2 - x1), cvRound(y2 - y1));
   };
-  // The best score is on top, and labels are above all boxes.
+  // The best score is on top, and labels are above all boxes. A thin dark line around each box
+  // shows it on light backgrounds.
   for (auto one = detections.rbegin(); one != detections.rend(); ++one) {
-    draw_frame(image, area_of(*one), color_of(one->label), line);
+    cv::rectangle(image, frame_of(*one), cv::Scalar::all(20), line + 2 * rim);
+    cv::rectangle(image, frame_of(*one), color_of(one->label), line);
   }
   for (auto one = detections.rbegin(); one != detections.rend(); ++one) {
     char score[16];
     std::snprintf(score, sizeof(score), " %.2f", one->score);
-    draw_label(image, area_of(*one), class_names.at(one->label) + score, color_of(one->label),
+    draw_label(image, frame_of(*one), class_names.at(one->label) + score, color_of(one->label),
                scale);
   }
 }

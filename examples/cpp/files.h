@@ -1,13 +1,26 @@
-// Whole files, read and written.
+// Errors, which end the program with one line on stderr; whole files, read and written.
 #pragma once
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
-#include "errors.h"
-
 namespace codetr {
+
+// A wrong argument or input file; exit status 2. Any other exception gives 1.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Returns all parts, printed one after the other.
+template <class... Parts>
+std::string concat(Parts const&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return stream.str();
+}
 
 // Reads a file. Throws an exception that names it.
 inline std::string read_file(std::filesystem::path const& path) {

@@ -2,21 +2,15 @@
 // recorded outputs.
 #pragma once
 
-#include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "postprocess.h"
 #include "preprocess.h"
 
 namespace codetr {
-
-// K rows for each of N pictures; a row is a detection or padding.
-struct Output {
-  size_t rows = 0;              // K
-  std::vector<float> boxes;     // [N, K, 4]: x1 y1 x2 y2 in pixels of the resized picture
-  std::vector<float> scores;    // [N, K]
-  std::vector<int64_t> labels;  // [N, K]; -1 for padding
-};
 
 // Times of the network alone, without the copies of inputs and outputs.
 struct Samples {
@@ -36,5 +30,14 @@ class Network {
 };
 
 inline constexpr int kWarmupRuns = 20;
+
+// Writes the inputs and outputs of a run into a folder, <name>_<run>.npy for run 0, 1, 2, ...:
+// images, image_shapes, boxes, scores and labels, in the shapes of Batch and Output.
+void dump_run(std::filesystem::path const& folder, size_t run, Batch const& input,
+              Output const& output);
+
+// Makes a network that returns the outputs of such a folder, one run after the other.
+// Its run throws an exception if a file is missing or has another size.
+std::unique_ptr<Network> replay(std::filesystem::path const& folder);
 
 }  // namespace codetr

@@ -5,7 +5,6 @@
 #include <opencv2/imgcodecs.hpp>
 #include <set>
 
-#include "errors.h"
 #include "files.h"
 
 namespace codetr {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "postprocess.h"
+
 namespace codetr {
 
 struct Picture {
@@ -22,6 +24,10 @@ std::vector<Picture> find_pictures(std::vector<std::string> const& arguments);
 // Reads a picture, turned upright by its EXIF orientation, without its transparency.
 // Returns [height, width] of BGR, 8 bits a channel; empty if the file cannot be read.
 cv::Mat load_picture(std::filesystem::path const& path);
+
+// Draws boxes, class names and scores on an 8-bit BGR picture, the best score on top.
+void draw_detections(cv::Mat& image, Detections const& detections,
+                     std::vector<std::string> const& class_names);
 
 // Writes a JPEG file. Throws an exception that names it.
 void save_jpeg(cv::Mat const& image, std::filesystem::path const& path);

@@ -70,17 +70,16 @@ Detections soft_nms(Detections alive, Nms const& nms) {
 
 }  // namespace
 
-Detections restore(float const* boxes, float const* scores, int64_t const* labels, size_t count,
-                   cv::Size size, cv::Size resized) {
+Detections restore(Output const& output, size_t n, cv::Size size, cv::Size resized) {
   const double limits[] = {double(size.width), double(size.height)};
   const double scales[] = {resized.width / limits[0], resized.height / limits[1]};
   Detections result;
-  for (size_t i = 0; i < count; ++i) {
-    float const* box = boxes + 4 * i;
-    const bool finite = std::isfinite(scores[i]) &&
+  for (size_t i = n * output.rows; i < (n + 1) * output.rows; ++i) {
+    float const* box = output.boxes.data() + 4 * i;
+    Detection detection{{}, output.scores[i], output.labels[i]};
+    const bool finite = std::isfinite(detection.score) &&
                         std::all_of(box, box + 4, [](float side) { return std::isfinite(side); });
-    if (!finite || labels[i] < 0) continue;
-    Detection detection{{}, scores[i], labels[i]};
+    if (!finite || detection.label < 0) continue;
     for (int side = 0; side < 4; ++side) {
       const double restored = std::clamp(box[side] / scales[side % 2], 0.0, limits[side % 2]);
       detection.box[side] = static_cast<float>(restored);

@@ -29,12 +29,18 @@ struct Nms {
   std::optional<size_t> max_per_img;
 };
 
-// Makes the detections of one picture from the network's rows, without padding (label -1) and
-// non-finite rows. Boxes are mapped to the picture's own pixels and clipped to it.
-//   boxes [count, 4], in pixels of the resized picture; scores [count]; labels [count]
+// The network's output: K rows for each of N pictures; a row is a detection or padding.
+struct Output {
+  size_t rows = 0;              // K
+  std::vector<float> boxes;     // [N, K, 4]: x1 y1 x2 y2 in pixels of the resized picture
+  std::vector<float> scores;    // [N, K]
+  std::vector<int64_t> labels;  // [N, K]; -1 for padding
+};
+
+// Makes the detections of picture n from its rows, without padding and non-finite rows. Boxes are
+// mapped to the picture's own pixels and clipped to it.
 //   size, resized: of the picture and of the resized picture
-Detections restore(float const* boxes, float const* scores, int64_t const* labels, size_t count,
-                   cv::Size size, cv::Size resized);
+Detections restore(Output const& output, size_t n, cv::Size size, cv::Size resized);
 
 // Suppresses detections that overlap a better one of the same class. Best first.
 Detections apply_nms(Detections detections, Nms const& nms);

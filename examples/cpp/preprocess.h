@@ -2,7 +2,6 @@
 // in float32, padded with zeros at the right and at the bottom.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <opencv2/core/mat.hpp>
 #include <optional>
@@ -32,19 +31,13 @@ struct InputSizes {
   // Returns the size to which a picture is resized. Its aspect ratio stays.
   cv::Size target_size(cv::Size picture) const;
 
-  // Returns the size of an input that holds pictures of these sizes.
-  cv::Size padded_size(std::vector<cv::Size> const& resized) const;
-};
-
-// R, G, B in 0..255. The input is (pixel - mean) / std.
-struct Normalisation {
-  std::array<float, 3> mean{}, std{};
+  // Returns the size of an input that holds resized pictures up to this height and this width.
+  cv::Size padded_size(cv::Size largest) const;
 };
 
 // The network's input, and the sizes that map its boxes back.
 struct Batch {
-  int count;         // N
-  int pictures = 0;  // the first rows are pictures; the others repeat the last picture
+  int count;  // N
   int height, width;
   std::vector<float> images;          // [N, 3, height, width], RGB
   std::vector<int64_t> image_shapes;  // [N, 2]: (height, width) of each resized picture
@@ -52,13 +45,9 @@ struct Batch {
   // Allocates N pictures of zeros.
   Batch(int count, cv::Size size);
 
-  size_t image_size() const { return size_t{3} * height * width; }
-
-  // Resizes a picture (8-bit BGR) to `size` and puts it into the upper left corner of the next row.
-  void add(cv::Mat const& picture, cv::Size size, Normalisation const& normalisation);
-
-  // Repeats the last picture up to N, for a network whose smallest batch is larger.
-  void fill();
+  // Resizes a picture (8-bit BGR) to `size` and puts it into the upper left corner of row n.
+  //   normalised: the input for each 8-bit value, [1, 256] of float32 BGR
+  void set(int n, cv::Mat const& picture, cv::Size size, cv::Mat const& normalised);
 };
 
 }  // namespace codetr

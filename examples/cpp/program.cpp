@@ -5,10 +5,8 @@
 #include <iostream>
 #include <opencv2/core/utils/logger.hpp>
 
-#include "draw.h"
-#include "errors.h"
+#include "files.h"
 #include "pictures.h"
-#include "recorded.h"
 #include "results.h"
 
 namespace codetr {
@@ -77,7 +75,7 @@ class Run {
   Run(Program const& program, Options const& options)
       : program_(program),
         options_(options),
-        metadata_(Metadata::load(options.metadata())),
+        metadata_(Metadata::load(fs::path(options.model).replace_extension(".json"))),
         nms_(choose_nms(program, options, metadata_)),
         sizes_(choose_sizes(program, options, metadata_.sizes)),
         pictures_(find_pictures(options.pictures)) {
@@ -87,7 +85,7 @@ class Run {
   int operator()(OpenNetwork const& open) {
     const std::unique_ptr<Network> network =
         options_.replay ? replay(*options_.replay) : open(options_, metadata_);
-    // With dynamic shapes the input depends on the pictures: each is alone by default, as in
+    // With dynamic shapes the input depends on the pictures: by default each is alone, as in
     // Python.
     const bool dynamic = metadata_.sizes.batch.dynamic() || metadata_.sizes.resizable();
     const int usual = dynamic ? 1 : metadata_.sizes.batch.max;
@@ -123,32 +121,35 @@ class Run {
   }
 
   void detect(Network& network, size_t start, size_t end) {
+    struct Loaded {
+      Picture const& file;
+      cv::Mat image;
+      cv::Size resized;
+    };
     last_ = std::chrono::steady_clock::now();
-    std::vector<cv::Mat> images;
-    std::vector<Picture> read;
-    std::vector<cv::Size> resized;
+    std::vector<Loaded> loaded;
+    cv::Size largest;
     for (size_t i = start; i < end; ++i) {
       const cv::Mat image = load_picture(pictures_[i].path);
       if (image.empty()) {
         leave_out(pictures_[i]);
         continue;
       }
-      images.push_back(image);
-      read.push_back(pictures_[i]);
-      resized.push_back(sizes_.target_size(image.size()));
+      const cv::Size resized = sizes_.target_size(image.size());
+      loaded.push_back({pictures_[i], image, resized});
+      largest = {std::max(largest.width, resized.width), std::max(largest.height, resized.height)};
     }
-    if (images.empty()) return;
     lap("read");
 
-    const cv::Size padded = sizes_.padded_size(resized);
     const auto most = static_cast<size_t>(sizes_.batch.max);
-    for (size_t first = 0; first < images.size(); first += most) {
-      const size_t last = std::min(first + most, images.size());
-      Batch batch(std::max(sizes_.batch.min, static_cast<int>(last - first)), padded);
-      for (size_t i = first; i < last; ++i) {
-        batch.add(images[i], resized[i], metadata_.normalisation);
+    for (size_t first = 0; first < loaded.size(); first += most) {
+      const size_t last = std::min(first + most, loaded.size());
+      Batch batch(std::max(sizes_.batch.min, static_cast<int>(last - first)),
+                  sizes_.padded_size(largest));
+      for (int n = 0; n < batch.count; ++n) {  // rows after the last picture repeat it
+        Loaded const& one = loaded[std::min(first + n, last - 1)];
+        batch.set(n, one.image, one.resized, metadata_.normalised);
       }
-      batch.fill();
       lap("preprocess");
 
       const Output output = network.run(batch);
@@ -157,16 +158,14 @@ class Run {
       ++runs_;
 
       for (size_t i = first; i < last; ++i) {
-        const size_t row = (i - first) * output.rows;
-        const Detections all =
-            restore(output.boxes.data() + 4 * row, output.scores.data() + row,
-                    output.labels.data() + row, output.rows, images[i].size(), resized[i]);
-        Found found{read[i].name, images[i].size(),
+        auto& [file, image, resized] = loaded[i];
+        const Detections all = restore(output, i - first, image.size(), resized);
+        Found found{file.name, image.size(),
                     select(apply_nms(all, nms_), options_.threshold, options_.top)};
         lap("postprocess");
         if (options_.out) {
-          draw_detections(images[i], found.detections, metadata_.class_names);
-          save_jpeg(images[i], *options_.out / read[i].output_name);
+          draw_detections(image, found.detections, metadata_.class_names);
+          save_jpeg(image, *options_.out / file.output_name);
         }
         lap("draw");
         results_.pictures.push_back(std::move(found));

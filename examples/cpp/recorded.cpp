@@ -1,9 +1,7 @@
-#include "recorded.h"
-
 #include <cstring>
 
-#include "errors.h"
 #include "files.h"
+#include "network.h"
 
 namespace codetr {
 namespace {
@@ -14,9 +12,8 @@ fs::path file_of(fs::path const& folder, char const* name, size_t run) {
   return folder / concat(name, "_", run, ".npy");
 }
 
-// A .npy file of version 1.0 begins with 8 bytes and the length of its header, which a line ends.
-constexpr size_t kPrefix = 10, kAlignment = 64;
-
+// A .npy file of version 1.0 begins with 10 bytes, the last two of which are the length of its
+// header, which a line ends.
 template <class Number>
 void save_npy(fs::path const& path, std::vector<size_t> const& shape,
               std::vector<Number> const& values) {
@@ -24,11 +21,8 @@ void save_npy(fs::path const& path, std::vector<size_t> const& shape,
                               sizeof(Number), "', 'fortran_order': False, 'shape': (");
   for (size_t side : shape) header += concat(side, ", ");
   header += "), }";
-  header.append(kAlignment - 1 - (kPrefix + header.size()) % kAlignment, ' ');
-  header += '\n';
-  std::string file("\x93NUMPY\x01\x00", 8);
-  file += {static_cast<char>(header.size() & 0xff), static_cast<char>(header.size() >> 8)};
-  file += header;
+  header.resize(117, ' ');
+  std::string file = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + '\n';
   file.append(reinterpret_cast<char const*>(values.data()), values.size() * sizeof(Number));
   write_file(path, file);
 }
@@ -37,7 +31,7 @@ void save_npy(fs::path const& path, std::vector<size_t> const& shape,
 template <class Number>
 std::vector<Number> load_npy(fs::path const& path) {
   const std::string file = read_file(path);
-  const size_t start = file.find('\n', kPrefix) + 1;
+  const size_t start = file.find('\n', 10) + 1;
   std::vector<Number> values((file.size() - start) / sizeof(Number));
   std::memcpy(values.data(), file.data() + start, values.size() * sizeof(Number));
   return values;

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "errors.h"
 #include "files.h"
 
 namespace codetr {

@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "arguments.h"
-#include "metadata.h"
-#include "network.h"
+#include "program.h"
 
 namespace codetr {
 

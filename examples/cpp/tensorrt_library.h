@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "errors.h"
+#include "files.h"
 
 namespace codetr {
 
