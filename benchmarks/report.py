@@ -128,13 +128,19 @@ def msda_tables(content: dict) -> str:
 
 
 def microseconds(row: dict | None) -> str:
-    """Returns the median of a row, and that with a warm cache if it was timed; or "failed"."""
+    """Returns the median, and in parentheses that with the inputs in the L2 cache if it was timed; or
+    "failed"."""
     if row is None:
         return ""
     if "failure" in row:
         return "failed"
-    warm = f" ({row['warm_timing']['median_ms'] * 1e3:.1f} warm)" if "warm_timing" in row else ""
-    return f"{row['timing']['median_ms'] * 1e3:.1f}{warm}"
+    warm = f" ({digits(row['warm_timing']['median_ms'] * 1e3)})" if "warm_timing" in row else ""
+    return digits(row["timing"]["median_ms"] * 1e3) + warm
+
+
+def digits(number: float) -> str:
+    """Returns a number with three significant digits, and larger numbers whole."""
+    return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
 
 
 def accuracy_table(content: dict) -> str:

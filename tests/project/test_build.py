@@ -98,13 +98,9 @@ def test_builds_without_cuda_for_the_cpu(tmp_path):
     build = tmp_path / "build"
     configure = ["cmake", "-S", str(REPOSITORY), "-B", str(build), "-DMSDA_CUDA=OFF"]
     configure.append(f"-DPython_EXECUTABLE={sys.executable}")
-    configured = subprocess.run(configure, capture_output=True, text=True)
-    assert configured.returncode == 0, configured.stderr
-    built = subprocess.run(
-        ["cmake", "--build", str(build), "--target", "msda_torch"], capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-
+    for command in (configure, ["cmake", "--build", str(build), "--target", "msda_torch"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
     code = """
 import torch, msda
 assert not msda.build_info().has_cuda

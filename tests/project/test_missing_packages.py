@@ -44,7 +44,6 @@ def folder(tmp_path) -> Path:
         ("scipy", ["train", "--init", "none", *DATASET], "train"),
         ("pycocotools", ["evaluate", *DATASET], "train"),
         ("onnx", ["surgeon", "model.onnx", "out"], "onnx"),
-        ("onnx", ["build", "model.onnx", "--out", "out", *SHAPE], "onnx"),
         ("polygraphy", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),
         ("tensorrt", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),
     ],

@@ -1,6 +1,7 @@
-"""Runs the commands and Python examples of README and docs, page by page, in the order that they stand there.
+"""Runs the commands and Python examples of README and docs, page by page, and users' work as whole scripts.
 
-A machine with a GPU also runs the blocks that are marked `gpu`.
+The blocks of a page run in the order that they stand there. A machine with a GPU also runs the blocks that
+are marked `gpu`. The scripts in `stories` check their own results.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from tests.project.doc_pages import PAGES, ROOT, Block, blocks
 
 SCENES = ROOT / "tests" / "scenes"
+STORIES = Path(__file__).parent / "stories"
 
 
 def runs(block: Block) -> bool:
@@ -73,13 +75,18 @@ FILES: dict[str, Callable[[Path], object]] = {
 """Makes the files of a user, by a text of the page that needs them."""
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in TESTED]
-)
-def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of this environment and the packages of this clone are found from any folder."""
     monkeypatch.chdir(tmp_path)
     for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", ROOT)):
         monkeypatch.setenv(name, os.pathsep.join([str(first), os.environ.get(name, "")]))
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in TESTED]
+)
+def test_page(page: str, tmp_path: Path) -> None:
     chosen = [block for block in blocks(page) if runs(block)]
     code = "".join(block.code for block in chosen)
     for text, make in FILES.items():
@@ -89,16 +96,26 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if block.language == "python":
             exec(compile(block.code, page, "exec"), {})
         else:
-            run_bash(block.code)
+            run("bash", "-euo", "pipefail", "-c", block.code)
 
 
-def run_bash(code: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "packages"),
+    [
+        ("coco.sh", ("onnx", "onnxscript", "onnxruntime", "pycocotools", "scipy")),
+        ("onnx.sh", ("onnx", "onnxscript", "onnxruntime", "transformers")),
+        ("research.py", ()),
+    ],
+)
+def test_story(script: str, packages: tuple[str, ...], tmp_path: Path) -> None:
+    for package in packages:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    run(sys.executable if script.endswith(".py") else "bash", STORIES / script, tmp_path / "work")
+
+
+def run(*command: str | Path) -> None:
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False
     )
-    assert done.returncode == 0, f"{code}\n{done.stdout}"
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"

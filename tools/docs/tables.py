@@ -12,8 +12,11 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+
+from benchmarks.report import digits, microseconds, table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -58,20 +61,17 @@ ZOO = {
 }
 
 
+@cache
 def read(name: str) -> dict:
     """A result file of benchmarks/results."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def digits(number: float) -> str:
-    """A number with three significant digits, larger ones whole."""
-    return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; every column but the first is aligned to the right."""
-    ruler = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ruler, *rows))
+def rows_table(name: str, columns: Mapping[str, Callable[[dict], str]], order: Callable | None = None) -> str:
+    """A Markdown table of a result file: a line for each row, in `order` if it is given."""
+    rows = sorted(read(name)["results"], key=order) if order else read(name)["results"]
+    cells = [[column(row) for column in columns.values()] for row in rows]
+    return table(list(columns), cells) + source(name)
 
 
 def source(*names: str) -> str:
@@ -97,14 +97,6 @@ def operator_times(name: str) -> dict[tuple, dict]:
     }
 
 
-def microseconds(row: dict | None) -> str:
-    """The median; in parentheses the median with the inputs in L2, where both were timed."""
-    if row is None:
-        return ""
-    warm = f" ({digits(row['warm_timing']['median_ms'] * 1e3)})" if "warm_timing" in row else ""
-    return digits(row["timing"]["median_ms"] * 1e3) + warm
-
-
 def milliseconds(row: dict) -> str:
     return digits(row["timing"]["median_ms"])
 
@@ -116,35 +108,30 @@ def variants(name: str) -> dict[tuple[str, str], dict]:
 
 def summary() -> str:
     operator = operator_times(OPERATOR)
-    forward = {
-        method: operator[ENCODER, method, "fp16", "near"] for method in METHODS if "compile" not in method
-    }
     detectors = {name: variants(file) for name, file in DETECTORS.items()}
     zoo = {row["model"]: row for row in read(SURGERY)["results"]}
     step = {row["attention"]: row for row in read(TRAINING)["results"] if row["model"] == "co_dino_r50"}
-
-    def row(what: str, ours: dict, baseline: str, theirs: dict, unit: str = "ms") -> list[str]:
-        times = [part["timing"]["median_ms"] for part in (ours, theirs)]
-        shown = [digits(time * 1e3 if unit == "µs" else time) for time in times]
-        return [
-            what,
-            f"{shown[0]} {unit}",
-            f"{baseline}: {shown[1]} {unit}",
-            f"{times[1] / times[0]:.1f} times",
-        ]
-
-    fused = forward["fused_attention"]
-    rows = [
-        row("operator, encoder layer", fused, "NVIDIA's plugin", forward["nvidia_plugin"], "µs"),
-        row("operator, encoder layer", fused, "`grid_sample`", forward["reference"], "µs"),
+    fused, nvidia, reference = (
+        operator[ENCODER, method, "fp16", "near"]
+        for method in ("fused_attention", "nvidia_plugin", "reference")
+    )
+    pairs = [
+        ("operator, encoder layer", fused, "NVIDIA's plugin", nvidia),
+        ("operator, encoder layer", fused, "`grid_sample`", reference),
     ]
     for name, found in detectors.items():
         engine, torch = found["TensorRT engine", "fp16"], found["torch CUDA graph", "fp16"]
-        rows.append(row(f"Co-DINO {name} in TensorRT", engine, "PyTorch, CUDA graph", torch))
+        pairs.append((f"Co-DINO {name} in TensorRT", engine, "PyTorch, CUDA graph", torch))
     for model in ("deformable_detr", "grounding_dino"):
         found = zoo[model]
-        rows.append(row(f"{ZOO[model]} after surgery", found["rewritten"], "as exported", found["original"]))
-    rows.append(row("training step of Co-DINO R50", step["kernels"], "`grid_sample`", step["grid_sample"]))
+        pairs.append((f"{ZOO[model]} after surgery", found["rewritten"], "as exported", found["original"]))
+    pairs.append(("training step of Co-DINO R50", step["kernels"], "`grid_sample`", step["grid_sample"]))
+    rows = []
+    for what, ours, baseline, theirs in pairs:
+        times = [part["timing"]["median_ms"] for part in (ours, theirs)]
+        factor, unit = (1e3, "µs") if what.startswith("operator") else (1, "ms")
+        own, other = (f"{digits(time * factor)} {unit}" for time in times)
+        rows.append([what, own, f"{baseline}: {other}", f"{times[1] / times[0]:.1f} times"])
     head = ["fp16 (training: bf16), 768x1152 or published size", "this project", "instead of", "faster"]
     return table(head, rows) + source(OPERATOR, *DETECTORS.values(), SURGERY, TRAINING)
 
@@ -181,10 +168,9 @@ def operator_sizes() -> str:
     rows = []
     for problem in problems:
         near, uniform = (times[problem, "fused_attention", "fp16", spread] for spread in ("near", "uniform"))
-        sizes = near["problem"]
         size = problem.removeprefix("codino_encoder_").removesuffix("_batch8")
-        cells = f"{sizes['num_queries']:,}"
-        rows.append([size, str(sizes["batch"]), cells, microseconds(near), microseconds(uniform)])
+        batch, queries = near["problem"]["batch"], f"{near['problem']['num_queries']:,}"
+        rows.append([size, str(batch), queries, microseconds(near), microseconds(uniform)])
     head = ["image", "batch", "queries", "near the reference points, µs", "anywhere, µs"]
     return table(head, rows) + source(OPERATOR)
 
@@ -238,12 +224,11 @@ def engines() -> str:
     rows = []
     for label, name in names.items():
         for row in read(name)["results"]:
+            path = "ONNX" if "onnx" in row["variant"] else "dynamo"
             size = "x".join(map(str, row["inputs"]["images"][2:]))
             build = "" if row["build_seconds"] is None else f"{row['build_seconds']:.0f}"
-            path = "ONNX" if "onnx" in row["variant"] else "dynamo"
-            rows.append(
-                [label.strip(), path, size, milliseconds(row), build, f"{row['engine_bytes'] / 2**20:.0f}"]
-            )
+            megabytes = f"{row['engine_bytes'] / 2**20:.0f}"
+            rows.append([label.strip(), path, size, milliseconds(row), build, megabytes])
     head = ["fp16 engine", "path", "timed at", "ms", "build, s", "MiB"]
     return table(head, rows) + source(*names.values())
 
@@ -260,56 +245,50 @@ def sizes() -> str:
 
 
 def repeats() -> str:
-    rows = [
-        [
-            f"{row['model']}, {row['precision']}, {row['height']}x{row['width']}",
-            str(row["runs"]),
-            str(row["different"]),
-            f"{row['matches']} of {row['detections']}",
-        ]
-        for row in read(REPEATS)["results"]
-    ]
-    head = ["engine", "runs", "runs with other bits", "detections that match in the worst run"]
-    return table(head, rows) + source(REPEATS)
+    columns = {
+        "engine": lambda row: f"{row['model']}, {row['precision']}, {row['height']}x{row['width']}",
+        "runs": lambda row: str(row["runs"]),
+        "runs with other bits": lambda row: str(row["different"]),
+        "detections that match in the worst run": lambda row: f"{row['matches']} of {row['detections']}",
+    }
+    return rows_table(REPEATS, columns)
 
 
 def accuracy() -> str:
     paths = {"fp32": "dynamo path", "fp16": "dynamo path", "onnx_fp16": "ONNX path", "bf16": "ONNX path"}
-    rows = []
-    for row in read(ACCURACY)["results"]:
-        torch = row["backend"] == "PyTorch"
-        name = (
-            f"PyTorch {row['precision']}"
-            if torch
-            else f"TensorRT {row['precision']}, {paths[row['variant']]}"
-        )
-        metrics, first = row["metrics"], not rows
-        rows.append(
-            [
-                name,
-                *(f"{metrics[key]:.4f}" for key in ("ap", "ap50", "ap75")),
-                "" if first else f"{row['ap_difference']:+.4f}",
-                "" if first else f"{row['agreement']['share']:.2%}",
-                milliseconds(row),
-            ]
-        )
-    head = ["co_dino_demo, 640x640", "AP", "AP50", "AP75", "AP difference", "detections that agree", "ms"]
-    return table(head, rows) + source(ACCURACY)
+    reference = read(ACCURACY)["results"][0]
+
+    def name(row: dict) -> str:
+        if row["backend"] == "PyTorch":
+            return f"PyTorch {row['precision']}"
+        return f"TensorRT {row['precision']}, {paths[row['variant']]}"
+
+    def compared(text: Callable[[dict], str]) -> Callable[[dict], str]:
+        return lambda row: "" if row is reference else text(row)
+
+    columns = {
+        "co_dino_demo, 640x640": name,
+        "AP": lambda row: f"{row['metrics']['ap']:.4f}",
+        "AP50": lambda row: f"{row['metrics']['ap50']:.4f}",
+        "AP75": lambda row: f"{row['metrics']['ap75']:.4f}",
+        "AP difference": compared(lambda row: f"{row['ap_difference']:+.4f}"),
+        "detections that agree": compared(lambda row: f"{row['agreement']['share']:.2%}"),
+        "ms": milliseconds,
+    }
+    return rows_table(ACCURACY, columns)
 
 
 def training() -> str:
-    rows = [
-        [
-            f"{row['model']}, {row['batch']} images of {row['height']}x{row['width']}",
-            "MSDA kernels" if row["attention"] == "kernels" else "`grid_sample`",
-            milliseconds(row),
-            digits(row["images_per_second"]),
-            digits(row["peak_memory_bytes"] / 2**30),
-        ]
-        for row in read(TRAINING)["results"]
-    ]
-    head = ["training step, bf16 autocast", "attention", "ms", "images/s", "GiB"]
-    return table(head, rows) + source(TRAINING)
+    columns = {
+        "training step, bf16 autocast": lambda row: (
+            f"{row['model']}, {row['batch']} images of {row['height']}x{row['width']}"
+        ),
+        "attention": lambda row: "MSDA kernels" if row["attention"] == "kernels" else "`grid_sample`",
+        "ms": milliseconds,
+        "images/s": lambda row: digits(row["images_per_second"]),
+        "GiB": lambda row: digits(row["peak_memory_bytes"] / 2**30),
+    }
+    return rows_table(TRAINING, columns)
 
 
 def demo_training() -> str:
@@ -326,22 +305,16 @@ def demo_training() -> str:
 
 
 def surgery() -> str:
-    rows = []
-    for row in sorted(read(SURGERY)["results"], key=speedup, reverse=True):
-        before, after = row["original"], row["rewritten"]
-        rows.append(
-            [
-                f"{ZOO[row['model']]}, {row['configuration'].split(', ')[-1]}",
-                str(row["replaced"]),
-                milliseconds(before),
-                milliseconds(after),
-                f"{speedup(row):.{2 if speedup(row) < 2 else 1}f}",
-                f"{before['build_seconds']:.0f}",
-                f"{after['build_seconds']:.0f}",
-            ]
-        )
-    head = ["fp16, batch 1", "nodes replaced", "as exported, ms", "after, ms", "times faster"]
-    return table([*head, "build as exported, s", "build after, s"], rows) + source(SURGERY)
+    columns = {
+        "fp16, batch 1": lambda row: f"{ZOO[row['model']]}, {row['configuration'].split(', ')[-1]}",
+        "nodes replaced": lambda row: str(row["replaced"]),
+        "as exported, ms": lambda row: milliseconds(row["original"]),
+        "after, ms": lambda row: milliseconds(row["rewritten"]),
+        "times faster": lambda row: f"{speedup(row):.{2 if speedup(row) < 2 else 1}f}",
+        "build as exported, s": lambda row: f"{row['original']['build_seconds']:.0f}",
+        "build after, s": lambda row: f"{row['rewritten']['build_seconds']:.0f}",
+    }
+    return rows_table(SURGERY, columns, lambda row: -speedup(row))
 
 
 def speedup(row: dict) -> float:
