@@ -128,7 +128,7 @@ def inspect(
     parts += ["", text_report.times_line(measured, found)] if measured and found.layers else []
     if table and found.layers:
         parts += ["", text_report.layers_table(found.layers)]
-    elif found.time_ms is not None:
+    elif found.time_ms:
         parts += ["", text_report.slowest_table(found, SLOWEST)]
     console = text_report.make_console()
     for part in parts:
@@ -182,14 +182,13 @@ def _metadata(engine: Path) -> ArtifactMetadata | None:
 
 def _layers_content(layers: Sequence[Layer]) -> dict[str, Any]:
     """Returns the layers and their kinds for JSON."""
-    kinds = {}
+    timed = engine_layers.total_ms(layers) > 0
+    kinds, rows = {}, []
     for kind, members in engine_layers.layers_by_kind(layers).items():
-        time = engine_layers.total_ms(members)
-        kinds[kind] = {"layers": len(members), **({} if time is None else {"ms": time})}
-    rows = [
-        dataclasses.asdict(layer) | {"kind": layer.kind, "module": ".".join(layer.origin.path)}
-        for layer in layers
-    ]
+        kinds[kind] = {"layers": len(members)} | ({"ms": engine_layers.total_ms(members)} if timed else {})
+    for layer in layers:
+        told = {"kind": layer.kind, "module": ".".join(layer.origin.path)}
+        rows.append(dataclasses.asdict(layer) | told | {"time_ms": layer.time_ms if timed else None})
     return {"kinds": kinds, "layers": rows}
 
 

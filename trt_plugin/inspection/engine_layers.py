@@ -72,7 +72,7 @@ class Layer:
         nodes: names of the model's nodes in it.
         weights_bytes: size of its constants and of the weights that the inspector lists with it.
         attributes: the inspector's other entries.
-        time_ms: GPU time in milliseconds; None if it was not measured.
+        time_ms: GPU time in milliseconds; 0 if it was not measured.
         constants: inputs that no layer computes, such as weights.
         index: its position in execution order.
     """
@@ -85,7 +85,7 @@ class Layer:
     nodes: tuple[str, ...] = ()
     weights_bytes: int = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    time_ms: float | None = None
+    time_ms: float = 0.0
     constants: tuple[LayerTensor, ...] = ()
     index: int = 0
 
@@ -113,10 +113,9 @@ class Layer:
         return f"{module_names.path_text(self.origin.path)}: {self.title}"
 
 
-def total_ms(layers: Sequence[Layer]) -> float | None:
-    """Returns the sum of the layers' times in milliseconds, None if no layer was timed."""
-    times = [layer.time_ms for layer in layers if layer.time_ms is not None]
-    return sum(times) if times else None
+def total_ms(layers: Sequence[Layer]) -> float:
+    """Returns the sum of the layers' times in milliseconds."""
+    return sum(layer.time_ms for layer in layers)
 
 
 def layers_by_kind(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
@@ -151,13 +150,13 @@ class LayerList:
         return next((name for name in _FLOATS if name in found), None)
 
     @property
-    def time_ms(self) -> float | None:
-        """Sum of the layers' times in milliseconds, None if no layer was timed."""
+    def time_ms(self) -> float:
+        """Sum of the layers' times in milliseconds; 0 if they were not measured."""
         return total_ms(self.layers)
 
     def slowest(self, most: int) -> list[Layer]:
         """Returns the layers that take longest, the slowest first."""
-        return sorted(self.layers, key=lambda layer: -(layer.time_ms or 0.0))[:most]
+        return sorted(self.layers, key=lambda layer: -layer.time_ms)[:most]
 
     def with_times(self, times: Mapping[str, float]) -> LayerList:
         """Returns the layers with times, milliseconds by the layer's name.
@@ -171,7 +170,7 @@ class LayerList:
                 f"the times belong to another engine: it has no layers of {len(unknown)} of {len(times)} "
                 f"names{f', such as {min(unknown)}' if unknown else ''}"
             )
-        return replace(self, layers=tuple(replace(x, time_ms=times.get(x.name)) for x in self.layers))
+        return replace(self, layers=tuple(replace(x, time_ms=times.get(x.name, 0.0)) for x in self.layers))
 
 
 def read_file(path: Path) -> LayerList:

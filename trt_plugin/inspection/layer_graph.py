@@ -42,7 +42,7 @@ def write_graph(path: Path, layers: LayerList, title: str) -> None:
     """
     blocks = join_equal(blocks_of(layers.layers))
     starts = [index == 0 or blocks[index - 1].part != block.part for index, block in enumerate(blocks)]
-    longest = max(layer.time_ms or 0.0 for layer in layers.layers)
+    longest = max(layer.time_ms for layer in layers.layers)
     # From left to right, a rank is a column.
     graph = graphviz.Digraph(graph_attr={"rankdir": "LR", "ranksep": "0.9", "nodesep": "0.3", "dpi": "96"})
     graph.attr("graph", splines="ortho", fontname="Helvetica", fontsize="11", labelloc="t", labeljust="l")
@@ -104,7 +104,7 @@ def edges_of(blocks: Sequence[LayerBlock]) -> dict[tuple[int, int], dict[str, in
 def _describe(layer: Layer) -> str:
     """Returns all that is known of a layer, in lines."""
     lines = [layer.name, f"{layer.kind} ({layer.type})"]
-    lines += [] if layer.time_ms is None else [f"{format_ms(layer.time_ms)} ms"]
+    lines += [f"{format_ms(layer.time_ms)} ms"] if layer.time_ms else []
     lines += [f"in   {tensor.name}: {tensor}" for tensor in layer.inputs]
     lines += [f"out  {tensor.name}: {tensor}" for tensor in layer.outputs]
     lines += [f"weights: {format_bytes(layer.weights_bytes)}"] if layer.weights_bytes else []
@@ -120,7 +120,7 @@ def _title_table(layers: LayerList, title: str) -> str:
     facts += f", {format_ms(time)} ms in all, a bar for each layer's time" if time else ""
     legend = ""
     for kind, members in layers_by_kind(layers.layers).items():
-        ms = f" {format_ms(total_ms(members) or 0.0)} ms" if time else ""
+        ms = f" {format_ms(total_ms(members))} ms" if time else ""
         legend += _cell(bgcolor=KIND_COLOURS[kind], width=12) + _cell(f"{kind}{ms}    ")
     return _table(
         _cell(title, font=18, bold=True, colspan=14, align="LEFT"),
@@ -137,14 +137,14 @@ def _part_heading(blocks: Sequence[LayerBlock], total: int) -> str:
     layers = [layer for block in members for layer in block.all_layers]
     name = part or ("all of it" if len(members) == total else "between the parts")
     facts, time = count(len(layers), "layer"), total_ms(layers)
-    facts += "" if time is None else f", {format_ms(time)} ms"
+    facts += f", {format_ms(time)} ms" if time else ""
     return _cell(name, font=14, bold=True, align="LEFT") + _cell(facts, color=GREY, align="RIGHT")
 
 
 def _block_table(block: LayerBlock, longest: float, heading: str) -> str:
     times, time = len(block.paths), block.time_ms
     facts = f"{times} x " if times > 1 else ""
-    facts += count(len(block.layers), "layer") if time is None else f"{format_ms(time / times)} ms"
+    facts += f"{format_ms(time / times)} ms" if time else count(len(block.layers), "layer")
     title = _cell(shorten(block.title, 48), bold=True, colspan=2, align="LEFT") + _cell(facts, align="RIGHT")
     body = [_row_cells(layer, block, longest) for layer in block.layers]
     frame = {"border": 1, "color": FRAME, "cellspacing": 1, "cellpadding": 1}
@@ -154,11 +154,11 @@ def _block_table(block: LayerBlock, longest: float, heading: str) -> str:
 
 def _row_cells(layer: Layer, block: LayerBlock, longest: float) -> str:
     label = ".".join((*layer.origin.path[len(block.paths[0]) :], layer.title))
-    share, colour = ((layer.time_ms or 0.0) / longest if longest else 0.0), KIND_COLOURS[layer.kind]
+    share, colour = (layer.time_ms / longest if longest else 0.0), KIND_COLOURS[layer.kind]
     # Opaque to 42 %. Graphviz draws a share of 0 as a half.
     bar = f"{colour}6b;{max(share, 0.001):.3f}:#ffffff" if share else "#ffffff"
     facts = [str(layer.outputs[0])] if layer.outputs else []
-    facts += [format_ms(layer.time_ms or 0.0)] if longest else []
+    facts += [format_ms(layer.time_ms)] if longest else []
     # Graphviz writes a tooltip only for cells with a link.
     tip = {"href": "#", "tooltip": _describe(layer)}
     return (

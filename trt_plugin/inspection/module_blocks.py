@@ -48,8 +48,8 @@ class LayerBlock:
         return self.paths[0][0] if self.paths[0] else ""
 
     @property
-    def time_ms(self) -> float | None:
-        """Sum of all layers' times. None if no layer was timed."""
+    def time_ms(self) -> float:
+        """Sum of all layers' times."""
         return total_ms(self.all_layers)
 
     @property

@@ -92,7 +92,7 @@ def kinds_table(layers: LayerList) -> Table:
     for kind, members in layers_by_kind(layers.layers).items():
         row = [kind, str(len(members))]
         if total:
-            time = total_ms(members) or 0.0
+            time = total_ms(members)
             bar = Text("█" * round(BAR * time / total), style=KIND_COLOURS[kind])
             row += [format_ms(time), f"{time / total:.1%}", bar]
         table.add_row(*row)
@@ -104,7 +104,7 @@ def times_line(times: EngineTimes, layers: LayerList) -> str:
     how = "CUDA graph" if times.cuda_graph else "no CUDA graph"
     return (
         f"GPU time of a run: {format_ms(times.gpu_ms)} ms ({how}, median of {len(times.samples_ms)}); "
-        f"sum of the layers, which wait for each other when profiled: {format_ms(layers.time_ms or 0.0)} ms"
+        f"sum of the layers, which wait for each other when profiled: {format_ms(layers.time_ms)} ms"
     )
 
 
@@ -112,11 +112,10 @@ def slowest_table(layers: LayerList, most: int) -> Table:
     """The layers that take longest, with their module and operators."""
     ordered = layers.slowest(most)
     head = f"the {len(ordered)} slowest layers: module and operators"
-    table, total = _table(">ms", ">share", "kind", head, "output"), layers.time_ms or 1.0
+    table = _table(">ms", ">share", "kind", head, "output")
     for layer in ordered:
-        time = layer.time_ms or 0.0
-        output = str(layer.outputs[0]) if layer.outputs else ""
-        table.add_row(format_ms(time), f"{time / total:.1%}", layer.kind, layer.place, output)
+        share = f"{layer.time_ms / layers.time_ms:.1%}"
+        table.add_row(format_ms(layer.time_ms), share, layer.kind, layer.place, _tensors(layer.outputs[:1]))
     return table
 
 
@@ -132,7 +131,7 @@ def layers_table(layers: Iterable[Layer]) -> Table:
             _tensors(layer.inputs),
             _tensors(layer.outputs),
             format_bytes(layer.weights_bytes) if layer.weights_bytes else "",
-            "" if layer.time_ms is None else format_ms(layer.time_ms),
+            format_ms(layer.time_ms) if layer.time_ms else "",
             layer.tactic,
             path_text(layer.origin.path),
             layer.name,

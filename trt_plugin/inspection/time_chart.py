@@ -35,7 +35,7 @@ def write_chart(path: Path, layers: LayerList, title: str, gpu_ms: float | None 
         title: title of the picture.
         gpu_ms: GPU time of a whole run, in milliseconds.
     """
-    total = layers.time_ms or 0.0
+    total = layers.time_ms
     below = f"sum of the layers {format_ms(total)} ms"
     if gpu_ms is not None:
         below = f"a run takes {format_ms(gpu_ms)} ms; {below}, which wait for each other when profiled"
@@ -59,17 +59,16 @@ def write_chart(path: Path, layers: LayerList, title: str, gpu_ms: float | None 
 
 
 def _draw_bars(axis: matplotlib.axes.Axes, bars: Sequence[Bar], total: float) -> None:
-    longest = max(total_ms(layers) or 0.0 for _, layers in bars)
+    longest = max(total_ms(layers) for _, layers in bars)
     for row, (_, layers) in enumerate(bars):
         left = 0.0
         for kind, members in layers_by_kind(layers).items():
-            time = total_ms(members) or 0.0
+            time = total_ms(members)
             axis.barh(row, time, left=left, height=0.75, color=KIND_COLOURS[kind])
-            if time < (total_ms(layers) or 0.0) and time > 0.06 * longest:
+            if time < total_ms(layers) and time > 0.06 * longest:
                 axis.text(left + time / 2, row, format_ms(time), ha="center", va="center", color="w", size=7)
             left += time
-        share = f" ({left / total:.1%})" if total else ""
-        axis.text(left + longest / 100, row, f"{format_ms(left)} ms{share}", va="center")
+        axis.text(left + longest / 100, row, f"{format_ms(left)} ms ({left / total:.1%})", va="center")
     axis.set_yticks(range(len(bars)), [shorten(name, LABEL) for name, _ in bars])
     axis.set_xlim(0, 1.2 * longest)
     axis.set_ylim(len(bars) - 0.5, -0.5)
@@ -83,7 +82,7 @@ def _by_part(layers: Sequence[Layer]) -> list[Bar]:
     parts: dict[str, list[Layer]] = {}
     for layer in layers:
         parts.setdefault(layer.origin.path[0] if layer.origin.path else "between the parts", []).append(layer)
-    large = sorted(parts, key=lambda part: -(total_ms(parts[part]) or 0.0))[:PARTS]
+    large = sorted(parts, key=lambda part: -total_ms(parts[part]))[:PARTS]
     others = [layer for part, members in parts.items() if part not in large for layer in members]
     shown = [(part, members) for part, members in parts.items() if part in large]
     return [*shown, ("others", others)] if others else shown
