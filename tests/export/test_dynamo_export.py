@@ -50,24 +50,6 @@ def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "nope"}, "model 'nope': expected one of"),
-        ({"weights": "nowhere.pth"}, "--weights: expected a file, a URL, or one of"),
-        ({"width": 0}, 'Invalid value "0" for --width'),
-        ({"out": "/proc/out"}, "--out: expected a folder to write, got /proc/out"),
-    ],
-    ids=str,
-)
-def test_command_errors_leave_nothing(weights, tmp_path, capsys, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments(weights, tmp_path / "out", **({"device": "cpu"} | options))) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m dynamo_path.export: error: ") and message in line
-    assert not list(tmp_path.iterdir())
-
-
 def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):
     """The export ends before it loads the model."""
     monkeypatch.setitem(sys.modules, "torch_tensorrt", None)

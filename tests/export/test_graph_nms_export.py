@@ -14,6 +14,7 @@ import trt_plugin
 from codetr.cli import main as codetr_main
 from codetr.detector.postprocess import apply_nms, apply_nms_to_batch
 from codetr.errors import UsageError
+from codetr.evaluation import LiveModel
 from codetr.export.box_agreement import compare_detections
 from tests.golden_models import GOLDEN, arguments, load_golden, save_weights
 
@@ -30,18 +31,15 @@ def weights(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def exported(weights, tmp_path_factory) -> dict[str, Path]:
-    """The files of the command on the CPU, with and without --nms."""
+def exported(weights, tmp_path_factory) -> Path:
+    """The folder that the command wrote on the CPU."""
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     from onnx_path.export import main
 
-    folders = {}
-    for nms in ("hard", "none"):
-        folders[nms] = tmp_path_factory.mktemp(nms)
-        options = {"device": "cpu", "batch": 2, "nms": nms}
-        given = ["--nms-iou", str(IOU)] if nms == "hard" else []
-        assert main([*arguments(weights, folders[nms], NAME, **options), *given]) == 0
-    return folders
+    folder = tmp_path_factory.mktemp("exported")
+    options = {"device": "cpu", "batch": 2, "nms": "hard", "nms-iou": IOU}
+    assert main(arguments(weights, folder, NAME, **options)) == 0
+    return folder
 
 
 def test_exported_file_gives_final_detections(exported):
@@ -50,7 +48,7 @@ def test_exported_file_gives_final_detections(exported):
     inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
     with torch.no_grad():
         detections = tuple(output.numpy() for output in model(*inputs))
-    session = ort.InferenceSession(exported["hard"] / "model.onnx", providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(exported / "model.onnx", providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == list(OUTPUTS)
     found = session.run(None, {"images": inputs[0].numpy(), "image_shapes": inputs[1].numpy()})
     expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=IOU)
@@ -63,27 +61,22 @@ def test_exported_file_gives_final_detections(exported):
 
 
 def test_metadata(exported):
-    inside, plain = (metadata_of(exported[nms]) for nms in ("hard", "none"))
-    assert inside.nms_in_graph and not plain.nms_in_graph
-    assert (inside.nms["method"], inside.nms["iou_threshold"]) == ("hard", IOU)
-    assert plain.nms == dataclasses.asdict(codetr.load_config(GOLDEN / f"{NAME}.json").nms)
-    assert [tensor["name"] for tensor in plain.outputs] == list(OUTPUTS[:3])
-    assert inside.outputs == [*plain.outputs, {"name": "num_detections", "shape": [2], "dtype": "int64"}]
-
-
-def metadata_of(folder: Path) -> trt_plugin.ArtifactMetadata:
-    return trt_plugin.ArtifactMetadata.load(folder / "model.json")
+    metadata = trt_plugin.ArtifactMetadata.load(exported / "model.json")
+    assert metadata.nms_in_graph
+    assert (metadata.nms["method"], metadata.nms["iou_threshold"]) == ("hard", IOU)
+    assert [tensor["name"] for tensor in metadata.outputs] == list(OUTPUTS)
+    assert metadata.outputs[3] == {"name": "num_detections", "shape": [2], "dtype": "int64"}
 
 
 def test_detector_suppresses_once(exported):
-    """Both files give the same detections, one by its graph and one by post-processing, without padding."""
+    """The file's detections, without padding, are PyTorch's after the same suppression."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    found = {}
-    for nms, options in (("hard", {}), ("none", {"nms": "hard", "nms_iou": IOU})):
-        file = exported[nms] / "model.onnx"
-        with codetr.Detector(backend="onnxruntime", onnx=file, device="cpu") as detector:
-            (found[nms],) = detector.detect([PHOTO], threshold=0.0, **options)
-    inside, outside = found["hard"], found["none"]
+    model = load_golden(NAME)[0].eval()
+    in_pytorch = codetr.Detector(backend=LiveModel(model, model.config, "cpu", height=128, width=96))
+    file = exported / "model.onnx"
+    with codetr.Detector(backend="onnxruntime", onnx=file, device="cpu") as detector:
+        (inside,) = detector.detect([PHOTO], threshold=0.0)
+    (outside,) = in_pytorch.detect([PHOTO], threshold=0.0, nms="hard", nms_iou=IOU)
     assert 0 < len(inside) == len(outside) < 30
     np.testing.assert_array_equal(inside.labels, outside.labels)
     np.testing.assert_allclose(inside.scores, outside.scores, atol=1e-6)
@@ -93,7 +86,7 @@ def test_detector_suppresses_once(exported):
 @pytest.mark.parametrize(("name", "value"), [("nms", "soft"), ("nms", "none"), ("nms_iou", 0.5)])
 def test_suppression_in_the_graph_excludes_options(exported, tmp_path, capsys, name, value):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    file = exported["hard"] / "model.onnx"
+    file = exported / "model.onnx"
     detector = codetr.Detector(backend="onnxruntime", onnx=file, device="cpu")
     with detector, pytest.raises(ValueError, match=f"^{name}: expected none, .*, got {value!r}"):
         detector.detect([PHOTO], **{name: value})
@@ -142,13 +135,16 @@ def test_accuracy_applies_the_suppression_of_a_file_to_all(exported, tmp_path):
     pytest.importorskip("pycocotools", reason="pycocotools is not installed")
     from benchmarks import accuracy
 
-    plain, inside = ((nms, exported[nms] / "model.onnx") for nms in ("none", "hard"))
+    metadata = trt_plugin.ArtifactMetadata.load(exported / "model.json")
+    others = {"plain": {"nms_in_graph": False}, "other": {"nms": {**metadata.nms, "iou_threshold": 0.7}}}
+    for name, change in others.items():
+        dataclasses.replace(metadata, **change).save(tmp_path / f"{name}.json")
+    plain, other = ((name, tmp_path / f"{name}.onnx") for name in others)
+    inside = "hard", exported / "model.onnx"
     assert accuracy.shared_nms([plain, inside]) == {"nms": "hard", "nms_iou": IOU}
     assert accuracy.shared_nms([plain]) == {}
-    metadata = metadata_of(exported["hard"])
-    dataclasses.replace(metadata, nms={**metadata.nms, "iou_threshold": 0.7}).save(tmp_path / "model.json")
     with pytest.raises(UsageError, match=r"expected the suppression of --hard.*0\.7"):
-        accuracy.shared_nms([inside, ("other", tmp_path / "model.onnx")])
+        accuracy.shared_nms([inside, other])
 
 
 @pytest.mark.gpu

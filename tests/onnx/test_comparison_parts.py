@@ -19,7 +19,6 @@ from onnx_path.comparison.input_arrays import GivenArray, choose_shapes, read_in
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.comparison.tensor_errors import TensorError, Tolerance
 from onnx_path.optimization_profiles import OnnxInput, inputs_of
-from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.verify.random_inputs import random_inputs
 from tests.onnx.build_fixtures import attention_file
@@ -170,13 +169,6 @@ def test_bodies_that_a_file_lacks_are_put_in(tmp_path):
     nvidia.graph.output[0].CopyFrom(helper.make_tensor_value_info("output", 1, None))
     found = OnnxruntimeReference(nvidia, tmp_path, inputs)()["output"]
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)
-
-
-def test_bodies_need_an_opset(tmp_path):
-    model = onnx.load(attention_file(tmp_path / "attention.onnx", bodies=False))
-    model.opset_import[0].version = 13
-    with pytest.raises(onnx_session.CannotRun, match=r"no function bodies, .* got 13"):
-        OnnxruntimeReference(model, tmp_path, {})
 
 
 def test_reference_gives_marks_beside_outputs_and_forgets_them(tmp_path):

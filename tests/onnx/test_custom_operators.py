@@ -96,14 +96,6 @@ def test_our_library_is_loaded_if_the_file_needs_it(tensorrt, tmp_path, monkeypa
     assert build.check_machine([library, library], model) == [library]
 
 
-def test_a_missing_plugin_library_is_named(tensorrt, no_gpu, tmp_path, capsys, monkeypatch):
-    library = tmp_path / "nowhere.so"
-    monkeypatch.setenv("MSDA_TRT_PLUGIN", str(library))
-    path = attention_file(tmp_path / "attention.onnx")
-    line = refuse(capsys, tmp_path, path, "--out", tmp_path, status=1)
-    assert str(library) in line and "$MSDA_TRT_PLUGIN" in line
-
-
 def test_tensorrt_is_imported_after_the_file_is_checked(model, tmp_path):
     """The profile is the last check of the file."""
     code = (

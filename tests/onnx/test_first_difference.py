@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 from onnx import helper
 
-from onnx_path import tensorrt_engine
 from onnx_path.comparison.comparable_tensors import ComparableTensors, names_of
-from onnx_path.comparison.first_difference import (
-    FirstDifference,
-    SearchOutcome,
-    first_difference,
-)
-from onnx_path.comparison.marked_engines import MarkedEngines
-from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
-from onnx_path.comparison.tensor_errors import TensorError, Tolerance
-from tests.onnx.comparison_fixtures import LAYERS, network
-
-pytest_plugins = ("tests.onnx.comparison_fixtures",)
-
-TOLERANCE = Tolerance(1e-4, "fp32", "", given=False)
+from onnx_path.comparison.first_difference import SearchOutcome, first_difference
+from onnx_path.comparison.tensor_errors import TensorError
 
 
 def graph_of(edges: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> ComparableTensors:
@@ -87,13 +72,6 @@ def test_four_engines_find_the_first_of_2000(first):
     assert all(node.name == f"node {tensor.name}" for node, tensor in found.measured)
 
 
-@pytest.mark.parametrize("marks", [1, 2, 3])
-@pytest.mark.parametrize("first", range(10))
-def test_any_number_of_marks_finds_it(first, marks):
-    engines = Engines(["t9"], lambda name, _: int(name[1:]) >= first)
-    assert first_difference(chain(10), ["t9"], engines, marks).error.name == f"t{first}"
-
-
 def test_other_branches_do_not_mislead():
     """Two branches, later joined; the one that comes second in the file differs from its middle on."""
     edges = {f"a{i}": [f"a{i - 1}" if i else "x"] for i in range(40)}
@@ -106,13 +84,6 @@ def test_other_branches_do_not_mislead():
     # Where both differ, the join is not to blame.
     wrong |= {f"a{i}" for i in range(3, 40)} | {"z"}
     assert first_difference(tensors, ["y", "z"], engines, marks=4).error.name in ("a3", "b23")
-
-
-def test_a_join_of_tensors_that_agree_is_named():
-    edges = {"a": ["x"], "b": ["x"], "c": ["a", "b", "x"], "d": ["c"]}
-    engines = Engines(["d"], lambda name, _: name in "cd")
-    found = first_difference(graph_of(edges, ["d"]), ["d"], engines, marks=1)
-    assert found.error.name == "c" and {x.name for x in found.inputs} == {"a", "b"}
 
 
 def test_a_difference_that_a_later_tensor_hides_is_found():
@@ -143,58 +114,3 @@ def test_a_fault_of_fused_layers_is_told(marks):
     found = first_difference(chain(100), ["t99"], engines, marks)
     assert found.outcome is SearchOutcome.FUSION
     assert found.error.name in (("t7", "t8") if marks == 3 else ("t99",))
-
-
-# With onnxruntime in TensorRT's place.
-
-
-def search(model: Path, built: Path, folder: Path) -> FirstDifference:
-    """Searches with engines of another file; temporary files go to `folder`."""
-    inputs = {"images": np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)}
-    one, other = (onnx.load(path, load_external_data=False) for path in (model, built))
-    reference = OnnxruntimeReference(one, model.parent, inputs)
-    tensors = ComparableTensors(other, names_of(one))
-    folder.mkdir()
-    engines = MarkedEngines(other, built, tensors, inputs, tf32=True, folder=folder)
-
-    def measure(marks):
-        expected = reference(marks)
-        return {name: TOLERANCE.error(name, expected[name], *x) for name, x in engines(marks).items()}
-
-    return first_difference(tensors, ["score"], measure, marks=4)
-
-
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("layer", [0, 3, LAYERS - 1])
-@pytest.mark.parametrize("kind", ["weight", "bias"])
-def test_a_changed_weight_is_found(tmp_path, gpu, layer, external, kind):
-    model = network(tmp_path / "model.onnx", external=external)
-    built = network(tmp_path / "built.onnx", external=external, changed=f"{kind}_{layer}")
-    found = search(model, built, tmp_path / "temporary")
-    product = kind == "weight"
-    assert found.outcome is SearchOutcome.NODE
-    assert str(found.node) == (f"product_{layer} (MatMul)" if product else f"bias_{layer} (Add)")
-    assert found.error.name == (f"product_{layer}" if product else f"biased_{layer}")
-    assert [x.relative for x in found.inputs] == [0] * len(found.inputs)
-    assert len(gpu) == found.engines <= 4
-    settings, first = gpu[0]
-    assert settings.tf32 and settings.profiles == {"images": ((2, 16, 16),) * 3}
-    assert {x.name for x in first.graph.output} >= {"features", "score"} and len(first.graph.output) == 6
-
-
-def test_a_tensor_that_tensorrt_refuses_as_an_output_is_passed_over(tmp_path, monkeypatch, gpu, capsys):
-    model = network(tmp_path / "model.onnx")
-    built = network(tmp_path / "built.onnx", changed="weight_2")
-    serialize_engine = tensorrt_engine.serialize_engine
-
-    def refuses(path, settings, name):
-        if {x.name for x in onnx.load(path).graph.output} & {"product_2", "tanh_1"}:
-            raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: a shape tensor")
-        return serialize_engine(path, settings, name)
-
-    monkeypatch.setattr(tensorrt_engine, "serialize_engine", refuses)
-    found = search(model, built, tmp_path / "temporary")
-    assert found.outcome is SearchOutcome.NODE
-    assert [str(x) for x in found.nodes] == ["product_2 (MatMul)", "bias_2 (Add)"]
-    assert [x.name for x in found.inputs] == ["sum_1"]
-    assert "product_2 cannot be compared: built.onnx" in capsys.readouterr().err

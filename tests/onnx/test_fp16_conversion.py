@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ WIDE = {
     "deformable_detr_two_stage": 1,
     "rt_detr": 3,
     "rt_detr_v2": 3,
-    "d_fine": 7,
+    "d_fine": 5,
     "grounding_dino": 1,
     "omdet_turbo": 1,
     "rf_detr": 1,
@@ -47,7 +48,10 @@ WIDE = {
 
 
 class Typed:
-    """A model with the element types of all its tensors, by onnx's own inference."""
+    """A model with the element types of all its tensors.
+
+    Onnx's own inference finds them, and checks that every operator has them in the model's opset.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         onnx.checker.check_model(model, full_check=True)
@@ -57,24 +61,6 @@ class Typed:
         for value in (*graph.input, *graph.output, *graph.value_info):
             self.types[value.name] = value.type.tensor_type.elem_type
         self.producers = {output: node for node in graph.node for output in node.output}
-
-    def check_schemas(self) -> None:
-        """Asserts that every operator has the types that its tensors have, in the model's opset."""
-        opset = next(x.version for x in self.model.opset_import if x.domain == "")
-        for node in self.nodes:
-            if node.domain:
-                continue
-            schema, bound = onnx.defs.get_schema(node.op_type, opset, ""), {}
-            admitted = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-            for names, formals in ((node.input, schema.inputs), (node.output, schema.outputs)):
-                for i, name in enumerate(names):
-                    formal = formals[min(i, len(formals) - 1)]
-                    if not name or (formal.option.name == "Variadic" and not formal.is_homogeneous):
-                        continue
-                    found = f"tensor({onnx.TensorProto.DataType.Name(self.types[name]).lower()})"
-                    assert found in admitted.get(formal.type_str, [formal.type_str]), (node.name, name)
-                    if formal.type_str in admitted:
-                        assert bound.setdefault(formal.type_str, found) == found, (node.name, name)
 
     def check_casts(self) -> None:
         """Asserts that no tensor is cast twice to one type, and none from float to float to float."""
@@ -132,7 +118,6 @@ def converted(model: onnx.ModelProto, precision: str = "fp16", keep: tuple[str, 
     copy = copied(model)
     report = convert_precision(copy, precision, keep)
     typed = Typed(copy)
-    typed.check_schemas()
     typed.check_casts()
     for before, after in ((model.graph.input, copy.graph.input), (model.graph.output, copy.graph.output)):
         assert [(x.name, x.type) for x in before] == [(x.name, x.type) for x in after]
@@ -165,27 +150,17 @@ def fix_picks(narrow: onnx.ModelProto, wide: onnx.ModelProto, inputs: dict[str, 
         narrow.graph.initializer.append(onnx.numpy_helper.from_array(picks, name))
 
 
-_OPERATED: dict[tuple, onnx.ModelProto] = {}
-
-
+@functools.cache
 def operated(name: str, folder: Path, fuse: bool = True, target: str = "msda") -> onnx.ModelProto:
     """Returns a zoo model after the surgeon."""
     ZOO[name].require()
-    key = name, fuse, target
-    if key not in _OPERATED:
-        model = onnx.load(model_zoo.export(name, folder))
-        _OPERATED[key], _ = operate(model, fuse=fuse, target=target, check=False)
-    return _OPERATED[key]
-
-
-def zoo_parameters() -> list:
-    return [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    return operate(onnx.load(model_zoo.export(name, folder)), fuse=fuse, target=target, check=False)[0]
 
 
 # Whole models
 
 
-@pytest.mark.parametrize("name", zoo_parameters())
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
     model = operated(name, zoo_folder)
     typed, report = converted(model)

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnx_path import build, compare
+from onnx_path import build, compare, tensorrt_engine
 from onnx_path.comparison import marked_engines
 from onnx_path.comparison.tensor_errors import TOLERANCES
-from tests.onnx.build_fixtures import NO_GPU, attention_file, refuse_by
+from tests.onnx.build_fixtures import attention_file, refuse_by
 from tests.onnx.comparison_fixtures import converted, describe, layers_in, network, pretend
 from trt_plugin.inspection import engine_summary
 
@@ -66,14 +66,6 @@ def test_wrong_options_are_named(model, tmp_path, capsys, monkeypatch, gpu, opti
     assert words in refuse(capsys, tmp_path, "model.onnx", "model.engine", *options)
 
 
-@pytest.mark.parametrize("which", ["model.onnx", "model.engine"])
-def test_missing_files_are_named(model, tmp_path, capsys, monkeypatch, which):
-    monkeypatch.chdir(tmp_path)
-    Path("model.engine").write_bytes(b"content")
-    Path(which).unlink()
-    assert which in refuse(capsys, tmp_path, "model.onnx", "model.engine")
-
-
 def test_an_operator_that_onnxruntime_lacks_is_named(tmp_path, capsys, monkeypatch, gpu):
     monkeypatch.setattr(marked_engines, "run_engine", lambda path, inputs: {})
     path = network(tmp_path / "model.onnx", head="mine.Swirl")
@@ -84,11 +76,6 @@ def test_an_operator_that_onnxruntime_lacks_is_named(tmp_path, capsys, monkeypat
 def test_an_engine_of_another_model_is_refused(model, tmp_path, capsys, gpu):
     line = refuse(capsys, tmp_path, model, attention_file(tmp_path / "other.onnx"))
     assert "(features, score), got one with output" in line
-
-
-def test_a_machine_without_gpu_is_refused(tensorrt, no_gpu, model, tmp_path, capsys):
-    (tmp_path / "model.engine").write_bytes(b"content")
-    assert NO_GPU in refuse(capsys, tmp_path, model, tmp_path / "model.engine", status=1)
 
 
 def test_equal_outputs_are_within(model, tmp_path, capsys, gpu, temporary):
@@ -125,41 +112,63 @@ def test_given_inputs_and_shapes_reach_both_sides(model, tmp_path, capsys, monke
     assert seen[1]["images"].shape == (4, 16, 16)
 
 
-def test_the_node_of_a_wrong_weight_is_named(model, tmp_path, capsys, gpu, temporary):
-    wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
-    assert compare.main([str(model), str(wrong)]) == 1
-    output = capsys.readouterr()
-    assert output.err == "" and output.out.endswith("1 of 2 outputs differ\n") and not gpu
-    report = tmp_path / "report.json"
-    argv = [str(model), str(wrong), "--layers", "--parsed", str(wrong), "--json", str(report)]
+@pytest.mark.parametrize(
+    ("changed", "node", "tensor", "external"),
+    [
+        ("weight_0", "product_0 (MatMul)", "product_0", False),
+        ("weight_4", "product_4 (MatMul)", "product_4", True),
+        ("bias_5", "bias_5 (Add)", "biased_5", False),
+    ],
+)
+def test_the_node_of_a_wrong_number_is_named(
+    tmp_path, capsys, gpu, temporary, changed, node, tensor, external
+):
+    model = network(tmp_path / "model.onnx", external=external)
+    wrong = network(tmp_path / "wrong.onnx", changed=changed, external=external)
+    argv = [str(model), str(wrong), "--parsed", str(wrong)]
     assert compare.main(argv) == 1
+    output = capsys.readouterr()
+    assert output.err == "" and output.out.endswith(" of 2 outputs differ\n") and not gpu
+    report = tmp_path / "report.json"
+    assert compare.main([*argv, "--layers", "--json", str(report)]) == 1
     output = capsys.readouterr().out
-    assert "first difference: node product_4 (MatMul), output product_4: relative error " in output
-    assert "relative error of its inputs: sum_3 0\n" in output
-    assert "product_4 (MatMul): product_4 " in output
+    assert f"first difference: node {node}, output {tensor}: relative error " in output
+    assert f"{node}: {tensor} " in output
     assert not list(temporary.iterdir())
     layers = json.loads(report.read_text())["layers"]
-    assert layers["node"] == {"name": "product_4", "op_type": "MatMul"} and layers["outcome"] == "node"
-    assert layers["output"]["within"] is False and layers["inputs"][0]["relative"] == 0
-    assert [x["output"] if "output" in x else x["name"] for x in layers["measured"]][-1] == "product_4"
-    assert layers["engines"] == len(gpu)
+    assert "{name} ({op_type})".format(**layers["node"]) == node and layers["outcome"] == "node"
+    assert layers["output"]["within"] is False
+    assert all(x["relative"] == 0 for x in layers["inputs"])
+    assert layers["measured"][-1]["name"] == tensor
+    assert layers["engines"] == len(gpu) <= 4
+    settings, first = gpu[0]
+    assert not settings.tf32 and settings.profiles == {"images": ((2, 16, 16),) * 3}
+    assert {x.name for x in first.graph.output} >= {"features", "score"}
+
+
+def test_a_tensor_that_tensorrt_refuses_as_an_output_is_passed_over(
+    model, tmp_path, monkeypatch, gpu, capsys
+):
+    wrong = network(tmp_path / "wrong.onnx", changed="weight_2")
+    serialize_engine = tensorrt_engine.serialize_engine
+
+    def refuses(path, settings, name):
+        if {x.name for x in onnx.load(path).graph.output} & {"product_2", "tanh_1"}:
+            raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: a shape tensor")
+        return serialize_engine(path, settings, name)
+
+    monkeypatch.setattr(tensorrt_engine, "serialize_engine", refuses)
+    assert compare.main([str(model), str(wrong), "--layers", "--parsed", str(wrong)]) == 1
+    output = capsys.readouterr()
+    assert "first difference: node bias_2 (Add), output biased_2" in output.out
+    assert "not compared one by one: product_2 (MatMul), bias_2 (Add)" in output.out
+    assert "product_2 cannot be compared: wrong.onnx" in output.err
 
 
 def test_an_engine_of_another_file_is_reported(model, tmp_path, capsys, gpu, temporary):
     wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
     assert compare.main([str(model), str(wrong), "--layers"]) == 1
     assert f"does not differ in an engine that is built of {model} now" in capsys.readouterr().out
-    assert not list(temporary.iterdir())
-
-
-def test_a_failing_build_of_a_layer_leaves_no_files(model, tmp_path, capsys, monkeypatch, gpu, temporary):
-    wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
-
-    def fails(path, settings, name):
-        raise RuntimeError(f"{name}: TensorRT cannot build an engine of it: no tactic")
-
-    monkeypatch.setattr("onnx_path.tensorrt_engine.serialize_engine", fails)
-    assert "model.onnx: TensorRT" in refuse(capsys, tmp_path, model, wrong, "--layers", status=1)
     assert not list(temporary.iterdir())
 
 
