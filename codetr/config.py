@@ -235,9 +235,7 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] == "value_error":  # of a __post_init__, which names the field
         return str(first["ctx"]["error"])
     backbones = {"SwinTransformer", "ResNet"}  # pydantic's names of the alternatives are no fields
-    place = "".join(
-        f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"] if key not in backbones
-    )
+    place = ".".join(str(key) for key in first["loc"] if key not in backbones)
     got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
     problem = first["msg"].replace("Input should be", "expected")
-    return f"{place.lstrip('.') or 'configuration'}: {problem}{got}"
+    return f"{place or 'configuration'}: {problem}{got}"

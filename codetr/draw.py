@@ -62,10 +62,16 @@ def draw_detections(
 
     picture = Image.fromarray(np.ascontiguousarray(image))
     canvas = ImageDraw.Draw(picture)
-    for frame, color in reversed(frames):
-        _draw_frame(canvas, frame, color, line_width)
-    for tag, place, color in reversed(tags):
-        _draw_tag(canvas, tag, place, color)
+    rim = max(1, line_width // 3)  # a thin dark line around the box, for light backgrounds
+    for (left, top, right, bottom), color in reversed(frames):
+        around = left - rim, top - rim, right - 1 + rim, bottom - 1 + rim
+        canvas.rectangle(around, outline=_OUTLINE, width=rim)
+        canvas.rectangle((left, top, right - 1, bottom - 1), outline=color, width=line_width)
+    for tag, (left, top, right, bottom), color in reversed(tags):
+        canvas.rectangle((left, top, right - 1, bottom - 1), fill=color)
+        luma = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
+        start = left + tag.padding, top + tag.padding // 2
+        canvas.text(start, tag.text, font=tag.font, fill=(0, 0, 0) if luma > 130 else (255, 255, 255))
     return np.asarray(picture)
 
 
@@ -86,16 +92,6 @@ def _to_pixels(box: np.ndarray, height: int, width: int) -> _Rectangle:
     box = np.clip(np.nan_to_num(np.asarray(box, dtype=np.float64)), 0, [width, height, width, height])
     left, top = min(int(box[0] + 0.5), width - 1), min(int(box[1] + 0.5), height - 1)
     return left, top, max(left + 1, int(box[2] + 0.5)), max(top + 1, int(box[3] + 0.5))
-
-
-def _draw_frame(
-    canvas: ImageDraw.ImageDraw, frame: _Rectangle, color: tuple[int, int, int], line_width: int
-) -> None:
-    """Draws the coloured line on the box's edge, and a thin dark line around it for light backgrounds."""
-    left, top, right, bottom = frame
-    rim = max(1, line_width // 3)
-    canvas.rectangle((left - rim, top - rim, right - 1 + rim, bottom - 1 + rim), outline=_OUTLINE, width=rim)
-    canvas.rectangle((left, top, right - 1, bottom - 1), outline=color, width=line_width)
 
 
 def _make_tag(name: str, score: str, font_size: int, width: int, height: int) -> _Tag | None:
@@ -133,15 +129,6 @@ def _place(frame: _Rectangle, tag: _Tag, taken: list[_Rectangle], width: int, he
 def _overlap(a: _Rectangle, b: _Rectangle) -> int:
     """Returns the number of pixels that two rectangles share."""
     return max(0, min(a[2], b[2]) - max(a[0], b[0])) * max(0, min(a[3], b[3]) - max(a[1], b[1]))
-
-
-def _draw_tag(canvas: ImageDraw.ImageDraw, tag: _Tag, place: _Rectangle, color: tuple[int, int, int]) -> None:
-    """Draws black text on light colours, white text on dark colours."""
-    left, top, right, bottom = place
-    canvas.rectangle((left, top, right - 1, bottom - 1), fill=color)
-    luma = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
-    start = left + tag.padding, top + tag.padding // 2
-    canvas.text(start, tag.text, font=tag.font, fill=(0, 0, 0) if luma > 130 else (255, 255, 255))
 
 
 @cache

@@ -58,8 +58,14 @@ def apply_nms(
     elif method == "hard":
         keep = _hard_nms(_class_wise_iou(boxes, labels), scores, iou_threshold)
     elif method == "soft":
-        weights = _soft_weights(_class_wise_iou(boxes, labels), iou_threshold, decay, sigma)
-        keep, scores = _soft_nms(weights, scores, min_score)
+        iou = _class_wise_iou(boxes, labels)
+        if decay == "linear":
+            factors = np.where(iou >= iou_threshold, 1 - iou, np.float32(1))
+        elif decay == "gaussian":
+            factors = np.exp(-(iou**2) / np.float32(sigma))
+        else:
+            raise ValueError(f"decay: expected linear or gaussian, got {decay!r}")
+        keep, scores = _soft_nms(factors, scores, min_score)
     else:
         raise ValueError(f"method: expected soft, hard or none, got {method!r}")
     keep = keep[:max_per_img]
@@ -114,19 +120,11 @@ def _hard_nms(iou: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarr
     return np.array(kept, dtype=np.int64)
 
 
-def _soft_weights(iou: np.ndarray, threshold: float, decay: str, sigma: float) -> np.ndarray:
-    """Returns [K, K]: the factor on the second box's score once the first is kept."""
-    if decay == "linear":
-        return np.where(iou >= threshold, 1 - iou, np.float32(1))
-    if decay == "gaussian":
-        return np.exp(-(iou**2) / np.float32(sigma))
-    raise ValueError(f"decay: expected linear or gaussian, got {decay!r}")
-
-
-def _soft_nms(weights: np.ndarray, scores: np.ndarray, min_score: float) -> tuple[np.ndarray, np.ndarray]:
+def _soft_nms(factors: np.ndarray, scores: np.ndarray, min_score: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns the kept indices, best first, and all lowered scores.
 
-    As in mmcv, the first box is kept even below `min_score`.
+    Once a box is kept, its row of `factors` [K, K] multiplies the scores of the others. As in mmcv, the first
+    box is kept even below `min_score`.
     """
     scores = scores.copy()
     kept = []
@@ -135,6 +133,6 @@ def _soft_nms(weights: np.ndarray, scores: np.ndarray, min_score: float) -> tupl
         best = int(np.argmax(np.where(alive, scores, -np.inf)))
         kept.append(best)
         alive[best] = False
-        scores[alive] *= weights[best, alive]
+        scores[alive] *= factors[best, alive]
         alive &= scores >= min_score
     return np.array(kept, dtype=np.int64), scores

@@ -185,14 +185,11 @@ class CoDino(nn.Module):
         input_hw = torch.cat([device_size(size, images.device) for size in (height, width)])
         # Height plus width of the finest level is at least its longest axis.
         longest = maps[0].shape[2] + maps[0].shape[3]
-        pyramid = make_pyramid(image_shapes, input_hw, self._level_hw(input_hw), cells)
+        # Every level has half the cells of the previous one, rounded up.
+        strides = [float(self.backbone.first_stride << level) for level in range(self.config.num_levels)]
+        level_hw = torch.ceil(input_hw / device_constant(strides, torch.float32, images.device)[:, None])
+        pyramid = make_pyramid(image_shapes, input_hw, level_hw, cells)
         return features, maps, pyramid, self.encoder(x, pyramid, longest)
-
-    def _level_hw(self, input_hw: Tensor) -> Tensor:
-        """[2] -> [L, 2] fp32: every level has half the cells of the previous one, rounded up."""
-        first = self.backbone.first_stride
-        strides = [float(first << level) for level in range(self.config.num_levels)]
-        return torch.ceil(input_hw / device_constant(strides, torch.float32, input_hw.device)[:, None])
 
     def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
         features, maps, pyramid, memory = self._encode(images, image_shapes)

@@ -40,7 +40,7 @@ def test_omitted_fields_have_upstreams_defaults(tmp_path):
         ({"backbone": {"type": "ResNet", "depth": 20}}, r"backbone\.depth: expected 18, .* or 152, got 20"),
         ({"num_queries": "900"}, r"num_queries: expected a valid integer, got '900'"),
         ({"num_queries": 0}, r"num_queries: expected greater than 0, got 0"),
-        ({"mean": [1, 2]}, r"mean\[2\]: Field required"),
+        ({"mean": [1, 2]}, r"mean\.2: Field required"),
         ({"nms": {"method": "fast"}}, r"nms\.method: expected 'soft', 'hard' or 'none', got 'fast'"),
         ({"num_levels": 4}, r"neck\.num_outs: expected 4, got 5"),
         ({"embed_dims": 32}, r"neck\.out_channels: expected 32, got 64"),

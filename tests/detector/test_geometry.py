@@ -91,10 +91,3 @@ def test_counts_of_every_size(stride):
         shapes = torch.stack((sizes, torch.ones_like(sizes)), 1)
         pyramid = pyramid_of(shapes, (height, 1), [(cells, 1)])
         assert torch.equal(pyramid.valid_sizes[:, 0, 0].long(), expected), height
-
-
-def test_shapes_and_starts():
-    pyramid = pyramid_of(torch.tensor([[30, 20]]), (32, 24), [(8, 6), (4, 3), (2, 2)])
-    assert pyramid.spatial_shapes.tolist() == [[8, 6], [4, 3], [2, 2]]
-    assert pyramid.level_start_index.tolist() == [0, 48, 60]
-    assert pyramid.padding_mask.shape == (1, 64)
