@@ -71,48 +71,31 @@ class DatasetError(UsageError):
 
 @dataclass(frozen=True, eq=False)
 class CocoPicture:
-    """A picture and its objects.
+    """A picture and its n objects."""
 
-    Attributes:
-        id: in the annotation file.
-        path: of the file, which may not exist, see `codetr.dataset.bad_pictures`.
-        width: pixels, as the annotation file states.
-        height: pixels.
-        boxes_xyxy_px: float32 [n, 4], inside the picture, x1 < x2 and y1 < y2.
-        labels: int64 [n], indices into the dataset's class_names.
-        crowd: bool [n], True for a box around many objects without boxes of their own.
-        areas: float32 [n], pixels of the objects, by which COCO sorts into small, medium and large. Default:
-            the area of the box.
-    """
-
-    id: int
-    path: Path
-    width: int
+    id: int  # in the annotation file
+    path: Path  # the file may not exist, see `codetr.dataset.bad_pictures`
+    width: int  # pixels, as the annotation file states
     height: int
-    boxes_xyxy_px: np.ndarray
-    labels: np.ndarray
-    crowd: np.ndarray
-    areas: np.ndarray
+    boxes_xyxy_px: np.ndarray  # float32 [n, 4], inside the picture, x1 < x2 and y1 < y2
+    labels: np.ndarray  # int64 [n], indices into the dataset's class_names
+    crowd: np.ndarray  # bool [n], True for a box around many objects without boxes of their own
+    areas: np.ndarray  # float32 [n], pixels, by which COCO sorts into small, medium and large
 
 
 @dataclass(frozen=True, eq=False)
 class CocoDataset:
     """The content of an annotation file.
 
-    Attributes:
-        annotation_file: its path.
-        category_ids: ascending. They may have gaps, such as COCO's.
-        class_names: name of each label, in the order of the category ids.
-        pictures: in the file's order, those without objects included.
-        supercategories: names of categories that are left out because no annotation has them and they are the
-            supercategory of others, such as category 0 of Roboflow's exports.
+    Categories are left out of it if no annotation has them and they are the supercategory of others, such as
+    category 0 of Roboflow's exports.
     """
 
     annotation_file: Path
-    category_ids: tuple[int, ...]
-    class_names: tuple[str, ...]
-    pictures: tuple[CocoPicture, ...]
-    supercategories: tuple[str, ...] = ()
+    category_ids: tuple[int, ...]  # ascending; they may have gaps, such as COCO's
+    class_names: tuple[str, ...]  # name of each label, in the order of the category ids
+    pictures: tuple[CocoPicture, ...]  # in the file's order, those without objects included
+    supercategories: tuple[str, ...] = ()  # names of the categories that are left out
 
     def __len__(self) -> int:
         return len(self.pictures)

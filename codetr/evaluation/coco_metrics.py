@@ -24,21 +24,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Average precision of one class.
-
-    Attributes:
-        name: of the category.
-        category_id: of the category.
-        objects: number of objects in the pictures, without crowds.
-        ap: over IoU 0.5 to 0.95; NaN without objects.
-        ap50: at IoU 0.5.
-        ap75: at IoU 0.75.
-    """
+    """Average precision of one class, NaN without objects."""
 
     name: str
     category_id: int
-    objects: int
-    ap: float
+    objects: int  # in the pictures, without crowds
+    ap: float  # over IoU 0.5 to 0.95
     ap50: float
     ap75: float
 
@@ -49,37 +40,24 @@ class Metrics:
 
     All are from 0 to 1, or NaN if the pictures have no such object.
 
-    Attributes:
-        ap: over the IoU thresholds 0.5, 0.55, …, 0.95.
-        ap50: at IoU 0.5.
-        ap75: at IoU 0.75.
-        ap_small: of objects below 32² pixels, by the annotations' areas.
-        ap_medium: from 32² to 96².
-        ap_large: above.
-        ar1: with the best detection of each picture and class.
-        ar10: with the best 10.
-        ar100: with the best 100.
-        ar_small, ar_medium, ar_large: with the best 100, by size.
-        per_class: in the order of the category ids.
-        pictures: number of evaluated pictures.
-        objects: number of objects in them, without crowds.
+    The areas are those of the annotations.
     """
 
-    ap: float
-    ap50: float
+    ap: float  # over the IoU thresholds 0.5, 0.55, …, 0.95
+    ap50: float  # at IoU 0.5
     ap75: float
-    ap_small: float
-    ap_medium: float
+    ap_small: float  # of objects below 32² pixels
+    ap_medium: float  # from 32² to 96²
     ap_large: float
-    ar1: float
-    ar10: float
+    ar1: float  # with the best detection of each picture and class
+    ar10: float  # with the best 10
     ar100: float
-    ar_small: float
+    ar_small: float  # with the best 100, by size
     ar_medium: float
     ar_large: float
-    per_class: tuple[ClassMetrics, ...]
+    per_class: tuple[ClassMetrics, ...]  # in the order of the category ids
     pictures: int
-    objects: int
+    objects: int  # in the pictures, without crowds
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name for JSON, with None for NaN."""

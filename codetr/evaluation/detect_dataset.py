@@ -27,7 +27,7 @@ class Run:
     """The detections of a detector in a dataset.
 
     Attributes:
-        pictures: in order, without those that were left out.
+        pictures: without those that were left out.
         rows: detections in COCO's result format: image_id, category_id, bbox, score.
         pictures_per_s: throughput from reading to the final detections. The first batch, which warms up, does
             not count if there are several.
@@ -108,16 +108,11 @@ def read_ahead(
 ) -> Iterator[tuple[Sequence[CocoPicture], list[np.ndarray]]]:
     """Reads pictures in threads, two batches ahead of the consumer.
 
-    Args:
-        pictures: in order.
-        batch: number of pictures at a time.
-        bad_pictures: records pictures that cannot be read and leaves them out.
-
     Yields:
         (pictures, their pixels as uint8 [H, W, 3]) of each batch; the last may be smaller.
 
     Raises:
-        DatasetError: a picture cannot be read, and `bad_pictures` is None or strict.
+        DatasetError: a picture cannot be read, and `bad_pictures`, which would record it, is None or strict.
     """
     workers = min(_READERS, os.cpu_count() or 1)
     coming = iter(pictures)

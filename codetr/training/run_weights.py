@@ -60,11 +60,8 @@ def initial_source(model: str, config: Config, init: str | None) -> str:
     if init is None:
         init = default_weights(model, config)
         if init is None:
-            raise ArgumentError(
-                "init",
-                f"expected weights, for {config.name} has none beside it and is none of {known}; "
-                f"{FROM_SCRATCH} trains from scratch",
-            )
+            none = f"{config.name} has none beside it and is none of {known}"
+            raise ArgumentError("init", f"expected weights, for {none}; {FROM_SCRATCH} trains from scratch")
     elif init not in (FROM_SCRATCH, *KNOWN_WEIGHTS) and not is_url(init) and not Path(init).is_file():
         raise ArgumentError("init", f"expected a file, a URL, {known} or {FROM_SCRATCH}, got {init!r}")
     return init
@@ -133,17 +130,14 @@ def _with_known_classes(
 
     Args:
         fresh: [classes, ...].
-        loaded: [known, ...].
-        known: number of classes that `loaded` should have. With another number it belongs to another model,
-            and none of its rows is used.
+        loaded: [known, ...]. With another number of rows it belongs to another model, and none is used.
         pairs: (label, label in `loaded`).
     """
-    rows = fresh.detach().clone()
-    if len(loaded) == known and loaded.shape[1:] == fresh.shape[1:]:
-        for label, label_there in pairs:
-            rows[label] = loaded[label_there]
-    elif loaded.shape[1:] != fresh.shape[1:]:
+    if loaded.shape[1:] != fresh.shape[1:]:
         return loaded  # `load_checkpoint` reports the shape
+    rows = fresh.detach().clone()
+    for label, label_there in pairs if len(loaded) == known else ():
+        rows[label] = loaded[label_there]
     return rows
 
 

@@ -13,22 +13,15 @@ from torch import Tensor
 class Targets(NamedTuple):
     """The T objects of a batch of N images, those of the first image first; see `make_targets`.
 
-    Attributes:
-        boxes_cxcywh: [T, 4] fp32, (cx, cy, w, h) in units of the image (its own height and width, not those
-            of the padded tensor that holds it).
-        labels: [T] int64, 0..num_classes-1.
-        image_shapes: [N, 2], (h, w) of each image in pixels.
-        image: [T] int64, index of the object's image.
-        place: [T] int64, index of the object in its image.
-        counts: objects of each image, on the host.
+    Boxes are in units of the image: of its own height and width, not of those of the padded tensor around it.
     """
 
-    boxes_cxcywh: Tensor
-    labels: Tensor
-    image_shapes: Tensor
-    image: Tensor
-    place: Tensor
-    counts: Sequence[int]
+    boxes_cxcywh: Tensor  # [T, 4] fp32, (cx, cy, w, h)
+    labels: Tensor  # [T] int64, 0..num_classes-1
+    image_shapes: Tensor  # [N, 2], (h, w) of each image in pixels
+    image: Tensor  # [T] int64, index of the object's image
+    place: Tensor  # [T] int64, index of the object in its image
+    counts: Sequence[int]  # objects of each image, on the host
 
 
 def make_targets(

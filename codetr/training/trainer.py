@@ -74,7 +74,7 @@ class Trainer:
     ) -> None:
         options = self.options = plan.options
         self.plan, self.processes, self.folder = plan, processes, folder
-        self.plain_network = network.train()
+        network.train()
         self.average = MovingAverage(network, options.ema)
         self.bf16 = options.precision == "bf16"
         if processes.world == 1:
@@ -82,7 +82,7 @@ class Trainer:
         else:
             ids = [processes.device.index] if processes.device.type == "cuda" else None
             wrapped = DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
-        self.take_step = TrainingStep(
+        step = self.take_step = TrainingStep(
             wrapped,
             Criterion(plan.config.num_classes),
             parameter_groups(network, options.lr, options.backbone_lr_factor, options.weight_decay),
@@ -92,6 +92,12 @@ class Trainer:
             seed=options.seed,
             rank=processes.rank,
         )
+        self.parts = {
+            "network": network,
+            "average": self.average.model,
+            "optimizer": step.optimizer,
+            "meter": step.meter,
+        }
         self.data = plan.data.dataset
         self.order = BatchOrder(
             self.data.pictures, options.batch * processes.world, plan.scales, options.seed
@@ -104,7 +110,10 @@ class Trainer:
         self.signal = 0
         self.stop_reason = ""
         if state is not None:
-            self._load(state)
+            self.step, self.evaluated = state["step"], state["evaluated"]
+            self.seconds = self._seconds_before = self.saved_seconds = state["seconds"]
+            for name, part in self.parts.items():
+                part.load_state_dict(state[name])
         self.saved_step = self.step
         self._last_images, self._last_time, self._waited = 0, 0.0, 0.0
         if processes.first:
@@ -165,16 +174,14 @@ class Trainer:
                 self.step += 1
                 self._after_step(factor)
         finished = self.progress >= 1.0
-        if finished and self.step % self.options.log_every:
-            self._log(factor)
         if finished:
+            if self.step % self.options.log_every:
+                self._log(factor)
             self._evaluate()
         self._save()
         for errors in self.processes.gather(self.plan.data.errors):
             self.plan.data.errors |= errors
         return finished
-
-    # Between steps.
 
     def _stops(self) -> bool:
         if self.processes.world == 1 or self.step % CONTROL_EVERY == 0:
@@ -265,36 +272,17 @@ class Trainer:
         """Returns the seconds of training time, those before a `--resume` included."""
         return self._seconds_before + time.monotonic() - self._started
 
-    # The state.
-
     def _save(self) -> None:
         """Writes the state, the averaged weights and the curves."""
         self.saved_seconds = self.seconds
         if self.processes.first:
-            content = {
-                "step": self.step,
-                "seconds": self.elapsed(),
-                "evaluated": self.evaluated,
-                "network": self.plain_network.state_dict(),
-                "average": self.average.model.state_dict(),
-                "optimizer": self.take_step.optimizer.state_dict(),
-                "meter": self.take_step.meter.state_dict(),
-            }
+            content = {"step": self.step, "seconds": self.elapsed(), "evaluated": self.evaluated}
+            content |= {name: part.state_dict() for name, part in self.parts.items()}
             save_state(self.folder, self.step, self.plan.fingerprint, content)
             self.saved_step = self.step
             save_weights(self.folder / "model.safetensors", self.average.model, self.options.save_precision)
             save_config(self.folder / "model.json", self.plan.config)
             draw_curves(self.folder / "curves.png", self.training_log, self.validation_log)
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self.step, self.evaluated = state["step"], state["evaluated"]
-        self.seconds = self._seconds_before = self.saved_seconds = state["seconds"]
-        self.plain_network.load_state_dict(state["network"])
-        self.average.model.load_state_dict(state["average"])
-        self.take_step.optimizer.load_state_dict(state["optimizer"])
-        self.take_step.meter.load_state_dict(state["meter"])
-
-    # Batches and signals.
 
     def _batches(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
         options, errors = self.options, self.plan.data.errors

@@ -29,52 +29,36 @@ Unreadable = tuple[int, DatasetError]
 
 
 class Request(NamedTuple):
-    """One sample to make.
+    """One sample to make."""
 
-    Attributes:
-        index: of the picture.
-        draw: seed of its augmentation.
-        scale: (long, short) sides in pixels to fit it into.
-    """
-
-    index: int
-    draw: tuple[int, ...]
-    scale: tuple[int, int]
+    index: int  # of the picture
+    draw: tuple[int, ...]  # seed of its augmentation
+    scale: tuple[int, int]  # (long, short) sides in pixels to fit it into
 
 
 class Sample(NamedTuple):
     """A picture for the network, before normalisation.
 
-    Attributes:
-        pixels: uint8 [h, w, 3], RGB.
-        boxes_cxcywh: float32 [n, 4], in units of the picture.
-        labels: int64 [n].
-        unreadable: pictures that this sample replaces, found while it was made.
+    `unreadable` has the pictures that this sample replaces, found while it was made.
     """
 
-    pixels: np.ndarray
-    boxes_cxcywh: np.ndarray
-    labels: np.ndarray
+    pixels: np.ndarray  # uint8 [h, w, 3], RGB
+    boxes_cxcywh: np.ndarray  # float32 [n, 4], in units of the picture
+    labels: np.ndarray  # int64 [n]
     unreadable: tuple[Unreadable, ...] = ()
 
 
 class HostBatch(NamedTuple):
     """N samples, each in the upper left of its row of `pixels`.
 
-    Attributes:
-        pixels: uint8 [N, H, W, 3], zero in the padding.
-        image_shapes: int64 [N, 2], (h, w).
-        boxes_cxcywh: float32 [sum of n, 4], those of the first sample first.
-        labels: int64 [sum of n].
-        counts: n of each sample.
-        unreadable: pictures that the samples replace.
+    `unreadable` has the pictures that the samples replace.
     """
 
-    pixels: Tensor
-    image_shapes: Tensor
-    boxes_cxcywh: Tensor
-    labels: Tensor
-    counts: list[int]
+    pixels: Tensor  # uint8 [N, H, W, 3], zero in the padding
+    image_shapes: Tensor  # int64 [N, 2], (h, w)
+    boxes_cxcywh: Tensor  # float32 [sum of n, 4], those of the first sample first
+    labels: Tensor  # int64 [sum of n]
+    counts: list[int]  # n of each sample
     unreadable: tuple[Unreadable, ...] = ()
 
     def map(self, function: Callable[[Any], Any]) -> HostBatch:
@@ -122,13 +106,7 @@ class BatchOrder:
         ]
 
     def steps(self, first: int = 0, rank: int = 0, world: int = 1) -> Iterator[list[Request]]:
-        """Yields the samples of one process for each step, without end.
-
-        Args:
-            first: the first step.
-            rank: of the process.
-            world: number of processes; it divides the batch.
-        """
+        """Yields the samples of one of `world` processes for each step from `first` on, without end."""
         share = self.batch // world
         for step in itertools.count(first):
             yield self.requests(step)[rank * share : (rank + 1) * share]

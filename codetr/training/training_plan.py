@@ -45,8 +45,7 @@ class TrainingPlan:
         options: every default is filled in. `steps` or `minutes` gives the length.
         config: the model with the classes of the dataset.
         known_names: classes of the model before training.
-        data: the training pictures.
-        validation_data: None skips validation.
+        data, validation_data: the pictures; None skips validation.
         scales: (long, short) sides in pixels; a step has one of them.
         threads: of Torch on the CPU; None leaves them as they are.
         fingerprint: everything that the result depends on, by name.

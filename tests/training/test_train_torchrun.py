@@ -32,7 +32,7 @@ def recorded_call(self, batch, step, factor):
 
 def recorded_run(self):
     finished = run(self)
-    weights = {"network": self.plain_network.state_dict(), "average": self.average.model.state_dict()}
+    weights = {name: self.parts[name].state_dict() for name in ("network", "average")}
     torch.save({**weights, "seen": seen}, os.path.join(sys.argv[1], f"rank{self.processes.rank}.pt"))
     return finished
 
