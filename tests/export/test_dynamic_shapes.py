@@ -18,7 +18,7 @@ from codetr.export.artifact_metadata import write_metadata
 from codetr.export.box_agreement import FP32_LEAST_SHARE, compare_detections
 from codetr.export.request import ExportRequest
 from codetr.export.traced_model import ExportSubject, dynamic_shapes, example_inputs, export_program
-from dynamo_path.constant_reshapes import reshape_target, simplify_reshapes
+from dynamo_path.constant_reshapes import simplify_reshapes
 from dynamo_path.export import main
 from tests.export.requests import make_request
 from tests.golden_models import GOLDEN, arguments, save_weights, without
@@ -209,20 +209,6 @@ def test_example_inputs_and_dynamic_axes(options, shapes):
     assert images.shape == example and image_shapes.tolist() == [list(example[2:])] * example[0]
     told = dynamic_shapes(request)
     assert (told if axes is None else [tuple(axis) for axis in told]) == axes
-
-
-def test_reshape_target():
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    env = ShapeEnv()
-    fake = torch._subclasses.FakeTensorMode(shape_env=env)
-    x = fake.from_tensor(torch.zeros(3, 5, 7), symbolic_context=None, static_shapes=False)
-    n, s = x.shape[0], x.shape[1]
-    assert reshape_target((n, s, 64), (n, s, 8, 8)) == [0, 0, 8, 8]
-    assert reshape_target((n, 900, 64), (n * 900, 64)) == [-1, 64]
-    assert reshape_target((n * s, 64), (n, s, 64)) is None
-    assert reshape_target((n, s, 64), (s, 64 * n)) is None
-    assert reshape_target((n, s), (n, 2, s)) == [0, 2, -1]
 
 
 def test_sizes_of_a_level_of_one_cell_are_refused(tmp_path, capsys):

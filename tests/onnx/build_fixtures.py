@@ -7,18 +7,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from onnx_path import build, operator
 from onnx_path.tensorrt_engine import Settings
+from tests.engines.engine_samples import SUMMARY
 from tests.onnx.text_models import text_model
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import engine_summary
 from trt_plugin.inspection.engine_layers import parse
-from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
 
 REPOSITORY = Path(__file__).parents[2]
 SHAPES = ("--min", "images:1x3x8x8", "--opt", "images:2x3x8x8", "--max", "images:4x3x8x8")
@@ -29,28 +29,21 @@ def convolution(
     path: Path,
     *,
     external: bool = False,
-    dtype: int = TensorProto.FLOAT,
-    batch: str | None = "batch",
-    node: onnx.NodeProto | None = None,
-    functions: tuple = (),
+    kind: str = "float",
+    batch: str = "batch",
+    last: str = "[relu] output = Relu(maps)",
+    domains: str = "",
 ) -> Path:
-    """Writes images [batch, 3, 8, 8] -> Conv -> maps -> Relu -> output; `node` replaces the Relu."""
-    kind = {1: "float", 10: "float16", 16: "bfloat16"}[dtype]
+    """Writes images [batch, 3, 8, 8] -> Conv -> maps -> `last` -> output."""
+    types = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
     model = text_model(
-        "[conv] maps = Conv<pads = [1, 1, 1, 1]>(images, weight) [relu] output = Relu(maps)",
-        f"{kind}[N, 3, 8, 8] images",
-        f"{kind}[N, 2, 8, 8] output",
+        f"[conv] maps = Conv<pads = [1, 1, 1, 1]>(images, weight) {last}",
+        f"{kind}[{batch}, 3, 8, 8] images",
+        f"{kind}[{batch}, 2, 8, 8] output",
         20,
-        domains=" ".join({x.domain for x in (node, *functions) if x is not None and x.domain}),
-        weight=np.ones((2, 3, 3, 3), helper.tensor_dtype_to_np_dtype(dtype)),
+        domains=domains,
+        weight=np.ones((2, 3, 3, 3), types[kind]),
     )
-    for value in (*model.graph.input, *model.graph.output):
-        (value.type.tensor_type.shape.dim[0]).CopyFrom(
-            onnx.TensorShapeProto.Dimension(**({"dim_param": batch} if batch else {}))
-        )
-    if node is not None:
-        model.graph.node[1].CopyFrom(node)
-    model.functions.extend(functions)
     onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
     return path
 
@@ -78,27 +71,6 @@ def model(tmp_path) -> Path:
     return convolution(tmp_path / "model.onnx")
 
 
-def summary_of(
-    inputs: tuple[TensorReport, ...], outputs: tuple[TensorReport, ...], layers: int = 3
-) -> EngineSummary:
-    """The summary of an engine that does not exist."""
-    return EngineSummary(
-        engine_bytes=6,
-        built_with="10.6.0",
-        tensorrt_version="10.6.0",
-        gpu="a GPU",
-        verbosity="DETAILED",
-        layers=layers,
-        inputs=inputs,
-        outputs=outputs,
-        profiles=1,
-        device_memory_bytes=3 * 2**20 // 2,
-        loaded_bytes=0,
-        streamable_weights_bytes=0,
-        auxiliary_streams=0,
-    )
-
-
 @pytest.fixture
 def machine(monkeypatch) -> list[tuple[Path, Settings, onnx.ModelProto]]:
     """A machine with a GPU, whose engines contain "engine". Lists what was built."""
@@ -108,12 +80,10 @@ def machine(monkeypatch) -> list[tuple[Path, Settings, onnx.ModelProto]]:
         built.append((path, settings, onnx.load(path)))
         return b"engine"
 
-    images = TensorReport("images", (-1, 3, 8, 8), "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
-    summary = summary_of((images,), (TensorReport("output", (-1, 2, 8, 8), "float32"),))
     layers = parse(json.dumps({"Layers": [{"Name": "attention", "LayerType": "PluginV3"}]}))
     monkeypatch.setattr(build, "check_machine", lambda libraries, model: list(libraries))
     monkeypatch.setattr(build, "serialize_engine", serialize_engine)
-    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (summary, layers, ""))
+    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (SUMMARY, layers, ""))
     return built
 
 

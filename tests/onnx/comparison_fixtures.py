@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from onnx_path.comparison import marked_engines
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.precision import convert_precision
 from onnx_path.tensorrt_engine import Settings
-from tests.onnx.build_fixtures import summary_of
+from tests.engines.engine_samples import SUMMARY
 from tests.onnx.text_models import text_model
 from trt_plugin.engine_tensors import storage_dtype
 from trt_plugin.inspection import engine_summary
@@ -74,7 +75,8 @@ def describe(path: Path) -> EngineSummary:
     image = TensorReport(
         "images", *([shapes[0], "float32", *shapes[1:]] if dynamic else [shapes[1], "float32"])
     )
-    return summary_of((image,), tuple(TensorReport(x.name, shapes[0], "float32") for x in graph.output))
+    outputs = tuple(TensorReport(x.name, shapes[0], "float32") for x in graph.output)
+    return dataclasses.replace(SUMMARY, inputs=(image,), outputs=outputs)
 
 
 def layers_in(dtype: str):

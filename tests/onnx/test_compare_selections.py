@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from onnx_path import build, compare
 from onnx_path.comparison import marked_engines
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.surgery.verify import selections
-from tests.onnx.build_fixtures import summary_of
+from tests.engines.engine_samples import SUMMARY
 from tests.onnx.comparison_fixtures import layers_in
 from tests.onnx.selecting_models import SCORES, masking, selecting
 from trt_plugin.inspection import engine_summary
@@ -51,7 +52,8 @@ def folder(tmp_path, monkeypatch, gpu) -> Path:
     def read_engine(path):
         outputs = tuple(TensorReport(x.name, (-1,), "float32") for x in onnx.load(path).graph.output)
         inputs = (TensorReport("x", (1, 6), "float32"),)
-        return summary_of(inputs, outputs), layers_in("Float"), ""
+        summary = dataclasses.replace(SUMMARY, inputs=inputs, outputs=outputs)
+        return summary, layers_in("Float"), ""
 
     monkeypatch.setattr(marked_engines, "run_engine", run)
     monkeypatch.setattr(engine_summary, "read_engine", read_engine)

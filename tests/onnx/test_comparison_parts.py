@@ -133,7 +133,6 @@ def test_error_is_the_norm_of_the_difference_over_that_of_the_reference():
         ([1, -3.4e38], [1, -1.7e38], "bf16", 0),
         ([1e-12, 3e-8], [0, 0], "fp16", 0),
         ([1e-12, 3e-8], [0, 0], "fp32", 1),
-        ([1e-6, 0], [0, 0], "fp16", 1),
         ([0, 0], [0, 0], "fp32", 0),
         ([0, 0], [0, 1e-9], "fp32", math.inf),
         ([], [], "fp32", 0),

@@ -20,32 +20,31 @@ from tests.onnx.build_fixtures import (
     convolution,
     refuse,
 )
+from tests.onnx.text_models import text_model
 from trt_plugin.engine_error import EngineError
 
 pytest_plugins = ("tests.onnx.build_fixtures",)
-
-
-def custom_node(op_type: str, domain: str, **attributes) -> onnx.NodeProto:
-    return helper.make_node(op_type, ["maps"], ["output"], name="mine", domain=domain, **attributes)
 
 
 def names_of(model: onnx.ModelProto) -> list[str]:
     return [operator.name for operator in custom_operators(model)]
 
 
-def test_functions_and_names_of_onnx_are_no_custom_operators(tmp_path):
+def test_functions_and_names_of_onnx_are_no_custom_operators():
     """TensorRT's parser ignores domains: com.microsoft's Gelu is ONNX's to it."""
-    path = convolution(tmp_path / "gelu.onnx", node=custom_node("Gelu", "com.microsoft"))
-    assert names_of(onnx.load(path)) == []
-    relu = helper.make_node("Relu", ["x"], ["y"])
-    function = helper.make_function("mine", "Swirl", ["x"], ["y"], [relu], [helper.make_opsetid("", 20)])
-    path = convolution(tmp_path / "model.onnx", node=custom_node("Swirl", "mine"), functions=(function,))
-    model = load_model(path)
-    assert names_of(model) == []
-    model.functions[0].node[0].domain = "mine"
-    model.functions[0].node[0].op_type = "Whirl"
-    branch = helper.make_graph([custom_node("Twist", "mine")], "branch", [], [])
-    model.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch))
+    branch = "{0} = {1} () => (float[3] {1}) {{ {1} = mine.Twist(b) }}"
+    branches = ", ".join((branch.format("then_branch", "p"), branch.format("else_branch", "q")))
+    model = text_model(
+        f"a = com.microsoft.Gelu(x) b = mine.Swirl(a) y = If (c) <{branches}>",
+        "float[3] x, bool c",
+        "float[3] y",
+        20,
+        domains="com.microsoft mine",
+    )
+    assert names_of(model) == ["mine.Swirl", "mine.Twist"]
+    whirl = helper.make_node("Whirl", ["x"], ["y"], domain="mine")
+    opsets = [helper.make_opsetid("mine", 1)]
+    model.functions.append(helper.make_function("mine", "Swirl", ["x"], ["y"], [whirl], opsets))
     assert names_of(model) == ["mine.Whirl", "mine.Twist"]
 
 
@@ -68,8 +67,8 @@ def test_an_operator_without_plugin_is_named(
     tensorrt, no_gpu, tmp_path, capsys, op_type, domain, version, expected
 ):
     """Plugins are checked before the GPU. TensorRT has EfficientNMS_TRT itself."""
-    node = custom_node(op_type, domain, plugin_version=version)
-    path = convolution(tmp_path / "model.onnx", node=node)
+    last = f'[mine] output = {domain}{"." * bool(domain)}{op_type}<plugin_version = "{version}">(maps)'
+    path = convolution(tmp_path / "model.onnx", last=last, domains=domain)
     line = refuse(capsys, tmp_path, path, "--out", tmp_path, *SHAPES, status=1 if expected == NO_GPU else 2)
     assert expected in line
 

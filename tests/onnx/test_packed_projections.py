@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
 
 from onnx_path import model_for_tensorrt, operator
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
@@ -35,7 +34,6 @@ LINEAR = {
 def make_model(
     form: str = "MatMul",
     points: Sequence[int] | None = None,
-    dtype: type = np.float32,
     shapes: bool = True,
     seed: int = 0,
     change: tuple[str, str] = ("", ""),
@@ -46,7 +44,6 @@ def make_model(
     Args:
         form: key of `LINEAR`.
         points: number of each level; None for two of each.
-        dtype: type of queries, value and weights.
         shapes: whether the file has the shapes between the nodes.
         seed: seed of the weights.
         change: a text in the nodes and its replacement.
@@ -62,9 +59,9 @@ def make_model(
         constants["rank_two"] = np.array([-1, CHANNELS])
     for name, role in LAYERS.items():
         columns = HEADS * total * (2 if role == "offsets" else 1)
-        weight = generator.standard_normal((CHANNELS, columns)).astype(dtype)
+        weight = generator.standard_normal((CHANNELS, columns)).astype(np.float32)
         constants[f"{name}_weight"] = weight.T.copy() if form in ("Gemm", "transposed") else weight
-        constants[f"{name}_bias"] = generator.standard_normal(columns).astype(dtype)
+        constants[f"{name}_bias"] = generator.standard_normal(columns).astype(np.float32)
         if form == "Gemm":
             body += f"{role}_shape = Concat<axis = 0>(sizes, {role}_rest) "
         constants[f"{role}_rest" if form == "Gemm" else f"{role}_shape"] = np.array(
@@ -77,13 +74,12 @@ def make_model(
         f'<plugin_version = "1", plugin_namespace = "msda"{ragged}>'
         "(value, levels, starts, reference, offsets, logits)"
     )
-    kind = "float" if dtype == np.float32 else "float16"
     query = "N, Q" if shapes else "a, b"
     model = text_model(
         body.replace(*change),
-        f"{kind}[{query}, {CHANNELS}] query, {kind}[N, 26, {HEADS}, 4] value, "
+        f"float[{query}, {CHANNELS}] query, float[N, 26, {HEADS}, 4] value, "
         f"float[N, Q, {len(LEVELS)}, 2] reference",
-        f"{kind}[N, Q, {HEADS * 4}] output{outputs}",
+        f"float[N, Q, {HEADS * 4}] output{outputs}",
         operator.OPSET_VERSION,
         domains=operator.DOMAIN,
         **constants,
@@ -95,12 +91,12 @@ def make_model(
     return model
 
 
-def run(model: onnx.ModelProto, dtype: type = np.float32) -> list[np.ndarray]:
+def run(model: onnx.ModelProto) -> list[np.ndarray]:
     """Returns all outputs of onnxruntime by the bodies of standard operators."""
     generator = np.random.default_rng(1)
     given = {
-        "query": generator.standard_normal((2, QUERIES, CHANNELS)).astype(dtype),
-        "value": generator.standard_normal((2, 26, HEADS, 4)).astype(dtype),
+        "query": generator.standard_normal((2, QUERIES, CHANNELS)).astype(np.float32),
+        "value": generator.standard_normal((2, 26, HEADS, 4)).astype(np.float32),
         "reference": generator.random((2, QUERIES, len(LEVELS), 2)).astype(np.float32),
     }
     return list(OnnxruntimeReference(copied(model), Path(), given)().values())
@@ -130,15 +126,6 @@ def test_packed_model_computes_the_same(form, points, shapes):
     for expected, found in zip(run(model), run(result), strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert packed(result, expected=0) == result
-
-
-def test_type_of_the_weights_stays():
-    model = make_model(dtype=np.float16)
-    result = packed(model)
-    weights = {x.name: x.data_type for x in result.graph.initializer if "projection" in x.name}
-    assert set(weights.values()) == {TensorProto.FLOAT16}
-    for expected, found in zip(run(model, np.float16), run(result, np.float16), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)
 
 
 def test_names_say_the_module_and_follow_from_the_file():
