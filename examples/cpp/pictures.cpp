@@ -20,36 +20,25 @@ std::vector<fs::path> expand(std::string const& argument) {
   std::vector<fs::path> files;
   for (auto const& entry : fs::directory_iterator(argument)) {
     std::string suffix = entry.path().extension();
-    std::transform(suffix.begin(), suffix.end(), suffix.begin(), ::tolower);
-    const bool hidden = entry.path().filename().string()[0] == '.';
-    if (!hidden && kSuffixes.count(suffix) > 0) files.push_back(entry);
+    std::ranges::transform(suffix, suffix.begin(), ::tolower);
+    const bool hidden = entry.path().filename().string().starts_with('.');
+    if (!hidden && kSuffixes.contains(suffix)) files.push_back(entry);
   }
   if (files.empty()) throw UsageError(concat(argument, ": the folder holds no picture"));
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 
 // Returns the folder that holds both folders.
-fs::path shared_folder(fs::path const& first, fs::path const& second) {
-  const auto end = std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first;
-  fs::path shared;
-  std::for_each(first.begin(), end, [&](fs::path const& part) { shared /= part; });
-  return shared;
-}
-
-// Returns <stem>.jpg, or <stem>_2.jpg, ... if it is taken.
-std::string free_name(std::string const& stem, std::set<std::string>& taken) {
-  std::string name = stem + ".jpg";
-  for (int number = 2; !taken.insert(name).second; ++number) {
-    name = concat(stem, "_", number, ".jpg");
-  }
-  return name;
+fs::path shared_folder(fs::path first, fs::path const& second) {
+  while (*second.lexically_relative(first).begin() == "..") first = first.parent_path();
+  return first;
 }
 
 // Returns whether a JPEG file ends before its end-of-image marker. OpenCV shows the rest as gray.
 bool is_truncated_jpeg(std::string const& file) {
   const auto byte = [&](size_t at) { return static_cast<uint8_t>(file[at]); };
-  if (file.compare(0, 2, "\xff\xd8") != 0) return false;
+  if (!file.starts_with("\xff\xd8")) return false;
   size_t at = 2;  // the segments before the pixels; one may hold a thumbnail with its own end
   while (at + 3 < file.size() && byte(at) == 0xff && byte(at + 1) != 0xda) {
     at += 2 + (byte(at + 2) << 8 | byte(at + 3));
@@ -71,7 +60,11 @@ std::vector<Picture> find_pictures(std::vector<std::string> const& arguments) {
       absolute.push_back(fs::absolute(path).lexically_normal());
       const fs::path folder = absolute.back().parent_path();
       shared = pictures.empty() ? folder : shared_folder(shared, folder);
-      pictures.push_back({path, "", free_name(path.stem(), taken)});
+      std::string output_name = concat(path.stem().string(), ".jpg");
+      for (int number = 2; !taken.insert(output_name).second; ++number) {
+        output_name = concat(path.stem().string(), "_", number, ".jpg");
+      }
+      pictures.push_back({path, "", output_name});
     }
   }
   for (size_t i = 0; i < pictures.size(); ++i) {

@@ -2,41 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace codetr {
 namespace {
-
-float area(Detection const& detection) {
-  auto const& [x1, y1, x2, y2] = detection.box;
-  return (x2 - x1) * (y2 - y1);
-}
 
 // Returns 0 between classes and if both boxes are empty.
 float class_wise_iou(Detection const& first, Detection const& second) {
   if (first.label != second.label) return 0;
   auto const &a = first.box, &b = second.box;
+  const auto area = [](auto const& box) { return (box[2] - box[0]) * (box[3] - box[1]); };
   const float width = std::min(a[2], b[2]) - std::max(a[0], b[0]);
   const float height = std::min(a[3], b[3]) - std::max(a[1], b[1]);
   const float intersection = std::max(width, 0.0F) * std::max(height, 0.0F);
-  const float both = area(first) + area(second) - intersection;
+  const float both = area(a) + area(b) - intersection;
   return both > 0 ? intersection / both : 0;
 }
 
-template <class Predicate>
-void drop_if(Detections& detections, Predicate predicate) {
-  detections.erase(std::remove_if(detections.begin(), detections.end(), predicate),
-                   detections.end());
-}
-
 void sort_by_score(Detections& detections) {
-  std::stable_sort(detections.begin(), detections.end(),
-                   [](Detection const& a, Detection const& b) { return a.score > b.score; });
+  std::ranges::stable_sort(detections, std::greater(), &Detection::score);
 }
 
 Detections hard_nms(Detections const& sorted, float threshold) {
   Detections kept;
   for (Detection const& candidate : sorted) {
-    const bool suppressed = std::any_of(kept.begin(), kept.end(), [&](Detection const& better) {
+    const bool suppressed = std::ranges::any_of(kept, [&](Detection const& better) {
       return class_wise_iou(better, candidate) > threshold;
     });
     if (!suppressed) kept.push_back(candidate);
@@ -52,18 +42,17 @@ float soft_weight(float iou, Nms const& nms) {
 
 // As in mmcv, the first detection is kept whatever its score.
 Detections soft_nms(Detections alive, Nms const& nms) {
-  const auto min_score = static_cast<float>(nms.min_score);
   Detections kept;
   while (!alive.empty()) {
-    const auto best =
-        std::max_element(alive.begin(), alive.end(),
-                         [](Detection const& a, Detection const& b) { return a.score < b.score; });
+    const auto best = std::ranges::max_element(alive, {}, &Detection::score);
     kept.push_back(*best);
     alive.erase(best);
     for (Detection& other : alive) {
       other.score *= soft_weight(class_wise_iou(kept.back(), other), nms);
     }
-    drop_if(alive, [&](Detection const& other) { return !(other.score >= min_score); });
+    std::erase_if(alive, [least = static_cast<float>(nms.min_score)](Detection const& other) {
+      return !(other.score >= least);
+    });
   }
   return kept;
 }
@@ -99,8 +88,9 @@ Detections apply_nms(Detections kept, Nms const& nms) {
 
 Detections select(Detections detections, double threshold, std::optional<size_t> top) {
   sort_by_score(detections);
-  const auto least = static_cast<float>(threshold);
-  drop_if(detections, [&](Detection const& one) { return !(one.score >= least); });
+  std::erase_if(detections, [least = static_cast<float>(threshold)](Detection const& one) {
+    return !(one.score >= least);
+  });
   if (top && detections.size() > *top) detections.resize(*top);
   return detections;
 }

@@ -197,7 +197,7 @@ class Run {
 };
 
 int fail(Program const& program, std::string message, int status) {
-  std::replace(message.begin(), message.end(), '\n', ' ');
+  std::ranges::replace(message, '\n', ' ');
   std::cerr << program.name << ": error: " << message << std::endl;
   return status;
 }

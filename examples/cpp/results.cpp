@@ -34,7 +34,7 @@ std::vector<int> category_ids(std::vector<std::string> const& names) {
       names.size() == 80 && names.front() == "person" && names.back() == "toothbrush";
   std::vector<int> ids;
   for (int id = 0; ids.size() < names.size(); ++id) {
-    if (!is_coco || kUnused.count(id) == 0) ids.push_back(id);
+    if (!is_coco || !kUnused.contains(id)) ids.push_back(id);
   }
   return ids;
 }
@@ -53,7 +53,7 @@ std::vector<int64_t> image_ids(std::vector<Found> const& pictures) {
 
 // Returns the value that a share of the samples does not exceed.
 double quantile(std::vector<float> samples, double share) {
-  std::sort(samples.begin(), samples.end());
+  std::ranges::sort(samples);
   return samples[static_cast<size_t>(share * static_cast<double>(samples.size() - 1) + 0.5)];
 }
 
@@ -67,11 +67,6 @@ Json to_json(Shape const& shape, std::vector<Samples> const& timed) {
                     {"samples", samples.size()}});
   }
   return {{"batch", shape[0]}, {"height", shape[2]}, {"width", shape[3]}, {"runs", runs}};
-}
-
-template <class Value>
-Json or_null(std::optional<Value> const& value) {
-  return value ? Json(*value) : Json(nullptr);
 }
 
 }  // namespace
@@ -102,6 +97,7 @@ void write_document(std::filesystem::path const& path, Results const& results,
   for (size_t label = 0; label < names.size(); ++label) {
     categories.push_back({{"id", category_id[label]}, {"name", names[label]}});
   }
+  const auto or_null = [](auto const& value) { return value ? Json(*value) : Json(nullptr); };
   Json info{{"description", program},
             {"network", metadata.description},
             {"threshold", options.threshold},

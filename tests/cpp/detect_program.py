@@ -61,10 +61,10 @@ def refused(*arguments: object, status: int = 2, **options: Any) -> str:
 
 
 class NetworkRun(NamedTuple):
-    """One run of the network."""
+    """One run of the network: images [N, 3, H, W], image_shapes [N, 2] and outputs."""
 
-    images: np.ndarray  # [N, 3, H, W]
-    image_shapes: np.ndarray  # [N, 2]
+    images: np.ndarray
+    image_shapes: np.ndarray
     outputs: Outputs
 
 
@@ -122,21 +122,12 @@ class Network:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the metadata of an engine with this network."""
-        rows = self.outputs[1].shape[1]
-        shapes, count = self.sizes.shapes(), -1 if self.sizes.batch.dynamic else self.sizes.batch.opt
         resize = {"height": self.sizes.height.opt, "width": self.sizes.width.opt, "mode": "fit_pad"}
         return {
             "format": 1,
             "model": "net",
-            "inputs": [
-                {"name": "images", "shape": shapes["images"]},
-                {"name": "image_shapes", "shape": shapes["image_shapes"]},
-            ],
-            "outputs": [
-                {"name": "boxes", "shape": [count, rows, 4]},
-                {"name": "scores", "shape": [count, rows]},
-                {"name": "labels", "shape": [count, rows]},
-            ],
+            "inputs": [{"name": name, "shape": shape} for name, shape in self.sizes.shapes().items()],
+            "outputs": [],
             "class_names": list(self.class_names),
             "mean": list(self.mean),
             "std": list(self.std),
