@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -141,13 +140,9 @@ def measure_accuracy(
         variants = TORCH_PRECISIONS if torch.cuda.is_available() else ()
     preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
     with contextlib.ExitStack() as stack:
-        makers = (
-            torch_variants(config, weights, variants, preprocessor),
-            engine_variants(engine),
-            onnx_variants(onnx),
-        )
         chosen = []
-        for variant in itertools.chain.from_iterable(makers):
+        size = ChosenSize(height=height, width=width)
+        for variant in load_variants(config, weights, variants, engine, onnx, size):
             stack.enter_context(variant.detector)
             check_alike(variant, preprocessor)
             variant.detector.backend.preprocessor = preprocessor
@@ -197,11 +192,7 @@ def measure_accuracy(
 
 
 def input_size(height: int | None, width: int | None, files: Sequence[tuple[str, Path]]) -> tuple[int, int]:
-    """Returns the height and width of all variants' input.
-
-    Args:
-        height, width: the caller's choice.
-        files: engines and ONNX files with their names.
+    """Returns the height and width of all variants' input: the caller's, and that of the (name, file) pairs.
 
     Raises:
         ArgumentError: there is no size.
@@ -230,15 +221,14 @@ def shared_nms(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     Raises:
         UsageError: two files differ.
     """
-    inside = {}
+    shared, first = {}, ""
     for name, file in files:
         metadata = ArtifactMetadata.load(file.with_suffix(".json"))
         if metadata.nms_in_graph:
-            inside[name] = {"nms": metadata.nms["method"], "nms_iou": metadata.nms["iou_threshold"]}
-    (first, shared), *others = inside.items() or [("", {})]
-    for name, other in others:
-        if other != shared:
-            raise UsageError(f"--{name}: expected the suppression of --{first}, {shared}, got {other}")
+            own = {"nms": metadata.nms["method"], "nms_iou": metadata.nms["iou_threshold"]}
+            if shared and own != shared:
+                raise UsageError(f"--{name}: expected the suppression of --{first}, {shared}, got {own}")
+            shared, first = own, name
     return shared
 
 
@@ -269,32 +259,28 @@ def detect(
     return [variant.timer(last, iterations) for variant in variants]
 
 
-def torch_variants(
-    config: Config, weights: str | None, precisions: Sequence[str], preprocessor: Preprocessor
+def load_variants(
+    config: Config,
+    weights: str | None,
+    precisions: Sequence[str],
+    engines: Sequence[EngineFile],
+    onnx: Sequence[Path],
+    size: ChosenSize,
 ) -> Iterator[Variant]:
-    """Loads PyTorch's variants, the reference first."""
-    size = ChosenSize(height=preprocessor.height, width=preprocessor.width)
+    """Loads PyTorch's variants, the reference first, then the engines and the ONNX files."""
     for precision in dict.fromkeys(("fp32", *precisions)):
         backend = TorchBackend(config, weights, precision=precision, size=size).load()
         timer = time_torch if backend.device.type == "cuda" else time_on_host
         yield Variant("PyTorch", precision, precision, Detector(backend=backend), partial(timer, backend))
-
-
-def engine_variants(engines: Sequence[EngineFile]) -> Iterator[Variant]:
-    """Loads the engines."""
     for file in engines:
         detector = Detector(backend=TensorRTBackend(file.path).load())
         precision = ArtifactMetadata.load(file.path.with_suffix(".json")).precision
         yield Variant("TensorRT engine", file.label, precision, detector, partial(time_engine, file.path))
-
-
-def onnx_variants(files: Sequence[Path]) -> Iterator[Variant]:
-    """Loads the ONNX files."""
-    for path in files:
+    for path in onnx:
         backend = OnnxRuntimeBackend(path).load()
-        name = f"onnxruntime {'GPU' if backend.device == 'cuda' else 'CPU'}"
+        name, precision = f"onnxruntime {'GPU' if backend.device == 'cuda' else 'CPU'}", backend.precision
         timer = partial(time_on_host, backend)
-        yield Variant(name, backend.precision, backend.precision, Detector(backend=backend), timer)
+        yield Variant(name, precision, precision, Detector(backend=backend), timer)
 
 
 def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -54,18 +54,11 @@ class Agreement:
 
     def as_dict(self) -> dict:
         """Returns counts, shares (1 without detections) and worst differences, for JSON."""
-        return {
-            "threshold": self.threshold,
-            "least_iou": LEAST_IOU,
-            "expected": self.expected,
-            "agreeing": self.agreeing,
+        shares = {
             "share": self.agreeing / self.expected if self.expected else 1.0,
-            "found": self.found,
-            "agreeing_back": self.agreeing_back,
             "share_back": self.agreeing_back / self.found if self.found else 1.0,
-            "worst_box_px": self.worst_box_px,
-            "worst_score": self.worst_score,
         }
+        return {**asdict(self), "least_iou": LEAST_IOU, **shares}
 
 
 def match(one: Detections, other: Detections) -> tuple[np.ndarray, np.ndarray]:

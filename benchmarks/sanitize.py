@@ -109,8 +109,7 @@ def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> t
 def wrong_levels(dtype: torch.dtype) -> float:
     """Runs with wrong level sizes on the GPU. The kernel may touch nothing outside of the value tensor.
 
-    Returns:
-        0, because compute-sanitizer finds the errors.
+    compute-sanitizer finds the errors, so the error that it returns is 0.
     """
     problem = Problem("wrong", 1, ((4, 4), (2, 2)), 8, num_heads=2, head_dim=32)
     inputs = problem.attention_inputs(dtype, "cuda", "uniform")

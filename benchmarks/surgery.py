@@ -125,13 +125,9 @@ def read_subject(path: Path) -> Subject:
 
 
 def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dict:
-    """Rewrites one file and builds both engines; a failure is part of the row.
+    """Rewrites one file and builds both engines in `folder`; a failure is part of the row.
 
-    Args:
-        subject: the file.
-        folder: folder for the rewritten file, the engines and the reports.
-        precision: precision of both engines.
-        seconds: limit of one command.
+    A command that takes longer than `seconds` has failed.
     """
     row: dict = {
         "model": subject.name,

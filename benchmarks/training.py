@@ -7,7 +7,7 @@ import gc
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 from unittest import mock
 
@@ -94,14 +94,10 @@ def measure_training(
     return 0
 
 
-@contextlib.contextmanager
-def use_attention(name: str) -> Iterator[None]:
-    """Runs the attention modules with the kernels, or with the reference in PyTorch."""
-    if name == "kernels":
-        yield
-    else:
-        with mock.patch.object(msda.module, "fused_attention", msda.reference.fused_attention):
-            yield
+def use_attention(name: str) -> contextlib.AbstractContextManager:
+    """Runs the attention modules with the kernels, or with the reference in PyTorch, inside its block."""
+    room = msda.module if name == "kernels" else msda.reference
+    return mock.patch.object(msda.module, "fused_attention", room.fused_attention)
 
 
 def measure(problem: TrainingProblem, bf16: bool, steps: int) -> dict:

@@ -57,6 +57,12 @@ class EngineKey:
         names = INPUT_NAMES[self.operator]
         return (*names[:-2], "projection") if self.packed else names
 
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Returns the type of an input."""
+        known = {"value": self.dtype, "reference_points": torch.float32}
+        known |= {"spatial_shapes": self.index_dtype, "level_start_index": self.index_dtype}
+        return known.get(name, self.location_dtype)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -125,12 +131,9 @@ class PluginEngine:
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies the inputs as the engine accepts them: its types, contiguous, aligned to 256 bytes."""
-        key = self.key
-        wanted = {"value": key.dtype, "spatial_shapes": key.index_dtype, "level_start_index": key.index_dtype}
-        wanted["reference_points"] = torch.float32
         return [
-            torch.empty(tensor.shape, dtype=wanted.get(name, key.location_dtype), device="cuda").copy_(tensor)
-            for name, tensor in zip(key.input_names, inputs, strict=True)
+            torch.empty(tensor.shape, dtype=self.key.dtype_of(name), device="cuda").copy_(tensor)
+            for name, tensor in zip(self.key.input_names, inputs, strict=True)
         ]
 
     def __call__(self, prepared: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -215,11 +218,8 @@ def _build(key: EngineKey, limits: Limits) -> trt.IHostMemory | None:
     profile = builder.create_optimization_profile()
     tensors = []
     for name, dimensions in input_dimensions(key, limits).items():
-        dtype = {"value": key.dtype, "reference_points": torch.float32}.get(name, key.location_dtype)
-        if name in ("spatial_shapes", "level_start_index"):
-            dtype = key.index_dtype
         shape = [low if low == high else -1 for low, _, high in dimensions]
-        tensors.append(network.add_input(name, types[dtype], shape))
+        tensors.append(network.add_input(name, types[key.dtype_of(name)], shape))
         if -1 in shape:
             profile.set_shape(name, *(tuple(sizes) for sizes in zip(*dimensions, strict=True)))
     if key.operator == NVIDIA:

@@ -105,13 +105,12 @@ def test_page(page: str, tmp_path: Path) -> None:
     [
         ("coco.sh", ("onnx", "onnxscript", "onnxruntime", "pycocotools", "scipy")),
         ("onnx.sh", ("onnx", "onnxscript", "onnxruntime", "transformers")),
-        ("research.py", ()),
     ],
 )
 def test_story(script: str, packages: tuple[str, ...], tmp_path: Path) -> None:
     for package in packages:
         pytest.importorskip(package, reason=f"{package} is not installed")
-    run(sys.executable if script.endswith(".py") else "bash", STORIES / script, tmp_path / "work")
+    run("bash", STORIES / script, tmp_path / "work")
 
 
 def run(*command: str | Path) -> None:
