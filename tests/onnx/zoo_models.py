@@ -7,6 +7,7 @@ backbones and text encoders have random weights too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from unittest import mock
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 import codetr
 import msda
-from tests.golden_models import load_golden
+from tests.golden_models import GOLDEN
 from tests.onnx.zoo_exporters import Exportable, randomise
 
 Built = tuple[nn.Module, dict[str, Tensor]]
@@ -248,7 +249,7 @@ def rf_detr(full: bool, levels: Sequence[str] = ("P4",)) -> Built:
             tiny = lambda *_: published(*_) | width | {"num_attention_heads": 2}  # noqa: E731
             stack.enter_context(mock.patch.object(dinov2, "get_config", tiny))
             stack.enter_context(mock.patch.dict(dinov2.size_to_width, small=24))
-            options |= {"hidden_dim": 32, "sa_nheads": 4, "ca_nheads": 8, "dec_layers": 3, "num_queries": 12}
+            options |= {"hidden_dim": 32, "sa_nheads": 4, "ca_nheads": 8, "dec_layers": 2, "num_queries": 12}
             options |= {"num_select": 12, "num_classes": 5, "out_feature_indexes": [1, 2, 3]}
             options |= {"resolution": 128, "positional_encoding_size": 8, "group_detr": 1}
         model = build_model_from_config(RFDETRMediumConfig(**options)).eval()
@@ -264,11 +265,21 @@ def rf_detr_two_levels(full: bool) -> Built:
 
 def co_dino(full: bool, golden: str, published: str, points_per_level: Sequence[int] | None = None) -> Built:
     if full:
-        model, (height, width) = codetr.CoDino(codetr.load_config(published)), (768, 1152)
-        randomise(model)
+        config, (height, width) = codetr.load_config(published), (768, 1152)
     else:
-        model, tensors = load_golden(golden)
-        height, width = tensors["in/images"].shape[-2:]
+        config = codetr.load_config(GOLDEN / f"{golden}.json")
+        height, width = config.input_hw
+        config = dataclasses.replace(config, num_queries=12, encoder_layers=1)
+        if config.backbone.type == "ResNet":
+            backbone = dataclasses.replace(config.backbone, depth=18)
+            neck = dataclasses.replace(config.neck, in_channels=(8, 16, 32, 64))
+            config = dataclasses.replace(config, backbone=backbone, neck=neck, decoder_layers=1)
+        else:
+            # The third stage has blocks with and without a window shift.
+            backbone = dataclasses.replace(config.backbone, depths=(1, 1, 2, 1))
+            config = dataclasses.replace(config, backbone=backbone, decoder_layers=2)
+    model = codetr.CoDino(config)
+    randomise(model)
     inputs = {
         "images": torch.randn(1, 3, height, width),
         "image_shapes": torch.tensor([[height - height // 8, width - width // 4]]),
@@ -367,7 +378,7 @@ def _hybrid_encoder(heads: int) -> dict:
         "num_queries": 12,
         "decoder_in_channels": [32, 32, 32],
         "decoder_ffn_dim": 32,
-        "decoder_layers": 3,
+        "decoder_layers": 2,
         "decoder_attention_heads": heads,
         "num_labels": 5,
         "num_denoising": 0,
