@@ -137,7 +137,7 @@ def read_engine(
         engine_bytes=path.stat().st_size,
         built_with=version,
         tensorrt_version=trt.__version__,
-        gpu=call("cudaGetDeviceProperties", device).name.decode(),
+        gpu=call("cudaGetDeviceProperties", device).name.decode().rstrip("\0"),
         verbosity=engine.profiling_verbosity.name,
         layers=engine.num_layers,
         inputs=tuple(_describe(engine, name, is_input=True) for name in inputs),
