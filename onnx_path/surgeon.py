@@ -24,39 +24,23 @@ from codetr.export.output_folder import check_output
 from trt_plugin.atomic_files import write_json
 
 if TYPE_CHECKING:
-    from onnx_path.surgery.pipeline import UnknownOperator, operate
-    from onnx_path.surgery.verify.model_comparison import OutputsDiffer
-    from onnx_path.surgery.verify.report import NearMiss, Replacement, SurgeryReport
+    from onnx_path.surgery.pipeline import (
+        NearMiss,
+        OutputsDiffer,
+        Replacement,
+        SurgeryReport,
+        UnknownOperator,
+        operate,
+    )
 
-_MODULES = {
-    "operate": "onnx_path.surgery.pipeline",
-    "UnknownOperator": "onnx_path.surgery.pipeline",
-    "OutputsDiffer": "onnx_path.surgery.verify.model_comparison",
-    "NearMiss": "onnx_path.surgery.verify.report",
-    "Replacement": "onnx_path.surgery.verify.report",
-    "SurgeryReport": "onnx_path.surgery.verify.report",
-}
-__all__ = [
-    "NearMiss",
-    "OutputsDiffer",
-    "Replacement",
-    "SurgeryReport",
-    "UnknownOperator",
-    "main",
-    "operate",
-    "surgeon",
-]
+__all__ = ["NearMiss", "OutputsDiffer", "Replacement", "SurgeryReport", "UnknownOperator", "operate"]
 
 
 def __getattr__(name: str):
     """Imports the public names when they are used, so that the command's help needs no ONNX packages."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
-
-
-class UnexpectedNumber(ValueError):
-    """The surgeon replaced another number of attentions than the caller expects."""
+    return getattr(importlib.import_module("onnx_path.surgery.pipeline"), name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,12 +86,11 @@ def surgeon(
     check_output("json", json, (model, out))
     from onnx_path.surgery.graph import model_files
     from onnx_path.surgery.graph.onnx_session import CannotRun
-    from onnx_path.surgery.pipeline import UnknownOperator, operate
-    from onnx_path.surgery.verify.model_comparison import OutputsDiffer
+    from onnx_path.surgery.pipeline import OutputsDiffer, UnknownOperator, operate
 
+    original = model_files.load(model)
+    model_files.check_valid(model, original)
     try:
-        original = model_files.load(model)
-        model_files.check_valid(model, original)
         result, report = operate(
             original,
             target=target,
@@ -117,18 +100,13 @@ def surgeon(
             seed=seed,
             folder=model.parent,
         )
-    except model_files.BadModel as error:
-        raise UsageError(one_line(error)) from error
     except (UnknownOperator, CannotRun) as error:
         raise UsageError(f"{model}: {one_line(error)}") from error
     except OutputsDiffer as error:
         raise OutputsDiffer(f"{out} is not written: {error}") from error
     if expect not in (None, len(report.replacements)):
-        raise UnexpectedNumber(f"{out} is not written: {_difference(report, expect)}")
-    if result is original:
-        model_files.copy(model, out, original)
-    else:
-        model_files.save(result, out, model)
+        raise ValueError(f"{out} is not written: {_difference(report, expect)}")
+    model_files.save(result, out, model)
     if json is not None:
         write_json(json, dataclasses.asdict(report), indent=2, allow_nan=False)
     _print(report, out)

@@ -28,6 +28,7 @@ from onnx_path.surgery.rewrite.draft import Draft, insert
 from onnx_path.surgery.rewrite.operator_nodes import draft_attention, draft_fused_attention
 from onnx_path.surgery.verify import proof, random_inputs
 from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
+from onnx_path.surgery.verify.model_comparison import OutputsDiffer as OutputsDiffer
 from onnx_path.surgery.verify.report import NearMiss, Replacement, SurgeryReport
 
 SURGERY_TARGETS = ("msda", "nvidia")

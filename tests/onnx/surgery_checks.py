@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 from torch import Tensor, nn
 
 from onnx_path import operator
 from onnx_path.surgeon import SurgeryReport
-from onnx_path.surgery.graph.onnx_session import Session
-from tests.onnx.zoo_exporters import quiet
+from tests.onnx.zoo_exporters import export_module, run_onnx
 
 NAMES = ("queries", "memory", "references")
 
@@ -42,31 +40,16 @@ def export(
 ) -> onnx.ModelProto:
     """Exports a module with one output by one of Torch's exporters, into a folder or as a file."""
     path = path / "model.onnx" if path.is_dir() else path
-    options: dict = {"dynamic_axes": dynamic}
-    if exporter == "dynamo":
-        options = {"external_data": False, "verbose": False}
-        if dynamic:
-            axes = [dynamic.get(name, {}) for name in names]
-            dims = [{axis: torch.export.Dim(name) for axis, name in own.items()} for own in axes]
-            options["dynamic_shapes"] = tuple(dims)
-    with quiet(), torch.no_grad():
-        torch.onnx.export(
-            module.eval(),
-            tuple(tensors),
-            path,
-            input_names=list(names),
-            output_names=["output"],
-            opset_version=opset,
-            dynamo=exporter == "dynamo",
-            **options,
-        )
+    inputs = dict(zip(names, tensors, strict=True))
+    export_module(
+        module.eval(), inputs, path, outputs=("output",), exporter=exporter, opset=opset, dynamic=dynamic
+    )
     return onnx.load(path)
 
 
 def run(model: onnx.ModelProto, tensors: Sequence[Tensor], names: Sequence[str] = NAMES) -> np.ndarray:
-    """Returns the model's only output, by onnxruntime with all its optimisations."""
-    session = Session(model, optimise=True)
-    return session.run({name: tensor.numpy() for name, tensor in zip(names, tensors)})[0]
+    """Returns the model's only output by onnxruntime."""
+    return run_onnx(model.SerializeToString(), dict(zip(names, tensors, strict=True)))[0]
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:

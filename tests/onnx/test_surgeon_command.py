@@ -48,33 +48,24 @@ def test_rewrites_a_file_and_reports(file: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_options(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-    out = tmp_path / "out.onnx"
+    out, report = tmp_path / "out.onnx", tmp_path / "report.json"
     options = ["--target", "nvidia", "--no-function-body", "--no-check", "--no-fuse", "--seed", "7"]
     assert surgeon(file, out, *options) == 0
-    assert "outputs: not compared" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "outputs: not compared" in printed and "already" not in printed
     model = onnx.load(out)
     assert operators(model)[NVIDIA] == 1 and not model.functions
+    assert surgeon(out, tmp_path / "again.onnx", "--expect", "0", "--json", report) == 0
+    assert "(the file read has 1 MSDA node already)" in capsys.readouterr().err
+    assert json.loads(report.read_text())["already"] == 1
 
 
 def test_a_model_without_attention_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture):
-    source, out = tmp_path / "in.onnx", tmp_path / "elsewhere" / "out.onnx"
-    _save_external(export(nn.Linear(3, 4), [torch.randn(2, 3)], tmp_path, names=["x"]), source)
-    assert surgeon(source, out) == 0
-    assert out.read_bytes() == source.read_bytes()
-    assert {x.name for x in out.parent.iterdir()} == {"out.onnx", "weights.bin"}
+    out = tmp_path / "elsewhere" / "out.onnx"
+    model = export(nn.Linear(3, 4), [torch.randn(2, 3)], tmp_path, names=["x"])
+    assert surgeon(tmp_path / "model.onnx", out) == 0
+    assert onnx.load(out) == model
     assert "no decomposed multi-scale deformable attention found" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("target", ["msda", "nvidia"])
-def test_nodes_that_the_file_has_already_are_counted(
-    target: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-):
-    out, again = tmp_path / "out.onnx", tmp_path / "again.onnx"
-    assert surgeon(file, out, "--target", target) == 0
-    assert "already" not in capsys.readouterr().err
-    assert surgeon(out, again, "--expect", "0", "--json", tmp_path / "report.json") == 0
-    assert "(the file read has 1 MSDA node already)" in capsys.readouterr().err
-    assert json.loads((tmp_path / "report.json").read_text())["already"] == 1
 
 
 def test_another_number_than_expected_fails(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -129,27 +120,17 @@ def _not_valid(file: Path) -> None:
     onnx.save(model, file)
 
 
-def _unknown_operator(file: Path) -> None:
-    model = onnx.load(file)
-    model.graph.node.append(onnx.helper.make_node("Sort", ["output"], ["sorted"], domain="acme"))
-    model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
-    model.graph.output[0].name = "sorted"
-    onnx.save(model, file)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         pytest.param(Path.unlink, "no such file", id="absent"),
         pytest.param(lambda file: file.write_bytes(b"no model" * 9), "not an ONNX file", id="garbage"),
-        pytest.param(lambda file: file.write_bytes(b""), "not an ONNX file", id="empty"),
         pytest.param(_cut_off, "a part of one is missing", id="cut-off"),
         pytest.param(
             _weights_missing, "its weights are in weights.bin, which is not beside it", id="no-weights"
         ),
         pytest.param(_weights_cut_off, "its weights file weights.bin is cut off", id="weights-cut-off"),
         pytest.param(_not_valid, "not a valid ONNX model", id="not-valid"),
-        pytest.param(_unknown_operator, "onnxruntime does not know the operator acme.Sort", id="unknown"),
     ],
 )
 def test_unusable_files(damage: Callable, message: str, file: Path, capsys: pytest.CaptureFixture):
@@ -165,12 +146,9 @@ def test_unusable_files(damage: Callable, message: str, file: Path, capsys: pyte
     ("words", "named"),
     [
         (["in.onnx", "in.onnx"], "OUT.onnx"),
-        (["in.onnx", "."], "OUT.onnx"),
         (["in.onnx", "note/out.onnx"], "OUT.onnx"),
         (["in.onnx", "out.onnx", "--json", "in.onnx"], "--json"),
         (["in.onnx", "out.onnx", "--target", "trt"], "--target"),
-        (["in.onnx", "out.onnx", "--expect", "-1"], "--expect"),
-        (["in.onnx"], "OUT"),
     ],
 )
 def test_wrong_options(words: list[str], named: str, file: Path, monkeypatch, capsys: pytest.CaptureFixture):

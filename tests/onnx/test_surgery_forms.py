@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -18,23 +17,20 @@ from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers
 from tests.onnx.attention_layers import POINTS, RAGGED, Attention
 from tests.onnx.surgery_checks import NAMES, check_one, export, run
+from tests.onnx.zoo_exporters import simplify
 from tests.onnx.zoo_layers import SpatialAttention, bevformer_spatial
-
-# One form of each way by default, the others are slow.
-_CHOSEN = dict(zip((*layers.GRID_SAMPLE, *layers.GATHER), ("2e", "4r", "2r", "4e", "2r", "4r", "2r", "4e")))
-_FORMS = {"2e": (2, POINTS), "2r": (2, RAGGED), "4e": (4, POINTS), "4r": (4, RAGGED)}
 
 
 @pytest.mark.parametrize(
     ("way", "columns", "points"),
     [
-        pytest.param(
-            *(way, *form), id=f"{way.__name__}-{key}", marks=() if key == chosen else pytest.mark.slow
-        )
-        for way, chosen in _CHOSEN.items()
-        for key, form in _FORMS.items()
-        if way is not layers.by_stack or key[1] == "e"  # only equal points can be stacked
+        (layers.by_stack, 2, POINTS),
+        (layers.by_concat, 4, RAGGED),
+        (layers.by_addition, 2, RAGGED),
+        (layers.by_gathers, 2, RAGGED),
+        (layers.by_padded_gathers, 4, POINTS),
     ],
+    ids=lambda way: getattr(way, "__name__", None),
 )
 def test_every_way_to_write_attention(way: Callable, columns: int, points: tuple[int, ...], tmp_path: Path):
     module, tensors = Attention(way, points=points), layers.inputs(2, columns=columns)
@@ -50,38 +46,39 @@ def test_every_way_to_write_attention(way: Callable, columns: int, points: tuple
     assert relative_error(expected, run(result, tensors)) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("exporter", "opset"),
-    [("torchscript", 16), pytest.param("torchscript", 20, marks=pytest.mark.slow), ("dynamo", 21)],
-)
-def test_opsets(exporter: str, opset: int, tmp_path: Path):
-    model = export(Attention(layers.by_stack), layers.inputs(), tmp_path, exporter=exporter, opset=opset)
+def check_opset(model: onnx.ModelProto, opset: int) -> None:
+    for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
+        assert {x.domain: x.version for x in imports}[""] == opset
+
+
+def test_the_oldest_opset(tmp_path: Path):
+    model = export(Attention(layers.by_stack), layers.inputs(), tmp_path, opset=16)
     result, report = operate(model)
     check_one(model, result, report)
-    for imports in (result.opset_import, *(function.opset_import for function in result.functions)):
-        assert {x.domain: x.version for x in imports}[""] == opset
+    check_opset(result, 16)
+
+
+def test_16_bit_models_stay_16_bit_by_the_newer_exporter(tmp_path: Path):
+    module, tensors = Attention(layers.by_stack).half(), [x.half() for x in layers.inputs()]
+    model = export(module, tensors, tmp_path, exporter="dynamo", opset=21)
+    result, report = operate(model)
+    check_one(model, result, report)
+    check_opset(result, 21)
+    assert onnx.TensorProto.FLOAT16 in {x.data_type for x in result.graph.initializer}
+    assert result.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
 
 
 def test_an_opset_without_grid_sample_is_raised(tmp_path: Path):
     model = export(Attention(layers.by_gathers), layers.inputs(), tmp_path, opset=13)
     result, report = operate(model)
     check_one(model, result, report)
-    assert {x.domain: x.version for x in result.opset_import}[""] == 16
+    check_opset(result, 16)
 
 
-@pytest.mark.parametrize(
-    ("way", "exporter"),
-    [
-        (layers.by_concat, "torchscript"),
-        pytest.param(layers.by_stack, "dynamo", marks=pytest.mark.slow),
-        pytest.param(layers.by_gathers, "torchscript", marks=pytest.mark.slow),
-        pytest.param(layers.by_gathers, "dynamo", marks=pytest.mark.slow),
-    ],
-)
-def test_dynamic_axes_stay(way: Callable, exporter: str, tmp_path: Path):
+def test_dynamic_axes_stay(tmp_path: Path):
     dynamic = {"queries": {0: "n", 1: "q"}, "memory": {0: "n"}, "references": {0: "n", 1: "q"}}
     tensors = layers.inputs(2, queries=6, columns=4, reference_levels=1)
-    model = export(Attention(way), tensors, tmp_path, exporter=exporter, dynamic=dynamic, opset=18)
+    model = export(Attention(layers.by_concat), tensors, tmp_path, dynamic=dynamic)
     result, report = operate(model)
     check_one(model, result, report)
     for images, queries in ((1, 1), (4, 11)):
@@ -92,10 +89,9 @@ def test_dynamic_axes_stay(way: Callable, exporter: str, tmp_path: Path):
 class Pyramid(nn.Module):
     """Attention from fixed queries to two maps of an image of any size."""
 
-    def __init__(self, way: Callable) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.way = way
         self.maps = nn.ModuleList([nn.Conv2d(3, 8, 4, 4), nn.Conv2d(3, 8, 8, 8)])
         self.locations = nn.Parameter(torch.rand(1, 5, 2, 4, 2) * 1.4 - 0.2)
         self.logits = nn.Parameter(torch.randn(1, 5, 2, 4))
@@ -106,14 +102,13 @@ class Pyramid(nn.Module):
         value = torch.cat([level.flatten(2).transpose(1, 2) for level in maps], 1).unflatten(2, (2, 4))
         shift = value.mean((1, 3))[:, None, :, None]  # so that both depend on the image
         locations = self.locations + 0.1 * shift[..., None]
-        return self.way(value, sizes, locations, (self.logits + shift).softmax(-1), (2, 2))
+        return layers.by_stack(value, sizes, locations, (self.logits + shift).softmax(-1), (2, 2))
 
 
 def test_level_sizes_that_change(tmp_path: Path):
     images = [torch.randn(1, 3, h, w) for h, w in ((64, 96), (160, 64))]
     dynamic = {"image": {0: "n", 2: "h", 3: "w"}}
-    module = Pyramid(layers.by_stack)
-    model = export(module, images[:1], tmp_path, opset=18, names=["image"], dynamic=dynamic)
+    model = export(Pyramid(), images[:1], tmp_path, opset=18, names=["image"], dynamic=dynamic)
     result, report = operate(model)
     check_one(model, result, report, operator.ATTENTION)
     for image in images:
@@ -122,27 +117,12 @@ def test_level_sizes_that_change(tmp_path: Path):
 
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
-@pytest.mark.parametrize(
-    "way",
-    [
-        layers.by_stack,
-        *(pytest.param(way, marks=pytest.mark.slow) for way in (layers.by_columns, layers.by_gathers)),
-    ],
-    ids=lambda way: way.__name__,
-)
-def test_simplified_files(way: Callable, tool: str, tmp_path: Path):
-    simplifier = pytest.importorskip(tool, reason=f"{tool} is not installed")
-    model = export(Attention(way), layers.inputs(), tmp_path)
-    model = simplifier.slim(model) if tool == "onnxslim" else simplifier.simplify(model)[0]
+def test_simplified_files(tool: str, stacked: onnx.ModelProto, tmp_path: Path):
+    pytest.importorskip(tool, reason=f"{tool} is not installed")
+    onnx.save(stacked, tmp_path / "model.onnx")
+    simplify(tmp_path / "model.onnx", tmp_path / "simplified.onnx", tool)
+    model = onnx.load(tmp_path / "simplified.onnx")
     check_one(model, *operate(model))
-
-
-def _kept_cameras(results: Tensor, references: Tensor) -> Tensor:
-    return (results * (references[..., 0] > 0.5).any(-1)[..., None]).sum(0, keepdim=True)
-
-
-def _camera_axis(results: Tensor, references: Tensor) -> Tensor:
-    return results.view(1, *results.shape).sum(1)
 
 
 def _camera_by_camera(results: Tensor, references: Tensor) -> Tensor:
@@ -159,13 +139,12 @@ def _visible_queries(results: Tensor, references: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("gather", [_kept_cameras, _camera_axis, _camera_by_camera, _visible_queries])
-def test_sums_over_cameras_follow_the_node(gather: Callable, exporter: str, tmp_path: Path):
+@pytest.mark.parametrize("gather", [_camera_by_camera, _visible_queries])
+def test_sums_over_cameras_follow_the_node(gather: Callable, tmp_path: Path):
     """The region ends before the sum, although no linear layer stands between."""
     _, inputs = bevformer_spatial(full=False)
     names, tensors = zip(*inputs.items())
-    model = export(SpatialAttention(gather), tensors, tmp_path, exporter=exporter, opset=18, names=names)
+    model = export(SpatialAttention(gather), tensors, tmp_path, opset=18, names=names)
     check_one(model, *operate(model), operator.ATTENTION)
 
 
@@ -186,33 +165,3 @@ def test_functions_are_inlined(stacked: onnx.ModelProto):
     result, report = operate(model)
     assert [x.op_type for x in report.replacements] == [operator.FUSED_ATTENTION]
     assert "test" not in {function.domain for function in result.functions}
-
-
-def test_16_bit_models_stay_16_bit(stacked: onnx.ModelProto):
-    model = copied(stacked)
-    _to_half(model)
-    result, report = operate(model)
-    check_one(model, result, report)
-    assert onnx.TensorProto.FLOAT16 in {x.data_type for x in result.graph.initializer}
-    assert result.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
-
-
-def _to_half(model: onnx.ModelProto) -> None:
-    half, full = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-
-    def narrow(tensor: onnx.TensorProto) -> None:
-        if tensor.data_type == full:
-            array = onnx.numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-
-    del model.graph.value_info[:]
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = half
-    for tensor in model.graph.initializer:
-        narrow(tensor)
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                narrow(attribute.t)
-            elif attribute.name == "to" and attribute.i == full:
-                attribute.i = half

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from onnx_path import operator
 from onnx_path.surgeon import UnknownOperator, operate
-from onnx_path.surgery.graph.onnx_session import CannotRun
 from onnx_path.surgery.graph.protobuf import copied
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA
 from onnx_path.surgery.verify.proof import relative_error
@@ -138,14 +137,6 @@ def test_nvidia_s_plugin(stacked: onnx.ModelProto, tmp_path: Path):
 def test_an_unknown_target_is_refused(stacked: onnx.ModelProto):
     with pytest.raises(ValueError, match="target: expected one of msda, nvidia, got 'TensorRT'"):
         operate(stacked, target="TensorRT")
-
-
-def test_without_function_bodies(stacked: onnx.ModelProto):
-    result, report = operate(stacked, function_body=False)
-    assert report.max_error <= 1e-5
-    assert not result.functions
-    with pytest.raises(CannotRun):
-        run(result, layers.inputs())
 
 
 def test_an_operator_that_onnxruntime_does_not_know_hinders_only_the_check(stacked: onnx.ModelProto):

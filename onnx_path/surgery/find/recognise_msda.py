@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_path.surgery.find.candidates import Candidate, common, origins
-from onnx_path.surgery.find.regions import CHANNEL, COLUMN, IMAGE, ROW, SAMPLER, Flow, Region, Term
+from onnx_path.surgery.find.regions import CHANNEL, COLUMN, IMAGE, ROW, SAMPLER, WEIGHT, Flow, Region, Term
 from onnx_path.surgery.find.samplers import NotAttention
 from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat, factors, merge, row_major, view
@@ -71,7 +71,7 @@ class Roles:
 
 @dataclass(frozen=True, eq=False)
 class _Axes:
-    """An output's axes through samples and weights: (size, step), where a step has 5 + 1 coordinates."""
+    """An output's axes through samples and weights: (size, step), where a step has six coordinates."""
 
     images: list[tuple[int, np.ndarray]]
     queries: list[tuple[int, np.ndarray]]
@@ -85,15 +85,13 @@ class _Axes:
 
 @dataclass(frozen=True, eq=False)
 class _Tap:
-    """One sample of an output element and its weight, relative to the element's own coordinates.
+    """One sample and its weight at the first element of an output, as in `regions.SAMPLER`.
 
     `axes` tells how both move from element to element.
     """
 
-    sampler: int
     place: np.ndarray
-    weight_source: ir.Value
-    weight: int
+    weights: ir.Value
     axes: _Axes
 
 
@@ -107,7 +105,7 @@ def recognise(region: Region, probe: Probe) -> Roles:
     taps = list(_taps(flow))
     axes = taps[0].axes
     samplers = {sampler.number: sampler for sampler in region.samplers}
-    numbers = sorted({tap.sampler for tap in taps})
+    numbers = sorted({int(tap.place[SAMPLER]) for tap in taps})
     levels = {n: samplers[n].images[probe.number] for n in numbers}
     images = {n: origins(level, probe) for n, level in levels.items()}
     grids = {n: samplers[n].locations[probe.number] for n in numbers}
@@ -121,13 +119,13 @@ def recognise(region: Region, probe: Probe) -> Roles:
     first = {n: (shared or grids)[n][0].layout for n in numbers}
     by_level: dict[int, list[_Tap]] = {n: [] for n in numbers}
     for tap in taps:
-        by_level[tap.sampler].append(tap)
+        by_level[int(tap.place[SAMPLER])].append(tap)
     for n, level_taps in by_level.items():
-        level_taps.sort(key=lambda tap: (_grid_offset(first[n], tap), tap.weight))
+        level_taps.sort(key=lambda tap: (_grid_offset(first[n], tap), tap.place[WEIGHT]))
     if shared:
         order = sorted(numbers, key=lambda n: _grid_offset(first[n], by_level[n][0]))
     else:
-        order = sorted(numbers, key=lambda n: (by_level[n][0].weight, n))
+        order = sorted(numbers, key=lambda n: (by_level[n][0].place[WEIGHT], n))
 
     def value_layout(n: int, layout: Layout) -> Layout:
         rows = merge(layout.tables[2:])  # [H · W]
@@ -162,34 +160,28 @@ def recognise(region: Region, probe: Probe) -> Roles:
 def _taps(flow: Flow) -> Iterator[_Tap]:
     places = _places(flow[0])
     for term in flow:
-        rank, axes = term.rank, _axes(term)
+        axes = _axes(term)
         if any(not np.array_equal(a, b) for a, b in zip(_places(term), places, strict=True)):
             raise NotAttention("levels are summed at unlike places")
-        samples = term.samples.base + merge(term.samples.tables[rank:], 5)
-        weights = term.weights.base + merge(term.weights.tables[rank:])
-        for place, weight in zip(samples, weights):
+        for place in term.layout.base + merge(term.summed, 6):
             if place[IMAGE] or place[CHANNEL]:
                 raise NotAttention("it holds only some of the images, heads or channels")
-            yield _Tap(int(place[SAMPLER]), place, term.weight_source, int(weight[0]), axes)
+            yield _Tap(place, term.weights, axes)
 
 
 def _places(term: Term) -> list[np.ndarray]:
     """Returns the image or head, the query and the channel along each axis of a tensor: [n, 3] each."""
     axes = _axes(term)
-    tables = term.samples.tables[: term.rank]
     return [
         np.stack([table[:, IMAGE], table[:, axes.direction] // axes.unit, table[:, CHANNEL]], 1)
-        for table in tables
+        for table in term.layout.tables
     ]
 
 
 def _axes(term: Term) -> _Axes:
-    parts = []
-    for axis in range(term.rank):
-        parts += factors(np.hstack([term.samples.tables[axis], term.weights.tables[axis]]))
     images, queries = [], []
     directions = set()
-    for size, step in parts:
+    for size, step in (part for table in term.layout.tables for part in factors(table)):
         moving = [i for i in (SAMPLER, IMAGE, CHANNEL, ROW, COLUMN) if step[i]]
         if len(moving) != 1 or moving[0] == SAMPLER:
             raise NotAttention("an axis of the output runs through several axes of the samples")
@@ -198,7 +190,7 @@ def _axes(term: Term) -> _Axes:
         elif moving[0] != CHANNEL:
             directions.add(moving[0])
             queries.append((size, step))
-        elif step[-1]:
+        elif step[WEIGHT]:
             raise NotAttention("channels have weights of their own")
     if len(directions) > 1:
         raise NotAttention("queries run along rows and columns")
@@ -296,11 +288,11 @@ def _weights(by_level: Mapping[int, Sequence[_Tap]], order, heads: int, probe: P
         batch = math.prod(size for size, _ in axes.images)
         image, head = _image_and_head(_weight_table(batch, axes.images, IMAGE, 1), heads)
         queries = _weight_table(axes.num_queries, axes.queries, axes.direction, axes.unit)
-        sources = {tap.weight_source for tap in by_level[n]}
+        sources = {tap.weights for tap in by_level[n]}
         if len(sources) > 1:
             raise NotAttention("points of one level have weights from several tensors")
         source = sources.pop()
-        offsets = np.array([[tap.weight] for tap in by_level[n]])
+        offsets = np.array([[tap.place[WEIGHT]] for tap in by_level[n]])
         layout = Layout(offsets[0], (image, queries, head, offsets - offsets[0]))
         candidates[n] = origins(replace(Candidate.of(source, probe), layout=layout), probe)
     return _joined(candidates, order, lambda n, layout: layout, range(4), 3)
@@ -309,7 +301,7 @@ def _weights(by_level: Mapping[int, Sequence[_Tap]], order, heads: int, probe: P
 def _weight_table(size: int, parts, coordinate: int, unit: int) -> np.ndarray:
     table = np.zeros((size, 1), np.int64)
     for count, step in parts:
-        table[:, 0] += np.arange(size) * unit // int(step[coordinate]) % count * int(step[-1])
+        table[:, 0] += np.arange(size) * unit // int(step[coordinate]) % count * int(step[WEIGHT])
     return table
 
 

@@ -16,12 +16,13 @@ import onnx_ir as ir
 
 from onnx_path.surgery.find.samplers import NotAttention, Sampler
 from onnx_path.surgery.graph.probe import Probe
-from onnx_path.surgery.graph.traversal import SHAPE_OPS, attribute, is_op
+from onnx_path.surgery.graph.traversal import SHAPE_OPS, is_op
 from onnx_path.surgery.layouts.layout import Layout, LayoutError
 from onnx_path.surgery.layouts.movement import is_movement, moved
 
-SAMPLER, IMAGE, CHANNEL, ROW, COLUMN = range(5)
-"""Coordinates of a sample: the number of its sampler, and its place in the result [B, C, rows, columns]."""
+SAMPLER, IMAGE, CHANNEL, ROW, COLUMN, WEIGHT = range(6)
+"""Coordinates of a tap: the number of its sampler, its place in the result [B, C, rows, columns], and its
+weight's flat index. Before the product, a sample has the first five."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,38 +30,18 @@ class Term:
     """Samples on their way to the sum: a tensor whose elements are sums over `summed` axes.
 
     Attributes:
-        samples: layout over the coordinates above; axes of the tensor first, then the axes summed over.
-        weights: layout over the weights' tensor, with the same axes; None before the product.
-        weight_source: the weights' tensor.
-        summed: the number of axes summed over.
+        layout: of the tensor, over the coordinates above.
+        weights: the weights' tensor; None before the product.
+        summed: the tables of the axes summed over.
     """
 
-    samples: Layout
-    weights: Layout | None = None
-    weight_source: ir.Value | None = None
-    summed: int = 0
-
-    @property
-    def rank(self) -> int:
-        """The rank of the tensor."""
-        return len(self.samples.tables) - self.summed
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the tensor."""
-        return self.samples.shape[: self.rank]
+    layout: Layout
+    weights: ir.Value | None = None
+    summed: tuple[np.ndarray, ...] = ()
 
 
 Flow = tuple[Term, ...]
 """A tensor as the sum of its terms; one term before the product."""
-
-
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """Concatenated sums of unlike terms; a sum over the same axis must follow."""
-
-    parts: tuple[Flow, ...]
-    axis: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +89,7 @@ def find_regions(
 
 
 def _find(graph: ir.Graph, samplers: Sequence[Sampler], probe: Probe) -> list[Region | NoRegion]:
-    flows: dict[ir.Value, Flow | Joined] = {}
+    flows: dict[ir.Value, Flow] = {}
     reasons: dict[ir.Value, str] = {}
     for sampler in samplers:
         shape = probe.shape(sampler.result)
@@ -132,7 +113,7 @@ def _find(graph: ir.Graph, samplers: Sequence[Sampler], probe: Probe) -> list[Re
 
 
 def _group(
-    samplers: Sequence[Sampler], flows: Mapping[ir.Value, Flow | Joined], reasons: Mapping[ir.Value, str]
+    samplers: Sequence[Sampler], flows: Mapping[ir.Value, Flow], reasons: Mapping[ir.Value, str]
 ) -> Iterator[Region | NoRegion]:
     own = {sampler.result: sampler for sampler in samplers}
     parents = {x: [] if x in own else [y for y in x.producer().inputs if y in flows] for x in flows}
@@ -175,8 +156,8 @@ def _chain(last: ir.Value, flows, parents, reasons) -> list[ir.Value]:
     return chain
 
 
-def _is_sum(flow: Flow | Joined) -> bool:
-    return not isinstance(flow, Joined) and flow[0].weights is not None
+def _is_sum(flow: Flow) -> bool:
+    return flow[0].weights is not None
 
 
 def _is_summed(flow: Flow) -> bool:
@@ -185,7 +166,7 @@ def _is_summed(flow: Flow) -> bool:
 
 def _same_sum(before: Flow, after: Flow) -> bool:
     """Returns whether a node added nothing to a sum: it moved elements, or added zeros."""
-    return _is_summed(before) and [term.summed for term in before] == [term.summed for term in after]
+    return _is_summed(before) and [len(x.summed) for x in before] == [len(x.summed) for x in after]
 
 
 def _read_elsewhere(values: Iterable[ir.Value], inside: Collection[ir.Value]) -> str | None:
@@ -208,204 +189,56 @@ def _unused(value: ir.Value) -> str:
 # One node of a flow
 
 
-def _step(
-    node: ir.Node, result: ir.Value, flows: Mapping[ir.Value, Flow | Joined], probe: Probe
-) -> Flow | Joined | None:
+def _step(node: ir.Node, result: ir.Value, flows: Mapping[ir.Value, Flow], probe: Probe) -> Flow | None:
     """Returns the flow of a node's result, None where the node is not part of a region."""
-    inputs = list(node.inputs)
-    if is_op(node, "Mul", "MatMul", "Einsum") and len(inputs) == 2:
-        return _multiply(node, [flows.get(x) for x in inputs], probe)
-    if is_op(node, "ReduceSum") and inputs[0] in flows:
-        return _reduce(node, flows[inputs[0]], probe)
-    if any(isinstance(flows.get(x), Joined) for x in inputs):
-        return None
-    if is_movement(node):
-        data = inputs if is_op(node, "Concat") else inputs[:1]
-        return _move(node, result, [flows[x] for x in data], probe) if all(x in flows for x in data) else None
-    return _add(result, inputs, flows, probe) if is_op(node, "Add", "Sum") else None
-
-
-def _move(node: ir.Node, result: ir.Value, inputs: Sequence[Flow], probe: Probe) -> Flow | Joined:
-    try:
-        if any(len(flow) != len(inputs[0]) for flow in inputs):
-            raise LayoutError("sums of unlike numbers of terms are joined")
-        return tuple(_move_term(node, result, parts, probe) for parts in zip(*inputs))
-    except LayoutError:
-        if not is_op(node, "Concat") or len({part[0].weights is None for part in inputs}) > 1:
-            raise
-        return Joined(tuple(inputs), attribute(node, "axis", 0) % inputs[0][0].rank)
-
-
-def _move_term(node: ir.Node, result: ir.Value, parts: Sequence[Term], probe: Probe) -> Term:
-    first = parts[0]
-    if any(part.weight_source is not first.weight_source or part.summed != first.summed for part in parts):
-        raise LayoutError("the joined tensors have different weights")
-    samples = _moved(node, result, [part.samples for part in parts], first.summed, probe)
-    weights = first.weights
-    if weights is not None:
-        weights = _moved(node, result, [part.weights for part in parts], first.summed, probe)
-    return replace(first, samples=samples, weights=weights)
-
-
-def _moved(node, result, layouts: Sequence[Layout], summed: int, probe: Probe) -> Layout:
-    """Moves layouts as `moved` does; the last `summed` axes stay as they are."""
-    if not summed:
-        return moved(node, result, layouts, probe)
-    tails = [layout.tables[-summed:] for layout in layouts]
-    if any(not np.array_equal(a, b) for tail in tails[1:] for a, b in zip(tail, tails[0])):
-        raise LayoutError("the joined sums are laid out differently")
-    heads = [Layout(layout.base, layout.tables[:-summed]) for layout in layouts]
-    result_layout = moved(node, result, heads, probe)
-    return Layout(result_layout.base, result_layout.tables + tails[0])
-
-
-def _multiply(node: ir.Node, flows: Sequence[Flow | Joined | None], probe: Probe) -> Flow | Joined | None:
-    """Multiplies samples by weights: Mul, or MatMul and Einsum with the sum that is in them."""
-    place = 0 if flows[1] is None else 1
-    flow, other = flows[place], node.inputs[1 - place]
-    if flow is None or flows[1 - place] is not None:
-        return None
-    parts = flow.parts if isinstance(flow, Joined) else (flow,)
-    shape = probe.shape(other)
-    if parts[0][0].weights is not None or shape is None or math.prod(shape) < 2:
-        return None
-    weights = Layout.of(shape)
-    equation = _equation(node, place, parts[0][0].rank, len(shape))
-    if not isinstance(flow, Joined):
-        return (_product(equation, parts[0][0], weights, other),)
-    letter = equation.samples[flow.axis]
-    if letter not in equation.weights:
-        raise LayoutError("samples of unlike levels have the same weight")
-    axis, start, products = equation.weights.index(letter), 0, []
-    for (term,) in parts:
-        stop = start + term.samples.shape[flow.axis]
-        products.append((_product(equation, term, weights.take(axis, np.arange(start, stop)), other),))
-        start = stop
-    if letter in equation.result:
-        return Joined(tuple(products), equation.result.index(letter))
-    return _like_places([term for product in products for term in product])
-
-
-@dataclass(frozen=True)
-class _Equation:
-    """A product as an einsum, a letter for each axis; letters missing in the result are summed over."""
-
-    samples: str
-    weights: str
-    result: str
-
-    @property
-    def summed(self) -> str:
-        return "".join(dict.fromkeys(c for c in self.samples + self.weights if c not in self.result))
-
-
-def _equation(node: ir.Node, place: int, samples: int, weights: int) -> _Equation:
-    """Writes a product as an einsum.
-
-    Args:
-        node: Mul, MatMul or Einsum.
-        place: 0 if the samples are the first input, else 1.
-        samples, weights: ranks of the two inputs.
-    """
-    left, right = (samples, weights) if place == 0 else (weights, samples)
-    rank = max(left, right)
-    letters = "abcdefghijklmn"[:rank]
     if is_op(node, "Mul"):
-        terms, result = [letters[rank - left :], letters[rank - right :]], letters
-    elif is_op(node, "MatMul"):
-        if min(left, right) < 2:
-            raise LayoutError("a product with a vector")
-        batch = letters[: rank - 2]
-        terms = [batch[rank - left :] + "xz", batch[rank - right :] + "zy"]
-        result = batch + "xy"
-    else:
-        text = attribute(node, "equation", "").replace(" ", "")
-        before, _, result = text.partition("->")
-        terms = before.split(",")
-        repeats = any(len(set(word)) != len(word) for word in (*terms, result))
-        if "." in text or "->" not in text or repeats:
-            raise LayoutError(f"the equation {text} is not understood")
-    return _Equation(terms[place], terms[1 - place], result)
-
-
-def _product(equation: _Equation, term: Term, weights: Layout, source: ir.Value) -> Term:
-    axes = equation.result + equation.summed
-    words = ((equation.samples, term.samples), (equation.weights, weights))
-    sizes = dict.fromkeys(axes, 1)
-    for word, layout in words:
-        for letter, size in zip(word, layout.shape, strict=True):
-            sizes[letter] = max(size, sizes[letter])
-    samples, weights = (_spread(layout, word, axes, sizes) for word, layout in words)
-    _check_summed(samples.tables[len(equation.result) :])
-    return Term(samples, weights, source, len(equation.summed))
-
-
-def _spread(layout: Layout, word: str, axes: str, sizes: dict[str, int]) -> Layout:
-    present = [letter for letter in axes if letter in word]
-    layout = layout.transpose([word.index(letter) for letter in present])
-    layout = layout.reshape([layout.shape[present.index(x)] if x in present else 1 for x in axes])
-    return layout.expand([sizes[x] for x in axes])
-
-
-def _reduce(node: ir.Node, flow: Flow | Joined, probe: Probe) -> Flow | None:
-    """Sums over axes; a sum over the axis of a concatenation is the sum of the parts' sums."""
-    parts = flow.parts if isinstance(flow, Joined) else (flow,)
-    axes = _axes(node, parts[0][0].rank, probe)
-    if parts[0][0].weights is None or (isinstance(flow, Joined) and flow.axis not in axes):
+        return _multiply(node, flows, probe)
+    if is_op(node, "Add", "Sum"):
+        return _add(result, node.inputs, flows, probe)
+    if is_op(node, "Concat"):
+        inputs = [flows.get(x) for x in node.inputs]
+        if None in inputs or any(flow[0].weights is not None for flow in inputs):
+            return None
+        return (Term(moved(node, result, [term.layout for (term,) in inputs], probe)),)
+    if (flow := flows.get(node.inputs[0])) is None:
         return None
-    keep = attribute(node, "keepdims", 1)
-    return _like_places([_summed(term, axes, keep) for part in parts for term in part])
+    if is_op(node, "ReduceSum") and flow[0].weights is not None:
+        return tuple(_summed(node, term, probe) for term in flow)
+    if is_movement(node):
+        return tuple(replace(term, layout=moved(node, result, [term.layout], probe)) for term in flow)
+    return None
 
 
-def _axes(node: ir.Node, rank: int, probe: Probe) -> list[int]:
-    axes = attribute(node, "axes", None)
-    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
-        axes = probe.value(node.inputs[1])
+def _multiply(node: ir.Node, flows: Mapping[ir.Value, Flow], probe: Probe) -> Flow | None:
+    """Multiplies samples by weights."""
+    samples, other = node.inputs if node.inputs[0] in flows else node.inputs[::-1]
+    (term, *_), shape = flows[samples], probe.shape(other)
+    if term.weights is not None or other in flows or shape is None or math.prod(shape) < 2:
+        return None
+    sizes = np.broadcast_shapes(term.layout.shape, shape)
+    return (Term(term.layout.expand(sizes).beside(Layout.of(shape).expand(sizes)), other),)
+
+
+def _summed(node: ir.Node, term: Term, probe: Probe) -> Term:
+    axes = probe.value(node.inputs[1]) if len(node.inputs) > 1 else None
     if axes is None or not len(axes):
         raise LayoutError("a sum over all axes")
-    return [int(axis) % rank for axis in axes]
-
-
-def _summed(term: Term, axes: Sequence[int], keep: int) -> Term:
-    def rearranged(layout: Layout) -> Layout:
-        head, tail = layout.tables[: term.rank], layout.tables[term.rank :]
-        zero = np.zeros((1, len(layout.base)), np.int64)
-        kept = [zero if i in axes else table for i, table in enumerate(head) if keep or i not in axes]
-        return Layout(layout.base, (*kept, *tail, *(head[axis] for axis in axes)))
-
-    _check_summed([term.samples.tables[axis] for axis in axes])
-    return replace(
-        term,
-        samples=rearranged(term.samples),
-        weights=rearranged(term.weights),
-        summed=term.summed + len(axes),
-    )
-
-
-def _check_summed(tables: Sequence[np.ndarray]) -> None:
-    """Raises `LayoutError` if axes to be summed run through more than the points of a query."""
-    if any(table[:, (IMAGE, CHANNEL)].any() for table in tables):
+    base, tables = term.layout.base, list(term.layout.tables)
+    summed = tuple(tables[axis] for axis in axes)
+    if any(table[:, (IMAGE, CHANNEL)].any() for table in summed):
         raise LayoutError("samples of several images, heads or channels are summed")
+    for axis in axes:
+        tables[axis] = np.zeros((1, len(base)), np.int64)
+    layout = Layout(base, tuple(tables)).reshape(probe.shape(node.outputs[0]))
+    return Term(layout, term.weights, term.summed + summed)
 
 
-def _like_places(terms: Sequence[Term]) -> Flow:
-    """Returns terms that can be added.
+def _add(result: ir.Value, inputs: Sequence[ir.Value], flows, probe: Probe) -> Flow | None:
+    """Adds weighted samples; constants of zeros, with which some sums begin, add nothing.
 
     Raises:
         LayoutError: they differ in images, heads or channels at the same element.
     """
-    places = [
-        [layout.base[[IMAGE, CHANNEL]], *(table[:, (IMAGE, CHANNEL)] for table in layout.tables[: term.rank])]
-        for term in terms
-        for layout in (term.samples,)
-    ]
-    if any(not np.array_equal(a, b) for other in places[1:] for a, b in zip(other, places[0])):
-        raise LayoutError("samples of several images, heads or channels are summed")
-    return tuple(terms)
-
-
-def _add(result: ir.Value, inputs: Sequence[ir.Value], flows, probe: Probe) -> Flow | None:
-    """Adds weighted samples; constants of zeros, with which some sums begin, add nothing."""
     parts = [flows[x] for x in inputs if x in flows]
     others = [x for x in inputs if x not in flows]
     if any(flow[0].weights is None for flow in parts):
@@ -413,6 +246,11 @@ def _add(result: ir.Value, inputs: Sequence[ir.Value], flows, probe: Probe) -> F
     if any((value := probe.value(x)) is None or np.any(value) for x in others):
         return None
     terms = [term for flow in parts for term in flow]
-    if any(term.shape != probe.shape(result) for term in terms):
+    if any(term.layout.shape != probe.shape(result) for term in terms):
         raise LayoutError("sums of unlike shapes are added")
-    return _like_places(terms)
+    places = [
+        [table[:, (IMAGE, CHANNEL)] for table in (x.layout.base[None], *x.layout.tables)] for x in terms
+    ]
+    if any(not np.array_equal(a, b) for other in places[1:] for a, b in zip(other, places[0])):
+        raise LayoutError("samples of several images, heads or channels are summed")
+    return tuple(terms)

@@ -118,6 +118,11 @@ class Layout:
             tables.append(np.broadcast_to(origins, (len(table), len(base))) - base)
         return Layout(base, tuple(tables))
 
+    def beside(self, other: Layout) -> Layout:
+        """Joins the origins of two layouts of one shape: k = k + k of `other`."""
+        pairs = zip(self.tables, other.tables, strict=True)
+        return Layout(np.hstack([self.base, other.base]), tuple(map(np.hstack, pairs)))
+
     def _with(self, axis: int, table: np.ndarray, base: np.ndarray) -> Layout:
         axis %= len(self.tables)
         return Layout(base, (*self.tables[:axis], table, *self.tables[axis + 1 :]))
