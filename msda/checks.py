@@ -27,15 +27,12 @@ def check_attention(
 ) -> list[int]:
     """Checks the arguments of :func:`msda.attention`; returns the number of points of each level."""
     num_levels = _check_value_and_levels(value, spatial_shapes, level_start_index)
-    batch, _, heads, _ = value.shape
-    _check_float("sampling_locations", sampling_locations, value)
     _check_float("attention_weights", attention_weights, value)
-    sizes = _points_per_level("sampling_locations", sampling_locations, num_levels, points_per_level)
+    sizes = _check_points("sampling_locations", sampling_locations, value, num_levels, points_per_level)
     letters = "L, P" if points_per_level is None else "sum(points_per_level)"
-    points = (num_levels, sizes[0]) if points_per_level is None else (sum(sizes),)
-    shape = (batch, sampling_locations.shape[1], heads, *points)
-    _check_shape("sampling_locations", sampling_locations, f"[N, Q, M, {letters}, 2]", (*shape, 2))
-    _check_shape("attention_weights", attention_weights, f"[N, Q, M, {letters}]", shape)
+    _check_shape(
+        "attention_weights", attention_weights, f"[N, Q, M, {letters}]", sampling_locations.shape[:-1]
+    )
     return sizes
 
 
@@ -50,8 +47,6 @@ def check_fused_attention(
 ) -> list[int]:
     """Checks the arguments of :func:`msda.fused_attention`; returns the number of points of each level."""
     num_levels = _check_value_and_levels(value, spatial_shapes, level_start_index)
-    batch, _, heads, _ = value.shape
-    _check_float("sampling_offsets", sampling_offsets, value)
     _check_float("attention_logits", attention_logits, value)
     _check_tensor("reference_points", reference_points, value)
     wide = torch.promote_types(value.dtype, torch.float32)
@@ -59,12 +54,8 @@ def check_fused_attention(
         raise TypeError(
             f"reference_points: expected {wide} with a value of {value.dtype}, got {reference_points.dtype}"
         )
-    sizes = _points_per_level("sampling_offsets", sampling_offsets, num_levels, points_per_level)
-    letters = "L, P" if points_per_level is None else "sum(points_per_level)"
-    points = (num_levels, sizes[0]) if points_per_level is None else (sum(sizes),)
-    queries = sampling_offsets.shape[1]
-    shape = (batch, queries, heads, *points, 2)
-    _check_shape("sampling_offsets", sampling_offsets, f"[N, Q, M, {letters}, 2]", shape)
+    sizes = _check_points("sampling_offsets", sampling_offsets, value, num_levels, points_per_level)
+    batch, queries, heads = sampling_offsets.shape[:3]
     letters = "L * P" if points_per_level is None else "sum(points_per_level)"
     shape = (batch, queries, heads, sum(sizes))
     _check_shape("attention_logits", attention_logits, f"[N, Q, M, {letters}]", shape)
@@ -133,34 +124,36 @@ def _check_levels(shapes: list[list[int]], starts: list[int], num_cells: int) ->
         )
 
 
-def _points_per_level(
-    name: str, tensor: Tensor, num_levels: int, points_per_level: Sequence[int] | None
+def _check_points(
+    name: str, tensor: Tensor, value: Tensor, num_levels: int, points_per_level: Sequence[int] | None
 ) -> list[int]:
-    """Checks the rank of locations or offsets; returns the number of points of each level."""
+    """Checks locations or offsets; returns the number of points of each level."""
+    _check_float(name, tensor, value)
     if points_per_level is None:
-        if tensor.dim() != 6:
-            raise ValueError(f"{name}: expected [N, Q, M, L, P, 2], got {list(tensor.shape)}")
-        if tensor.shape[4] < 1:
+        letters = "L, P"
+        if tensor.dim() != 6 or tensor.shape[4] < 1:
             raise ValueError(
                 f"{name}: expected [N, Q, M, L, P, 2] with P of 1 or more, got {list(tensor.shape)}"
             )
-        return [tensor.shape[4]] * num_levels
-    try:
-        sizes = [operator.index(size) for size in points_per_level]
-    except TypeError:
-        raise TypeError(
-            f"points_per_level: expected a sequence of int or None, got {points_per_level!r}"
-        ) from None
-    if len(sizes) != num_levels or any(size < 0 for size in sizes) or sum(sizes) < 1:
-        raise ValueError(
-            f"points_per_level: expected {num_levels} numbers of 0 or more that are not all 0, "
-            f"one for each level of spatial_shapes, got {sizes}"
-        )
-    if tensor.dim() != 5:
-        raise ValueError(
-            f"{name}: expected [N, Q, M, sum(points_per_level), 2] = [N, Q, M, {sum(sizes)}, 2], "
-            f"got {list(tensor.shape)}"
-        )
+        sizes = [tensor.shape[4]] * num_levels
+        points = num_levels, sizes[0]
+    else:
+        letters = "sum(points_per_level)"
+        try:
+            sizes = [operator.index(size) for size in points_per_level]
+        except TypeError:
+            raise TypeError(
+                f"points_per_level: expected a sequence of int or None, got {points_per_level!r}"
+            ) from None
+        if len(sizes) != num_levels or any(size < 0 for size in sizes) or sum(sizes) < 1:
+            raise ValueError(
+                f"points_per_level: expected {num_levels} numbers of 0 or more that are not all 0, "
+                f"one for each level of spatial_shapes, got {sizes}"
+            )
+        points = (sum(sizes),)
+    queries = tensor.shape[1] if tensor.dim() > 1 else 0
+    expected = (value.shape[0], queries, value.shape[2], *points, 2)
+    _check_shape(name, tensor, f"[N, Q, M, {letters}, 2]", expected)
     return sizes
 
 

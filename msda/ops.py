@@ -221,25 +221,18 @@ _autocast = torch.library.Library("msda", "FRAGMENT")
 def _register_autocast(name: str, device_type: str, key: str) -> None:
     operator = getattr(torch.ops.msda, name).default
 
-    def cast_and_call(value, *others):
-        target = torch.get_autocast_dtype(device_type)
+    def cast_and_call(value, spatial_shapes, level_start_index, *others):
         if value.dtype != torch.float64:
+            target = torch.get_autocast_dtype(device_type)
             value = value.to(target)
-            spatial_shapes, level_start_index, *floats, points_per_level = _with_default(others, operator)
-            floats = [t if t.dtype in (target, torch.float32) else t.float() for t in floats]
+            kept = (target, torch.float32)
+            others = [x.float() if isinstance(x, Tensor) and x.dtype not in kept else x for x in others]
             if name == "fused_attention":
-                floats[0] = floats[0].float()
-            others = (spatial_shapes, level_start_index, *floats, points_per_level)
+                others[0] = others[0].float()  # reference_points
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
-            return operator(value, *others)
+            return operator(value, spatial_shapes, level_start_index, *others)
 
     _autocast.impl(name, cast_and_call, key)
-
-
-def _with_default(arguments: tuple, operator: torch._ops.OpOverload) -> tuple:
-    """The arguments after the first, with points_per_level if the caller left it out."""
-    missing = len(operator._schema.arguments) - 1 - len(arguments)
-    return arguments + (None,) * missing
 
 
 for _name in ("attention", "fused_attention"):

@@ -117,51 +117,42 @@ Tensor widen(const Tensor& tensor) {
                                                   : tensor;
 }
 
-Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
-                 Tensor sampling_locations, Tensor attention_weights,
-                 PointsPerLevel points_per_level) {
+// `fused_attention`, or, without reference points, `attention`.
+Tensor attend(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
+              std::optional<Tensor> reference_points, Tensor points, Tensor weights,
+              const PointsPerLevel& points_per_level) {
   if (widens(value)) {
     return torch::stable::to(
-        attention(widen(value), spatial_shapes, level_start_index, widen(sampling_locations),
-                  widen(attention_weights), points_per_level),
+        attend(widen(value), spatial_shapes, level_start_index, reference_points, widen(points),
+               widen(weights), points_per_level),
         ScalarType::Half);
   }
-  msda::Problem problem =
-      make_problem(value, spatial_shapes, level_start_index, std::nullopt, "sampling_locations",
-                   sampling_locations, "attention_weights", attention_weights, points_per_level);
+  msda::Problem problem = make_problem(value, spatial_shapes, level_start_index, reference_points,
+                                       points, weights, points_per_level);
   value = torch::stable::contiguous(value);
   spatial_shapes = torch::stable::contiguous(spatial_shapes);
   level_start_index = torch::stable::contiguous(level_start_index);
-  sampling_locations = with_stride(sampling_locations, problem.location_stride);
-  attention_weights = with_stride(attention_weights, problem.weight_stride);
-  return run_forward(problem,
-                     make_arguments(value, spatial_shapes, level_start_index, sampling_locations,
-                                    attention_weights),
-                     value);
+  if (reference_points) reference_points = torch::stable::contiguous(*reference_points);
+  points = with_stride(points, problem.location_stride);
+  weights = with_stride(weights, problem.weight_stride);
+  return run_forward(
+      problem,
+      make_arguments(value, spatial_shapes, level_start_index, reference_points, points, weights),
+      value);
+}
+
+Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
+                 Tensor sampling_locations, Tensor attention_weights,
+                 PointsPerLevel points_per_level) {
+  return attend(value, spatial_shapes, level_start_index, std::nullopt, sampling_locations,
+                attention_weights, points_per_level);
 }
 
 Tensor fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
                        Tensor reference_points, Tensor sampling_offsets, Tensor attention_logits,
                        PointsPerLevel points_per_level) {
-  if (widens(value)) {
-    return torch::stable::to(
-        fused_attention(widen(value), spatial_shapes, level_start_index, reference_points,
-                        widen(sampling_offsets), widen(attention_logits), points_per_level),
-        ScalarType::Half);
-  }
-  msda::Problem problem =
-      make_problem(value, spatial_shapes, level_start_index, reference_points, "sampling_offsets",
-                   sampling_offsets, "attention_logits", attention_logits, points_per_level);
-  value = torch::stable::contiguous(value);
-  spatial_shapes = torch::stable::contiguous(spatial_shapes);
-  level_start_index = torch::stable::contiguous(level_start_index);
-  reference_points = torch::stable::contiguous(reference_points);
-  sampling_offsets = with_stride(sampling_offsets, problem.location_stride);
-  attention_logits = with_stride(attention_logits, problem.weight_stride);
-  msda::ForwardArguments arguments =
-      make_arguments(value, spatial_shapes, level_start_index, sampling_offsets, attention_logits);
-  arguments.reference_points = reference_points.const_data_ptr();
-  return run_forward(problem, arguments, value);
+  return attend(value, spatial_shapes, level_start_index, reference_points, sampling_offsets,
+                attention_logits, points_per_level);
 }
 
 // The gradients of a backward. That of the reference points is empty unless the caller wants it.
@@ -203,10 +194,12 @@ void run_backward(const msda::Problem& problem, msda::BackwardArguments argument
 }
 
 // The gradients of `fused_attention`, or, without reference points, of `attention`.
-Gradients differentiate(const msda::Problem& problem, Tensor grad_output, Tensor value,
-                        Tensor spatial_shapes, Tensor level_start_index,
-                        std::optional<Tensor> reference_points, Tensor points, Tensor weights,
+Gradients differentiate(Tensor grad_output, Tensor value, Tensor spatial_shapes,
+                        Tensor level_start_index, std::optional<Tensor> reference_points,
+                        Tensor points, Tensor weights, const PointsPerLevel& points_per_level,
                         bool reference_gradient, bool deterministic) {
+  const msda::Problem problem = make_problem(value, spatial_shapes, level_start_index,
+                                             reference_points, points, weights, points_per_level);
   check_shape("grad_output", grad_output,
               {problem.batch_size, problem.num_queries, problem.num_heads * problem.head_dim});
   check_device("grad_output", grad_output, value);
@@ -242,8 +235,8 @@ Gradients differentiate(const msda::Problem& problem, Tensor grad_output, Tensor
   const Tensor grad_value = torch::stable::new_zeros(value, value.sizes(), sum_type);
 
   msda::BackwardArguments arguments;
-  arguments.forward = make_arguments(value, spatial_shapes, level_start_index, points, weights);
-  if (reference_points) arguments.forward.reference_points = reference_points->const_data_ptr();
+  arguments.forward =
+      make_arguments(value, spatial_shapes, level_start_index, reference_points, points, weights);
   arguments.grad_output = grad_output.const_data_ptr();
   arguments.grad_value = grad_value.mutable_data_ptr();
   arguments.grad_sampling_locations = gradients.points.mutable_data_ptr();
@@ -261,12 +254,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     Tensor grad_output, Tensor value, Tensor spatial_shapes, Tensor level_start_index,
     Tensor sampling_locations, Tensor attention_weights, PointsPerLevel points_per_level,
     bool deterministic) {
-  const msda::Problem problem =
-      make_problem(value, spatial_shapes, level_start_index, std::nullopt, "sampling_locations",
-                   sampling_locations, "attention_weights", attention_weights, points_per_level);
   const Gradients gradients =
-      differentiate(problem, grad_output, value, spatial_shapes, level_start_index, std::nullopt,
-                    sampling_locations, attention_weights, false, deterministic);
+      differentiate(grad_output, value, spatial_shapes, level_start_index, std::nullopt,
+                    sampling_locations, attention_weights, points_per_level, false, deterministic);
   return {gradients.value, gradients.points, gradients.weights};
 }
 
@@ -274,12 +264,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
     Tensor grad_output, Tensor value, Tensor spatial_shapes, Tensor level_start_index,
     Tensor reference_points, Tensor sampling_offsets, Tensor attention_logits,
     PointsPerLevel points_per_level, bool reference_gradient, bool deterministic) {
-  const msda::Problem problem =
-      make_problem(value, spatial_shapes, level_start_index, reference_points, "sampling_offsets",
-                   sampling_offsets, "attention_logits", attention_logits, points_per_level);
-  const Gradients gradients = differentiate(problem, grad_output, value, spatial_shapes,
-                                            level_start_index, reference_points, sampling_offsets,
-                                            attention_logits, reference_gradient, deterministic);
+  const Gradients gradients = differentiate(grad_output, value, spatial_shapes, level_start_index,
+                                            reference_points, sampling_offsets, attention_logits,
+                                            points_per_level, reference_gradient, deterministic);
   return {gradients.value, gradients.reference_points, gradients.points, gradients.weights};
 }
 

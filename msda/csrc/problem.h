@@ -5,6 +5,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -19,23 +20,21 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using PointsPerLevel = std::optional<std::vector<int64_t>>;
 
+inline std::string to_text(const std::vector<int64_t>& sizes) {
+  std::string text;
+  for (int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
 inline std::string shape_of(const Tensor& tensor) {
-  std::string text = "[";
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    text += (i ? ", " : "") + std::to_string(tensor.size(i));
-  }
-  return text + "]";
+  return to_text({tensor.sizes().begin(), tensor.sizes().end()});
 }
 
 inline void check_shape(const char* name, const Tensor& tensor,
                         const std::vector<int64_t>& expected) {
-  bool same = tensor.dim() == static_cast<int64_t>(expected.size());
-  for (size_t i = 0; same && i < expected.size(); ++i) same = tensor.size(i) == expected[i];
-  if (same) return;
-  std::string text = "[";
-  for (size_t i = 0; i < expected.size(); ++i)
-    text += (i ? ", " : "") + std::to_string(expected[i]);
-  STD_TORCH_CHECK(false, name, ": expected ", text, "], got ", shape_of(tensor));
+  const auto sizes = tensor.sizes();
+  const bool same = std::equal(sizes.begin(), sizes.end(), expected.begin(), expected.end());
+  STD_TORCH_CHECK(same, name, ": expected ", to_text(expected), ", got ", shape_of(tensor));
 }
 
 inline void check_device(const char* name, const Tensor& tensor, const Tensor& value) {
@@ -58,15 +57,17 @@ inline msda::DataType data_type(const char* name, const Tensor& tensor) {
   return {};
 }
 
-// Checks the tensors' shapes, types and devices, and returns a dense problem. Points: [N, Q, M, L,
-// P, 2], or [N, Q, M, K, 2] with points_per_level. Weights: like points, without the last
-// dimension; logits: [N, Q, M, K].
+// Checks the tensors' shapes, types and devices, and returns a dense problem. Without reference
+// points it is that of `attention`: points [N, Q, M, L, P, 2] and weights [N, Q, M, L, P], or
+// [N, Q, M, K, 2] and [N, Q, M, K] with points_per_level. The logits of `fused_attention` are
+// always [N, Q, M, K].
 inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_shapes,
                                   const Tensor& level_start_index,
                                   const std::optional<Tensor>& reference_points,
-                                  const char* points_name, const Tensor& points,
-                                  const char* weights_name, const Tensor& weights,
+                                  const Tensor& points, const Tensor& weights,
                                   const PointsPerLevel& points_per_level) {
+  const char* const points_name = reference_points ? "sampling_offsets" : "sampling_locations";
+  const char* const weights_name = reference_points ? "attention_logits" : "attention_weights";
   STD_TORCH_CHECK(value.dim() == 4, "value: expected [N, S, M, D], got ", shape_of(value));
   STD_TORCH_CHECK(spatial_shapes.dim() == 2 && spatial_shapes.size(1) == 2,
                   "spatial_shapes: expected [L, 2], got ", shape_of(spatial_shapes));
@@ -163,14 +164,14 @@ inline Tensor with_stride(const Tensor& tensor, int64_t& stride) {
 
 inline msda::ForwardArguments make_arguments(const Tensor& value, const Tensor& spatial_shapes,
                                              const Tensor& level_start_index,
-                                             const Tensor& locations, const Tensor& weights) {
-  msda::ForwardArguments arguments;
-  arguments.value = value.const_data_ptr();
-  arguments.spatial_shapes = spatial_shapes.const_data_ptr();
-  arguments.level_start_index = level_start_index.const_data_ptr();
-  arguments.sampling_locations = locations.const_data_ptr();
-  arguments.attention_weights = weights.const_data_ptr();
-  return arguments;
+                                             const std::optional<Tensor>& reference_points,
+                                             const Tensor& points, const Tensor& weights) {
+  return {value.const_data_ptr(),
+          spatial_shapes.const_data_ptr(),
+          level_start_index.const_data_ptr(),
+          reference_points ? reference_points->const_data_ptr() : nullptr,
+          points.const_data_ptr(),
+          weights.const_data_ptr()};
 }
 
 }  // namespace binding
