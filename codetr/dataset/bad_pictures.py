@@ -23,16 +23,13 @@ class BadPictures:
         strict: a picture that cannot be used is an error.
         shown: whether to report the results of `check`, which all processes of a run find.
         program: name before each line.
-
-    Attributes:
-        errors: by the picture's id.
     """
 
     def __init__(
         self, dataset: CocoDataset, *, strict: bool = False, shown: bool = True, program: str = "codetr"
     ) -> None:
         self.dataset, self.strict, self.shown, self.program = dataset, strict, shown, program
-        self.errors: dict[int, DatasetError] = {}
+        self.errors: dict[int, DatasetError] = {}  # by the picture's id
 
     def __str__(self) -> str:
         return f"{len(self.errors)} of {len(self.dataset)} pictures of {self.dataset.annotation_file}"

@@ -11,8 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -145,12 +144,13 @@ def load_coco(
     class_names = tuple(names[identifier] for identifier in category_ids)
     _check_unique(file, "category", "name", class_names)
     places = [Path(images)] if images is not None else _image_folders(folder, file, split)
-    paths = _image_paths(file, places, document["images"])
-    objects = _objects(file, document, category_ids)
-    pictures = tuple(
-        CocoPicture(entry["id"], path, entry["width"], entry["height"], *objects[entry["id"]])
-        for entry, path in zip(document["images"], paths)
-    )
+    files = [image["file_name"] for image in document["images"]]
+    # The pictures that exist tell the folder.
+    place = next((place for name in files for place in places if (place / name).is_file()), None)
+    if place is None:
+        every = f"all of the {len(files)} that {file} lists are missing"
+        raise DatasetError(f"{places[0] / files[0]}: no such picture; {every}")
+    pictures = _pictures(file, document, category_ids, place)
     return CocoDataset(file, category_ids, class_names, pictures, tuple(left_out.values()))
 
 
@@ -185,8 +185,6 @@ def split_file(folder: Path, split: str) -> Path | None:
     Raises:
         DatasetError: the folder has several years of the split.
     """
-    if not re.fullmatch(r"[\w.-]+", split):
-        raise DatasetError(f"{folder}: expected the name of a split (train, val, …), got {split!r}")
     for name in (split, *_OTHER_NAMES.get(split, ())):
         exact = folder / "annotations" / f"instances_{name}.json"
         years = sorted(exact.parent.glob(f"instances_{name}*.json"))
@@ -219,17 +217,6 @@ def _image_folders(folder: Path, file: Path, split: str) -> list[Path]:
     candidates += [file.parent] if file.name in ONE_SPLIT_FILES and file.parent != folder else []
     # The names in some files begin with the folder: "val2017/000000000139.jpg".
     return [path for path in (*candidates, folder / "images", folder) if path.is_dir()]
-
-
-def _image_paths(file: Path, places: list[Path], images: list[_Image]) -> list[Path]:
-    """Returns the paths of the images, in the first folder that holds any of them."""
-    names = [image["file_name"] for image in images]
-    place = next((path for name in names for path in places if os.path.isfile(path / name)), None)
-    if place is None:
-        raise DatasetError(
-            f"{places[0] / names[0]}: no such picture; all of the {len(names)} that {file} lists are missing"
-        )
-    return [place / name for name in names]
 
 
 # Content of the annotation file.
@@ -289,10 +276,9 @@ def _supercategories(document: _Document, keep: Collection[str]) -> dict[int, st
     return found
 
 
-def _objects(
-    file: Path, document: _Document, category_ids: tuple[int, ...]
-) -> Mapping[int, tuple[np.ndarray, ...]]:
-    """Returns boxes, labels, crowds and areas by the image's id."""
+def _pictures(
+    file: Path, document: _Document, category_ids: tuple[int, ...], folder: Path
+) -> tuple[CocoPicture, ...]:
     label_of = {identifier: label for label, identifier in enumerate(category_ids)}
     images = {image["id"]: image for image in document["images"]}
     rows: dict[int, list[tuple[Any, ...]]] = {identifier: [] for identifier in images}
@@ -311,13 +297,20 @@ def _objects(
         area = (x2 - x1) * (y2 - y1) if area is None else area
         label = label_of[annotation["category_id"]]
         rows[image["id"]].append(((x1, y1, x2, y2), label, annotation.get("iscrowd", 0), area))
-    objects = {}
-    for identifier, entries in rows.items():
+    pictures = []
+    for image in document["images"]:
+        entries = rows[image["id"]]
         boxes, labels, crowd, areas = zip(*entries) if entries else ((), (), (), ())
-        objects[identifier] = (
-            np.array(boxes, dtype=np.float32).reshape(-1, 4),
-            np.array(labels, dtype=np.int64),
-            np.array(crowd, dtype=bool),
-            np.array(areas, dtype=np.float32),
+        pictures.append(
+            CocoPicture(
+                image["id"],
+                folder / image["file_name"],
+                image["width"],
+                image["height"],
+                np.array(boxes, dtype=np.float32).reshape(-1, 4),
+                np.array(labels, dtype=np.int64),
+                np.array(crowd, dtype=bool),
+                np.array(areas, dtype=np.float32),
+            )
         )
-    return objects
+    return tuple(pictures)

@@ -15,19 +15,12 @@ LEAST_VISIBLE = 0.4
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings of `augment`.
+    """Settings of `augment`."""
 
-    Attributes:
-        flip: probability of a horizontal flip.
-        crop: probability of a crop, which then fills the picture's place.
-        least_side: least side of a crop, as a share of the picture's.
-        colour: strength from 0 to 1 of changes in brightness, contrast, saturation and hue.
-    """
-
-    flip: float = 0.5
-    crop: float = 0.5
-    least_side: float = 0.5
-    colour: float = 0.2
+    flip: float = 0.5  # probability of a horizontal flip
+    crop: float = 0.5  # probability of a crop, which then fills the picture's place
+    least_side: float = 0.5  # least side of a crop, as a share of the picture's
+    colour: float = 0.2  # strength from 0 to 1 of changes in brightness, contrast, saturation and hue
 
 
 def augment(

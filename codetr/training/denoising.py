@@ -32,17 +32,11 @@ half of this to all of it."""
 
 
 class DenoisingLayout(NamedTuple):
-    """The places of the denoising queries of the T objects in a batch.
+    """The places of the denoising queries of the T objects in a batch."""
 
-    Attributes:
-        num_groups: G.
-        num_queries: D, of each image.
-        positive: [G, T] int64, index of each object's positive query among the queries of its image.
-    """
-
-    num_groups: int
-    num_queries: int
-    positive: Tensor
+    num_groups: int  # G
+    num_queries: int  # D, of each image
+    positive: Tensor  # [G, T] int64, index of each object's positive query among the queries of its image
 
 
 class Denoising(nn.Module):

@@ -15,15 +15,10 @@ from codetr.training.targets import Targets
 
 
 class Matching(NamedTuple):
-    """P pairs of objects and queries in each of L sets of queries, in the order of the objects.
+    """P pairs of objects and queries in each of L sets of queries, in the order of the objects."""
 
-    Attributes:
-        target: [L, P] int64, index into the flat targets.
-        query: [L, P] int64, index of the query in the target's image.
-    """
-
-    target: Tensor
-    query: Tensor
+    target: Tensor  # [L, P] int64, index of the object in the targets
+    query: Tensor  # [L, P] int64, index of the query in the object's image
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Map
     Args:
         folder: of the run.
         step: steps taken.
-        options: values that the run's result depends on, by name: strings and numbers.
+        options: values that the run's result depends on, by name.
         content: tensors, numbers and strings in dictionaries and lists.
     """
     path = folder / f"state-{step:08d}.pt"

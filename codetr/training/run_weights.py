@@ -25,7 +25,7 @@ from codetr.model.layers import thaw_batch_norms
 from codetr.training.denoising import Denoising
 from codetr.training.initialise import initialise
 from codetr.training.training_network import TrainingNetwork
-from codetr.weights import KNOWN_WEIGHTS, default_weights, is_url
+from codetr.weights import KNOWN_WEIGHTS, choose_weights
 from trt_plugin.atomic_files import atomic_write, write_json
 
 FROM_SCRATCH = "none"
@@ -51,20 +51,13 @@ def config_for(config: Config, data: CocoDataset, size: tuple[int, int] | None) 
 
 
 def initial_source(model: str, config: Config, init: str | None) -> str:
-    """Resolves --init: a known name, a URL or a file; default: `codetr.weights.default_weights`.
-
-    Raises:
-        ArgumentError: `init` is none of these, or it is None and the model has no default.
-    """
-    known = ", ".join(KNOWN_WEIGHTS)
-    if init is None:
-        init = default_weights(model, config)
-        if init is None:
-            none = f"{config.name} has none beside it and is none of {known}"
-            raise ArgumentError("init", f"expected weights, for {none}; {FROM_SCRATCH} trains from scratch")
-    elif init not in (FROM_SCRATCH, *KNOWN_WEIGHTS) and not is_url(init) and not Path(init).is_file():
-        raise ArgumentError("init", f"expected a file, a URL, {known} or {FROM_SCRATCH}, got {init!r}")
-    return init
+    """Resolves --init: `FROM_SCRATCH`, or as `codetr.weights.choose_weights` does, with its errors."""
+    if init == FROM_SCRATCH:
+        return init
+    try:
+        return choose_weights(model, config, init)
+    except ArgumentError as error:
+        raise ArgumentError("init", f"{error.problem}; {FROM_SCRATCH!r} trains from scratch") from error
 
 
 def make_network(

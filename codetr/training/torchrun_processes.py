@@ -22,17 +22,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process and the number of all.
+    """This process and the number of all."""
 
-    Attributes:
-        rank: from 0; process 0 writes the files and prints.
-        world: number of processes.
-        device: of this process.
-    """
-
-    rank: int
-    world: int
-    device: torch.device
+    rank: int  # from 0; process 0 writes the files and prints
+    world: int  # number of processes
+    device: torch.device  # of this process
 
     @property
     def first(self) -> bool:

@@ -54,12 +54,10 @@ def learning_rate_factor(step: int, progress: float, warmup: int, floor: float) 
 
 
 class Trainer:
-    """A run.
+    """A run. Each of the processes that share it makes a `Trainer`.
 
     Args:
         network: to train, on the device of the processes.
-        plan: the options, the datasets and the fingerprint.
-        processes: share the work. Each makes a `Trainer`.
         folder: for the run's files; it exists.
         state: of `codetr.training.run_state.load_state`, to continue from.
     """
@@ -213,9 +211,7 @@ class Trainer:
         return int(10 * self.progress) > int(10 * self.evaluated)
 
     def _log(self, factor: float) -> None:
-        meter = self.take_step.meter
-        means, skipped, in_a_row = meter.read()
-        meter.reset()
+        means, skipped, in_a_row = self.take_step.meter.read()
         if in_a_row > TOLERATED_SKIPS:
             raise TrainingError(
                 f"step {self.step}: the gradients of the last {in_a_row} steps are non-finite; "

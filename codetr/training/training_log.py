@@ -100,12 +100,10 @@ def draw_curves(path: Path, training: Table, validation: Table) -> None:
 def progress_bar(shown: bool) -> Progress:
     """Makes a bar on stderr for the share of a run, 0 to 1. It appears on a terminal only.
 
-    Args:
-        shown: False makes a bar whose console prints nothing, for all processes of a run but one.
+    Unless `shown`, its console prints nothing: one process of a run prints.
     """
     console = Console(stderr=True, quiet=not shown)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    hidden = not (shown and console.is_terminal)
-    bar = Progress(*columns, console=console, transient=True, disable=hidden)
+    bar = Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
     bar.add_task("training", total=1.0)
     return bar

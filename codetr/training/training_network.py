@@ -13,9 +13,7 @@ from codetr.training.targets import Targets
 class TrainingNetwork(nn.Module):
     """A detector and its denoising queries in one module, for DistributedDataParallel to wrap.
 
-    Args:
-        model: the detector. Its batch norms learn if they are thawed.
-        denoising: makes denoising queries; None trains without.
+    Without `denoising` there are no denoising queries.
     """
 
     def __init__(self, model: CoDino, denoising: Denoising | None) -> None:
@@ -28,12 +26,9 @@ class TrainingNetwork(nn.Module):
     def forward(
         self, pixels: Tensor, targets: Targets, generator: torch.Generator | None = None
     ) -> tuple[TrainingOutputs, DenoisingLayout | None]:
-        """Runs the detector on a batch.
+        """Runs the detector on images, uint8 [N, H, W, 3] RGB, each in the upper left of its row.
 
-        Args:
-            pixels: uint8 [N, H, W, 3], RGB, each image in the upper left.
-            targets: the images' objects.
-            generator: source of the denoising queries' noise, on the device.
+        `generator` is the source of the denoising queries' noise, on the device.
         """
         images = normalise(pixels, targets.image_shapes, self.mean, self.std)
         queries = layout = None

@@ -123,11 +123,9 @@ def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:
         # Only the validation split has objects of this category.
         data = load_coco(options.data, options.train_split, keep=validation_data.class_names)
     if validation_data.class_names != data.class_names:
-        different = sorted(set(validation_data.class_names) ^ set(data.class_names))
-        example = f", such as {different[0]!r}" if different else ": their order differs"
-        raise DatasetError(
-            f"{validation_data.annotation_file}: the categories differ from {data.annotation_file}{example}"
-        )
+        example, *_ = sorted(set(validation_data.class_names) ^ set(data.class_names)) or ["the order"]
+        words = f"the categories differ from {data.annotation_file}, such as {example!r}"
+        raise DatasetError(f"{validation_data.annotation_file}: {words}")
     return data, validation_data
 
 

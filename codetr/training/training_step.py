@@ -26,10 +26,12 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.names: tuple[str, ...] = ()
-        self.sums: Tensor | None = None  # [names], over the steps with finite gradients
-        self.counts = torch.zeros(2, dtype=torch.float64, device=device)  # steps: finite, skipped
-        self.skipped_in_a_row = torch.zeros((), dtype=torch.float64, device=device)
+        self.state: dict[str, Any] = {
+            "names": [],
+            "sums": None,  # [names], over the steps with finite gradients
+            "counts": torch.zeros(2, dtype=torch.float64, device=device),  # steps: finite, skipped
+            "skipped_in_a_row": torch.zeros((), dtype=torch.float64, device=device),
+        }
 
     def add(self, values: dict[str, Tensor], finite: Tensor) -> None:
         """Adds a step.
@@ -40,39 +42,31 @@ class Meter:
         """
         vector = torch.stack([value.detach() for value in values.values()]).double()
         vector = torch.where(finite, vector, 0.0)
-        self.names = tuple(values)
-        self.sums = vector if self.sums is None else self.sums + vector
-        self.counts += torch.stack((finite, ~finite))
-        self.skipped_in_a_row = (self.skipped_in_a_row + 1.0) * ~finite
+        state = self.state
+        state["names"] = list(values)
+        state["sums"] = vector if state["sums"] is None else state["sums"] + vector
+        state["counts"] += torch.stack((finite, ~finite))
+        state["skipped_in_a_row"] = (state["skipped_in_a_row"] + 1.0) * ~finite
 
     def read(self) -> tuple[dict[str, float], int, int]:
         """Returns the means over the finite steps, the number of skipped steps, and how many of them ended
-        the sequence. It waits for the device."""
-        numbers = torch.cat((self.counts, self.skipped_in_a_row[None])).tolist()
+        the sequence. It waits for the device and starts new sums."""
+        state = self.state
+        numbers = torch.cat((state["counts"], state["skipped_in_a_row"][None])).tolist()
         finite, skipped, in_a_row = (int(number) for number in numbers)
         means = {}
-        if finite and self.sums is not None:
-            means = dict(zip(self.names, (self.sums / finite).tolist(), strict=True))
+        if finite:
+            means = dict(zip(state["names"], (state["sums"] / finite).tolist(), strict=True))
+        state["sums"] = None
+        state["counts"].zero_()
         return means, skipped, in_a_row
 
-    def reset(self) -> None:
-        """Starts new sums."""
-        self.sums = None
-        self.counts.zero_()
-
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "names": list(self.names),
-            "sums": self.sums,
-            "counts": self.counts,
-            "skipped_in_a_row": self.skipped_in_a_row,
-        }
+        return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.names = tuple(state["names"])
-        self.sums = None if state["sums"] is None else state["sums"].to(self.device)
-        self.counts.copy_(state["counts"])
-        self.skipped_in_a_row = state["skipped_in_a_row"].to(self.device)
+        for name, value in state.items():
+            self.state[name] = value.to(self.device) if isinstance(value, Tensor) else value
 
 
 class TrainingStep:
@@ -82,13 +76,11 @@ class TrainingStep:
 
     Args:
         network: a `TrainingNetwork`, or one in DistributedDataParallel.
-        criterion: of the losses.
         groups: parameter groups, see `codetr.training.training_network.parameter_groups`.
         average: follows the network without the wrapper.
         bf16: whether to run the network under autocast to bfloat16.
         clip: largest norm of the gradients; 0 does not clip.
-        seed: of the random numbers, together with the step and `rank`.
-        rank: of this process.
+        seed, rank: of the random numbers, together with the step.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def test_broken_data(folder, tmp_path, capsys, damage, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"init": None}, "--init: expected weights, for model has none"),
+        ({"init": None}, "--init: expected weights: none lie beside "),
         ({"init": "nowhere.pth"}, "--init: expected a file, a URL, "),
         ({"model": "co_dino"}, "--model: "),
         ({"data": "missing"}, "missing: no such folder"),
