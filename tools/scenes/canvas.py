@@ -48,9 +48,9 @@ class Canvas:
         self._split = split
         # The owner of each pixel: 4 times the object's number, plus the quarter of the object.
         self._owner = np.full(image.shape[:2], _NOBODY, np.int16)
-        self._areas: list[np.ndarray] = []  # [4], pixels of an object's quarters, those cut off included
-        self._visible: list[np.ndarray] = []  # [4], of these the visible ones
-        self._min_visible: list[float] = []
+        self._areas = np.zeros((0, 4), int)  # pixels of each object's quarters, those cut off included
+        self._visible = np.zeros((0, 4), int)  # of these the visible ones
+        self._min_visible = np.zeros(0)
         height, width = image.shape[:2]
         middle = rng.uniform((0.2 * width, 0.2 * height), (0.8 * width, 0.8 * height))
         self._cluster = middle if rng.random() < 0.4 else None
@@ -115,27 +115,20 @@ class Canvas:
         if not alpha.size:
             return False
         if label != NOTHING:
-            least = max(_LEAST_INSIDE, drawing.min_visible)
+            least = np.array([max(_LEAST_INSIDE, drawing.min_visible)])
             quarters = _quarters(sprite)
-            visible = _counts(quarters[spot.sprite])
-            if not _enough(visible, _counts(quarters), least) or (alpha > 0.1).sum() == 0:
+            if not _enough(_counts(quarters[spot.sprite]), _counts(quarters), least).all():
                 return False
             box = np.array(_box(alpha, spot))
             if self.boxes and _iou(np.array(self.boxes), box).max() >= _MOST_IOU:
                 return False
-        return all(
-            _enough(self._visible[index] - hidden, self._areas[index], self._min_visible[index])
-            for index, hidden in self._hidden(sprite, spot)
-        )
+        left = self._visible - self._hidden(sprite, spot)
+        return bool(_enough(left, self._areas, self._min_visible).all())
 
-    def _hidden(self, sprite: Sprite, spot: _Spot) -> list[tuple[int, np.ndarray]]:
-        """Returns the objects that a sprite hides parts of: number and hidden pixels of each quarter [4]."""
+    def _hidden(self, sprite: Sprite, spot: _Spot) -> np.ndarray:
+        """Returns the pixels of each object's quarters that a sprite hides: [n, 4]."""
         owners = self._owner[spot.picture][sprite.cover[spot.sprite] > 0.5]
-        owners = owners[owners != _NOBODY]
-        if not owners.size:
-            return []
-        counts = np.bincount(owners, minlength=4 * len(self.boxes)).reshape(-1, 4)
-        return [(int(index), counts[index]) for index in np.flatnonzero(counts.any(axis=1))]
+        return _counts(owners, len(self.boxes))
 
     def _put(self, label: int, drawing: Drawing, sprite: Sprite, x: int, y: int) -> bool:
         """Paints the object. Returns False if it does not stand out."""
@@ -178,8 +171,7 @@ class Canvas:
 
     def _record(self, label: int, drawing: Drawing, sprite: Sprite, spot: _Spot) -> None:
         """Records the hidden pixels and the new object."""
-        for index, hidden in self._hidden(sprite, spot):
-            self._visible[index] = self._visible[index] - hidden
+        self._visible -= self._hidden(sprite, spot)
         owners = self._owner[spot.picture]
         owners[sprite.cover[spot.sprite] > 0.5] = _NOBODY
         if label == NOTHING:
@@ -187,9 +179,9 @@ class Canvas:
         quarters = _quarters(sprite)
         seen = quarters[spot.sprite]
         owners[seen != _NOBODY] = seen[seen != _NOBODY] + 4 * len(self.boxes)
-        self._areas.append(_counts(quarters))
-        self._visible.append(_counts(seen))
-        self._min_visible.append(drawing.min_visible)
+        self._areas = np.concatenate([self._areas, _counts(quarters)])
+        self._visible = np.concatenate([self._visible, _counts(seen)])
+        self._min_visible = np.append(self._min_visible, drawing.min_visible)
         self.boxes.append(_box(sprite.alpha[spot.sprite], spot))
         self.labels.append(label)
         self.sources |= drawing.sources
@@ -205,17 +197,17 @@ def _quarters(sprite: Sprite) -> np.ndarray:
     return np.where(solid, numbers, np.int16(_NOBODY))
 
 
-def _counts(quarters: np.ndarray) -> np.ndarray:
-    """Pixels of each quarter: [4]."""
-    return np.bincount(quarters[quarters != _NOBODY], minlength=4)
+def _counts(quarters: np.ndarray, objects: int = 1) -> np.ndarray:
+    """Pixels of each object's quarters: [n, 4]."""
+    return np.bincount(quarters[quarters != _NOBODY], minlength=4 * objects).reshape(-1, 4)
 
 
-def _enough(visible: np.ndarray, areas: np.ndarray, least: float) -> bool:
-    """Returns whether enough of an object is visible, in total and in each of its quarters."""
-    if visible.sum() < least * areas.sum():
-        return False
-    weighty = areas > 0.08 * areas.sum()
-    return bool((visible >= (least - _LEAST_OF_QUARTER) * areas)[weighty].all())
+def _enough(visible: np.ndarray, areas: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """Returns whether enough of each object [n, 4] is visible, in total and in each of its quarters: [n]."""
+    total = areas.sum(axis=1)
+    slight = areas <= 0.08 * total[:, None]
+    quarters = slight | (visible >= (least - _LEAST_OF_QUARTER)[:, None] * areas)
+    return (visible.sum(axis=1) >= least * total) & quarters.all(axis=1)
 
 
 def _box(alpha: np.ndarray, spot: _Spot) -> tuple[float, float, float, float]:

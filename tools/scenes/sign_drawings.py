@@ -28,47 +28,44 @@ def stop_sign(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     half = (cursor - 0.3) / 2
     width = rng.uniform(0.64, 0.74)
     word = [moved(contour, -half) * (width / half, 0.31 * rng.uniform(0.9, 1.25)) for contour in word]
-    parts = [
-        Part((regular(8, 1.0, 22.5),), "rim"),
-        Part((regular(8, rim, 22.5),), "field"),
-        Part(tuple(word), "word"),
-    ]
-    return _sign(rng, parts, {"rim": _WHITE, "field": _RED, "word": _WHITE}, (source.file,))
+    rim, field = ("rim", _WHITE, regular(8, 1.0, 22.5)), ("field", _RED, regular(8, rim, 22.5))
+    return _sign(rng, rim, field, ("word", _WHITE, *word), sources=(source.file,))
 
 
 def yield_sign(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     """A triangle that stands on its point: red border, white field."""
     border = rng.uniform(0.45, 0.68)
     corner = rng.uniform(0.05, 0.35)
-    parts = [
-        Part((rounded(regular(3, 1.0, 180), corner),), "border"),
-        Part((rounded(regular(3, border, 180), corner * 0.6),), "field"),
-    ]
     field = _WHITE if rng.random() < 0.85 else (250, 235, 150)
-    return _sign(rng, parts, {"border": _RED, "field": field})
+    return _sign(
+        rng,
+        ("border", _RED, rounded(regular(3, 1.0, 180), corner)),
+        ("field", field, rounded(regular(3, border, 180), corner * 0.6)),
+    )
 
 
 def no_entry_sign(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     """A red disc with a white bar."""
     bar = rectangle(-rng.uniform(0.6, 0.75), -0.5, rng.uniform(0.6, 0.75), 0.5)
     bar = bar * (1, 2 * rng.uniform(0.13, 0.2))
-    parts = [Part((ellipse(0, 0, 1.0),), "rim"), Part((ellipse(0, 0, rng.uniform(0.9, 0.97)),), "field")]
-    parts.append(Part((rounded(bar, rng.choice([0.0, 0.08])),), "bar"))
+    field = ellipse(0, 0, rng.uniform(0.9, 0.97))
+    bar = rounded(bar, rng.choice([0.0, 0.08]))
     rim = _WHITE if rng.random() < 0.8 else (120, 14, 20)
-    return _sign(rng, parts, {"rim": rim, "field": _RED, "bar": _WHITE})
+    return _sign(rng, ("rim", rim, ellipse(0, 0, 1.0)), ("field", _RED, field), ("bar", _WHITE, bar))
 
 
 def warning_sign(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     """A triangle with its point up and a black mark: red and white, red and yellow, or yellow and black."""
     border = rng.uniform(0.66, 0.8)
     corner = rng.uniform(0.05, 0.35)
-    parts = [
-        Part((rounded(regular(3, 1.0), corner),), "border"),
-        Part((rounded(regular(3, border), corner * 0.6),), "field"),
-    ]
-    parts += [Part((contour,), "mark") for contour in _mark(rng)]
+    mark = _mark(rng)
     border_color, field = ((_RED, _WHITE), (_RED, _YELLOW), (_BLACK, _YELLOW))[rng.integers(3)]
-    return _sign(rng, parts, {"border": border_color, "field": field, "mark": _BLACK})
+    return _sign(
+        rng,
+        ("border", border_color, rounded(regular(3, 1.0), corner)),
+        ("field", field, rounded(regular(3, border), corner * 0.6)),
+        *(("mark", _BLACK, contour) for contour in mark),
+    )
 
 
 def _mark(rng: np.random.Generator) -> list[np.ndarray]:
@@ -106,14 +103,14 @@ def arrow_sign(rng: np.random.Generator, fonts: tuple[Source, ...]) -> Drawing:
     turn = (0, 180) if kind == 2 else (0, 180, 270)
     arrow = moved(arrow, turn_deg=turn[rng.integers(len(turn))])
     field = (_BLUE, _BLUE, _GREEN, _BLACK)[rng.integers(4)]
-    parts = [Part((plate,), "rim"), Part((inner,), "field"), Part((arrow,), "arrow")]
     rim = _WHITE if rng.random() < 0.6 else field
-    return _sign(rng, parts, {"rim": rim, "field": field, "arrow": _WHITE})
+    return _sign(rng, ("rim", rim, plate), ("field", field, inner), ("arrow", _WHITE, arrow))
 
 
-def _sign(
-    rng: np.random.Generator, parts: list[Part], colors: dict, sources: tuple[str, ...] = ()
-) -> Drawing:
+def _sign(rng: np.random.Generator, *layers: tuple, sources: tuple[str, ...] = ()) -> Drawing:
+    """Makes a sign of layers, from the lowest to the topmost: name, colour, contours."""
+    parts = [Part(tuple(contours), name) for name, _, *contours in layers]
+    colors = {name: color for name, color, *_ in layers}
     outline = rng.uniform(0.02, 0.05) if rng.random() < 0.4 else 0.0
     if rng.random() < 0.2:
         half, length = rng.uniform(0.05, 0.1), rng.uniform(1.3, 3.0)
