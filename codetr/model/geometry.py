@@ -84,8 +84,7 @@ def _valid_sizes(image_shapes: Tensor, input_hw: Tensor, cells: Tensor) -> Tenso
 
     Upstream shrinks the mask by nearest interpolation: cell i takes pixel floor(i * step). Both step (pixels
     per cell) and the product are rounded to fp32. The pixel is inside when i * step < size. The count is
-    therefore the
-    first i that fails: the integer nearest to size / step, or one more.
+    therefore the first i that fails: the integer nearest to size / step, or one more.
 
     Args:
         image_shapes: [N, 2]; input_hw: [2] fp32; cells: [L, 2] fp32.
