@@ -91,7 +91,8 @@ def measure_detector(
         for row in measured:
             add(result, row, expected, found)
     for file in engine:
-        row, found, nms = measure_engine(file.label, file.path, images, iterations)
+        row, found = measure_engine(file.label, file.path, images, iterations)
+        nms = row["engine_nms"]
         add(result, row, expected if nms is None else apply_nms_to_batch(*expected, **nms), found)
     result.write(
         model=config.name,
@@ -137,30 +138,23 @@ def measure_torch(
     return rows, found
 
 
-def measure_engine(
-    label: str, path: Path, batch: Batch, iterations: int
-) -> tuple[dict, DetectionArrays, dict | None]:
-    """Times an engine without the copies of inputs and outputs.
-
-    Returns:
-        The row, the detections, and the parameters of the non-maximum suppression in the graph, if any.
-    """
+def measure_engine(label: str, path: Path, batch: Batch, iterations: int) -> tuple[dict, DetectionArrays]:
+    """Times an engine without the copies of inputs and outputs; returns the row and the detections."""
     inputs = dict(zip(INPUT_NAMES, (batch.images, batch.image_shapes), strict=True))
     with trt_plugin.EngineRunner(path) as runner:
         outputs = runner(inputs)
         found = tuple(np.array(outputs[name]) for name in OUTPUT_NAMES)
         samples = runner.time(inputs, iterations, WARMUP)
         metadata = runner.metadata
-    nms = metadata.nms if metadata and metadata.nms_in_graph else None
     row = {
         "backend": "TensorRT engine",
         "variant": label,
         "engine_bytes": path.stat().st_size,
         "engine_precision": metadata.precision if metadata else None,
-        "engine_nms": nms,
+        "engine_nms": metadata.nms if metadata and metadata.nms_in_graph else None,
         "timing": timing.Timing(samples, warmup=WARMUP).as_dict(),
     }
-    return row, found, nms
+    return row, found
 
 
 def detections(agreement: BoxAgreement) -> dict:

@@ -87,7 +87,7 @@ def measure_sizes(
             return detect_with_torch(in_precision(precision), batch, DEVICE, precision == "tf32")
 
         for file in engine:
-            row, found, _ = measure_engine(file.label, file.path, batch, iterations)
+            row, found = measure_engine(file.label, file.path, batch, iterations)
             own = row["engine_precision"]
             agreement = compare_detections(by_torch(own), found)
             row = {"height": height, "width": width, "batch": count, **row}

@@ -62,7 +62,7 @@ def test_detector_compares_with_fp32(tmp_path, monkeypatch) -> None:
         boxes, scores, labels = found(load_golden(name)[0], batch)
         labels[:, 1:] = -1  # all but the best are suppressed
         row = {"backend": "TensorRT engine", "variant": label, "timing": timed}
-        return row, (boxes, scores, labels), {"method": "hard", "iou_threshold": 0.0}
+        return row | {"engine_nms": {"method": "hard", "iou_threshold": 0.0}}, (boxes, scores, labels)
 
     monkeypatch.setattr(detector, "measure_torch", measure_torch)
     monkeypatch.setattr(detector, "measure_engine", measure_engine)
@@ -157,7 +157,7 @@ def test_sizes_compares_every_size_and_batch_in_the_engines_precision(tmp_path, 
         seen.append((batch.images.shape, {tuple(shape) for shape in batch.image_shapes.tolist()}))
         found = detect_with_torch(sizes.on_gpu(model, "fp16"), batch, sizes.DEVICE, tf32=False)
         timed = timing.Timing([1.0]).as_dict()
-        return {"variant": label, "engine_precision": "fp16", "timing": timed}, found, None
+        return {"variant": label, "engine_precision": "fp16", "timing": timed}, found
 
     monkeypatch.setattr(sizes, "measure_engine", measure)
     monkeypatch.setattr(sizes, "DEVICE", torch.device("cpu"))
