@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace msda::trt {
 namespace {
@@ -50,26 +51,15 @@ bool is_reference_points(Operator op, int32_t index) {
 }
 
 std::string type_name(nvinfer1::DataType type) {
-  switch (type) {
-    case nvinfer1::DataType::kFLOAT:
-      return "float32";
-    case nvinfer1::DataType::kHALF:
-      return "float16";
-    case nvinfer1::DataType::kBF16:
-      return "bfloat16";
-    case nvinfer1::DataType::kINT32:
-      return "int32";
-    case nvinfer1::DataType::kINT64:
-      return "int64";
-    case nvinfer1::DataType::kINT8:
-      return "int8";
-    case nvinfer1::DataType::kUINT8:
-      return "uint8";
-    case nvinfer1::DataType::kBOOL:
-      return "bool";
-    default:
-      return "type " + std::to_string(static_cast<int32_t>(type));
+  static constexpr std::pair<nvinfer1::DataType, const char*> kNames[] = {
+      {nvinfer1::DataType::kFLOAT, "float32"}, {nvinfer1::DataType::kHALF, "float16"},
+      {nvinfer1::DataType::kBF16, "bfloat16"}, {nvinfer1::DataType::kINT32, "int32"},
+      {nvinfer1::DataType::kINT64, "int64"},   {nvinfer1::DataType::kINT8, "int8"},
+      {nvinfer1::DataType::kUINT8, "uint8"},   {nvinfer1::DataType::kBOOL, "bool"}};
+  for (auto const& [known, name] : kNames) {
+    if (known == type) return name;
   }
+  return "type " + std::to_string(static_cast<int32_t>(type));
 }
 
 std::string expected_type(Operator op, int32_t index, nvinfer1::DataType const* types) {
@@ -184,14 +174,9 @@ void check_count(Operator op, int32_t count) {
 }
 
 msda::DataType convert(nvinfer1::DataType type) {
-  switch (type) {
-    case nvinfer1::DataType::kHALF:
-      return msda::DataType::kFloat16;
-    case nvinfer1::DataType::kBF16:
-      return msda::DataType::kBFloat16;
-    default:
-      return msda::DataType::kFloat32;
-  }
+  return type == nvinfer1::DataType::kHALF   ? msda::DataType::kFloat16
+         : type == nvinfer1::DataType::kBF16 ? msda::DataType::kBFloat16
+                                             : msda::DataType::kFloat32;
 }
 
 }  // namespace
