@@ -33,27 +33,19 @@ def simplify_reshapes(module: torch.fx.GraphModule) -> int:
         source, shape = node.args
         if all(isinstance(size, int) for size in shape):
             continue
-        target = reshape_target(source.meta["val"].shape, node.meta["val"].shape)
+        before, after = source.meta["val"].shape, node.meta["val"].shape
+        stays = [
+            axis < len(before) and _expression(before[axis]) == _expression(size)
+            for axis, size in enumerate(after)
+        ]
+        target = constant_reshape([size if isinstance(size, int) else None for size in after], stays)
         if target is None:
             left += 1
         else:
-            node.args = source, target
+            node.args = source, list(target)
     module.graph.eliminate_dead_code()
     module.recompile()
     return left
-
-
-def reshape_target(
-    before: Sequence[int | torch.SymInt], after: Sequence[int | torch.SymInt]
-) -> list[int] | None:
-    """The shape that makes a reshape from `before` give `after`, see
-    `codetr.export.constant_reshape`."""
-    stays = [
-        axis < len(before) and _expression(before[axis]) == _expression(size)
-        for axis, size in enumerate(after)
-    ]
-    target = constant_reshape([size if isinstance(size, int) else None for size in after], stays)
-    return None if target is None else list(target)
 
 
 def same_sizes(one: Sequence[int | torch.SymInt], other: Sequence[int | torch.SymInt]) -> bool:

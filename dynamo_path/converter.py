@@ -89,14 +89,7 @@ def convert_where(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, 
 def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
     """Converts a call of one of `TARGETS`, with the signature that Torch-TensorRT calls.
 
-    Args:
-        ctx: Torch-TensorRT's ConversionContext.
-        target: the operator, a key of `TARGETS`.
-        args, kwargs: arguments of the call, as TensorRT's tensors or PyTorch's constants.
-        name: name of the node.
-
-    Returns:
-        The plugin layer's output tensor.
+    The arguments are TensorRT's tensors or PyTorch's constants, the result is the plugin layer's tensor.
     """
     from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
 
@@ -130,7 +123,7 @@ def add_plugin_layer(
     name: str,
     packed: bool = False,
 ) -> Any:
-    """Adds one MSDA plugin layer to a TensorRT network.
+    """Adds one MSDA plugin layer to a TensorRT network and returns its output tensor.
 
     Args:
         network: tensorrt.INetworkDefinition.
@@ -139,9 +132,6 @@ def add_plugin_layer(
         points_per_level: number of points of each level; None if it is the same for all levels.
         name: name of the layer.
         packed: the last input of the fused plugin is the projection of offsets and logits.
-
-    Returns:
-        The layer's output tensor.
 
     Raises:
         RuntimeError: TensorRT refused the plugin or the layer, and logged the reason.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.fx.node import _get_qualified_name
 
 from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
@@ -58,14 +59,11 @@ def with_network(
     request: ExportRequest,
     use: Callable[[Any], Result],
 ) -> Result:
-    """Makes the network that `build_engine` would build, without building it.
+    """Makes the network that `build_engine` would build, without building it, and returns `use` of it.
 
     Args:
         program, inputs, request: as `build_engine`.
         use: called with the tensorrt.INetworkDefinition, which lives during the call only.
-
-    Returns:
-        The result of `use`.
 
     Raises:
         UnsupportedOperators: Torch-TensorRT has no converter for some operators.
@@ -118,12 +116,7 @@ def build_with_fallback(
     compiled: Path,
     script: Path,
 ) -> None:
-    """Writes a program of engines, with PyTorch's operators where TensorRT lacks one.
-
-    Args:
-        program, inputs, request: as `build_engine`.
-        compiled: exported program to write.
-        script: TorchScript module to write.
+    """Writes model.ep and model.ts of engines, with PyTorch's operators where TensorRT lacks one.
 
     Raises:
         RuntimeError: TensorRT cannot build one of the engines.
@@ -185,15 +178,9 @@ def patched_interpreter(
 ) -> Iterator[list[Exception]]:
     """Replaces Torch-TensorRT's interpreter by a subclass while the block runs, where it lacks settings.
 
-    The subclass names the outputs, keeps detailed layer information, simplifies reshapes, packs the
-    projections of offsets and logits, and raises before the build if an operator has no converter.
-
-    Args:
-        names: names of the outputs.
-        use: called with the network before the build.
-
-    Yields:
-        A list that collects the interpreter's errors.
+    The subclass names the outputs, keeps detailed layer information, simplifies reshapes, and packs the
+    projections of offsets and logits. It calls `use` with the network before the build, and raises if an
+    operator has no converter. The yielded list collects the interpreter's errors.
     """
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
@@ -252,14 +239,8 @@ def _unsupported(graph: torch.fx.Graph, missing: Iterable[str]) -> str:
     for node in graph.nodes:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         for name in missing:
-            if node.op == "call_function" and name.endswith(_qualified_name(node.target)):
+            if node.op == "call_function" and name.endswith(_get_qualified_name(node.target)):
                 places.setdefault(str(node.target), stack[-1][0] if stack else "")
     names = places or dict.fromkeys(missing, "")
     listed = ", ".join(f"{name} (in {place})" if place else name for name, place in sorted(names.items()))
     return f"Torch-TensorRT has no converter for {listed}"
-
-
-def _qualified_name(target: Any) -> str:
-    from torch.fx.node import _get_qualified_name
-
-    return _get_qualified_name(target) if callable(target) else str(target)

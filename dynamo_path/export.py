@@ -94,7 +94,7 @@ def _compile(
         with stage("save model.ep and model.ts"):
             save_program(plan, program, inputs, request, compiled)
             save_torchscript(plan, request.output_names, script)
-    write_metadata(subject, request, folder, build_seconds=seconds[0])
+    write_metadata(subject, request, folder, seconds[0])
     with stage("compare with PyTorch"):
         if engine.is_file():
             compare_engine(subject.checks, request, engine)

@@ -82,23 +82,16 @@ def refit(
 
 
 def request_of(
-    metadata: ArtifactMetadata,
-    weights: str,
-    out: Path,
-    checkpoint: CheckpointOptions = _DEFAULTS,
+    metadata: ArtifactMetadata, weights: str, out: Path, checkpoint: CheckpointOptions = _DEFAULTS
 ) -> ExportRequest:
     """Makes the export request that the engine was built for, with other weights."""
     sizes = InputSizes.of_artifact(metadata)
-    if sizes.resizable:
-        size: dict[str, Any] = {"dynamic_size": (sizes.height, sizes.width)}
-    else:
-        size = {"height": sizes.height.opt, "width": sizes.width.opt}
     nms = {"nms": [metadata.nms["method"]], "nms_iou": metadata.nms["iou_threshold"]}
     return ExportRequest(
         model=checkpoint.model or metadata.model,
         weights=weights,
         batch=sizes.batch,
-        **size,
+        dynamic_size=(sizes.height, sizes.width),
         precision=metadata.precision,
         out=out,
         photo=checkpoint.photo,
@@ -110,15 +103,12 @@ def request_of(
 
 
 def refit_plan(engine_path: Path, network: Any) -> bytes:
-    """Gives every weight of an engine that of a network.
+    """Gives every weight of an engine that of a network, and returns the new engine, serialised.
 
     Args:
         engine_path: a refittable engine.
-        network: tensorrt.INetworkDefinition, made as the engine's was. That it has more weights does not
-            matter: TensorRT folds some away.
-
-    Returns:
-        The new engine, serialised.
+        network: tensorrt.INetworkDefinition, made as the engine's was. It may have more weights: TensorRT
+            folds some away.
 
     Raises:
         RuntimeError: the engine has a weight that the network has not, or TensorRT refuses one.
@@ -179,11 +169,7 @@ def _dense(values: Any) -> Any:
 def match_weights(
     wanted: Sequence[tuple[str, str]], weights: Mapping[tuple[str, str], Any]
 ) -> dict[tuple[str, str], Any]:
-    """Returns the new values of an engine's weights.
-
-    Args:
-        wanted: layer and role of each weight of the engine.
-        weights: weights of a network by layer and role.
+    """Returns the new values of an engine's weights, by layer and role.
 
     Raises:
         RuntimeError: the network lacks a weight.

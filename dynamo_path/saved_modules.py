@@ -21,13 +21,7 @@ from trt_plugin.atomic_files import atomic_write
 
 
 def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> None:
-    """Writes a TorchScript module that runs an engine by Torch-TensorRT's runtime.
-
-    Args:
-        engine: serialised engine.
-        output_names: names in the order of the module's results.
-        path: file to write.
-    """
+    """Writes a TorchScript module that runs an engine by Torch-TensorRT's runtime."""
     from torch_tensorrt.ts import embed_engine_in_new_module
 
     module = embed_engine_in_new_module(
@@ -67,8 +61,6 @@ def save_program(
         engine: serialised engine.
         source: program that the engine was made of, with the same dynamic shapes.
         inputs: example inputs of `source`.
-        request: names of the outputs, and dynamic sizes.
-        path: file to write.
     """
     from torch_tensorrt.dynamo.conversion._symbolic_shape_capture import extract_symbolic_shape_expressions
     from torch_tensorrt.dynamo.runtime import TorchTensorRTModule

@@ -219,8 +219,7 @@ def _search(
 
     Args:
         others: names of the model's tensors.
-        built: model of the engine, modified.
-        parsed: file of this model.
+        built: model of the file `parsed`, modified.
     """
     from onnx_path.comparison.comparable_tensors import ComparableTensors
     from onnx_path.comparison.first_difference import first_difference

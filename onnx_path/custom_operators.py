@@ -73,10 +73,6 @@ def custom_operators(model: onnx.ModelProto) -> list[CustomOperator]:
 def register_plugins(libraries: Sequence[Path], model: onnx.ModelProto | None) -> list[Path]:
     """Registers the plugins of libraries with TensorRT, and the project's plugins if a model needs them.
 
-    Args:
-        libraries: files that the caller named.
-        model: its custom operators are checked; None for no check.
-
     Returns:
         The libraries, each once, with the project's if the model needs it.
 

@@ -10,13 +10,7 @@ from onnx_path.tensorrt_engine import Settings
 
 
 def equivalent_commands(model: Path, engine: Path, settings: Settings) -> dict[str, str]:
-    """Returns the command line of each tool by its name, quoted for a shell.
-
-    Args:
-        model: file that TensorRT parses.
-        engine: file to write.
-        settings: settings of the build.
-    """
+    """Returns the command line of each tool by its name, quoted for a shell."""
     polygraphy = ["polygraphy", "convert", str(model)]
     polygraphy += [] if model.suffix == ".onnx" else ["--model-type", "onnx"]
     polygraphy += ["--convert-to", "trt", "-o", str(engine), "--strongly-typed"]

@@ -20,8 +20,6 @@ from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES, ExportRequest
 if TYPE_CHECKING:
     import torch
 
-    from codetr.export.traced_model import ExportSubject
-
 LARGEST_CONSTANT = 2**27  # elements of a folded tensor
 
 
@@ -42,11 +40,10 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     """
     from codetr.export.artifact_metadata import write_metadata
     from codetr.export.engine_check import compare_engine
-    from codetr.export.traced_model import pick_device, prepare
+    from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
+    from onnx_path.operator import OPERATORS
 
     builds = not onnx_only and pick_device(request.device).type == "cuda"
-    import onnxscript  # noqa: F401  (a missing package ends the command before the model is loaded)
-
     if builds:
         import polygraphy  # noqa: F401
 
@@ -58,8 +55,13 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         import_cudart()
         trt_plugin.load()
     with staged_folder(request.out) as folder:
-        subject = prepare(request)
-        _write_model(subject, request, folder / "model.onnx", not no_function_body)
+        subject, model, build_seconds = prepare(request), folder / "model.onnx", None
+        with stage("export model.onnx"):
+            inputs, dynamic = example_inputs(request), dynamic_shapes(request)
+            bodies, names = not no_function_body, request.output_names
+            counts = export_onnx(subject.module(), inputs, model, bodies, names, dynamic)
+        msda = sum(counts[name] for name in OPERATORS)
+        print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA", flush=True)
         if builds:
             settings = Settings(
                 profiles=profiles_of(request),
@@ -68,14 +70,12 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
                 optimization_level=request.optimization_level,
                 refittable=request.refittable,
             )
-            with (
-                stage("build model.engine with TensorRT") as seconds,
-                parsed_file(folder / "model.onnx") as parsed,
-            ):
+            with stage("build model.engine with TensorRT") as seconds, parsed_file(model) as parsed:
                 engine = serialize_engine(parsed, settings, "model.onnx")
             (folder / "model.engine").write_bytes(engine)
             del engine
-        write_metadata(subject, request, folder, builds, seconds[0] if builds else None)
+            build_seconds = seconds[0]
+        write_metadata(subject, request, folder, build_seconds)
         if builds:
             with stage("compare with PyTorch"):
                 compare_engine(subject.checks, request, folder / "model.engine")
@@ -95,17 +95,6 @@ def profiles_of(request: ExportRequest) -> dict:
         name: ShapeRange(*(tuple(shapes[which]) for which in ShapeRange._fields))
         for name, shapes in request.sizes.profiles().items()
     }
-
-
-def _write_model(subject: ExportSubject, request: ExportRequest, path: Path, function_bodies: bool) -> None:
-    from codetr.export.traced_model import dynamic_shapes, example_inputs
-    from onnx_path.operator import OPERATORS
-
-    with stage("export model.onnx"):
-        inputs, dynamic = example_inputs(request), dynamic_shapes(request)
-        counts = export_onnx(subject.module(), inputs, path, function_bodies, request.output_names, dynamic)
-    msda = sum(counts[name] for name in OPERATORS)
-    print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA", flush=True)
 
 
 def export_onnx(

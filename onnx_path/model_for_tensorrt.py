@@ -111,9 +111,8 @@ def save_model(model: onnx.ModelProto, path: Path, folder: Path) -> None:
     """Writes a model with its weights in the file, or in <path>.data if a protobuf cannot hold them.
 
     Args:
-        model: gets the weights that lie outside of it.
+        model: gets its weights that lie outside, in `folder`.
         path: file in a temporary folder; the write is not atomic.
-        folder: location of weights outside of the model.
     """
     onnx.load_external_data_for_model(model, str(folder))
     large = sum(tensor.ByteSize() for tensor in model.graph.initializer) > LARGEST_FILE

@@ -62,14 +62,7 @@ def refit(
 
 
 def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
-    """Gives every weight of an engine that of an ONNX file.
-
-    Args:
-        engine_path: a refittable engine.
-        onnx_path: file of the same export, with external weights beside it.
-
-    Returns:
-        The new engine, serialised.
+    """Gives every weight of a refittable engine that of an ONNX file; returns the new engine, serialised.
 
     Raises:
         RuntimeError: a weight is missing in the file or has another size, or TensorRT cannot refit.

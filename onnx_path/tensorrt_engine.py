@@ -39,7 +39,6 @@ def serialize_engine(path: Path, settings: Settings, name: str) -> bytes:
 
     Args:
         path: file that TensorRT parses, with external weights beside it. Its plugins are registered.
-        settings: settings of the build.
         name: name of the file in errors.
 
     Raises:

@@ -15,20 +15,16 @@ from trt_plugin.engine_error import import_tensorrt
 
 
 def write_metadata(
-    subject: ExportSubject,
-    request: ExportRequest,
-    folder: Path,
-    engine: bool = True,
-    build_seconds: float | None = None,
+    subject: ExportSubject, request: ExportRequest, folder: Path, build_seconds: float | None = None
 ) -> None:
     """Writes model.json, see `trt_plugin.ArtifactMetadata`.
 
     Args:
         folder: where the exported files lie.
-        engine: whether an engine is among them. Without one, TensorRT's version and the GPU's name stay
-            empty.
-        build_seconds: time of TensorRT's build.
+        build_seconds: time of TensorRT's build. Without an engine it is None, and TensorRT's version and the
+            GPU's name stay empty.
     """
+    engine = build_seconds is not None
     config, sizes = subject.model.config, request.sizes
     resize = {"height": sizes.height.opt, "width": sizes.width.opt, "mode": "fit_pad"}
     # Images fill a fixed size that the caller chose. The model's own size is rounded up, and they do not fill
@@ -63,7 +59,7 @@ def write_metadata(
         gpu=torch.cuda.get_device_name() if engine else "",
         torch_version=torch.__version__,
         source_weights=subject.source_weights,
-        build_seconds=None if build_seconds is None else round(build_seconds, 1),
+        build_seconds=round(build_seconds, 1) if engine else None,
     )
     metadata.save(folder / "model.json")
 

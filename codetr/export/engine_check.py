@@ -39,9 +39,8 @@ class EngineCheck:
     """The photo as an input of one size, with PyTorch's detections.
 
     Attributes:
-        batch: the network's input.
-        detections: PyTorch's by precision, "fp32" and the request's; empty without a GPU. If the graph
-            suppresses by itself, they are suppressed too.
+        detections: by precision, "fp32" and the request's; empty without a GPU. If the graph suppresses by
+            itself, they are suppressed too.
     """
 
     batch: Batch
@@ -72,15 +71,7 @@ def make_checks(
     device: torch.device,
     nms: NmsConfig | None,
 ) -> list[EngineCheck]:
-    """Runs PyTorch on the photo, in fp32 and in the export's precision. On a CPU it runs nothing.
-
-    Args:
-        model: stays in this precision.
-        batches: the photo.
-        precision: the export's.
-        device: device of the model.
-        nms: non-maximum suppression in the graph.
-    """
+    """Runs PyTorch on the photo, in fp32 and in the export's precision; on a CPU only sets the precision."""
     checks = [EngineCheck(batch, {}) for batch in batches]
     for name in dict.fromkeys(("fp32", precision)):
         model.set_precision("fp32" if name == "tf32" else name)
@@ -103,12 +94,6 @@ def detect_with_torch(model: CoDino, batch: Batch, device: torch.device, tf32: b
 
 def compare_with_torch(checks: list[EngineCheck], request: ExportRequest, name: str, run: Runner) -> None:
     """Runs an exported file on every check and prints how its detections agree with PyTorch's.
-
-    Args:
-        checks: result of `make_checks`.
-        request: the export's.
-        name: the exported file, such as "engine", for the messages.
-        run: runs the file.
 
     Raises:
         RuntimeError: the detections differ from PyTorch's (`codetr.export.box_agreement` has the limits), and

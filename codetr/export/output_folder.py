@@ -58,10 +58,6 @@ def staged_folder(out: Path) -> Iterator[Path]:
         raise ArgumentError("out", f"expected a folder to write, got {out} ({error.strerror})") from error
     with temporary as name, errors_about(out, Path(name)):
         yield Path(name)
-        files = sorted(Path(name).iterdir())
         with new_folder(out):
-            for file in files:
-                if (out / file.name).is_dir():
-                    raise ArgumentError("out", f"expected no folder {file.name} in {out}, got one")
-            for file in files:
+            for file in sorted(Path(name).iterdir()):
                 os.replace(file, out / file.name)

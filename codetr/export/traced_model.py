@@ -80,11 +80,8 @@ def prepare(request: ExportRequest) -> ExportSubject:
 def load_model(request: ExportRequest, shapes: list[tuple[int, ...]]) -> CoDino:
     """Loads the model on the CPU in float32, in the form that the request's sizes and precision need.
 
-    Args:
-        shapes: shapes [N, 3, H, W] of images that the model must take.
-
     Raises:
-        ValueError, OSError: the weights do not fit, or the model refuses one of the shapes.
+        ValueError, OSError: the weights do not fit, or the model refuses one of the shapes [N, 3, H, W].
     """
     model = CoDino(request.config).eval().requires_grad_(False)
     # Without values, so that a size that the model refuses raises before the weights are loaded.
@@ -110,13 +107,7 @@ def export_program(
     inputs: tuple[torch.Tensor, ...],
     dynamic: tuple[dict, dict] | None = None,
 ) -> torch.export.ExportedProgram:
-    """Traces a detector strictly.
-
-    Args:
-        model: `ExportSubject.module()`.
-        inputs: images [N, 3, H, W] and image_shapes [N, 2]. Sizes that `dynamic` leaves out are fixed.
-        dynamic: result of `dynamic_shapes`.
-    """
+    """Traces `ExportSubject.module()` strictly, with `example_inputs` and `dynamic_shapes`."""
     with quiet(), torch.no_grad():
         return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=True)
 

@@ -18,12 +18,7 @@ from trt_plugin.engine_tensors import format_shape
 
 @dataclass(frozen=True)
 class ComparedInput:
-    """An input of both sides.
-
-    Attributes:
-        name, shape, dtype: as in the ONNX file.
-        source: the option that named a file, or the seed of random numbers.
-    """
+    """An input of both sides. Its source is the option that named a file, or the seed of random numbers."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,11 +31,7 @@ class EngineComparison:
     """An engine compared with its ONNX file.
 
     Attributes:
-        model, engine: the files.
         tensorrt_version, gpu: ran the engine.
-        tolerance: measure of the outputs.
-        inputs: inputs of both sides.
-        outputs: errors of all outputs.
         selections: selections that the engine output and onnxruntime took over.
         parsed: file of the engines for layers; None without a search.
         layers: result of the search, or None.

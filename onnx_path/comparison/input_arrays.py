@@ -34,15 +34,7 @@ class GivenArray:
 def read_inputs(
     model: onnx.ModelProto, options: Sequence[str], archive: Path | None
 ) -> dict[str, GivenArray]:
-    """Reads the arrays of --input and --inputs.
-
-    Args:
-        model: model with these inputs.
-        options: NAME=FILE.npy each.
-        archive: .npz file with arrays by name.
-
-    Returns:
-        The arrays by name, without the inputs that have no file.
+    """Reads the arrays of --input (NAME=FILE.npy each) and --inputs (an .npz file), by name.
 
     Raises:
         ArgumentError, UsageError: a name is unknown, a file cannot be read, or an array does not fit.
@@ -81,12 +73,6 @@ def choose_shapes(
     """Chooses the shape of every input: its array's, the one that the caller asked for, or the engine's.
 
     The engine's shape is fixed, or the best one of its profile 0.
-
-    Args:
-        inputs: inputs of the ONNX file.
-        given: arrays from files.
-        asked: shapes of --shapes.
-        engine: the engine's inputs by name.
 
     Raises:
         UsageError: the engine has other inputs than the ONNX file, or does not take a shape.

@@ -23,10 +23,6 @@ EngineOutputs = dict[str, tuple[np.ndarray, str]]
 def run_engine(path: Path, inputs: Mapping[str, np.ndarray]) -> EngineOutputs:
     """Loads an engine and runs it once.
 
-    Args:
-        path: the engine.
-        inputs: an array for every input.
-
     Raises:
         trt_plugin.EngineError: the engine cannot be loaded or does not run.
         TypeError, ValueError: the engine does not take an input.
@@ -46,7 +42,7 @@ class MarkedEngines:
         path: file of the model, with external weights beside it.
         tensors: tensors of the model.
         inputs: inputs of every run. The engines take their shapes only.
-        tf32: multiply float32 matrices with 10 bits of mantissa.
+        tf32: as `Settings.tf32`.
         folder: temporary folder for the weights, one engine at a time, and a timing cache for later builds.
     """
 

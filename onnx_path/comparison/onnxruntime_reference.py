@@ -24,25 +24,14 @@ def add_bodies(model: onnx.ModelProto) -> None:
     """Gives MSDA nodes, ours and NVIDIA's, the function bodies that onnxruntime needs, in place.
 
     Packed nodes, which only TensorRT knows, are unpacked.
-
-    Raises:
-        onnx_session.CannotRun: the model's opset is too old for the bodies.
     """
     unpack_projections(model)
     operators = {*((DOMAIN, operator) for operator in OPERATORS), (NVIDIA_DOMAIN, function_bodies.NVIDIA)}
     used = {(node.domain, node.op_type) for node in model.graph.node} & operators
-    missing = used - {(function.domain, function.name) for function in model.functions}
-    if not missing:
+    if used <= {(function.domain, function.name) for function in model.functions}:
         return
     opset = next((x.version for x in model.opset_import if x.domain in STANDARD_DOMAINS), 1)
-    if opset < function_bodies.LOWEST_OPSET:
-        raise onnx_session.CannotRun(
-            f"its {min(missing)[1]} nodes have no function bodies, which need opset "
-            f"{function_bodies.LOWEST_OPSET} or later, got {opset}"
-        )
-    targets = [
-        target for target, domain in (("msda", DOMAIN), ("nvidia", NVIDIA_DOMAIN)) if domain in dict(used)
-    ]
+    targets = [{DOMAIN: "msda", NVIDIA_DOMAIN: "nvidia"}[domain] for domain in dict(used)]
     added = {(x.domain, x.name): x for target in targets for x in function_bodies.functions(opset, target)}
     remove_function_bodies(model)
     model.functions.extend(added.values())
@@ -59,9 +48,6 @@ class OnnxruntimeReference:
         model: gets function bodies for MSDA nodes that have none.
         folder: location of weights outside of the model.
         inputs: arrays by name.
-
-    Raises:
-        onnx_session.CannotRun: see `add_bodies`.
     """
 
     def __init__(self, model: onnx.ModelProto, folder: Path, inputs: Mapping[str, np.ndarray]) -> None:
@@ -69,13 +55,7 @@ class OnnxruntimeReference:
         self._model, self._folder, self._inputs = model, folder, inputs
 
     def __call__(self, marks: Sequence[str] = ()) -> dict[str, np.ndarray]:
-        """Runs the model.
-
-        Args:
-            marks: tensors of the main graph to return in addition to the outputs.
-
-        Returns:
-            The outputs and marks by name. 16-bit tensors are float32.
+        """Runs the model, and returns its outputs and other tensors of the main graph by name, in float32.
 
         Raises:
             onnx_session.CannotRun: onnxruntime does not load or run the model. The message has its reason.

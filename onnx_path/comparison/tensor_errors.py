@@ -83,12 +83,6 @@ class Tolerance:
         NaN equals NaN, and an infinity equals one of its sign. In 16 bits all numbers beyond half of the
         type's largest are equal too: masks contain such numbers, and a conversion to 16 bits replaces them.
         In fp16 a difference of the smallest number is none, because smaller numbers become zero.
-
-        Args:
-            name: name of the tensor.
-            reference: array of onnxruntime.
-            found: array of the engine.
-            dtype: name of the engine's type.
         """
         if reference.shape != found.shape:
             note = f"onnxruntime gives {format_shape(reference.shape)}"

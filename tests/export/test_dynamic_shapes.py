@@ -153,7 +153,7 @@ def onnx_artifact(model, onnx_file, request_) -> Path:
     """The ONNX file with its metadata beside it."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("tensorrt", reason="TensorRT is not installed")
-    write_metadata(ExportSubject(model, None, [], "none"), request_, onnx_file.parent, engine=False)
+    write_metadata(ExportSubject(model, None, [], "none"), request_, onnx_file.parent)
     return onnx_file
 
 

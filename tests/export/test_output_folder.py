@@ -6,7 +6,6 @@ import errno
 
 import pytest
 
-from codetr.errors import ArgumentError
 from codetr.export.output_folder import staged_folder
 
 
@@ -24,16 +23,3 @@ def test_failure_on_the_way_keeps_what_was_there(tmp_path):
     with pytest.raises(OSError) as error, staged_folder(out) as folder:
         raise OSError(errno.EIO, "Input/output error", str(folder / "model.onnx"))
     assert error.value.filename == str(out)
-
-
-def test_files_go_all_or_none(tmp_path):
-    """A folder that has the name of one of the files."""
-    out = tmp_path / "out"
-    (out / "model.onnx").mkdir(parents=True)
-    with (
-        pytest.raises(ArgumentError, match=r"expected no folder model\.onnx"),
-        staged_folder(out) as folder,
-    ):
-        (folder / "model.json").touch()
-        (folder / "model.onnx").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "model.onnx"]
