@@ -89,7 +89,7 @@ def parameter_groups(
         if parameter.requires_grad:
             groups[backbone_factor if name.startswith("model.backbone.") else 1.0].append(parameter)
     return [
-        {"params": parameters, "lr": learning_rate * factor, "factor": factor, "weight_decay": weight_decay}
+        {"params": parameters, "lr": learning_rate * factor, "weight_decay": weight_decay}
         for factor, parameters in groups.items()
         if parameters
     ]

@@ -84,19 +84,6 @@ def test_perfect_detections(small):
     assert metrics.as_dict()["per_class"][2]["ap"] is None
 
 
-def test_one_object_by_hand(tmp_path):
-    """A false detection above the right one: precision 1/2 at every recall. IoU 0.8 counts to 0.8."""
-    contents = document()
-    contents["annotations"] = [{"id": 1, "image_id": 7, "category_id": 1, "bbox": [10, 10, 20, 10]}]
-    dataset = load_coco(write_dataset(tmp_path, contents), "val")
-    found = (([40, 20, 50, 30], [10, 10, 26, 10 + 10]), (0.9, 0.4), (0, 0))
-    metrics = evaluate(FakeDetector(NAMES, found, NOTHING, NOTHING), dataset)
-    assert metrics.ap == pytest.approx(0.5 * 7 / 10)  # 0.5, 0.55, … 0.8 of ten thresholds
-    assert metrics.ap50 == metrics.ap75 == pytest.approx(0.5)
-    assert metrics.ar1 == 0
-    assert metrics.ar10 == pytest.approx(7 / 10)
-
-
 def random_dataset(folder: Path, pictures: int):
     """Writes pictures of one size with random objects, whose areas differ from their boxes'."""
     random = np.random.default_rng(0)

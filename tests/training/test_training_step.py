@@ -1,4 +1,4 @@
-"""A training step: repeatable, clipped, safe from non-finite numbers; its schedule and average."""
+"""A training step: clipped, safe from non-finite numbers; its learning rate and average."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codetr.training.moving_average import MovingAverage
 from codetr.training.trainer import learning_rate_factor
 from codetr.training.training_batches import HostBatch, Request, TrainingSet, collate
 from codetr.training.training_network import parameter_groups, use_channels_last
-from codetr.training.training_step import TrainingError, TrainingStep
+from codetr.training.training_step import TrainingStep
 from tests.training.training_runs import tiny_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,20 +29,6 @@ def make_step(data, **options) -> tuple[TrainingStep, HostBatch]:
     step = TrainingStep(network, Criterion(2), groups, MovingAverage(network, 0.9), **settings)
     samples = TrainingSet(data, Augmentation(flip=0.0, crop=0.0, colour=0.0))
     return step, collate([samples[Request(index, (0, index), (96, 64))] for index in (1, 2)])
-
-
-def test_a_step_is_repeatable(dataset):
-    """The same step from the same weights gives the same weights, whatever was drawn before."""
-    runs = []
-    for noise in (1, 2):
-        step, batch = make_step(dataset)
-        for index in range(3):
-            torch.rand(noise, generator=step.generator)
-            torch.rand(noise)
-            step(batch, index, 1.0)
-        runs.append((step.network.state_dict(), step.meter.read()[0]["loss"]))
-    assert runs[0][1] == runs[1][1]
-    assert all(torch.equal(tensor, runs[1][0][name]) for name, tensor in runs[0][0].items())
 
 
 def test_non_finite_gradients_are_skipped(dataset):
@@ -63,14 +49,6 @@ def test_non_finite_gradients_are_skipped(dataset):
     step(batch, 2, 1.0)
     assert not torch.equal(weight, before["model.neck.convs.0.conv.weight"])
     assert step.meter.read()[1:] == (0, 0)
-
-
-def test_non_finite_predictions_name_the_step(dataset):
-    step, batch = make_step(dataset)
-    with torch.no_grad():
-        step.network.model.decoder.class_branches[0].bias.fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"^step 42: .*non-finite"):
-        step(batch, 41, 1.0)
 
 
 def test_clipping(dataset):
@@ -105,21 +83,19 @@ def test_moving_average():
         decay = min(0.9, (1 + step) / (10 + step))
         for name, tensor in model.state_dict().items():
             expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
+    assert average.model[1].num_batches_tracked == 30
     for name, tensor in average.model.state_dict().items():
-        if name.endswith("num_batches_tracked"):
-            assert tensor == 30
-        else:
+        if not name.endswith("num_batches_tracked"):
             torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-6)
     assert torch.equal(newest.model[0].weight, model[0].weight)
 
 
-def test_parameter_groups(dataset):
+def test_the_backbone_has_its_own_learning_rate(dataset):
     network, _ = tiny_network(dataset)
-    groups = {group["factor"]: group for group in parameter_groups(network, 1e-3, 0.1, 1e-4)}
-    assert groups[0.1]["lr"] == pytest.approx(1e-4) and groups[1.0]["lr"] == 1e-3
-    backbone = {id(parameter) for parameter in network.model.backbone.parameters()}
-    assert {id(parameter) for parameter in groups[0.1]["params"]} == backbone
-    assert sum(len(group["params"]) for group in groups.values()) == len(list(network.parameters()))
+    backbone, others = parameter_groups(network, 1e-3, 0.1, 1e-4)
+    assert backbone["lr"] == pytest.approx(1e-4) and others["lr"] == 1e-3
+    expected = {id(parameter) for parameter in network.model.backbone.parameters()}
+    assert {id(parameter) for parameter in backbone["params"]} == expected
 
 
 # The benchmark.
@@ -144,16 +120,6 @@ def test_benchmark_measures_the_same_with_both_attentions(folder, monkeypatch):
         losses[name] = step.meter.read()[0]["loss"]
         assert len(calls) == (0 if name == "kernels" else 3)  # encoder and decoder layers
     assert losses["kernels"] == pytest.approx(losses["grid_sample"], rel=1e-4)
-
-
-def test_benchmark_errors(capsys):
-    from benchmarks import training
-
-    assert training.main(["--problem", "co_dino_r50"]) == 2
-    assert "expected MODEL:HEIGHTxWIDTH:BATCH" in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        assert training.main([]) == 1
-        assert "this benchmark needs an NVIDIA GPU" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
