@@ -157,7 +157,7 @@ def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dic
 
 def time_engines(row: dict, subject: Subject, folder: Path, precision: str, iterations: int) -> None:
     """Adds the times of the engines, or the failures, to the row that `prepare` made with these arguments."""
-    inputs = functools.cache(lambda: random_inputs(subject.path))  # both engines get the same
+    inputs = functools.cache(lambda: draw_inputs(subject.path))  # both engines get the same
     for form, path in forms(subject, folder).items():
         if "failure" in row.get(form, {"failure": ""}):
             continue
@@ -235,22 +235,24 @@ def command(arguments: Sequence[object], seconds: int) -> None:
         raise RuntimeError(f"{words[0]}: {lines[-1].rpartition('error: ')[2]}"[:500])
 
 
-def random_inputs(path: Path) -> Mapping[str, np.ndarray]:
+def draw_inputs(path: Path) -> Mapping[str, np.ndarray]:
     """Draws inputs as the surgeon's comparison does, the same in every run.
 
     Raises:
         ValueError: a shape is not static.
     """
-    from onnx_path.comparison.input_arrays import make_inputs
+    import onnx_ir as ir
+
     from onnx_path.model_for_tensorrt import load_model
     from onnx_path.optimization_profiles import inputs_of
+    from onnx_path.surgery.verify.random_inputs import random_inputs
 
     model = load_model(path)
-    inputs = inputs_of(model)
-    for one in inputs:
-        if not all(isinstance(size, int) for size in one.shape):
-            raise ValueError(f"{path}: expected static shapes, got {one.name} {list(one.shape)}")
-    return make_inputs(model, {one.name: tuple(one.shape) for one in inputs}, {}, seed=0)
+    shapes = {one.name: tuple(one.shape) for one in inputs_of(model)}
+    for name, shape in shapes.items():
+        if not all(isinstance(size, int) for size in shape):
+            raise ValueError(f"{path}: expected static shapes, got {name} {list(shape)}")
+    return random_inputs(ir.from_proto(model), shapes, seed=0)
 
 
 def run(engine: Path, inputs: Mapping[str, np.ndarray], iterations: int) -> list[float]:

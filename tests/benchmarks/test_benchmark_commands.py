@@ -18,7 +18,7 @@ ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-@pytest.mark.parametrize("module", ["msda", "detector", "sanitize"])
+@pytest.mark.parametrize("module", ["msda", "detector", "sanitize", "training"])
 def test_without_gpu(module: str, capsys) -> None:
     assert importlib.import_module(f"benchmarks.{module}").main([]) == 1
     printed = capsys.readouterr()

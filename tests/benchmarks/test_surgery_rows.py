@@ -138,7 +138,7 @@ def test_dynamic_shapes_are_named(tmp_path):
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "x.onnx")
     with pytest.raises(ValueError, match="expected static shapes, got x"):
-        surgery.random_inputs(tmp_path / "x.onnx")
+        surgery.draw_inputs(tmp_path / "x.onnx")
 
 
 def test_every_model_is_in_the_zoo():
