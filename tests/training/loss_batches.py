@@ -22,11 +22,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "losses.safetensors"
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
-def make_denoising(num_pairs: int = 100, num_classes: int = 5) -> Denoising:
+def make_denoising(num_pairs: int = 100) -> Denoising:
     config = codetr.load_config("co_dino_r50")
-    return Denoising(
-        dataclasses.replace(config, num_classes=num_classes, num_queries=12, max_per_img=1), num_pairs
-    )
+    return Denoising(dataclasses.replace(config, num_classes=5, num_queries=12, max_per_img=1), num_pairs)
 
 
 def random_boxes(generator: torch.Generator, *shape: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codetr.training.criterion import Criterion
-from codetr.training.matching import assign, match_queries
+from codetr.training.matching import assign
 from tests.training.loss_batches import random_outputs, random_targets
 
 
@@ -42,19 +42,6 @@ def test_is_the_best_of_all(counts, queries, layers, seed):
             )
             assert costs[layer, got_targets, got_queries].sum() == pytest.approx(best, abs=1e-5)
             start, pair = start + count, pair + pairs
-
-
-def test_finds_the_boxes_and_labels():
-    """Queries that are the objects, shuffled, with the same box for two objects of different labels."""
-    targets, outputs = random_targets([5, 3]), random_outputs(2)
-    targets.boxes_cxcywh[1] = targets.boxes_cxcywh[0]
-    targets.labels[:2] = torch.tensor([1, 4])
-    generator = torch.Generator().manual_seed(3)
-    order = torch.cat([torch.randperm(12, generator=generator)[:count] for count in (5, 3)])
-    logits, found = outputs.encoder_logits.detach(), outputs.encoder_boxes.detach()
-    found[targets.image, order] = targets.boxes_cxcywh
-    logits[targets.image, order] = torch.where(torch.arange(5) == targets.labels[:, None], 4.0, -4.0)
-    assert match_queries(logits[None], found[None], targets).query.tolist() == [order.tolist()]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -85,15 +85,6 @@ def test_a_run_is_not_overwritten(folder, uninterrupted, capsys):
         assert words in fails(capsys, arguments(folder, uninterrupted, **options))
 
 
-def test_weights_of_another_model(folder, uninterrupted, tmp_path, capsys):
-    model = tmp_path / "wide.json"
-    model.write_text(json.dumps({**MODEL, "feedforward_channels": 96}))
-    weights = uninterrupted / "model.safetensors"
-    error = fails(capsys, arguments(folder, tmp_path / "run", model=model, init=weights))
-    assert f"--init: {weights}: the weights are not those of model wide" in error
-    assert not (tmp_path / "run").exists()
-
-
 def test_diverged_training_ends(folder, tmp_path, monkeypatch, capsys):
     """Gradients that stay infinite end the run at the next log, and the state before stays."""
     call = TrainingStep.__call__
