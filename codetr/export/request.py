@@ -138,22 +138,13 @@ class ExportRequest:
 
 
 def own_size(config: Config) -> tuple[int, int]:
-    """Returns height and width of the smallest input that holds every landscape image as the model resizes
-    it."""
+    """Returns height and width of the smallest input that holds every resized landscape image."""
     height, width = (-(-side // SIZE_DIVISOR) * SIZE_DIVISOR for side in sorted(config.resize_scale))
     return height, width
 
 
 def size_note(sizes: InputSizes, config: Config) -> str | None:
-    """Describes an input that resizes images far from the size that the model was trained for.
-
-    Args:
-        sizes: sizes of the export's input.
-        config: the model's; `resize_scale` is the size of its training.
-
-    Returns:
-        A sentence with the options for the trained size; None if the sizes are close.
-    """
+    """Describes an input that resizes images far from the training's size; None if it is close."""
     height, width = own_size(config)
     if sizes.resizable:
         if sizes.height.max >= min(config.resize_scale) and sizes.width.max >= max(config.resize_scale):

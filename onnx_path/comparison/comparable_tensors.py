@@ -13,7 +13,6 @@ from onnx_path.surgery.graph.traversal import (
     FLOATS,
     SHAPE_OPS,
     STANDARD_DOMAINS,
-    has_subgraph,
     is_op,
     static_values,
 )
@@ -160,16 +159,9 @@ def _is_computed(value: ir.Value, types: dict[ir.Value, ir.DataType | None], fix
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
     """Yields the inputs of a node, and the values that its subgraphs read."""
     yield from (x for x in node.inputs if x is not None)
-    if not has_subgraph(node):
-        return
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            graphs = [attribute.as_graph()]
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs = list(attribute.as_graphs())
-        else:
-            continue
-        for graph in graphs:
+            graph = attribute.as_graph()
             yield from graph.outputs
             for inner in graph:
                 yield from _reads(inner)

@@ -14,11 +14,11 @@ import pytest
 from onnx_path import compare, model_for_tensorrt, tensorrt_engine
 from onnx_path.comparison import marked_engines
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
+from onnx_path.optimization_profiles import inputs_of
 from onnx_path.precision import convert_precision
 from onnx_path.tensorrt_engine import Settings
 from tests.engines.engine_samples import SUMMARY
 from tests.onnx.text_models import text_model
-from trt_plugin.engine_tensors import storage_dtype
 from trt_plugin.inspection import engine_summary
 from trt_plugin.inspection.engine_layers import parse
 from trt_plugin.inspection.engine_summary import EngineSummary, TensorReport
@@ -59,24 +59,20 @@ def network(path: Path, *, changed: str | None = None, external: bool = False, h
     return path
 
 
-def pretend(
-    path: Path, inputs: Mapping[str, np.ndarray], dtype: str = "float32"
-) -> dict[str, tuple[np.ndarray, str]]:
+def pretend(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, str]]:
     """Stands for TensorRT: an "engine" is an ONNX file, which onnxruntime runs."""
     arrays = OnnxruntimeReference(onnx.load(path), path.parent, inputs)()
-    return {name: (array.astype(storage_dtype(dtype)), dtype) for name, array in arrays.items()}
+    return {name: (array, array.dtype.name) for name, array in arrays.items()}
 
 
 def describe(path: Path) -> EngineSummary:
-    """Returns the summary of such an engine, whose batch is 1 to 4."""
-    graph = onnx.load(path).graph
-    shapes = [(batch, SIZE, SIZE) for batch in (-1, 1, 2, 4)]
-    dynamic = bool(graph.input[0].type.tensor_type.shape.dim[0].dim_param)
-    image = TensorReport(
-        "images", *([shapes[0], "float32", *shapes[1:]] if dynamic else [shapes[1], "float32"])
-    )
-    outputs = tuple(TensorReport(x.name, shapes[0], "float32") for x in graph.output)
-    return dataclasses.replace(SUMMARY, inputs=(image,), outputs=outputs)
+    """Returns the summary of such an engine, whose dynamic batch is 1 to 4."""
+    model, inputs = onnx.load(path), []
+    for one in inputs_of(model):
+        shapes = [(batch, *one.shape[1:]) for batch in ((-1, 1, 2, 4) if one.dynamic else one.shape[:1])]
+        inputs.append(TensorReport(one.name, shapes[0], "float32", *shapes[1:]))
+    outputs = tuple(TensorReport(x.name, (-1,), "float32") for x in model.graph.output)
+    return dataclasses.replace(SUMMARY, inputs=tuple(inputs), outputs=outputs)
 
 
 def layers_in(dtype: str):

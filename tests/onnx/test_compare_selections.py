@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,8 @@ import onnx
 import pytest
 
 from onnx_path import build, compare
-from onnx_path.comparison import marked_engines
-from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.surgery.verify import selections
-from tests.engines.engine_samples import SUMMARY
-from tests.onnx.comparison_fixtures import layers_in
 from tests.onnx.selecting_models import SCORES, masking, selecting
-from trt_plugin.inspection import engine_summary
-from trt_plugin.inspection.engine_summary import TensorReport
 
 pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
 
@@ -42,21 +35,8 @@ CASES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, gpu) -> Path:
+def folder(tmp_path, gpu) -> Path:
     """A folder with scores that nearly tie, on a machine whose engines are ONNX files."""
-
-    def run(path, inputs):
-        arrays = OnnxruntimeReference(onnx.load(path), path.parent, inputs)()
-        return {name: (array, array.dtype.name) for name, array in arrays.items()}
-
-    def read_engine(path):
-        outputs = tuple(TensorReport(x.name, (-1,), "float32") for x in onnx.load(path).graph.output)
-        inputs = (TensorReport("x", (1, 6), "float32"),)
-        summary = dataclasses.replace(SUMMARY, inputs=inputs, outputs=outputs)
-        return summary, layers_in("Float"), ""
-
-    monkeypatch.setattr(marked_engines, "run_engine", run)
-    monkeypatch.setattr(engine_summary, "read_engine", read_engine)
     np.save(tmp_path / "x.npy", SCORES)
     return tmp_path
 

@@ -62,18 +62,6 @@ class Typed:
             self.types[value.name] = value.type.tensor_type.elem_type
         self.producers = {output: node for node in graph.node for output in node.output}
 
-    def check_casts(self) -> None:
-        """Asserts that no tensor is cast twice to one type, and none from float to float to float."""
-        casts = [node for node in self.nodes if node.op_type == "Cast"]
-        floats = (FLOAT, HALF, BFLOAT16)
-        for node in casts:
-            before = self.producers.get(node.input[0])
-            if before is not None and before.op_type == "Cast":
-                kinds = {self.types[x] for x in (before.input[0], *before.output, *node.output)}
-                assert kinds == {FLOAT} or not kinds <= {*floats}
-        own = [(x.input[0], x.attribute[0].i) for x in casts if self.types[x.input[0]] in floats]
-        assert not [pair for pair, count in Counter(own).items() if count > 1]
-
     def path(self, name: str) -> Iterator[onnx.NodeProto]:
         """Yields the nodes that compute a tensor, back to casts from 16 bits. It does not follow integers."""
         pending, seen = [name], {name}
@@ -115,7 +103,6 @@ def converted(model: onnx.ModelProto, precision: str = "fp16", keep: tuple[str, 
     copy = copied(model)
     report = convert_precision(copy, precision, keep)
     typed = Typed(copy)
-    typed.check_casts()
     for before, after in ((model.graph.input, copy.graph.input), (model.graph.output, copy.graph.output)):
         assert [(x.name, x.type) for x in before] == [(x.name, x.type) for x in after]
     again = copied(copy)
