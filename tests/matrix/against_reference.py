@@ -30,16 +30,18 @@ def make(
     return build(dtype, device, **options)
 
 
+def floats(inputs: AttentionInputs | FusedInputs) -> dict[str, torch.Tensor]:
+    """The floating-point tensors by name."""
+    tensors = inputs._asdict().items()
+    return {name: x for name, x in tensors if isinstance(x, torch.Tensor) and x.is_floating_point()}
+
+
 def autograd_gradients(
     inputs: AttentionInputs | FusedInputs, grad_output: torch.Tensor, run=run_msda
 ) -> dict[str, torch.Tensor]:
     """Gradients of every floating input, by name. For the reference, PyTorch's deterministic mode is off:
     `grid_sample` does not know it on a GPU."""
-    leaves = {
-        name: tensor.detach().requires_grad_()
-        for name, tensor in inputs._asdict().items()
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-    }
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in floats(inputs).items()}
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(deterministic and run is not reference)
     try:

@@ -156,6 +156,17 @@ class Case:
         return candidates.gather(0, pick[None])[0]
 
 
+def smooth_inputs(
+    problem: Problem,
+    operator: str,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 21,
+) -> AttentionInputs | FusedInputs:
+    """Inputs whose samples keep away from the kinks of bilinear interpolation."""
+    return Case(problem, operator != "attention", seed=seed, smooth=True).inputs(dtype, device)
+
+
 def takes(form: str, problem: Problem) -> bool:
     """Whether kernels of one of FORMS take a problem's heads, levels and points."""
     if form == "any":

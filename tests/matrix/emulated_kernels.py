@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.problems import AttentionInputs, FusedInputs
 from msda.checks import MAX_LEVELS
+from tests.matrix.against_reference import floats
 from tests.matrix.cuda_emulator import compile_for_cpu
 
 CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "d" / "cuda_emulator"
@@ -131,11 +132,7 @@ def backward(
         EmulatorError, NotSupported: as `forward`.
     """
     sums = torch.float64 if inputs.value.dtype == torch.float64 else torch.float32
-    written = {
-        name: torch.full(tensor.shape, torch.nan, dtype=tensor.dtype)
-        for name, tensor in inputs._asdict().items()
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-    }
+    written = {name: torch.full(x.shape, torch.nan, dtype=x.dtype) for name, x in floats(inputs).items()}
     written["value"] = torch.zeros(inputs.value.shape, dtype=sums)
     gradients = {f"grad_{_names(inputs)[name]}": tensor for name, tensor in written.items()}
     tensors = _tensors(inputs, grad_output=grad_output, **gradients)

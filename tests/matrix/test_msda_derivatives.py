@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from tests.matrix import backends, drawn_cases
-from tests.matrix.against_reference import run_msda
+from tests.matrix.against_reference import floats, run_msda
 
 PROBLEM = Problem("derivatives", 2, ((4, 5), (2, 3)), 6, num_heads=2, head_dim=4, num_points=3)
 RAGGED = Problem("ragged", 2, ((4, 5), (2, 3)), 6, 2, 4, 3, (4, 1), reference_dim=4)
@@ -24,7 +24,7 @@ operators = pytest.mark.parametrize("operator", ["attention", "fused"])
 def make(
     operator: str, device: str, dtype: torch.dtype = torch.float64, problem: Problem = PROBLEM
 ) -> AttentionInputs | FusedInputs:
-    return drawn_cases.Case(problem, operator == "fused", seed=3, smooth=True).inputs(dtype, device)
+    return drawn_cases.smooth_inputs(problem, operator, dtype, device)
 
 
 def function_of(
@@ -32,12 +32,6 @@ def function_of(
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
     """The sum of the squared results as a function of one input, and that input."""
     return lambda tensor: run(inputs._replace(**{name: tensor})).square().sum(), getattr(inputs, name)
-
-
-def floats_of(inputs: AttentionInputs | FusedInputs) -> list[str]:
-    return [
-        name for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor) and x.is_floating_point()
-    ]
 
 
 @operators
@@ -56,7 +50,7 @@ def test_dual_numbers(operator: str, dtype: torch.dtype, device: str) -> None:
 def test_second_derivatives_agree(operator: str, device: str) -> None:
     """Every way of PyTorch to a Hessian gives the same one, for every input, and it is not zero."""
     inputs = make(operator, device)
-    for name in floats_of(inputs):
+    for name in floats(inputs):
         function, at = function_of(inputs, name)
         expected = torch.func.hessian(function_of(inputs, name, backends.run_formulas)[0])(at)
         assert expected.abs().max() > 1e-3, name
@@ -92,7 +86,7 @@ def test_gradient_penalty(operator: str, device: str) -> None:
 def test_vmap(operator: str, problem: Problem, device: str) -> None:
     """vmap of the operator and of its gradient is the loop over the samples, wherever the dimension is."""
     inputs = make(operator, device, problem=problem)
-    for name in floats_of(inputs):
+    for name in floats(inputs):
         function, at = function_of(inputs, name)
         samples = torch.stack([at, at * 0.5, at * 0.9], 1)
 
@@ -131,7 +125,7 @@ def test_meta(operator: str, device: str) -> None:
     inputs = inputs._replace(
         **{name: x.to("meta") for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor)}
     )
-    for name in floats_of(inputs):
+    for name in floats(inputs):
         function, at = function_of(inputs, name)
         assert run_msda(inputs).shape == (2, 6, 8) and run_msda(inputs).dtype == torch.float64
         at.requires_grad_()

@@ -18,11 +18,13 @@ from tests.matrix.against_reference import (
     TOLERANCE,
     assert_gradients,
     autograd_gradients,
+    floats,
     normal_grad_output,
     reference,
     run_msda,
 )
 from tests.matrix.backends import DTYPES, OPERATORS, Backend, matrix
+from tests.matrix.drawn_cases import smooth_inputs as make
 
 ORDERS = (1, 2)
 EQUAL = Problem("equal", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=16, num_points=3)
@@ -44,17 +46,6 @@ def is_kernel(backend: Backend) -> bool:
 
 
 operators = pytest.mark.parametrize("operator", OPERATORS)
-
-
-def make(
-    problem: Problem,
-    operator: str,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    seed: int = 21,
-) -> AttentionInputs | FusedInputs:
-    """Inputs whose samples keep away from the kinks of bilinear interpolation."""
-    return drawn_cases.Case(problem, operator == "fused", seed=seed, smooth=True).inputs(dtype, device)
 
 
 @matrix(has_gradients)
@@ -143,11 +134,7 @@ def test_gradcheck(operator: str, reference_dim: int, ragged: tuple[int, ...] | 
     """First and second derivatives in both modes, alone and under vmap, against finite differences."""
     problem = Problem("gradcheck", 2, ((3, 4), (1, 1), (2, 3)), 2, 2, 3, 2, ragged, reference_dim)
     inputs = make(problem, operator, torch.float64, device, seed=7)
-    leaves = {
-        name: tensor.requires_grad_()
-        for name, tensor in inputs._asdict().items()
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-    }
+    leaves = {name: tensor.requires_grad_() for name, tensor in floats(inputs).items()}
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         return run_msda(inputs._replace(**dict(zip(leaves, tensors, strict=True))))

@@ -16,7 +16,7 @@ import msda
 from benchmarks import operator_errors
 from benchmarks.problems import BY_NAME, AttentionInputs, FusedInputs, Problem
 from tests.matrix import backends, drawn_cases
-from tests.matrix.against_reference import assert_result, run_msda
+from tests.matrix.against_reference import assert_result, floats, run_msda
 
 PROBLEM = Problem("op", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=8, num_points=3)
 RAGGED = Problem("op_ragged", 1, ((6, 8), (3, 4)), 10, 4, 8, points_per_level=(2, 3), reference_dim=4)
@@ -34,21 +34,10 @@ def make(
     gradients: bool = False,
 ) -> AttentionInputs | FusedInputs:
     """Inputs whose samples keep away from the kinks; with `gradients`, floating tensors want theirs."""
-    inputs = drawn_cases.Case(problem, operator == "fused_attention", smooth=True).inputs(dtype, device)
-    if gradients:
-        for tensor in inputs:
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                tensor.requires_grad_()
+    inputs = drawn_cases.smooth_inputs(problem, operator, dtype, device)
+    for tensor in floats(inputs).values() if gradients else ():
+        tensor.requires_grad_()
     return inputs
-
-
-def leaves(inputs: AttentionInputs | FusedInputs) -> dict[str, torch.Tensor]:
-    """The tensors that want a gradient."""
-    return {
-        name: tensor
-        for name, tensor in inputs._asdict().items()
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad
-    }
 
 
 @operators
@@ -93,8 +82,8 @@ def test_compile(operator: str, problem: Problem, device: str) -> None:
     expected = run_msda(inputs)
     torch.testing.assert_close(output, expected)
     grad_output = torch.randn_like(expected)
-    found = torch.autograd.grad(output, list(leaves(inputs).values()), grad_output)
-    wanted = torch.autograd.grad(expected, list(leaves(inputs).values()), grad_output)
+    found = torch.autograd.grad(output, list(floats(inputs).values()), grad_output)
+    wanted = torch.autograd.grad(expected, list(floats(inputs).values()), grad_output)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -153,7 +142,7 @@ def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
     rounded = type(inputs)(*(x.detach() if isinstance(x, torch.Tensor) else x for x in inputs))
     rounded = rounded._replace(value=rounded.value.to(dtype))
     assert_result(output.detach(), operator_errors.truth(rounded), rounded, dtype)
-    tensors = list(leaves(inputs).values())
+    tensors = list(floats(inputs).values())
     for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
         assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
 
