@@ -52,6 +52,8 @@ class DatasetOptions:
 class ResultOptions:
     """Detections that count, and files for the results."""
 
+    batch: Annotated[types.PositiveInt, Parameter(metavar="N")] = 1
+    """Pictures in one run of the network."""
     nms: Literal["soft", "hard", "none"] | None = None
     """Non-maximum suppression. Default: as the model was published."""
     nms_iou: Annotated[types.NormFloat | None, Parameter(metavar="IOU")] = None
@@ -67,7 +69,6 @@ class ResultOptions:
 def evaluate(
     *,
     dataset: DatasetOptions,
-    batch: Annotated[types.PositiveInt, Parameter(metavar="N", group=_RESULTS)] = 1,
     network: NetworkOptions = NetworkOptions(),  # noqa: B008
     results: ResultOptions = ResultOptions(),  # noqa: B008
 ) -> int:
@@ -83,16 +84,13 @@ def evaluate(
     annotation file states are named and left out, with their objects.
 
     Exit status: 0, done; 1, a failure; 2, wrong options or dataset.
-
-    Args:
-        batch: Pictures in one run of the network.
     """
     from codetr.dataset.bad_pictures import BadPictures
     from codetr.dataset.coco_files import load_coco
     from codetr.evaluation import coco_metrics, detect_all
 
     detector = Detector(backend=network.make_backend(), labels=network.labels)
-    detector.check_options(nms=results.nms, nms_iou=results.nms_iou, batch=batch)
+    detector.check_options(nms=results.nms, nms_iou=results.nms_iou, batch=results.batch)
     data = load_coco(dataset.data, dataset.split, annotations=dataset.annotations, images=dataset.images)
     bad = BadPictures(
         dataclasses.replace(data, pictures=data.pictures[: dataset.limit]), strict=dataset.strict
@@ -107,7 +105,7 @@ def evaluate(
             run = detect_all(
                 detector,
                 data,
-                batch=batch,
+                batch=results.batch,
                 top=results.top,
                 nms=results.nms,
                 nms_iou=results.nms_iou,
@@ -136,7 +134,7 @@ def evaluate(
                 "network": description,
                 "annotation_file": str(data.annotation_file),
                 "pictures_left_out": len(bad.errors),
-                "options": {**options, "batch": batch},
+                "options": options,
                 "pictures_per_s": round(run.pictures_per_s, 3),
                 "times_ms": {stage: round(time, 3) for stage, time in run.times_ms.items()},
                 "versions": {name: installed[name] for name in _PACKAGES if name in installed},

@@ -38,8 +38,6 @@ def augment(
         boxes_xyxy_px: float32 [n, 4], inside the picture.
         labels: int64 [n].
         limits: largest height and width of the result, in pixels.
-        augmentation: the settings.
-        draws: source of the random numbers.
 
     Returns:
         pixels uint8 [h, w, 3]; boxes float32 [m, 4], (cx, cy, w, h) in units of the result; labels int64 [m],

@@ -22,31 +22,24 @@ CLASS_PRIOR = 0.01
 
 @torch.no_grad()
 def initialise(model: CoDino, seed: int = 0) -> CoDino:
-    """Initialises all weights in place. The caller's random generator keeps its state.
+    """Initialises all weights of an fp32 model in place and returns it.
 
-    Args:
-        model: fp32.
-        seed: the same seed gives the same weights.
-
-    Returns:
-        The model.
+    The same seed gives the same weights. The caller's random generator keeps its state.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in model.backbone.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Linear):  # of Swin
                 nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
             elif isinstance(module, (nn.BatchNorm2d, FrozenBatchNorm2d)):
                 module.weight.fill_(1.0)
                 module.bias.zero_()
                 module.running_mean.zero_()
                 module.running_var.fill_(1.0)
+            if isinstance(module, (nn.Conv2d, nn.Linear)) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         for name, parameter in model.backbone.named_parameters():
             if name.endswith("relative_position_bias_table"):
                 nn.init.trunc_normal_(parameter, std=0.02)

@@ -71,7 +71,6 @@ def make_network(
         known_names: classes of the model that the source belongs to, in the order of its labels.
         pairs: pairs of denoising queries; 0 makes none.
         thawed: whether batch norms learn.
-        seed: of the weights that are initialised.
 
     Returns:
         The network, and the origin of its weights in words.

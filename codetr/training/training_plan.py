@@ -107,9 +107,8 @@ def _newest_state(folder: Path, resume: bool) -> Path | None:
     if resume and not states:
         raise ArgumentError("resume", f"expected a state in {folder}, got none; start without --resume")
     if states and not resume:
-        raise ArgumentError(
-            "out", f"expected a new folder, got {folder} with {states[-1].name}; --resume continues that run"
-        )
+        found = f"{folder} with {states[-1].name}; --resume continues that run"
+        raise ArgumentError("out", f"expected a new folder, got {found}")
     return states[-1] if resume else None
 
 
