@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 import pytest
 
@@ -181,14 +180,6 @@ class Network:
 def options_of(arguments: Mapping[str, Any]) -> list[str]:
     """Turns {"nms_iou": 0.5} into ["--nms-iou=0.5"]; leaves out None."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items() if value is not None]
-
-
-def save_pictures(folder: Path, images: Sequence[np.ndarray]) -> list[Path]:
-    """Writes RGB pictures as PNG files."""
-    files = [folder / f"{index}.png" for index in range(len(images))]
-    for file, image in zip(files, images, strict=True):
-        cv2.imwrite(str(file), image[..., ::-1])
-    return files
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

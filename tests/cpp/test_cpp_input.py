@@ -21,7 +21,6 @@ from tests.cpp.detect_program import (
     options_of,
     read_document,
     run,
-    save_pictures,
 )
 
 pytestmark = needs_program
@@ -50,7 +49,9 @@ def test_input_and_document_equal_python(tmp_path, size, batch, scale, chosen, t
     """Compares photos, a strip, a pole, one pixel, and pictures of the input's and of twice its size."""
     rng = np.random.default_rng(0)
     odd = [(20, 2000), (2500, 30), (1, 1), (384, 512), (180, 140)]
-    files = save_pictures(tmp_path, [rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in odd])
+    files = [tmp_path / f"{height}x{width}.png" for height, width in odd]
+    for file, shape in zip(files, odd, strict=True):
+        Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(file)
     files += [COFFEE, SCENES[0]]
     shared = Path(os.path.commonpath([file.parent for file in files]))
     outputs = tuple(map(np.stack, zip(*(crowd(12, rng) for _ in files), strict=True)))

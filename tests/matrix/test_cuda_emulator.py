@@ -29,7 +29,6 @@ MISTAKES = {
     "write_to_an_input": "writes byte 8 of y, an input",
     "misaligned_load": rf"__ldg of 16 bytes at the misaligned address 0x\w+ \({SITE}\)",
     "index_outside_of_shared_memory": rf"thread \(32, 0, 0\): .*{INDEX}",
-    "too_many_local_variables": "needs more memory for its local variables than",
 }
 
 

@@ -362,11 +362,10 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
     std::swap(blocks[i], blocks[i + draw() % (blocks.size() - i)]);
 
   const SharedMemory shared = shared_memory();
-  const Signals signals([] { return static_cast<const char*>(stack_of(current)); },
-                        [](const std::string& what) {
-                          if (!running) std::abort();  // the emulator's own mistake
-                          abandon(what, false);
-                        });
+  const Signals signals([](const std::string& what) {
+    if (!running) std::abort();  // the emulator's own mistake
+    abandon(what, false);
+  });
   failed = false;
   running = true;
   for (size_t i = 0; i < blocks.size() && !failed; ++i) {

@@ -64,15 +64,6 @@ KERNEL(index_outside_of_shared_memory) {
   x[threadIdx.x] = shared[0];
 }
 
-struct Large {
-  float number[40000];
-};
-KERNEL(too_many_local_variables) {
-  volatile Large large;
-  for (int i = 0; i < 40000; ++i) large.number[i] = static_cast<float>(i);
-  x[0] = large.number[threadIdx.x];
-}
-
 // The kernels below have no mistake that must be found.
 
 // Reads shared memory that the block has not written.

@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <signal.h>
 #include <ucontext.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -15,13 +14,10 @@
 
 namespace emulator {
 
-// Takes the signals over while it lives, and gives them back. The stack that is in use has a page
-// that must not be touched at its lowest address, which stack() tells; report(what) must not
-// return.
+// Takes the signals over while it lives, and gives them back. report(what) must not return.
 class Signals {
  public:
-  Signals(const char* (*stack)(), void (*report)(const std::string& what)) {
-    stack_in_use = stack;
+  explicit Signals(void (*report)(const std::string& what)) {
     report_mistake = report;
     static char memory[64 * 1024];
     stack_t own{};
@@ -42,7 +38,6 @@ class Signals {
  private:
   static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE};
   static constexpr int kNumSignals = sizeof(kSignals) / sizeof(kSignals[0]);
-  inline static const char* (*stack_in_use)() = nullptr;
   inline static void (*report_mistake)(const std::string&) = nullptr;
 
   static void on_signal(int signal, siginfo_t* info, void* raw_context) {
@@ -56,12 +51,8 @@ class Signals {
   }
 
   static std::string bad_access(const char* verb, const char* address) {
-    const char* const stack = stack_in_use();
-    if (address >= stack && address < stack + sysconf(_SC_PAGESIZE)) {
-      return "needs more memory for its local variables than a fiber's stack has";
-    }
     const std::string place = GuardedTensor::describe(address);
-    return verb + (place.empty() ? "memory of no tensor" : place);
+    return verb + (place.empty() ? "memory of no tensor, or has too many local variables" : place);
   }
 
   // " [library.so+0x1234]", for `addr2line -Cfpis -e library.so 0x1234`.
