@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,32 +45,34 @@ class Candidate:
         return Candidate(value, shape, layout)
 
 
-def origins(start: Candidate, probe: Probe, affine: bool = False) -> list[Candidate]:
+Step = Callable[[Candidate, Probe], tuple[ir.Value, float, float] | None]
+
+
+def origins(start: Candidate, probe: Probe, through: Step | None = None) -> list[Candidate]:
     """Returns the tensors that a candidate's tensor was moved from, the most upstream first, itself last.
 
     Args:
         start: the candidate to trace.
         probe: of the graph.
-        affine: also trace through multiplication with, and addition of, a single number.
+        through: also trace through nodes for which this returns a source, scale and shift.
     """
     found = [start]
     while True:
         at = found[-1]
         node = at.value.producer()
         if is_op(node, "Concat"):
-            return [*_joint_origins(at, probe, affine), *found[::-1]]
+            return [*_joint_origins(at, probe, through), *found[::-1]]
         step = None
         if (source := source_of(at.value)) is not None:
             step = (source, at.scale, at.shift)
-        elif affine:
-            step = _affine_source(at, probe)
+        elif through is not None:
+            step = through(at, probe)
         if step is None or probe.shape(step[0]) is None:
             return found[::-1]
         source, scale, shift = step
         try:
             here = Layout.of(probe.shape(source))
-            if is_movement(node):
-                here = moved(node, at.value, [here], probe)
+            here = moved(node, at.value, [here], probe) if is_movement(node) else here.expand(at.shape)
             layout = at.layout.after(here, at.shape)
         except LayoutError:
             return found[::-1]
@@ -91,13 +93,13 @@ def common(candidates: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Cand
     return {n: [next(d for d in own if same(c, d)) for c in shared] for n, own in candidates.items()}
 
 
-def _joint_origins(at: Candidate, probe: Probe, affine: bool) -> list[Candidate]:
+def _joint_origins(at: Candidate, probe: Probe, through: Step | None) -> list[Candidate]:
     """Returns tensors that all parts of a Concat come from, such as the locations that x and y come from."""
     node = at.value.producer()
     if any(probe.shape(x) is None for x in node.inputs):
         return []
     starts = [Candidate.of(x, probe, at.scale, at.shift) for x in node.inputs]
-    shared = common({i: origins(start, probe, affine) for i, start in enumerate(starts)})
+    shared = common({i: origins(start, probe, through) for i, start in enumerate(starts)})
     found = []
     for candidates in zip(*shared.values()) if shared else ():
         with contextlib.suppress(LayoutError):
@@ -106,8 +108,8 @@ def _joint_origins(at: Candidate, probe: Probe, affine: bool) -> list[Candidate]
     return found
 
 
-def _affine_source(at: Candidate, probe: Probe) -> tuple[ir.Value, float, float] | None:
-    """Returns the tensor that a value is an affine function of, and the new scale and shift."""
+def affine_source(at: Candidate, probe: Probe) -> tuple[ir.Value, float, float] | None:
+    """A `Step` through multiplication with, and addition of, one number, and through clipping far outside."""
     node = at.value.producer()
     if (kept := _unclipped(at, probe)) is not None:
         return kept, at.scale, at.shift
@@ -128,6 +130,18 @@ def _affine_source(at: Candidate, probe: Probe) -> tuple[ir.Value, float, float]
     if is_op(node, "Mul"):
         return (source, at.scale * number, at.shift) if number else None
     return (source, at.scale / number, at.shift) if source is first and number else None
+
+
+def static_factor(at: Candidate, probe: Probe) -> tuple[ir.Value, float, float] | None:
+    """A `Step` through multiplication with, and division by, static tensors, which it leaves out."""
+    node = at.value.producer()
+    if is_op(node, "Mul", "Div"):
+        first, second = node.inputs
+        if probe.is_static(second):
+            return first, at.scale, at.shift
+        if probe.is_static(first) and is_op(node, "Mul"):
+            return second, at.scale, at.shift
+    return None
 
 
 def _number(value: ir.Value, at: Candidate, probe: Probe) -> float | None:

@@ -8,8 +8,9 @@ axes that remain in the grid are the queries. All sizes are those of one probe.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnx_path.surgery.find.candidates import Candidate, common, origins
 from onnx_path.surgery.find.regions import CHANNEL, COLUMN, IMAGE, ROW, SAMPLER, WEIGHT, Flow, Region, Term
 from onnx_path.surgery.find.samplers import NotAttention
 from onnx_path.surgery.graph.probe import Probe
-from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat, factors, merge, row_major, view
+from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat, factors, merge, row_major
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,6 @@ class Sizes:
         return (self.images, self.queries, self.heads, *points)
 
 
-Parts = tuple[tuple[Candidate, ...], ...]
-"""Candidates for an input of the operator: one list for the whole input, or one for each part of it."""
-
-
 @dataclass(frozen=True, eq=False)
 class Roles:
     """The roles of a region's tensors, at one probe.
@@ -56,16 +53,15 @@ class Roles:
     Attributes:
         sizes: of the operator.
         levels: the sampled tensors in the order of the levels.
-        value, locations, weights: tensors that each can be made from, the most upstream first. One list, or
-            one list for each level if the levels share no tensor.
+        value, locations, weights: tensors that each can be made from, the most upstream first.
         outputs: the region's ends, laid out over [N, Q, M · D].
     """
 
     sizes: Sizes
     levels: tuple[Candidate, ...]
-    value: Parts
-    locations: Parts
-    weights: Parts
+    value: tuple[Candidate, ...]
+    locations: tuple[Candidate, ...]
+    weights: tuple[Candidate, ...]
     outputs: tuple[Candidate, ...]
 
 
@@ -75,8 +71,7 @@ class _Axes:
 
     images: list[tuple[int, np.ndarray]]
     queries: list[tuple[int, np.ndarray]]
-    direction: int  # ROW or COLUMN, along which the queries lie
-    unit: int  # rows or columns between two queries
+    unit: int  # rows between two queries
 
     @property
     def num_queries(self) -> int:
@@ -113,19 +108,18 @@ def recognise(region: Region, probe: Probe) -> Roles:
     if len({shape[:2] for shape in shapes.values()}) > 1:
         raise NotAttention("the sampled tensors have unlike numbers of images, heads or channels")
     batch, head_dim = next(iter(shapes.values()))[:2]
-    heads = _heads(batch, images[numbers[0]][0].layout, grids[numbers[0]][0].layout, axes)
+    heads = _heads(batch, images[numbers[0]][0].layout, grids[numbers[0]][0].layout)
 
     shared = common(grids)
-    first = {n: (shared or grids)[n][0].layout for n in numbers}
+    if shared is None:
+        raise NotAttention("the levels' locations are in tensors of their own")
+    first = {n: shared[n][0].layout for n in numbers}
     by_level: dict[int, list[_Tap]] = {n: [] for n in numbers}
     for tap in taps:
         by_level[int(tap.place[SAMPLER])].append(tap)
     for n, level_taps in by_level.items():
         level_taps.sort(key=lambda tap: (_grid_offset(first[n], tap), tap.place[WEIGHT]))
-    if shared:
-        order = sorted(numbers, key=lambda n: _grid_offset(first[n], by_level[n][0]))
-    else:
-        order = sorted(numbers, key=lambda n: (by_level[n][0].place[WEIGHT], n))
+    order = sorted(numbers, key=lambda n: _grid_offset(first[n], by_level[n][0]))
 
     def value_layout(n: int, layout: Layout) -> Layout:
         rows = merge(layout.tables[2:])  # [H · W]
@@ -134,7 +128,7 @@ def recognise(region: Region, probe: Probe) -> Roles:
     def grid_layout(n: int, layout: Layout) -> Layout:
         offsets = np.array([_grid_offset(layout, tap) for tap in by_level[n]])[:, None]
         own = by_level[n][0].axes
-        queries = layout.tables[own.direction - 2][np.arange(own.num_queries) * own.unit]
+        queries = layout.tables[1][np.arange(own.num_queries) * own.unit]
         image, head = _image_and_head(layout.tables[0], heads)
         return Layout(offsets[0], (image, queries, head, offsets - offsets[0], layout.tables[3]))
 
@@ -146,11 +140,10 @@ def recognise(region: Region, probe: Probe) -> Roles:
         tuple(shapes[n][2:] for n in order),
         tuple(len(by_level[n]) for n in order),
     )
-    value = _joined(images, order, value_layout, (0, 2, 1, 3), 1)
     return Roles(
         sizes,
         tuple(levels[n] for n in order),
-        value,
+        tuple(_joined(images, order, value_layout, (0, 2, 1, 3), 1)),
         _shaped(_joined(grids, order, grid_layout, range(5), 3), (*sizes.samples, 2)),
         _shaped(_weights(by_level, order, heads, probe), sizes.samples),
         tuple(_output(end, flow, sizes) for end, flow in zip(region.ends, region.flows)),
@@ -173,47 +166,40 @@ def _places(term: Term) -> list[np.ndarray]:
     """Returns the image or head, the query and the channel along each axis of a tensor: [n, 3] each."""
     axes = _axes(term)
     return [
-        np.stack([table[:, IMAGE], table[:, axes.direction] // axes.unit, table[:, CHANNEL]], 1)
+        np.stack([table[:, IMAGE], table[:, ROW] // axes.unit, table[:, CHANNEL]], 1)
         for table in term.layout.tables
     ]
 
 
 def _axes(term: Term) -> _Axes:
     images, queries = [], []
-    directions = set()
     for size, step in (part for table in term.layout.tables for part in factors(table)):
         moving = [i for i in (SAMPLER, IMAGE, CHANNEL, ROW, COLUMN) if step[i]]
-        if len(moving) != 1 or moving[0] == SAMPLER:
-            raise NotAttention("an axis of the output runs through several axes of the samples")
-        if moving[0] == IMAGE:
+        if moving == [IMAGE]:
             images.append((size, step))
-        elif moving[0] != CHANNEL:
-            directions.add(moving[0])
+        elif moving == [ROW]:
             queries.append((size, step))
+        elif moving != [CHANNEL]:
+            raise NotAttention("an axis of the output runs through several axes of the samples")
         elif step[WEIGHT]:
             raise NotAttention("channels have weights of their own")
-    if len(directions) > 1:
-        raise NotAttention("queries run along rows and columns")
-    direction = directions.pop() if directions else ROW
-    steps = sorted(((int(step[direction]), size) for size, step in queries), reverse=True)
+    steps = sorted(((int(step[ROW]), size) for size, step in queries), reverse=True)
     unit = steps[-1][0] if steps else 1
     if [step for step, _ in steps] != [unit * n for n in row_major([size for _, size in steps])]:
         raise NotAttention("queries are repeated or left out")
-    return _Axes(images, queries, direction, unit)
+    return _Axes(images, queries, unit)
 
 
-def _heads(batch: int, image: Layout, grid: Layout, axes: _Axes) -> int:
+def _heads(batch: int, image: Layout, grid: Layout) -> int:
     """Returns how many of a sampler's `batch` images are the heads of one image."""
     tables = (image.tables[0], grid.tables[0])
     seams = [parts for parts in map(factors, tables) if len(parts) == 2]
     if seams:
         return seams[0][1][0]
-    if len(axes.images) == 2:
-        return min(axes.images, key=lambda part: part[1][IMAGE])[0]
     # No seam: one image, one head, or both in one axis of all tensors. Heads lie closer than cells, queries.
     closer = [
         0 < abs(other.tables[0][1, 0]) < abs(other.tables[axis][1, 0])
-        for other, axis in ((image, 3), (grid, axes.direction - 2))
+        for other, axis in ((image, 3), (grid, 1))
         if batch > 1 and len(other.tables[axis]) > 1
     ]
     return batch if any(closer) else 1
@@ -228,8 +214,8 @@ def _grid_offset(layout: Layout, tap: _Tap) -> int:
     return int(layout.base[0] + rows[tap.place[ROW], 0] + columns[tap.place[COLUMN], 0])
 
 
-def _joined(candidates, order, layout_of, axes, axis) -> Parts:
-    """Returns one list of candidates for all levels, or one for each level.
+def _joined(candidates, order, layout_of, axes, axis) -> Iterator[Candidate]:
+    """Yields the candidates that all levels share, for all levels together.
 
     Args:
         candidates: by sampler.
@@ -238,56 +224,26 @@ def _joined(candidates, order, layout_of, axes, axis) -> Parts:
         axes: the order of that layout's axes in the operator's input.
         axis: along which the operator's input holds the levels one after another.
     """
-
-    def level(n: int, candidate: Candidate) -> Layout:
-        return layout_of(n, candidate.layout).transpose(axes)
-
-    shared = common(candidates)
-    if shared is None:
-        return tuple(tuple(replace(c, layout=level(n, c)) for c in candidates[n]) for n in order)
-    joined = []
-    for i, candidate in enumerate(shared[order[0]]):
-        try:
-            layout = concat([level(n, shared[n][i]) for n in order], axis)
-        except LayoutError:
-            continue
-        joined.append(replace(candidate, layout=layout))
-    if (
-        not any(_is_view(c) for c in joined) and len(order) > 1
-    ):  # part of a tensor, or levels in another order
-        return tuple(tuple(replace(c, layout=level(n, c)) for c in candidates[n]) for n in order)
-    return (tuple(joined),)
+    for parts in zip(*(common(candidates) or {n: () for n in order}).values()):
+        levels = dict(zip(candidates, parts))
+        with contextlib.suppress(LayoutError):
+            layouts = [layout_of(n, levels[n].layout).transpose(axes) for n in order]
+            yield replace(parts[0], layout=concat(layouts, axis))
 
 
-def _is_view(candidate: Candidate) -> bool:
-    try:
-        view(candidate.layout, candidate.shape)
-    except LayoutError:
-        return False
-    return True
+def _shaped(candidates: Iterable[Candidate], shape: tuple[int, ...]) -> tuple[Candidate, ...]:
+    """Splits points into levels where the operator expects it."""
+    return tuple(replace(c, layout=c.layout.reshape(shape)) for c in candidates)
 
 
-def _shaped(parts: Parts, shape: tuple[int, ...]) -> Parts:
-    """Splits points into levels where the operator expects it; parts of one level stay as they are."""
-    if len(parts) > 1:
-        return parts
-    shaped = []
-    for c in parts[0]:
-        try:
-            shaped.append(replace(c, layout=c.layout.reshape(shape)))
-        except LayoutError:
-            continue
-    return (tuple(shaped),)
-
-
-def _weights(by_level: Mapping[int, Sequence[_Tap]], order, heads: int, probe: Probe) -> Parts:
+def _weights(by_level: Mapping[int, Sequence[_Tap]], order, heads: int, probe: Probe) -> Iterator[Candidate]:
     """Returns the candidates for the weights, [N, Q, M, K]."""
     candidates = {}
     for n in order:
         axes = by_level[n][0].axes
         batch = math.prod(size for size, _ in axes.images)
         image, head = _image_and_head(_weight_table(batch, axes.images, IMAGE, 1), heads)
-        queries = _weight_table(axes.num_queries, axes.queries, axes.direction, axes.unit)
+        queries = _weight_table(axes.num_queries, axes.queries, ROW, axes.unit)
         sources = {tap.weights for tap in by_level[n]}
         if len(sources) > 1:
             raise NotAttention("points of one level have weights from several tensors")

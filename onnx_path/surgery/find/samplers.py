@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_path.surgery.find.candidates import Candidate, common, origins
+from onnx_path.surgery.find.candidates import Candidate, affine_source, common, origins
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.partial_models import NotClosed
 from onnx_path.surgery.graph.probe import Probe
@@ -103,7 +103,7 @@ def _grid_sample(node: ir.Node, probes: Sequence[Probe]) -> Sampler:
         form="GridSample",
         images=tuple(Candidate.of(image, probe) for probe in probes),
         locations=tuple(
-            tuple(origins(Candidate.of(grid, probe, 0.5, 0.5), probe, affine=True)) for probe in probes
+            tuple(origins(Candidate.of(grid, probe, 0.5, 0.5), probe, affine_source)) for probe in probes
         ),
     )
 
@@ -290,7 +290,7 @@ def _locations(
         if len(pixels) == 1:
             layout = layout.take(len(layout.tables) - 1, np.array([i]))
         layout = layout.reshape((size[0], *(shape[2:] if len(shape) == 4 else (shape[2], 1)), 1))
-        columns[i] = origins(replace(start, layout=layout), probe, affine=True)
+        columns[i] = origins(replace(start, layout=layout), probe, affine_source)
     joint = common(columns)
     if joint is None:
         raise NotAttention("x and y come from different tensors")

@@ -228,15 +228,8 @@ def view(layout: Layout, source: Sequence[int]) -> View:
             f"a tensor of shape {list(layout.shape)} is not a view of all of one of {list(source)}"
         )
     order = tuple(by_step.index(i) for i in range(len(parts)))
-    return View(tuple(source), *_like_source(tuple(sizes), order, tuple(source)), layout.shape)
-
-
-def _like_source(
-    sizes: tuple[int, ...], order: tuple[int, ...], source: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits by the source's own axes, those of size 1 included, if that spares the first Reshape."""
     kept = [i for i, size in enumerate(source) if size != 1]
-    if sizes != tuple(source[i] for i in kept):
-        return sizes, order
-    ones = [i for i, size in enumerate(source) if size == 1]
-    return source, (*ones, *(kept[i] for i in order))
+    if list(order) != sorted(order) and sizes == [source[i] for i in kept]:  # spares the first Reshape
+        ones = [i for i, size in enumerate(source) if size == 1]
+        sizes, order = source, (*ones, *(kept[i] for i in order))
+    return View(tuple(source), tuple(sizes), order, layout.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -136,37 +137,21 @@ class DraftBuilder:
         value.dtype = dtype
         return value
 
-    def size(self, value: ir.Value, axis: int) -> ir.Value:
-        """Adds the size of one axis, [1], int64."""
-        shape = self.add("Shape", [value])
-        shape.dtype = ir.DataType.INT64
-        return self.add("Gather", [shape, self.constant(np.array([axis], np.int64))], axis=0)
-
     # Inputs of the operator
 
-    def role(
-        self, parts: Sequence[Sequence[Alternatives]], axis: int, kind: str, like: ir.Value | None = None
-    ) -> ir.Value:
-        """Adds the nodes that make an input of the operator from tensors of the graph.
+    def role(self, candidates: Sequence[Sequence[Candidate]], kind: str) -> ir.Value:
+        """Adds the nodes that make an input of the operator from a tensor of the graph.
 
         Args:
-            parts: one for the whole input, or several; of each its candidates at every probe.
-            axis: along which the parts are concatenated.
+            candidates: of the input, at every probe.
             kind: of the input's numbers, see `proof.random_tensor`.
-            like: a tensor whose sizes repeated axes have.
 
         Raises:
             LayoutError: the input cannot be made from any candidate.
         """
-        made = []
-        for candidates in parts:
-            best = _best(candidates)
-            self.kinds.setdefault(best[0].value, kind)
-            made.append(self._made(best, like))
-        return made[0] if len(made) == 1 else self.add("Concat", made, axis=axis)
-
-    def _made(self, alternatives: Alternatives, like: ir.Value | None) -> ir.Value:
+        alternatives = _best(candidates)
         first = alternatives[0]
+        self.kinds.setdefault(first.value, kind)
         made = self.reshaped(self.tensor(first.value), views_of(alternatives))
         dtype = first.value.dtype
         if first.scale != 1:
@@ -174,25 +159,12 @@ class DraftBuilder:
         if first.shift != 0:
             made = self.add("Add", [made, self.constant(np.array(first.shift, dtype.numpy()))])
         if repeated := _repeated(alternatives):
-            made = self.add("Expand", [made, self._repeats(alternatives, repeated, like)])
+            sizes = list(zip(*(c.layout.shape for c in alternatives)))
+            target = [_single(found) if axis in repeated else 1 for axis, found in enumerate(sizes)]
+            if None in target:
+                raise LayoutError("a tensor is repeated as often as the input says")
+            made = self.add("Expand", [made, self.constant(np.array(target, np.int64))])
         return made
-
-    def _repeats(
-        self, alternatives: Alternatives, repeated: Sequence[int], like: ir.Value | None
-    ) -> ir.Value:
-        """Adds the sizes to which repeated axes expand; the others have 1."""
-        sizes: list[int | None] = []
-        for axis, found in enumerate(zip(*(c.layout.shape for c in alternatives))):
-            sizes.append(_single(found) if axis in repeated else 1)
-        if None not in sizes:
-            return self.constant(np.array(sizes, np.int64))
-        if like is None:
-            raise LayoutError("a tensor is repeated as often as the input says")
-        parts = [
-            self.size(like, i) if n is None else self.constant(np.array([n], np.int64))
-            for i, n in enumerate(sizes)
-        ]
-        return self.add("Concat", parts, axis=0)
 
     # Reshapes whose sizes may differ between the probes
 
@@ -222,26 +194,10 @@ class DraftBuilder:
             kept = all(i < len(have) and have[i] == size for have, size in zip(old, sizes))
             number = _single(sizes)
             shape.append(0 if number is None and kept else number)
-        if shape.count(None) <= 1:
-            target = self.constant(np.array([-1 if n is None else n for n in shape], np.int64))
-        else:
-            target = self._computed_shape(value, old, new)
+        if shape.count(None) > 1:
+            raise LayoutError("a size cannot be computed from the tensor's own")
+        target = self.constant(np.array([-1 if n is None else n for n in shape], np.int64))
         return self.add("Reshape", [value, target])
-
-    def _computed_shape(self, value: ir.Value, old, new) -> ir.Value:
-        parts, free = [], True
-        for sizes in zip(*new, strict=True):
-            same = [i for i in range(len(old[0])) if all(have[i] == n for have, n in zip(old, sizes))]
-            if (number := _single(sizes)) is not None:
-                parts.append(self.constant(np.array([number], np.int64)))
-            elif same:
-                parts.append(self.size(value, same[0]))
-            elif free:
-                parts.append(self.constant(np.array([-1], np.int64)))
-                free = False
-            else:
-                raise LayoutError("a size cannot be computed from the tensor's own")
-        return self.add("Concat", parts, axis=0)
 
 
 def views_of(alternatives: Alternatives) -> list[View]:
@@ -260,22 +216,28 @@ def views_of(alternatives: Alternatives) -> list[View]:
     return views
 
 
-def _best(candidates: Sequence[Alternatives]) -> Alternatives:
-    """Returns the candidate that needs the fewest nodes, the most upstream one among equals."""
-    best, fewest, reason = None, 99, None
-    for alternatives in candidates:
+def _best(candidates: Sequence[Sequence[Candidate]]) -> Alternatives:
+    """Returns the candidate of all probes that needs the fewest nodes, those above it in the graph included.
+
+    Among equals it is the lowest, whose nodes several attentions may share.
+    """
+    best, fewest, reason = None, math.inf, LayoutError("its tensors have no source in common")
+    by_value = [{c.value: c for c in own} for own in candidates]
+    for above, first in enumerate(candidates[0]):
+        if not all(first.value in own for own in by_value):
+            continue
+        alternatives = tuple(own[first.value] for own in by_value)
         try:
             views = views_of(alternatives)
         except LayoutError as error:
             reason = error
             continue
-        first = alternatives[0]
-        cost = max(v.num_nodes for v in views) + bool(_repeated(alternatives))
+        cost = above + max(v.num_nodes for v in views) + bool(_repeated(alternatives))
         cost += (first.scale != 1) + (first.shift != 0)
-        if cost < fewest:
+        if cost <= fewest:
             best, fewest = alternatives, cost
     if best is None:
-        raise reason or LayoutError("its tensors have no source in common")
+        raise reason
     return best
 
 

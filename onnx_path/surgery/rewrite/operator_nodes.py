@@ -12,7 +12,7 @@ from onnx_path.surgery.find.recognise_msda import Roles
 from onnx_path.surgery.find.samplers import NotAttention
 from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.layouts.layout import LayoutError, View
-from onnx_path.surgery.rewrite.draft import Alternatives, Draft, DraftBuilder, views_of
+from onnx_path.surgery.rewrite.draft import Draft, DraftBuilder, views_of
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA, NVIDIA_ATTRIBUTES, NVIDIA_DOMAIN
 from onnx_path.surgery.rewrite.level_shapes import draft_level_shapes
 
@@ -29,11 +29,9 @@ def draft_attention(roles: Sequence[Roles], probes: Sequence[Probe], target: str
         LayoutError, NotAttention: the operator's inputs cannot be made from the region's tensors.
     """
     draft = _builder(roles)
-    value = draft.role(_per_probe(roles, "value"), 1, "normal")
-    locations = draft.role(_per_probe(roles, "locations"), 3, "locations")
-    locations = _leveled(draft, locations, roles, len(roles[0].locations), (2,))
-    weights = draft.role(_per_probe(roles, "weights"), 3, "weights")
-    weights = _leveled(draft, weights, roles, len(roles[0].weights), ())
+    value = draft.role([r.value for r in roles], "normal")
+    locations = draft.role([r.locations for r in roles], "locations")
+    weights = draft.role([r.weights for r in roles], "weights")
     inputs = [value, *draft_level_shapes(draft, roles, probes)]
     inputs += [draft.cast(x, _plugin_type(value)) for x in (locations, weights)]
     return _finished(draft, roles, operator.ATTENTION if target == "msda" else NVIDIA, inputs)
@@ -49,10 +47,10 @@ def draft_fused_attention(
         probes: as many.
     """
     draft = _builder(roles)
-    value = draft.role(_per_probe(roles, "value"), 1, "normal")
-    offsets = draft.role(_per_probe(fused, "sampling_offsets"), 3, "offsets")
-    logits = draft.role(_per_probe(fused, "attention_logits"), 3, "normal")
-    reference = draft.role(_per_probe(fused, "reference_points"), 3, "points", like=offsets)
+    value = draft.role([r.value for r in roles], "normal")
+    offsets = draft.role([f.sampling_offsets for f in fused], "offsets")
+    logits = draft.role([f.attention_logits for f in fused], "normal")
+    reference = draft.role([f.reference_points for f in fused], "points")
     inputs = [value, *draft_level_shapes(draft, roles, probes), draft.cast(reference, ir.DataType.FLOAT)]
     inputs += [draft.cast(x, _plugin_type(value)) for x in (offsets, logits)]
     return _finished(draft, roles, operator.FUSED_ATTENTION, inputs)
@@ -65,17 +63,6 @@ def _builder(roles: Sequence[Roles]) -> DraftBuilder:
 def _plugin_type(value: ir.Value) -> ir.DataType:
     """Returns the type of the later inputs: the type of value, but plugins know no float64."""
     return ir.DataType.FLOAT if value.dtype == ir.DataType.DOUBLE else value.dtype
-
-
-def _leveled(
-    draft: DraftBuilder, value: ir.Value, roles: Sequence[Roles], parts: int, last: tuple[int, ...]
-) -> ir.Value:
-    """Splits concatenated points into levels; an input made in one part is split already."""
-    sizes = [r.sizes for r in roles]
-    if parts == 1 or sizes[0].ragged:
-        return value
-    joined = [(s.images, s.queries, s.heads, sum(s.points), *last) for s in sizes]
-    return draft.reshape(value, joined, [(*s.samples, *last) for s in sizes])
 
 
 def _finished(draft: DraftBuilder, roles: Sequence[Roles], op_type: str, inputs: list[ir.Value]) -> Draft:
@@ -115,20 +102,3 @@ def _best_end(roles: Sequence[Roles]) -> tuple[ir.Value, list[View]]:
     if not ends:
         raise reason
     return min(ends, key=lambda pair: max(view.num_nodes for view in pair[1]))
-
-
-def _per_probe(roles: Sequence[Roles] | Sequence[FusedRoles], name: str) -> list[list[Alternatives]]:
-    """Returns the candidates of a role that all probes share: for each part, each candidate at every probe.
-
-    Raises:
-        NotAttention: the role has more parts at one probe than at another.
-    """
-    parts = [getattr(r, name) for r in roles]
-    if len({len(p) for p in parts}) > 1:
-        raise NotAttention("its tensors depend on the input sizes")
-    result = []
-    for lists in zip(*parts):
-        others = [{c.value: c for c in candidates} for candidates in lists[1:]]
-        shared = [c for c in lists[0] if all(c.value in other for other in others)]
-        result.append([(c, *(other[c.value] for other in others)) for c in shared])
-    return result
