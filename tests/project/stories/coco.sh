@@ -27,8 +27,8 @@ for split, part in (("train", images[4:]), ("val", images)):
 PYTHON
 
 train() {
-    codetr train --data data --model co_dino_demo --size 320x240 --steps 8 --lr 1e-5 --flip 0 \
-        --evaluate-every 0 --save-every 2 --out runs/a "$@"
+    codetr train --data data --model co_dino_demo --size 320x240 --steps 4 --lr 1e-5 --denoising 10 \
+        --flip 0 --evaluate-every 0 --save-every 1 --out runs/a "$@"
 }
 train &
 until compgen -G 'runs/a/state-*.pt' >/dev/null; do
