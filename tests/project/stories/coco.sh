@@ -26,18 +26,16 @@ for split, part in (("train", images[4:]), ("val", images)):
         shutil.copy(scenes / "val" / image["file_name"], data / split)
 PYTHON
 
-train() {
-    codetr train --data data --model co_dino_demo --size 320x240 --steps 4 --lr 1e-5 --denoising 10 \
-        --flip 0 --evaluate-every 0 --save-every 1 --out runs/a "$@"
-}
-train &
+train=(codetr train --data data --model co_dino_demo --size 320x240 --steps 4 --lr 1e-5 --denoising 10
+    --flip 0 --evaluate-every 0 --save-every 1 --out runs/a)
+"${train[@]}" &
 until compgen -G 'runs/a/state-*.pt' >/dev/null; do
     kill -0 $!
     sleep 0.2
 done
 kill -KILL $!
 wait $! || echo "training was killed"
-train --resume
+"${train[@]}" --resume
 
 codetr evaluate --data data --model runs/a --out evaluated/torch
 codetr detect data/val/000003.jpg --model runs/a --device cpu
