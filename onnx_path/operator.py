@@ -42,30 +42,11 @@ def translation_table() -> dict[Callable, Callable]:
     node = _node(ATTENTION, ("sampling_locations", "attention_weights"))
     fused_node = _node(FUSED_ATTENTION, ("reference_points", "sampling_offsets", "attention_logits"))
 
-    def attention(
-        value, spatial_shapes, level_start_index, sampling_locations, attention_weights, points_per_level=None
-    ):
-        tensors = (value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
-        return node(*tensors, **_attributes(points_per_level))
+    def attention(value, shapes, starts, locations, weights, points_per_level=None):
+        return node(value, shapes, starts, locations, weights, **_attributes(points_per_level))
 
-    def fused_attention(
-        value,
-        spatial_shapes,
-        level_start_index,
-        reference_points,
-        sampling_offsets,
-        attention_logits,
-        points_per_level=None,
-    ):
-        tensors = (
-            value,
-            spatial_shapes,
-            level_start_index,
-            reference_points,
-            sampling_offsets,
-            attention_logits,
-        )
-        return fused_node(*tensors, **_attributes(points_per_level))
+    def fused_attention(value, shapes, starts, references, offsets, logits, points_per_level=None):
+        return fused_node(value, shapes, starts, references, offsets, logits, **_attributes(points_per_level))
 
     return {
         torch.ops.msda.attention.default: attention,

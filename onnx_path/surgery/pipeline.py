@@ -17,7 +17,7 @@ from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.regions import NoRegion, Region, find_regions
-from onnx_path.surgery.find.samplers import NotAttention, Sampler, find_samplers
+from onnx_path.surgery.find.samplers import NotAttention, find_samplers
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.partial_models import NotClosed, runnable
 from onnx_path.surgery.graph.probe import Probe, runs
@@ -76,13 +76,8 @@ def operate(
         raise ArgumentError("target", f"expected one of {', '.join(SURGERY_TARGETS)}, got {target!r}")
     subject = _prepared(model, folder, seed)
     graph, probes = subject.model.graph, subject.probes
-    samplers, misses = [], []
-    for found in find_samplers(graph, probes, seed):
-        if isinstance(found, Sampler):
-            samplers.append(found)
-        else:
-            misses.append(NearMiss(*map(str, found)))
-    verified: list[_Verified] = []
+    samplers, misses = find_samplers(graph, probes, seed)
+    verified = []
     for regions in find_regions(graph, samplers, probes):
         try:
             verified.append(_verified(subject, regions, target, fuse))
@@ -98,16 +93,14 @@ def operate(
             f"onnxruntime does not know the operator {subject.unknown[0]}, so the outputs cannot be "
             "compared; --no-check rewrites without"
         )
-    result, removed = _rewritten(subject, [one.draft for one in verified], target)
-    replacements = [
-        replace(one.replacement, nodes_removed=n) for one, n in zip(verified, removed, strict=True)
-    ]
-    notes = [note for one in verified for note in one.notes]
-    error = None
+    drafts, replacements, notes = zip(*verified)
+    result, removed = _rewritten(subject, drafts, target)
+    replacements = [replace(one, nodes_removed=n) for one, n in zip(replacements, removed, strict=True)]
+    notes, error = [note for note in notes if note], None
     if check:
         disturbance = max(DISTURBANCE, *(one.error for one in replacements))
-        same = compare(model, result, subject.inputs, folder, disturbance)
-        error, notes = same.error, [*notes, *same.notes, *([onnx_session.STAND_IN] if same.stand_in else [])]
+        error, more = compare(model, result, subject.inputs, folder, disturbance)
+        notes += more
     if not function_body:
         del result.functions[:]
     after = len(result.graph.node)
@@ -184,19 +177,13 @@ def _measured(
 # Roles, draft and proof of one region
 
 
-@dataclass(frozen=True, eq=False)
-class _Verified:
-    """A draft that gives a region's numbers, its entry in the report, and notes on it."""
-
-    draft: Draft
-    replacement: Replacement
-    notes: tuple[str, ...]
-
-
 def _verified(
     subject: _Subject, regions: tuple[Region, ...] | NoRegion, target: str, fuse: bool
-) -> _Verified:
+) -> tuple[Draft, Replacement, str]:
     """Drafts and proves the replacement of a region: the fused operator if possible, else the plain one.
+
+    Returns:
+        The draft, its entry in the report, and a note or "".
 
     Args:
         subject: the model.
@@ -210,8 +197,7 @@ def _verified(
         raise regions.reason
     probes = subject.probes
     roles = [recognise(region, probe) for region, probe in zip(regions, probes, strict=True)]
-    notes: tuple[str, ...] = ()
-    draft, error = None, 0.0
+    draft, error, note = None, 0.0, ""
     if fuse and target == "msda":
         try:
             fused = [recognise_fused(one, probe) for one, probe in zip(roles, probes, strict=True)]
@@ -219,7 +205,7 @@ def _verified(
             error = _proven(subject, draft, target)
         except REFUSALS as reason:
             draft = None
-            notes = (f"{regions[0].ends[-1].name}: softmax and locations stay outside: {reason}",)
+            note = f"{regions[0].ends[-1].name}: softmax and locations stay outside: {reason}"
     if draft is None:
         draft = draft_attention(roles, probes, target)
         error = _proven(subject, draft, target)
@@ -235,7 +221,7 @@ def _verified(
         form=regions[0].samplers[0].form,
         error=error,
     )
-    return _Verified(draft, replacement, notes)
+    return draft, replacement, note
 
 
 def _proven(subject: _Subject, draft: Draft, target: str) -> float:

@@ -1,16 +1,14 @@
 """Deciding whether a region is MSDA, and which of its tensors is value, locations, weights and result.
 
 Letters: N images, S cells, M heads, D channels of a head, Q queries, K points of all levels. A sampler fixes
-most
-roles: image or head, channel, row and column of the level, x and y. The axes summed over are the points. The
-axes that remain in the grid are the queries. All sizes are those of one probe.
+most roles: image or head, channel, row and column of the level, x and y. The axes summed over are the points.
+The axes that remain in the grid are the queries. All sizes are those of one probe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,27 +65,32 @@ class Roles:
 
 @dataclass(frozen=True, eq=False)
 class _Axes:
-    """An output's axes through samples and weights: (size, step), where a step has six coordinates."""
+    """The axes of a term's tensor.
 
-    images: list[tuple[int, np.ndarray]]
-    queries: list[tuple[int, np.ndarray]]
-    unit: int  # rows between two queries
+    Attributes:
+        places: for each axis [n, 3], the image or head, the query and the channel along it.
+        images, queries: [n, 1], the flat index of the weight along all images, and along all queries.
+        unit: rows of the grid between two queries.
+    """
 
-    @property
-    def num_queries(self) -> int:
-        return math.prod(size for size, _ in self.queries)
+    places: list[np.ndarray]
+    images: np.ndarray
+    queries: np.ndarray
+    unit: int
 
 
 @dataclass(frozen=True, eq=False)
-class _Tap:
-    """One sample and its weight at the first element of an output, as in `regions.SAMPLER`.
+class _Level:
+    """The taps of one level at the first element of an output, [P, 6] as in `regions.SAMPLER`."""
 
-    `axes` tells how both move from element to element.
-    """
-
-    place: np.ndarray
+    taps: np.ndarray
     weights: ir.Value
     axes: _Axes
+
+    def in_grid(self, grid: Layout) -> np.ndarray:
+        """Returns the flat index [P, 1] of each tap's x, given the layout of the level's grid."""
+        _, rows, columns, _ = grid.tables
+        return grid.base + rows[self.taps[:, ROW]] + columns[self.taps[:, COLUMN]]
 
 
 def recognise(region: Region, probe: Probe) -> Roles:
@@ -96,79 +99,77 @@ def recognise(region: Region, probe: Probe) -> Roles:
     Raises:
         NotAttention, LayoutError: the region is not multi-scale deformable attention.
     """
-    flow = region.flows[0]
-    taps = list(_taps(flow))
-    axes = taps[0].axes
-    samplers = {sampler.number: sampler for sampler in region.samplers}
-    numbers = sorted({int(tap.place[SAMPLER]) for tap in taps})
-    levels = {n: samplers[n].images[probe.number] for n in numbers}
-    images = {n: origins(level, probe) for n, level in levels.items()}
-    grids = {n: samplers[n].locations[probe.number] for n in numbers}
-    shapes = {n: level.layout.shape for n, level in levels.items()}
+    levels = _levels(region.flows[0])
+    samplers = {s.number: s for s in region.samplers if s.number in levels}
+    sampled = {n: s.images[probe.number] for n, s in samplers.items()}
+    images = {n: origins(one, probe) for n, one in sampled.items()}
+    grids = {n: s.locations[probe.number] for n, s in samplers.items()}
+    shapes = {n: one.layout.shape for n, one in sampled.items()}
     if len({shape[:2] for shape in shapes.values()}) > 1:
         raise NotAttention("the sampled tensors have unlike numbers of images, heads or channels")
-    batch, head_dim = next(iter(shapes.values()))[:2]
-    heads = _heads(batch, images[numbers[0]][0].layout, grids[numbers[0]][0].layout)
-
     shared = common(grids)
     if shared is None:
         raise NotAttention("the levels' locations are in tensors of their own")
-    first = {n: shared[n][0].layout for n in numbers}
-    by_level: dict[int, list[_Tap]] = {n: [] for n in numbers}
-    for tap in taps:
-        by_level[int(tap.place[SAMPLER])].append(tap)
-    for n, level_taps in by_level.items():
-        level_taps.sort(key=lambda tap: (_grid_offset(first[n], tap), tap.place[WEIGHT]))
-    order = sorted(numbers, key=lambda n: _grid_offset(first[n], by_level[n][0]))
-
-    def value_layout(n: int, layout: Layout) -> Layout:
-        rows = merge(layout.tables[2:])  # [H · W]
-        return Layout(layout.base, (*_image_and_head(layout.tables[0], heads), rows, layout.tables[1]))
-
-    def grid_layout(n: int, layout: Layout) -> Layout:
-        offsets = np.array([_grid_offset(layout, tap) for tap in by_level[n]])[:, None]
-        own = by_level[n][0].axes
-        queries = layout.tables[1][np.arange(own.num_queries) * own.unit]
-        image, head = _image_and_head(layout.tables[0], heads)
-        return Layout(offsets[0], (image, queries, head, offsets - offsets[0], layout.tables[3]))
-
+    start = {}
+    for n, level in levels.items():
+        offsets = level.in_grid(shared[n][0].layout)[:, 0]
+        along = np.lexsort((level.taps[:, WEIGHT], offsets))
+        levels[n], start[n] = replace(level, taps=level.taps[along]), offsets[along[0]]
+    order = sorted(levels, key=start.__getitem__)
+    axes, (batch, head_dim) = levels[order[0]].axes, shapes[order[0]][:2]
+    heads = _heads(batch, images[order[0]][0].layout, grids[order[0]][0].layout)
     sizes = Sizes(
         batch // heads,
-        axes.num_queries,
+        len(axes.queries),
         heads,
         head_dim,
         tuple(shapes[n][2:] for n in order),
-        tuple(len(by_level[n]) for n in order),
+        tuple(len(levels[n].taps) for n in order),
     )
+
+    def value_layout(n: int, layout: Layout) -> Layout:
+        image, channel, *cells = layout.tables
+        return Layout(layout.base, (image[::heads], merge(cells), image[:heads], channel))
+
+    def grid_layout(n: int, layout: Layout) -> Layout:
+        offsets, own = levels[n].in_grid(layout), levels[n].axes
+        image, rows, _, coordinate = layout.tables
+        queries = rows[np.arange(len(own.queries)) * own.unit]
+        return Layout(offsets[0], (image[::heads], queries, image[:heads], offsets - offsets[0], coordinate))
+
+    def weight_layout(n: int, layout: Layout) -> Layout:
+        offsets, own = levels[n].taps[:, [WEIGHT]], levels[n].axes
+        tables = (own.images[::heads], own.queries, own.images[:heads], offsets - offsets[0])
+        return Layout(offsets[0], tables).after(layout, probe.shape(levels[n].weights))
+
+    weights = {n: origins(Candidate.of(level.weights, probe), probe) for n, level in levels.items()}
+    value_shape = (sizes.images, sum(h * w for h, w in sizes.levels), heads, head_dim)
     return Roles(
         sizes,
-        tuple(levels[n] for n in order),
-        tuple(_joined(images, order, value_layout, (0, 2, 1, 3), 1)),
-        _shaped(_joined(grids, order, grid_layout, range(5), 3), (*sizes.samples, 2)),
-        _shaped(_weights(by_level, order, heads, probe), sizes.samples),
+        tuple(sampled[n] for n in order),
+        tuple(_joined(images, order, value_layout, 1, value_shape)),
+        tuple(_joined(grids, order, grid_layout, 3, (*sizes.samples, 2))),
+        tuple(_joined(weights, order, weight_layout, 3, sizes.samples)),
         tuple(_output(end, flow, sizes) for end, flow in zip(region.ends, region.flows)),
     )
 
 
-def _taps(flow: Flow) -> Iterator[_Tap]:
-    places = _places(flow[0])
+def _levels(flow: Flow) -> dict[int, _Level]:
+    """Returns the levels of a sum by the numbers of their samplers."""
+    levels: dict[int, _Level] = {}
+    places = _axes(flow[0]).places
     for term in flow:
         axes = _axes(term)
-        if any(not np.array_equal(a, b) for a, b in zip(_places(term), places, strict=True)):
+        if any(not np.array_equal(a, b) for a, b in zip(axes.places, places, strict=True)):
             raise NotAttention("levels are summed at unlike places")
-        for place in term.layout.base + merge(term.summed, 6):
-            if place[IMAGE] or place[CHANNEL]:
-                raise NotAttention("it holds only some of the images, heads or channels")
-            yield _Tap(place, term.weights, axes)
-
-
-def _places(term: Term) -> list[np.ndarray]:
-    """Returns the image or head, the query and the channel along each axis of a tensor: [n, 3] each."""
-    axes = _axes(term)
-    return [
-        np.stack([table[:, IMAGE], table[:, ROW] // axes.unit, table[:, CHANNEL]], 1)
-        for table in term.layout.tables
-    ]
+        taps = term.layout.base + merge(term.summed, 6)
+        if taps[:, (IMAGE, CHANNEL)].any():
+            raise NotAttention("it holds only some of the images, heads or channels")
+        for n in np.unique(taps[:, SAMPLER]):
+            if n in levels:
+                raise NotAttention("points of one level have weights from several tensors")
+            levels[int(n)] = _Level(taps[taps[:, SAMPLER] == n], term.weights, axes)
+    return levels
 
 
 def _axes(term: Term) -> _Axes:
@@ -176,18 +177,21 @@ def _axes(term: Term) -> _Axes:
     for size, step in (part for table in term.layout.tables for part in factors(table)):
         moving = [i for i in (SAMPLER, IMAGE, CHANNEL, ROW, COLUMN) if step[i]]
         if moving == [IMAGE]:
-            images.append((size, step))
+            images.append((step[IMAGE], size, step[WEIGHT]))
         elif moving == [ROW]:
-            queries.append((size, step))
+            queries.append((step[ROW], size, step[WEIGHT]))
         elif moving != [CHANNEL]:
             raise NotAttention("an axis of the output runs through several axes of the samples")
         elif step[WEIGHT]:
             raise NotAttention("channels have weights of their own")
-    steps = sorted(((int(step[ROW]), size) for size, step in queries), reverse=True)
-    unit = steps[-1][0] if steps else 1
-    if [step for step, _ in steps] != [unit * n for n in row_major([size for _, size in steps])]:
+    images.sort(reverse=True)
+    queries.sort(reverse=True)
+    unit = int(queries[-1][0]) if queries else 1
+    if [step for step, _, _ in queries] != [unit * n for n in row_major([size for _, size, _ in queries])]:
         raise NotAttention("queries are repeated or left out")
-    return _Axes(images, queries, unit)
+    places = [table[:, (IMAGE, ROW, CHANNEL)] // (1, unit, 1) for table in term.layout.tables]
+    weights = (merge([np.arange(n)[:, None] * step for _, n, step in parts]) for parts in (images, queries))
+    return _Axes(places, *weights, unit)
 
 
 def _heads(batch: int, image: Layout, grid: Layout) -> int:
@@ -205,66 +209,27 @@ def _heads(batch: int, image: Layout, grid: Layout) -> int:
     return batch if any(closer) else 1
 
 
-def _image_and_head(table: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
-    return table[::heads], table[:heads]
-
-
-def _grid_offset(layout: Layout, tap: _Tap) -> int:
-    rows, columns = layout.tables[1:3]
-    return int(layout.base[0] + rows[tap.place[ROW], 0] + columns[tap.place[COLUMN], 0])
-
-
-def _joined(candidates, order, layout_of, axes, axis) -> Iterator[Candidate]:
+def _joined(candidates, order, layout_of, axis: int, shape: tuple[int, ...]) -> Iterator[Candidate]:
     """Yields the candidates that all levels share, for all levels together.
 
     Args:
         candidates: by sampler.
         order: of the levels.
         layout_of: returns the input's layout for one level.
-        axes: the order of that layout's axes in the operator's input.
         axis: along which the operator's input holds the levels one after another.
+        shape: of the operator's input.
     """
     for parts in zip(*(common(candidates) or {n: () for n in order}).values()):
         levels = dict(zip(candidates, parts))
         with contextlib.suppress(LayoutError):
-            layouts = [layout_of(n, levels[n].layout).transpose(axes) for n in order]
-            yield replace(parts[0], layout=concat(layouts, axis))
-
-
-def _shaped(candidates: Iterable[Candidate], shape: tuple[int, ...]) -> tuple[Candidate, ...]:
-    """Splits points into levels where the operator expects it."""
-    return tuple(replace(c, layout=c.layout.reshape(shape)) for c in candidates)
-
-
-def _weights(by_level: Mapping[int, Sequence[_Tap]], order, heads: int, probe: Probe) -> Iterator[Candidate]:
-    """Returns the candidates for the weights, [N, Q, M, K]."""
-    candidates = {}
-    for n in order:
-        axes = by_level[n][0].axes
-        batch = math.prod(size for size, _ in axes.images)
-        image, head = _image_and_head(_weight_table(batch, axes.images, IMAGE, 1), heads)
-        queries = _weight_table(axes.num_queries, axes.queries, ROW, axes.unit)
-        sources = {tap.weights for tap in by_level[n]}
-        if len(sources) > 1:
-            raise NotAttention("points of one level have weights from several tensors")
-        source = sources.pop()
-        offsets = np.array([[tap.place[WEIGHT]] for tap in by_level[n]])
-        layout = Layout(offsets[0], (image, queries, head, offsets - offsets[0]))
-        candidates[n] = origins(replace(Candidate.of(source, probe), layout=layout), probe)
-    return _joined(candidates, order, lambda n, layout: layout, range(4), 3)
-
-
-def _weight_table(size: int, parts, coordinate: int, unit: int) -> np.ndarray:
-    table = np.zeros((size, 1), np.int64)
-    for count, step in parts:
-        table[:, 0] += np.arange(size) * unit // int(step[coordinate]) % count * int(step[WEIGHT])
-    return table
+            layout = concat([layout_of(n, levels[n].layout) for n in order], axis)
+            yield replace(parts[0], layout=layout.reshape(shape))
 
 
 def _output(end: ir.Value, flow: Flow, sizes: Sizes) -> Candidate:
     """Returns an end of the region, laid out over [N, Q, M · D]."""
     tables = []
-    for place in _places(flow[0]):
+    for place in _axes(flow[0]).places:
         image, head = np.divmod(place[:, 0], sizes.heads)
         row = (image * sizes.queries + place[:, 1]) * sizes.heads + head
         tables.append((row * sizes.head_dim + place[:, 2])[:, None])

@@ -6,7 +6,6 @@ shares. Whether it equals GridSample is proven on numbers.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,12 @@ from onnx_path.surgery.graph.traversal import SHAPE_OPS, attribute, is_op
 from onnx_path.surgery.layouts.layout import LayoutError, concat
 from onnx_path.surgery.layouts.movement import is_movement
 from onnx_path.surgery.verify import proof
+from onnx_path.surgery.verify.report import NearMiss
+
+_GRID_SAMPLE = """<ir_version: 8, opset_import: ["" : 16]>
+sampler (float[B, C, H, W] image, float[B, rows, columns, 2] grid) => (float[B, C, rows, columns] result) {
+    result = GridSample(image, grid)
+}"""
 
 GATHERS = ("Gather", "GatherElements", "GatherND")
 CORNERS = 4
@@ -55,8 +60,8 @@ class Sampler:
 
 def find_samplers(
     graph: ir.Graph, probes: Sequence[Probe], seed: int
-) -> Iterator[Sampler | tuple[str, NotAttention]]:
-    """Yields the samplers of a graph in its order, and the names of other GridSample nodes with a reason.
+) -> tuple[list[Sampler], list[NearMiss]]:
+    """Returns the samplers of a graph in its order, and other GridSample nodes with a reason.
 
     Args:
         graph: in an order in which it can run.
@@ -64,15 +69,19 @@ def find_samplers(
         seed: of the random numbers that prove samplers by gathers.
     """
     by_gathers = {group.result.producer(): group for group in _gather_groups(graph)}
-    count = itertools.count()
+    samplers, misses = [], []
     for node in graph:
+        sampler = None
         if is_op(node, "GridSample"):
             try:
-                yield replace(_grid_sample(node, probes), number=next(count))
+                sampler = _grid_sample(node, probes)
             except NotAttention as error:
-                yield node.name or node.outputs[0].name, error
-        elif node in by_gathers and (sampler := _proven(by_gathers[node], probes, seed)):
-            yield replace(sampler, number=next(count))
+                misses.append(NearMiss(node.name or node.outputs[0].name, str(error)))
+        elif node in by_gathers:
+            sampler = _proven(by_gathers[node], probes, seed)
+        if sampler is not None:
+            samplers.append(replace(sampler, number=len(samplers)))
+    return samplers, misses
 
 
 # GridSample
@@ -181,16 +190,7 @@ def _proven(group: _GatherGroup, probes: Sequence[Probe], seed: int) -> Sampler 
 
 def _by_grid_sample(sampler: Sampler, image: Candidate, locations: Candidate, probe: Probe):
     """Returns a function that computes a sampler's result by GridSample."""
-    make = onnx.helper.make_tensor_value_info
-    names = ("image", "grid", "result")
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("GridSample", names[:2], names[2:])],
-        "sampler",
-        [make(name, onnx.TensorProto.FLOAT, None) for name in names[:2]],
-        [make(names[2], onnx.TensorProto.FLOAT, None)],
-    )
-    opsets = [onnx.helper.make_opsetid("", 16)]
-    session = onnx_session.Session(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    session = onnx_session.Session(onnx.parser.parse_model(_GRID_SAMPLE))
 
     def run(tensors: proof.Tensors) -> np.ndarray:
         arrays = []

@@ -9,11 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnx_path.surgery.graph.float32_models import in_float32, samples_in_float32
+from onnx_path.surgery.graph.float32_models import NARROW, in_float32
 
-STAND_IN = (
-    "the original's GridSample nodes on float64 ran in float32: onnxruntime's CPU provider has no other"
-)
+STAND_IN = "the original's float64 nodes ran in float32: onnxruntime's CPU provider samples no other"
 
 ort.set_default_logger_severity(4)  # fatal errors only; onnxruntime's C++ code writes straight to stderr
 
@@ -26,29 +24,23 @@ class Session:
     """A model loaded by onnxruntime on the CPU; its 16-bit tensors run in float32.
 
     Attributes:
-        stand_in: whether float64 GridSample nodes run in float32, see `STAND_IN`.
+        stand_in: whether float64 tensors are float32 too, see `STAND_IN`.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path | None = None, optimise: bool = False) -> None:
-        """Loads a model.
-
-        Args:
-            model: the model; weights outside it lie in `folder`.
-            folder: of weights outside the model.
-            optimise: let onnxruntime fuse nodes; otherwise the graph runs as it stands.
+    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
+        """Loads a model; its weights outside the model lie in `folder`.
 
         Raises:
             CannotRun: with onnxruntime's reason.
         """
         self.stand_in = False
-        model = in_float32(model)
         try:
-            self._session = _load(model, folder, optimise)
+            self._session = _load(in_float32(model), folder)
         except CannotRun as error:
             if "GridSample" not in str(error) or "NOT_IMPLEMENTED" not in str(error):
                 raise
             self.stand_in = True
-            self._session = _load(samples_in_float32(model), folder, optimise)
+            self._session = _load(in_float32(model, (*NARROW, onnx.TensorProto.DOUBLE)), folder)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Returns all outputs.
@@ -74,14 +66,13 @@ def run(
     return Session(model, folder).run(inputs)
 
 
-def _load(model: onnx.ModelProto, folder: Path | None, optimise: bool) -> ort.InferenceSession:
+def _load(model: onnx.ModelProto, folder: Path | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.enable_mem_pattern = False
     options.enable_cpu_mem_arena = False  # the arena keeps what a large model frees: twice the memory
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # Shape nodes early, which frees their inputs
-    levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graph as it stands
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,28 +31,13 @@ class OutputsDiffer(ValueError):
     """The rewritten model gives other outputs."""
 
 
-@dataclass(frozen=True)
-class SameOutputs:
-    """The finding that two models have the same outputs.
-
-    Attributes:
-        error: the largest relative difference.
-        stand_in: whether float64 GridSample nodes ran in float32.
-        notes: on outputs that differ by more than `TOLERANCE`, but no more than roundings explain.
-    """
-
-    error: float
-    stand_in: bool
-    notes: tuple[str, ...]
-
-
 def compare(
     before: onnx.ModelProto,
     after: onnx.ModelProto,
     inputs: Sequence[dict[str, np.ndarray]],
     folder: Path | None,
     disturbance: float = DISTURBANCE,
-) -> SameOutputs:
+) -> tuple[float, list[str]]:
     """Runs both models in onnxruntime and compares every output.
 
     Two correct attentions round differently, and a deep network can magnify this; with random weights it does
@@ -71,19 +54,23 @@ def compare(
         folder: of weights outside the models.
         disturbance: the share by which an attention's result may be off.
 
+    Returns:
+        The largest relative difference, and notes on outputs that differ by no more than roundings explain.
+
     Raises:
         OutputsDiffer: naming the first output that differs.
         onnx_session.CannotRun: onnxruntime cannot run one of the models.
     """
     names = [output.name for output in before.graph.output]
-    expected, stand_in = _run(before, inputs, folder)
+    original = onnx_session.Session(before, folder)
+    expected = [original.run(tensors) for tensors in inputs]
     try:
         worst, notes = _judge(names, expected, after, inputs, folder, disturbance)
     except OutputsDiffer:
         selected = selections.common(before, after)
         if not selected:
             raise
-        results, _ = _run(selections.telling(before, selected), inputs, folder)
+        results = _run(selections.telling(before, selected), inputs, folder)
         kept = len(names) + len(selected)
         expected = [one[:kept] for one in results]
         told = [
@@ -97,15 +84,14 @@ def compare(
             "scores that are equal, or as large as a threshold, but for their last digits are selected "
             f"otherwise; outputs were compared with the original's selections: {', '.join(selected)}"
         )
-    return SameOutputs(worst, stand_in and math.isfinite(worst), tuple(notes))
+    return worst, [*notes, *([onnx_session.STAND_IN] if original.stand_in else [])]
 
 
 def _run(
     model: onnx.ModelProto, inputs: Sequence[dict[str, np.ndarray]], folder: Path | None
-) -> tuple[list[list[np.ndarray]], bool]:
-    """Returns all outputs for every set of inputs, and whether float64 GridSample nodes ran in float32."""
+) -> list[list[np.ndarray]]:
     session = onnx_session.Session(model, folder)
-    return [session.run(tensors) for tensors in inputs], session.stand_in
+    return [session.run(tensors) for tensors in inputs]
 
 
 def _judge(
@@ -130,11 +116,11 @@ def _judge(
     Raises:
         OutputsDiffer: naming the first output that differs.
     """
-    actual, _ = _run(after, inputs, folder)
+    actual = _run(after, inputs, folder)
 
     @functools.cache
     def disturbed_outputs() -> list[list[np.ndarray]]:
-        return _run(disturbed(after, disturbance), inputs, folder)[0]
+        return _run(disturbed(after, disturbance), inputs, folder)
 
     worst = 0.0
     notes = {}
