@@ -23,12 +23,12 @@ def selecting(change: float, indices: str = "indices") -> onnx.ModelProto:
     return text_model(body, "float[1, 6] x", outputs, 17, **constants)
 
 
-def masking(change: float, op_type: str = "Less") -> onnx.ModelProto:
+def masking(change: float) -> onnx.ModelProto:
     """Returns a model that sums the rows whose score is below 0.5. `change` is added to all scores.
 
     Sizes alone decide its second comparison.
     """
-    body = f"""scores = Add(x, change) [mask] mask = {op_type}(scores, half) weights = Cast<to = 1>(mask)
+    body = """scores = Add(x, change) [mask] mask = Less(scores, half) weights = Cast<to = 1>(mask)
         sum = MatMul(weights, payload) size = Shape(x) smaller = Less(size, size)"""
     constants = {"change": np.float32(change), "half": np.float32(0.5), "payload": PAYLOAD}
     return text_model(body, "float[1, 6] x", "float[1, 2] sum", 17, **constants)

@@ -11,7 +11,7 @@ import pytest
 from onnx_path import operator, surgeon
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.protobuf import copied
-from onnx_path.surgery.verify import model_comparison, proof, selections
+from onnx_path.surgery.verify import proof, selections
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer, compare, disturbed
 from tests.onnx import model_zoo
 from tests.onnx.selecting_models import SCORES, masking, selecting
@@ -72,12 +72,6 @@ def test_model_that_magnifies_roundings_is_rewritten_and_says_so(original) -> No
     onnx.checker.check_model(result)
 
 
-def test_well_conditioned_model_has_no_note(original, rewritten, inputs) -> None:
-    error, notes = compare(original, rewritten, inputs, None)
-    assert error <= proof.TOLERANCE
-    assert notes == []
-
-
 @pytest.mark.parametrize("factor", [None, FACTOR], ids=["usual", "magnifying"])
 @pytest.mark.parametrize("share", [1e-3, 1e-4])
 def test_fault_is_no_rounding(original, rewritten, inputs, factor: float | None, share: float) -> None:
@@ -85,7 +79,8 @@ def test_fault_is_no_rounding(original, rewritten, inputs, factor: float | None,
     before, after = (
         model if factor is None else magnifying(model, factor) for model in (original, rewritten)
     )
-    compare(before, after, inputs, None)
+    _, notes = compare(before, after, inputs, None)
+    assert bool(notes) == (factor is not None)
     with pytest.raises(OutputsDiffer, match="differs by"):
         compare(before, faulty(after, share), inputs, None)
 
@@ -104,21 +99,11 @@ def test_disturbed_differs_in_the_last_digits_only(rewritten, inputs) -> None:
     assert 0 < error <= proof.TOLERANCE
 
 
-def test_the_largest_difference_is_found_among_equal_infinities():
-    before = np.array([[-np.inf, 1.0, np.nan], [np.inf, 2.0, 4.0]], np.float32)
-    after = np.array([[-np.inf, 1.5, np.nan], [np.inf, 2.0, 3.0]], np.float32)
-    found = model_comparison._difference("logits", before, after, 0.25)
-    assert found.endswith("most at [1, 2]: 4 before, 3 after")
-
-
 @pytest.mark.parametrize(
     ("before", "after", "selection"),
     [
         pytest.param(selecting(0), selecting(2**-21), "best", id="TopK"),
-        *(
-            pytest.param(masking(2**-22, op_type), masking(-(2**-22), op_type), "mask", id=op_type)
-            for op_type in selections.THRESHOLDS
-        ),
+        pytest.param(masking(2**-22), masking(-(2**-22)), "mask", id="Less"),
     ],
 )
 def test_near_ties_may_be_selected_otherwise(before, after, selection) -> None:
@@ -131,12 +116,18 @@ def test_near_ties_may_be_selected_otherwise(before, after, selection) -> None:
     assert note.endswith(f"compared with the original's selections: {selection}")
 
 
-def test_other_scores_are_no_near_ties() -> None:
-    """The rows that are told are the same, but what they were selected from is not."""
-    with pytest.raises(OutputsDiffer, match=r"output best: differs by 0\.0067"):
-        compare(selecting(0), selecting(0.02), [{"x": SCORES}], None)
-    with pytest.raises(OutputsDiffer, match=r"output best's scores: differs by 0\.67"):
-        compare(selecting(-2), selecting(0), [{"x": SCORES}], None)
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (selecting(0), selecting(0.02), r"output best: differs by 0\.0067"),
+        (selecting(-2), selecting(0), r"output best's scores: differs by 0\.67"),
+        (masking(0), masking(-0.02), r"output mask's scores: differs by 0\.008"),
+    ],
+)
+def test_other_scores_are_no_near_ties(before, after, message: str) -> None:
+    """The rows that are told are the same, but not the scores that they were selected by."""
+    with pytest.raises(OutputsDiffer, match=message):
+        compare(before, after, [{"x": SCORES}], None)
 
 
 def test_a_selection_without_indices() -> None:
@@ -149,9 +140,3 @@ def test_a_selection_without_indices() -> None:
     (told, again) = onnx_session.run(selections.told(before, ["best"]), tensors)
     assert told.tolist() == best[:, ::-1].tolist()
     np.testing.assert_array_equal(again, SCORES)
-
-
-def test_other_distances_from_a_threshold_are_a_fault() -> None:
-    """The numbers that are told are on the same side, but they are others."""
-    with pytest.raises(OutputsDiffer, match=r"output mask's scores: differs by 0\.008"):
-        compare(masking(0), masking(-0.02), [{"x": SCORES}], None)

@@ -55,12 +55,6 @@ def test_other_sampling(options: dict, reason: str, tmp_path: Path, monkeypatch:
             id="no-sum",
         ),
         pytest.param(
-            lambda features, places: layers.masked_corners(features, 2 * places - 1).sigmoid(),
-            (),
-            "not multiplied by weights and summed",
-            id="no-sum-of-gathers",
-        ),
-        pytest.param(
             lambda features, places, weights: (
                 (sampled(features, places) * weights).sum(-1) + sampled(features, places).amax(-1)
             ),

@@ -174,14 +174,15 @@ def _sum(graph: ir.Graph, gathers: Sequence[ir.Node]) -> ir.Value | None:
 def _proven(group: _GatherGroup, probes: Sequence[Probe], seed: int) -> Sampler | None:
     """Returns the sampler that a group of gathers is, None if it equals no GridSample."""
     for sampler in _hypotheses(group, probes):
-        choices = zip(*sampler.locations)
+        by_value = [{c.value: c for c in own} for own in sampler.locations]
+        top = next((x for x in by_value[0] if all(x in own for own in by_value)), None)
+        if top is None:
+            continue
         try:
-            alternatives = next(choices)  # the most upstream tensor at every probe
-            for probe, image, locations in zip(probes, sampler.images, alternatives):
-                kinds = {image.value: "normal", locations.value: "locations"}
-                proof.prove(
-                    probe, sampler.result, kinds, _by_grid_sample(sampler, image, locations, probe), seed
-                )
+            for probe, image, own in zip(probes, sampler.images, by_value):
+                kinds = {image.value: "normal", top: "locations"}
+                replacement = _by_grid_sample(sampler, image, own[top], probe)
+                proof.prove(probe, sampler.result, kinds, replacement, seed)
             return sampler
         except (NotClosed, proof.Disagreement, onnx_session.CannotRun):
             continue
@@ -218,12 +219,8 @@ def _hypotheses(group: _GatherGroup, probes: Sequence[Probe]) -> Iterator[Sample
                     images = [replace(c, layout=c.layout.reshape(n)) for c, n in zip(own, sizes)]
                 except (LayoutError, NotAttention):
                     continue
-                shared = [c.value for c in locations[0]]
-                shared = [v for v in shared if all(any(c.value is v for c in one) for one in locations)]
-                locations = [tuple(next(c for c in one if c.value is v) for v in shared) for one in locations]
-                if shared:
-                    name = group.result.name
-                    yield Sampler(name, group.result, "gather", tuple(images), tuple(locations))
+                name = group.result.name
+                yield Sampler(name, group.result, "gather", tuple(images), tuple(map(tuple, locations)))
 
 
 def _sampled_tensors(value: ir.Value) -> Iterator[ir.Value]:

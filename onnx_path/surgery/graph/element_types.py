@@ -55,11 +55,11 @@ class Types:
         if schema is None:
             return (), ()
         wanted = f"tensor({narrow.name.lower()})"
-        kinds = {i: _formal(schema.inputs, i).type_str for i in places}
-        if wanted not in _allowed(schema, kinds[places[0]]):
+        formals = {i: _formal(schema.inputs, i) for i in places}
+        if wanted not in formals[places[0]].types:
             return (), ()
-        places = [i for i in places if wanted in _allowed(schema, kinds[i])]
-        bound = {kinds[i] for i in places}
+        places = [i for i in places if wanted in formals[i].types]
+        bound = {formals[i].type_str for i in places}
         outputs = [i for i, _ in self._places(node.outputs) if _formal(schema.outputs, i).type_str in bound]
         return places, outputs
 
@@ -98,32 +98,19 @@ class Types:
             return self.of.get(node.inputs[0])
         if value.dtype is None and has_subgraph(node):
             bodies = [x.as_graph() for x in node.attributes.values() if x.type == ir.AttributeType.GRAPH]
-            return (
-                bodies[0].outputs[place + is_op(node, "Loop")].dtype
-            )  # the body of Loop gives its condition first
+            condition = is_op(node, "Loop")  # the first output of the body
+            return bodies[0].outputs[place + condition].dtype
         schema = self._schema(node)
         if value.dtype is not None or schema is None:
             return value.dtype
-        kind = _formal(schema.outputs, place).type_str
+        formal = _formal(schema.outputs, place)
         for i, source in enumerate(node.inputs):
-            if source is not None and _formal(schema.inputs, i).type_str == kind:
+            if source is not None and _formal(schema.inputs, i).type_str == formal.type_str:
                 return self.of.get(source)
-        allowed = _allowed(schema, kind) or [kind]
-        return _named(allowed[0]) if len(allowed) == 1 else None
+        kind, *others = formal.types  # such as "tensor(int64)"
+        name = kind.removeprefix("tensor(").removesuffix(")").upper()
+        return None if others else ir.DataType.__members__.get(name)
 
 
 def _formal(formals: Sequence, place: int):
     return formals[min(place, len(formals) - 1)]  # the last may be variadic
-
-
-def _allowed(schema: onnx.defs.OpSchema, kind: str) -> Sequence[str]:
-    """Returns the types that a type parameter admits, none if it is itself a type."""
-    for constraint in schema.type_constraints:
-        if constraint.type_param_str == kind:
-            return list(constraint.allowed_type_strs)
-    return []
-
-
-def _named(kind: str) -> ir.DataType | None:
-    """Returns the element type of a name such as "tensor(int64)"."""
-    return ir.DataType.__members__.get(kind.removeprefix("tensor(").removesuffix(")").upper())

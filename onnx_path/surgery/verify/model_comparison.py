@@ -144,8 +144,7 @@ def _judge(
 def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) -> str:
     with np.errstate(invalid="ignore"):  # of equal infinities
         distance = np.where(same_numbers(before, after), 0, np.abs(before.astype(float) - after))
-    place = np.argmax(distance) if before.size else 0
-    where = np.unravel_index(int(place), before.shape) if before.size else ()
+    where = np.unravel_index(np.argmax(distance), before.shape)
     return (
         f"output {name}: differs by {error:.2g} of its largest number (allowed {TOLERANCE:.0e}), "
         f"most at {[int(i) for i in where]}: {before[where]:.6g} before, {after[where]:.6g} after"

@@ -40,11 +40,8 @@ def input_shapes(model: ir.Model, attempt: int, batch: int | None = None) -> dic
 def _default(axis: int, rank: int, attempt: int, batch: int | None) -> int:
     if axis == 0:
         return batch or BATCHES[attempt]
-    if rank >= 3 and axis == rank - 2:
-        return HEIGHTS[attempt]
-    if rank >= 3 and axis == rank - 1:
-        return WIDTHS[attempt]
-    return LENGTHS[attempt]
+    sizes = {2: HEIGHTS, 1: WIDTHS} if rank >= 3 else {}
+    return sizes.get(rank - axis, LENGTHS)[attempt]
 
 
 def is_dynamic(model: ir.Model) -> bool:
