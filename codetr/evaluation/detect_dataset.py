@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -96,10 +97,8 @@ def detect_all(
         batches.append((len(chunk), now - started, results[0].times_ms))
         started = now
         advance(len(chunk))
-    steady = batches[1:] or batches
-    counts, seconds, times = zip(*steady) if steady else ((), (), ())
-    stages = times[0] if times else {}
-    medians = {stage: statistics.median(run[stage] for run in times) for stage in stages}
+    counts, seconds, times = zip(*(batches[1:] or batches or [(0, 0.0, {})]))
+    medians = {stage: statistics.median(run[stage] for run in times) for stage in times[0]}
     return Run(tuple(looked_at), rows, sum(counts) / max(sum(seconds), 1e-9), medians)
 
 
@@ -118,7 +117,7 @@ def read_ahead(
     coming = iter(pictures)
     with ThreadPoolExecutor(workers, "read") as pool:
         waiting = deque(
-            pool.submit(read_picture, picture) for _, picture in zip(range(2 * batch + workers), coming)
+            pool.submit(read_picture, picture) for picture in itertools.islice(coming, 2 * batch + workers)
         )
         try:
             chunk, images = [], []
@@ -131,7 +130,7 @@ def read_ahead(
                     if bad_pictures is None:
                         raise
                     bad_pictures.add(picture, error)
-                waiting.extend(pool.submit(read_picture, after) for _, after in zip(range(1), coming))
+                waiting.extend(pool.submit(read_picture, after) for after in itertools.islice(coming, 1))
                 if len(chunk) == batch:
                     yield chunk, images
                     chunk, images = [], []

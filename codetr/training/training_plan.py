@@ -115,9 +115,14 @@ def _newest_state(folder: Path, resume: bool) -> Path | None:
 def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:
     """Loads the datasets to train on and to validate on, with the same classes."""
     data = load_coco(options.data, options.train_split)
-    validation_data = _load_validation(options, data)
-    if validation_data is None:
+    split = options.val_split or "val"
+    unwanted = split == "none" or options.evaluate_every == 0
+    optional = options.val_split is None and options.evaluate_every is None
+    if unwanted or (optional and split_file(options.data, split) is None):
         return data, None
+    validation_data = load_coco(options.data, split, keep=data.class_names)
+    if validation_data.annotation_file == data.annotation_file:
+        raise ArgumentError("val_split", f"expected another split than --train-split, got {split!r}")
     if set(validation_data.class_names) & set(data.supercategories):
         # Only the validation split has objects of this category.
         data = load_coco(options.data, options.train_split, keep=validation_data.class_names)
@@ -126,18 +131,6 @@ def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:
         words = f"the categories differ from {data.annotation_file}, such as {example!r}"
         raise DatasetError(f"{validation_data.annotation_file}: {words}")
     return data, validation_data
-
-
-def _load_validation(options: TrainOptions, data: CocoDataset) -> CocoDataset | None:
-    folder, split = options.data, options.val_split or "val"
-    unwanted = split == "none" or options.evaluate_every == 0
-    optional = options.val_split is None and options.evaluate_every is None
-    if unwanted or (optional and split_file(folder, split) is None):
-        return None
-    validation_data = load_coco(folder, split, keep=data.class_names)
-    if validation_data.annotation_file == data.annotation_file:
-        raise ArgumentError("val_split", f"expected another split than --train-split, got {split!r}")
-    return validation_data
 
 
 def _with_defaults(

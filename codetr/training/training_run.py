@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -10,6 +17,7 @@ from typing import Any
 
 import torch
 
+import codetr
 from codetr.errors import UsageError, one_line
 from codetr.training.run_state import load_state
 from codetr.training.run_weights import make_network
@@ -18,8 +26,7 @@ from codetr.training.train_options import TrainOptions
 from codetr.training.trainer import Trainer
 from codetr.training.training_network import TrainingNetwork, use_channels_last
 from codetr.training.training_plan import TrainingPlan, make_plan
-from codetr.training.training_report import describe_session, write_report
-from trt_plugin.atomic_files import new_folder
+from trt_plugin.atomic_files import new_folder, write_json
 
 
 def run_training(options: TrainOptions) -> int:
@@ -45,7 +52,7 @@ def _train(plan: TrainingPlan, processes: Processes, folder: Path) -> int:
         torch.set_num_threads(plan.threads)
     state = load_state(plan.state, plan.fingerprint) if plan.state else None
     network, origin = _make_network(plan, processes)
-    session = describe_session(processes.world)
+    session = _describe_session(processes.world)
     trainer = Trainer(network, plan, processes, folder, state)
     session["first_step"] = trainer.step
     if trainer.progress >= 1.0:
@@ -62,7 +69,11 @@ def _train(plan: TrainingPlan, processes: Processes, folder: Path) -> int:
         raise
     if processes.first:
         session |= {"last_step": trainer.step, "stopped_by": trainer.stop_reason or "the end"}
-        write_report(folder / "training.json", _report(plan, trainer, origin), session)
+        session["ended_utc"] = _now()
+        file, earlier = folder / "training.json", []
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            earlier = json.loads(file.read_text(encoding="utf-8"))["sessions"]
+        write_json(file, {**_describe_run(plan, trainer, origin), "sessions": [*earlier, session]})
     processes.agree(0.0)  # wait for the report
     left_out = f"; {plan.data} left out" if plan.data.errors else ""
     if finished:
@@ -111,7 +122,7 @@ def _print(processes: Processes, text: str, file: Any = None) -> None:
         print(text, file=file, flush=True)
 
 
-def _report(plan: TrainingPlan, trainer: Trainer, origin: str) -> dict[str, Any]:
+def _describe_run(plan: TrainingPlan, trainer: Trainer, origin: str) -> dict[str, Any]:
     options = {
         name: value if isinstance(value, (int, float, type(None))) else str(value)
         for name, value in dataclasses.asdict(plan.options).items()
@@ -135,3 +146,34 @@ def _report(plan: TrainingPlan, trainer: Trainer, origin: str) -> dict[str, Any]
         "options": options,
         "fingerprint": plan.fingerprint,
     }
+
+
+def _describe_session(processes: int) -> dict[str, Any]:
+    """Describes the start of a run: its time, command, machine and versions."""
+    return {
+        "started_utc": _now(),
+        "command": shlex.join(["codetr", *sys.argv[1:]]),
+        "processes": processes,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cpu_threads": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "codetr": codetr.__version__,
+        "commit": _commit(),
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that holds this package, if there is one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return os.environ.get("CODETR_COMMIT")
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    with contextlib.suppress(OSError):  # no git
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
