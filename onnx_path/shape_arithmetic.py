@@ -18,11 +18,12 @@ def remove_shape_arithmetic(model: ir.Model) -> None:
     Args:
         model: result of PyTorch's exporter, with the shape of every tensor.
     """
+    from onnx_ir.convenience import get_const_tensor
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
     constants: dict[tuple[int, ...], ir.Value] = {}
     for node in model.graph:
-        if node.op_type != "Reshape" or node.domain or _is_constant(node.inputs[1]):
+        if node.op_type != "Reshape" or node.domain or get_const_tensor(node.inputs[1]) is not None:
             continue
         target = _constant_shape(node.inputs[0].shape, node.outputs[0].shape)
         if target is None:
@@ -48,10 +49,3 @@ def _constant_shape(before: ir.Shape | None, after: ir.Shape | None) -> tuple[in
         for axis, size in enumerate(after)
     ]
     return constant_reshape([size if isinstance(size, int) else None for size in after], stays)
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    if value is None or value.const_value is not None:
-        return True
-    node = value.producer()
-    return node is not None and node.op_type == "Constant"

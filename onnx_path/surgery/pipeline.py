@@ -161,7 +161,7 @@ def _measured(
 ) -> tuple[tuple[dict[str, np.ndarray], ...], tuple[Probe, ...]]:
     """Runs the model with random inputs, at two sets of sizes if it has dynamic dimensions."""
     attempts = range(2 if random_inputs.is_dynamic(model) else 1)
-    for batch in (None, 1):  # some files declare a dynamic batch and run with one image only
+    for batch in (None, 1)[: len(attempts)]:  # some files declare a dynamic batch and run with one image only
         shapes = [random_inputs.input_shapes(model, attempt, batch) for attempt in attempts]
         inputs = tuple(random_inputs.random_inputs(model, shape, seed) for shape in shapes)
         try:
@@ -169,8 +169,6 @@ def _measured(
         except onnx_session.CannotRun as error:
             sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes[0].items())
             refusal = onnx_session.CannotRun(f"onnxruntime cannot run it with inputs {sizes}: {error}")
-        if len(attempts) == 1:
-            break
     raise refusal
 
 

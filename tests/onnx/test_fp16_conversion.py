@@ -6,6 +6,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy as copied
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from onnx_path import operator
 from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN
 from onnx_path.precision import convert_precision
 from onnx_path.surgeon import operate
-from onnx_path.surgery.graph.protobuf import copied
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 from tests.onnx.text_models import text_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 
 from onnx_path import operator, surgeon
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.surgery.graph.protobuf import copied
 from onnx_path.surgery.verify import proof, selections
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer, compare, disturbed
 from tests.onnx import model_zoo
@@ -39,7 +39,7 @@ def inputs() -> list[dict[str, np.ndarray]]:
 
 def magnifying(model: onnx.ModelProto, factor: float = FACTOR) -> onnx.ModelProto:
     """The model with sin(factor * x) in place of its first output x."""
-    copy = copied(model)
+    copy = deepcopy(model)
     name = copy.graph.output[0].name
     for node in copy.graph.node:
         node.output[:] = [f"{x}/small" if x == name else x for x in node.output]
@@ -52,7 +52,7 @@ def magnifying(model: onnx.ModelProto, factor: float = FACTOR) -> onnx.ModelProt
 
 def faulty(model: onnx.ModelProto, share: float) -> onnx.ModelProto:
     """The rewritten model with one attention's result wrong by a share of itself."""
-    copy = copied(model)
+    copy = deepcopy(model)
     index = next(i for i, node in enumerate(copy.graph.node) if node.domain == operator.DOMAIN)
     node = copy.graph.node[index]
     result, node.output[0] = node.output[0], "right"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy as copied
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from onnx_path import model_for_tensorrt, operator
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.packed_projections import pack_projections
-from onnx_path.surgery.graph.protobuf import copied
 from tests.onnx.text_models import text_model
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7

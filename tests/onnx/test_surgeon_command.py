@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,6 @@ from torch import nn
 
 from onnx_path import operator
 from onnx_path.surgeon import main
-from onnx_path.surgery.graph.protobuf import copied
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers
@@ -82,7 +82,7 @@ def test_another_number_than_expected_fails(file: Path, tmp_path: Path, capsys: 
 
 
 def _save_external(model: onnx.ModelProto, path: Path) -> None:
-    onnx.save(copied(model), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save(deepcopy(model), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
 
 
 @pytest.mark.parametrize("folder", [".", "elsewhere"])

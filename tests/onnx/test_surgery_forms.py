@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from onnx_path import operator
 from onnx_path.surgeon import operate
-from onnx_path.surgery.graph.protobuf import copied
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers
 from tests.onnx.attention_layers import POINTS, RAGGED, Attention
@@ -149,7 +149,7 @@ def test_sums_over_cameras_follow_the_node(gather: Callable, tmp_path: Path):
 
 
 def test_functions_are_inlined(stacked: onnx.ModelProto):
-    model = copied(stacked)
+    model = deepcopy(stacked)
     constants = [
         onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
         for tensor in model.graph.initializer

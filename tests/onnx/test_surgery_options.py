@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from onnx_path import operator
 from onnx_path.surgeon import UnknownOperator, operate
-from onnx_path.surgery.graph.protobuf import copied
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA
 from tests.onnx import attention_layers as layers
 from tests.onnx.attention_layers import RAGGED, Attention
@@ -103,7 +103,7 @@ def test_an_unknown_target_is_refused(stacked: onnx.ModelProto):
 
 
 def test_an_operator_that_onnxruntime_does_not_know_hinders_only_the_check(stacked: onnx.ModelProto):
-    model = copied(stacked)
+    model = deepcopy(stacked)
     model.graph.node.append(onnx.helper.make_node("Sort", ["output"], ["sorted"], domain="acme"))
     model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
     model.graph.output[0].name = "sorted"
@@ -115,7 +115,7 @@ def test_an_operator_that_onnxruntime_does_not_know_hinders_only_the_check(stack
 
 
 def test_nothing_else_changes(stacked: onnx.ModelProto):
-    model = copied(stacked)
+    model = deepcopy(stacked)
     model.metadata_props.add(key="author", value="somebody")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "unused"))
     before = model.SerializeToString()

@@ -6,7 +6,8 @@ shares. Whether it equals GridSample is proven on numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,7 +69,7 @@ def find_samplers(
         probes: of the graph.
         seed: of the random numbers that prove samplers by gathers.
     """
-    by_gathers = {group.result.producer(): group for group in _gather_groups(graph)}
+    by_gathers = {group[-1].producer(): group for group in _gather_groups(graph)}
     samplers, misses = [], []
     for node in graph:
         sampler = None
@@ -78,7 +79,7 @@ def find_samplers(
             except NotAttention as error:
                 misses.append(NearMiss(node.name or node.outputs[0].name, str(error)))
         elif node in by_gathers:
-            sampler = _proven(by_gathers[node], probes, seed)
+            sampler = _proven(*by_gathers[node], probes, seed)
         if sampler is not None:
             samplers.append(replace(sampler, number=len(samplers)))
     return samplers, misses
@@ -120,23 +121,11 @@ def _grid_sample(node: ir.Node, probes: Sequence[Probe]) -> Sampler:
 # Gathers
 
 
-@dataclass(frozen=True, eq=False)
-class _GatherGroup:
-    """Four gathers and their sum.
+def _gather_groups(graph: ir.Graph) -> Iterator[tuple[frozenset[ir.Node], list[ir.Node], ir.Value]]:
+    """Yields Floor nodes, the four gathers that they decide, and the tensor in which these are added.
 
-    Attributes:
-        floors: the Floor nodes: one of x and y together, or two.
-        gathers: the nodes that read the corners.
-        result: the sum.
+    There is one Floor node for x and y together, or one for each.
     """
-
-    floors: tuple[ir.Node, ...]
-    gathers: tuple[ir.Node, ...]
-    result: ir.Value
-
-
-def _gather_groups(graph: ir.Graph) -> Iterator[_GatherGroup]:
-    """Yields four gathers by the same Floor nodes whose results are weighted and added."""
     floors: dict[ir.Value, frozenset[ir.Node]] = {}
     groups: dict[tuple, list[ir.Node]] = {}
     for node in graph:
@@ -150,10 +139,9 @@ def _gather_groups(graph: ir.Graph) -> Iterator[_GatherGroup]:
         elif is_op(node, *SHAPE_OPS) or not found:
             continue
         floors.update({value: found for value in node.outputs})
-    order = {node: number for number, node in enumerate(graph)} if groups else {}
     for (sources, _), gathers in groups.items():
         if len(gathers) == CORNERS and len(sources) < 3 and (result := _sum(graph, gathers)) is not None:
-            yield _GatherGroup(tuple(sorted(sources, key=order.__getitem__)), tuple(gathers), result)
+            yield sources, gathers, result
 
 
 def _sum(graph: ir.Graph, gathers: Sequence[ir.Node]) -> ir.Value | None:
@@ -171,9 +159,15 @@ def _sum(graph: ir.Graph, gathers: Sequence[ir.Node]) -> ir.Value | None:
     return None
 
 
-def _proven(group: _GatherGroup, probes: Sequence[Probe], seed: int) -> Sampler | None:
-    """Returns the sampler that a group of gathers is, None if it equals no GridSample."""
-    for sampler in _hypotheses(group, probes):
+def _proven(
+    floors: Iterable[ir.Node],
+    gathers: Sequence[ir.Node],
+    result: ir.Value,
+    probes: Sequence[Probe],
+    seed: int,
+) -> Sampler | None:
+    """Returns the sampler that gathers and their sum are, None if they equal no GridSample."""
+    for sampler in _hypotheses(floors, gathers[0], result, probes):
         by_value = [{c.value: c for c in own} for own in sampler.locations]
         top = next((x for x in by_value[0] if all(x in own for own in by_value)), None)
         if top is None:
@@ -204,23 +198,24 @@ def _by_grid_sample(sampler: Sampler, image: Candidate, locations: Candidate, pr
     return run
 
 
-def _hypotheses(group: _GatherGroup, probes: Sequence[Probe]) -> Iterator[Sampler]:
-    """Yields the samplers that a group of gathers could be, for proof to choose from."""
-    shapes = [probe.shape(group.result) for probe in probes]
+def _hypotheses(
+    floors: Iterable[ir.Node], gather: ir.Node, result: ir.Value, probes: Sequence[Probe]
+) -> Iterator[Sampler]:
+    """Yields the samplers that gathers like one of them could be, for proof to choose from."""
+    shapes = [probe.shape(result) for probe in probes]
     if any(shape is None or len(shape) not in (3, 4) for shape in shapes):
         return
-    for value in _sampled_tensors(group.gathers[0].inputs[0]):
-        for sizes in _sizes(group, value, shapes, probes):
-            for floors in (group.floors, group.floors[::-1])[: len(group.floors)]:
+    for value in _sampled_tensors(gather.inputs[0]):
+        for sizes in _sizes(gather, value, shapes, probes):
+            for xy in itertools.permutations(floors):
                 try:
                     each = zip(sizes, shapes, probes)
-                    locations = [_locations([x.inputs[0] for x in floors], *one) for one in each]
+                    locations = [_locations([x.inputs[0] for x in xy], *one) for one in each]
                     own = [Candidate.of(value, probe) for probe in probes]
                     images = [replace(c, layout=c.layout.reshape(n)) for c, n in zip(own, sizes)]
                 except (LayoutError, NotAttention):
                     continue
-                name = group.result.name
-                yield Sampler(name, group.result, "gather", tuple(images), tuple(map(tuple, locations)))
+                yield Sampler(result.name, result, "gather", tuple(images), tuple(map(tuple, locations)))
 
 
 def _sampled_tensors(value: ir.Value) -> Iterator[ir.Value]:
@@ -234,7 +229,7 @@ def _sampled_tensors(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _sizes(
-    group: _GatherGroup, value: ir.Value, shapes: Sequence[tuple[int, ...]], probes: Sequence[Probe]
+    gather: ir.Node, value: ir.Value, shapes: Sequence[tuple[int, ...]], probes: Sequence[Probe]
 ) -> Iterator[list[tuple[int, ...]]]:
     """Yields the sizes [B, C, H, W] that a sampled tensor could have, at every probe."""
     own = [probe.shape(value) for probe in probes]
@@ -244,14 +239,14 @@ def _sizes(
         yield own
         return
     cells = [int(np.prod(shape)) // (result[0] * result[1]) for shape, result in zip(own, shapes)]
-    for widths in _widths(group, probes):
+    for widths in _widths(gather.inputs[1], probes):
         if all(n % w == 0 for n, w in zip(cells, widths)):
             yield [(*result[:2], n // w, w) for result, n, w in zip(shapes, cells, widths)]
 
 
-def _widths(group: _GatherGroup, probes: Sequence[Probe]) -> list[tuple[int, ...]]:
+def _widths(indices: ir.Value, probes: Sequence[Probe]) -> list[tuple[int, ...]]:
     """Returns the single numbers, at every probe, that enter the indices of cells: one is the width."""
-    pending, seen, found = [group.gathers[0].inputs[1]], set(), {}
+    pending, seen, found = [indices], set(), {}
     while pending:
         value = pending.pop()
         if value in seen or value is None:

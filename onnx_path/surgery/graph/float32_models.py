@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import onnx
 
-from onnx_path.surgery.graph.protobuf import copied, replace_nodes
+from onnx_path.surgery.graph.protobuf import replace_nodes
 
 NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOAT = onnx.TensorProto.FLOAT
@@ -24,7 +25,7 @@ def in_float32(model: onnx.ModelProto, kinds: Sequence[int] = NARROW) -> onnx.Mo
     """
     if not _has(model, kinds):
         return model
-    copy = copied(model)
+    copy = deepcopy(model)
     del copy.graph.value_info[:]
     casts = _convert_graph(copy.graph, kinds)
     replace_nodes(copy.graph, [*casts, *copy.graph.node])

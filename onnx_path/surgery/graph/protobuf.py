@@ -1,17 +1,10 @@
-"""Copying protobuf models, and replacing the nodes of a protobuf graph."""
+"""Replacing the nodes of a protobuf graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import onnx
-
-
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a copy of a whole model."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 
 from onnx_path import operator
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.surgery.graph.protobuf import copied, replace_nodes
+from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.verify import selections
 from onnx_path.surgery.verify.proof import TOLERANCE, relative_error, same_numbers
 
@@ -160,7 +161,7 @@ def disturbed(model: onnx.ModelProto, disturbance: float = DISTURBANCE) -> onnx.
         model: a model with MSDA nodes.
         disturbance: d.
     """
-    copy = copied(model)
+    copy = deepcopy(model)
     constants = {"share": disturbance, "frequency": 1e4}
     for name, number in constants.items():
         copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(number), f"{_PREFIX}{name}"))

@@ -8,11 +8,12 @@ Two correct attentions round differently there, select different cells, and ever
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import onnx
 import onnx_ir as ir
 
-from onnx_path.surgery.graph.protobuf import copied, replace_nodes
+from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, static_values
 
 THRESHOLDS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
@@ -49,7 +50,7 @@ def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProt
 
     Scores are float32, choices int64 (TopK) or bool.
     """
-    copy = copied(model)
+    copy = deepcopy(model)
     nodes = _nodes(copy)
     for name in selections:
         _add_scores(copy.graph, nodes[name])
@@ -64,7 +65,7 @@ def telling(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProt
 
 def told(model: onnx.ModelProto, selections: Sequence[str]) -> onnx.ModelProto:
     """Returns a copy that selects as additional inputs say, with the scores as additional outputs."""
-    copy = copied(model)
+    copy = deepcopy(model)
     nodes = []
     for node in model.graph.node:
         nodes += _by_choice(node) if node.output[0] in selections else [node]
