@@ -105,7 +105,9 @@ def surgeon(
     except OutputsDiffer as error:
         raise OutputsDiffer(f"{out} is not written: {error}") from error
     if expect not in (None, len(report.replacements)):
-        raise ValueError(f"{out} is not written: {_difference(report, expect)}")
+        found = f"{len(report.replacements)} replaced, expected {expect}{_already(report)}"
+        why = f"; kept {report.near_misses[0]}" if report.near_misses else ""
+        raise ValueError(f"{out} is not written: {found}{why}")
     model_files.save(result, out, model)
     if json is not None:
         write_json(json, dataclasses.asdict(report), indent=2, allow_nan=False)
@@ -133,12 +135,6 @@ def _print(report: SurgeryReport, out: Path) -> None:
         f"{report.nodes_after} nodes; outputs: {error}",
         file=sys.stderr,
     )
-
-
-def _difference(report: SurgeryReport, expected: int) -> str:
-    """Returns how many were replaced instead of `expected`, and why the first of the others was not."""
-    text = f"{len(report.replacements)} replaced, expected {expected}{_already(report)}"
-    return f"{text}; kept {report.near_misses[0]}" if report.near_misses else text
 
 
 def _already(report: SurgeryReport) -> str:

@@ -25,7 +25,7 @@ from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 from onnx_path.surgery.layouts.layout import LayoutError
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import Draft, insert
-from onnx_path.surgery.rewrite.operator_nodes import draft_attention, draft_fused_attention
+from onnx_path.surgery.rewrite.operator_nodes import draft_attention
 from onnx_path.surgery.verify import proof, random_inputs
 from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer as OutputsDiffer
@@ -199,13 +199,14 @@ def _verified(
     if fuse and target == "msda":
         try:
             fused = [recognise_fused(one, probe) for one, probe in zip(roles, probes, strict=True)]
-            draft = draft_fused_attention(roles, fused, probes)
+            draft = draft_attention(operator.FUSED_ATTENTION, roles, fused, probes)
             error = _proven(subject, draft, target)
         except REFUSALS as reason:
             draft = None
             note = f"{regions[0].ends[-1].name}: softmax and locations stay outside: {reason}"
     if draft is None:
-        draft = draft_attention(roles, probes, target)
+        op_type = operator.ATTENTION if target == "msda" else function_bodies.NVIDIA
+        draft = draft_attention(op_type, roles, (), probes)
         error = _proven(subject, draft, target)
     sizes = roles[0].sizes
     replacement = Replacement(
@@ -247,7 +248,9 @@ def _rewritten(subject: _Subject, drafts: Sequence[Draft], target: str) -> tuple
     for domain in {node.domain for node in model.graph}.intersection(OWN_DOMAINS):
         model.opset_imports[domain] = 1
     model.opset_imports[operator.DOMAIN] = operator.DOMAIN_VERSION
-    function_bodies.add(model, target)
+    for body in function_bodies.functions(model.opset_imports[""], target):
+        function = ir.serde.deserialize_function(body)
+        model.functions[function.identifier()] = function
     model.ir_version = max(model.ir_version, 8)  # functions exist since version 8
     for node in model.graph:
         for value in node.outputs:

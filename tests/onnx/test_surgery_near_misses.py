@@ -45,36 +45,23 @@ def test_other_sampling(options: dict, reason: str, tmp_path: Path, monkeypatch:
         assert re.search(reason, miss.reason)
 
 
+def read_elsewhere(features, places, weights):
+    return (sampled(features, places) * weights).sum(-1) + sampled(features, places).amax(-1)
+
+
 @pytest.mark.parametrize(
     ("function", "more", "reason"),
     [
-        pytest.param(
-            lambda features, places: sampled(features, places).sigmoid(),
-            (),
-            "not multiplied by weights and summed: they go to Sigmoid",
-            id="no-sum",
-        ),
-        pytest.param(
-            lambda features, places, weights: (
-                (sampled(features, places) * weights).sum(-1) + sampled(features, places).amax(-1)
-            ),
-            (WEIGHTS,),
-            "which is on the way, is also read by ReduceMax",
-            id="samples-read-elsewhere",
-        ),
-        pytest.param(
-            lambda features, places, weights: (sampled(features, places) * weights).sum(-1),
+        (lambda f, p: sampled(f, p).sigmoid(), (), "multiplied by weights and summed: they go to Sigmoid"),
+        (read_elsewhere, (WEIGHTS,), "which is on the way, is also read by ReduceMax"),
+        (
+            lambda f, p, w: (sampled(f, p) * w).sum(-1),
             (CHANNEL_WEIGHTS,),
             "channels have weights of their own",
-            id="weights-of-channels",
         ),
-        pytest.param(
-            lambda features, places, weights: (sampled(features, places) * weights).sum((1, 3)),
-            (WEIGHTS,),
-            "channels are summed",
-            id="sum-over-channels",
-        ),
+        (lambda f, p, w: (sampled(f, p) * w).sum((1, 3)), (WEIGHTS,), "channels are summed"),
     ],
+    ids=["no-sum", "samples-read-elsewhere", "weights-of-channels", "sum-over-channels"],
 )
 def test_other_uses_of_samples(function: Callable, more: tuple, reason: str, tmp_path: Path):
     tensors = (FEATURES, PLACES, *more)

@@ -65,18 +65,6 @@ def test_without_fusion(stacked: onnx.ModelProto):
     assert operators(result)["Softmax"] == 1
 
 
-def test_weights_that_other_nodes_read_stay(tmp_path: Path):
-    class Showing(Attention):
-        def forward(self, *tensors: Tensor) -> Tensor:
-            weights = self.weights(tensors[0]).reshape(1, 5, 2, 6).softmax(-1)
-            return super().forward(*tensors) + weights.sum()
-
-    model = export(Showing(layers.by_stack), layers.inputs(), tmp_path)
-    result, report = operate(model)
-    check_one(model, result, report)
-    assert operators(result)["Softmax"] == 1
-
-
 def test_nvidia_s_plugin(stacked: onnx.ModelProto, tmp_path: Path):
     result, report = operate(stacked, target="nvidia")
     check_one(stacked, result, report, NVIDIA)
@@ -88,8 +76,6 @@ def test_nvidia_s_plugin(stacked: onnx.ModelProto, tmp_path: Path):
     for name in node.input[1:3]:
         assert types[name].elem_type == onnx.TensorProto.INT32
     assert [len(types[name].shape.dim) for name in (node.input[0], *node.input[3:])] == [4, 6, 5]
-    operator.remove_function_bodies(result)  # as TensorRT up to 10.6 needs it
-    assert not result.functions
 
     ragged = export(Attention(layers.by_concat, points=RAGGED), layers.inputs(), tmp_path)
     result, report = operate(ragged, target="nvidia")

@@ -109,7 +109,8 @@ def _shapes(
     for copy, node in zip(proto.graph.node, model.graph, strict=True):
         if node in running:
             nodes.append(copy)
-            measured = [output for output in node.outputs if output.name and _is_tensor(output)]
+            named = [output for output in node.outputs if output.name]
+            measured = [x for x in named if x.type is None or isinstance(x.type, ir.TensorType)]
             # Right behind the node, so that onnxruntime can free large tensors early.
             nodes += [onnx.helper.make_node("Shape", [x.name], [f"shape:{x.name}"]) for x in measured]
             values += measured
@@ -139,7 +140,3 @@ def _size_of(node: ir.Node, shape: tuple[int, ...]) -> np.ndarray:
     if node.op_type == "Size":
         return np.array(np.prod(shape), np.int64)
     return np.array(shape[slice(attribute(node, "start", 0), attribute(node, "end", None))], np.int64)
-
-
-def _is_tensor(value: ir.Value) -> bool:
-    return value.type is None or isinstance(value.type, ir.TensorType)

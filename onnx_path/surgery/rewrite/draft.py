@@ -88,11 +88,6 @@ class DraftBuilder:
     constants: dict[str, ir.Value] = field(default_factory=dict)
     kinds: dict[ir.Value, str] = field(default_factory=dict)
 
-    def finished(self, operator: ir.Node, result: ir.Value, end: ir.Value) -> Draft:
-        """Returns the draft; the arguments are as in `Draft`."""
-        constants = tuple(self.constants.values())
-        return Draft(tuple(self.nodes), operator, self.stand_ins, constants, self.kinds, result, end)
-
     # Nodes
 
     def add(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx
-import onnx_ir as ir
 import onnxscript
 from onnxscript import opset20 as op
 
@@ -50,10 +49,3 @@ def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
             if imported.domain == "":
                 imported.version = opset
     return bodies
-
-
-def add(model: ir.Model, target: str) -> None:
-    """Adds the bodies to a model that holds nodes of a target."""
-    for body in functions(model.opset_imports[""], target):
-        function = ir.serde.deserialize_function(body)
-        model.functions[function.identifier()] = function
