@@ -6,6 +6,7 @@ and image_shapes on the GPU and return a tuple of the outputs. Writing and runni
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,10 +32,29 @@ def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> 
         torch.jit.save(module, str(temporary))
 
 
+class _Archive(io.BufferedWriter):
+    """A file that keeps its first error, such as a full disk: in a write, Torch would end the process."""
+
+    error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return len(data) if self.error else super().write(data)
+        except OSError as error:
+            self.error = error
+            return len(data)
+
+
 def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Saves an exported program under any name. torch.export.save accepts a path only if it ends in .pt2."""
-    with path.open("wb") as file:
+    """Saves an exported program under any name. torch.export.save accepts a path only if it ends in .pt2.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with _Archive(io.FileIO(path, "w")) as file:
         torch.export.save(program, file)
+        if file.error is not None:
+            raise file.error
 
 
 class _EngineModule(torch.nn.Module):

@@ -70,7 +70,7 @@ def compare(
         shapes: shape of a random input, such as images:1x3x640x640. Default: the best one of the engine's
             profile 0.
         precision: precision of the engine, which decides the tolerance. Default: that of its metadata or
-            layers, which do not tell tf32.
+            layers, which do not tell tf32, or else of MODEL.
         tolerance: largest relative error of an output. Default: 1e-4 for fp32, 1e-2 for tf32 and fp16, 8e-2
             for bf16.
         layers: if an output differs, build engines with tensors between layers as outputs, and find the first
@@ -103,7 +103,8 @@ def compare(
     check_shapes("shapes", inputs_of(original), asked)
     check_machine(plugins, None)
     summary, engine_layers, _ = engine_summary.read_engine(engine)
-    kind, why = _find_precision(engine, precision, engine_layers.precision if engine_layers else None)
+    of_layers = engine_layers.precision if engine_layers else None
+    kind, why = _find_precision(original, engine, precision, of_layers)
     if layers:
         parsed = parsed or _parsed_file(model, engine, kind)
         built = load_model(parsed)
@@ -167,8 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(compare, argv, "python -m onnx_path.compare")
 
 
-def _find_precision(engine: Path, given: Precision | None, of_layers: str | None) -> tuple[str, str]:
+def _find_precision(
+    model: onnx.ModelProto, engine: Path, given: Precision | None, of_layers: str | None
+) -> tuple[str, str]:
     """Returns the engine's precision and the source that tells it."""
+    from onnx_path.model_for_tensorrt import sixteen_bit_tensor
     from trt_plugin.metadata import ArtifactMetadata
 
     metadata = engine.with_suffix(".json")
@@ -178,7 +182,10 @@ def _find_precision(engine: Path, given: Precision | None, of_layers: str | None
         return ArtifactMetadata.load(metadata).precision, f"as {metadata.name} tells"
     if of_layers is not None:
         return of_layers, "as the engine's layers tell"
-    return "fp32", "nothing tells another"
+    narrow = sixteen_bit_tensor(model)
+    if narrow is not None:
+        return "bf16" if narrow.endswith("bfloat16") else "fp16", f"as the model tells: {narrow}"
+    return "fp32", "nothing tells another, see --precision"
 
 
 def _parsed_file(model: Path, engine: Path, precision: str) -> Path:

@@ -12,6 +12,7 @@ import codetr
 from codetr.export.traced_model import export_program
 from dynamo_path.engine import _unsupported
 from dynamo_path.export import main
+from dynamo_path.saved_modules import write_program
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
 
 
@@ -48,6 +49,14 @@ def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):
     with torch.no_grad():
         for got, expected in zip(torch.export.load(out / "model.pt2").module()(*inputs), model(*inputs)):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_an_error():
+    """Torch's writer would end the process."""
+    program = torch.export.export(torch.nn.Linear(300, 300), (torch.zeros(1, 300),))
+    with pytest.raises(OSError, match="No space left on device"):
+        write_program(program, Path("/dev/full"))
 
 
 def test_missing_torch_tensorrt_is_one_line(monkeypatch, tmp_path, capsys):

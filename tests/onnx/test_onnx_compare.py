@@ -194,16 +194,19 @@ def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("beside", "options", "expected"),
+    ("narrow", "options", "expected"),
     [
-        (None, (), "fp32 (nothing tells another)"),
+        (None, (), "fp32 (nothing tells another, see --precision)"),
+        ("fp16", (), "fp16 (as the model tells: "),
+        ("bf16", (), "bf16 (as the model tells: "),
         ("fp16", ("--precision", "tf32"), "tf32 (--precision)"),
     ],
 )
-def test_sources_of_the_precision(model, capsys, monkeypatch, gpu, beside, options, expected):
+def test_sources_of_the_precision(model, capsys, monkeypatch, gpu, narrow, options, expected):
+    """Engines of trtexec lack details of their layers by default."""
     monkeypatch.setattr(engine_summary, "read_engine", lambda path: (describe(path), None, ""))
-    engine = converted(model, beside) if beside else model
-    compare.main([str(model), str(engine), *options])
+    file = converted(model, narrow) if narrow else model
+    compare.main([str(file), str(file), *options])
     assert expected in capsys.readouterr().out
 
 

@@ -42,7 +42,9 @@ def changed_call(self, batch, step, factor):
         print("now", flush=True)
         if what == "raise":
             raise RuntimeError("step 7 fails")
-        os.kill(os.getpid(), signal.SIGKILL)
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(0, signal.SIGTERM)  # to the workers too, which still serve this step
     call(self, batch, step, factor)
 
 TrainingStep.__call__ = changed_call
@@ -118,6 +120,7 @@ def mark() -> Iterator[str]:
     [
         ("raise", "shared", 1, "cpu"),
         pytest.param("kill", "pipes", -signal.SIGKILL, "cpu", marks=pytest.mark.slow),
+        pytest.param("terminate", "shared", 128 + signal.SIGTERM, "cpu", marks=pytest.mark.slow),
         pytest.param("raise", "shared", 1, "cuda", marks=pytest.mark.gpu),  # with pinned memory
     ],
 )
