@@ -117,7 +117,7 @@ def time_figure(content: dict) -> dict:
 def row_name(row: dict) -> str:
     """Names a row by the fields that tell it from the others of its file."""
     size = [f"{row['height']}x{row['width']} batch {row['batch']}"] if "height" in row else []
-    names = [row[key] for key in ("model", "backend", "variant", "attention") if key in row]
+    names = [row[key] for key in ("model", "backend", "variant", "attention") if row.get(key)]
     return " ".join(names + size)
 
 

@@ -88,7 +88,7 @@ def measure_surgery(
         raise UsageError("FILE.onnx: expected at least one file, got none")
     subjects = [read_subject(path) for path in files]
     result = ResultFile("benchmarks.surgery", out, f"surgery_{precision}")
-    with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryDirectory(prefix="surgery-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="surgery-") as temporary, ThreadPoolExecutor(jobs) as pool:
         folder = work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
 

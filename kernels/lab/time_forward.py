@@ -3,10 +3,11 @@
 In the root of the source tree, on a machine with a GPU of compute capability 9.0:
 
     nvcc -std=c++20 -O3 -arch=sm_90 -Xptxas -v -shared -Xcompiler -fPIC -Ikernels/include \
-        -o build/forms.so kernels/lab/forward_forms.cu
-    python -m kernels.lab.time_forward build/forms.so
+        -o /tmp/forms.so kernels/lab/forward_forms.cu
+    python -m kernels.lab.time_forward /tmp/forms.so
 
-nvcc prints the registers and spills of each form.
+nvcc prints the registers and spills of each form. The nvcc of NVIDIA's Python packages also needs -L with
+their folder nvidia/cu13/lib.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -55,14 +56,23 @@ def test_missing_package_is_named(refuse, monkeypatch, package):
     assert status == 1 and "pip install 'codetr-tensorrt[tensorrt]'" in line
 
 
-def npz(array: np.ndarray) -> bytes:
-    """The content of an .npz file."""
+def saved(save: Callable[[io.BytesIO, np.ndarray], None], array: np.ndarray) -> bytes:
+    """The content of an .npz file, or with np.save of an .npy file."""
     file = io.BytesIO()
-    np.savez(file, x=array)
+    save(file, array)
     return file.getvalue()
 
 
-@pytest.mark.parametrize("content", [b"text", npz(np.zeros(99))[:200], npz(np.array([{}], object))])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"text",
+        saved(np.savez, np.zeros(99))[:200],
+        saved(np.savez, np.array([{}], object)),
+        saved(np.save, np.zeros(3)),
+    ],
+    ids=["text", "cut", "objects", "npy"],
+)
 def test_wrong_inputs_file(folder, refuse, content):
     (folder / "x.npz").write_bytes(content)
     status, line = refuse(ARGUMENTS)

@@ -160,6 +160,17 @@ def test_autocast_brings_types_together(operator: str, device: str) -> None:
     assert torch.equal(output, expected)
 
 
+@operators
+@pytest.mark.parametrize("sizes", [{"head_dim": 0}, {"num_heads": 0}], ids=str)
+def test_heads_without_channels_and_no_heads(operator: str, sizes: dict[str, int], device: str) -> None:
+    """The result is empty, and every gradient is zero."""
+    inputs = make(operator, device, problem=replace(PROBLEM, **sizes), gradients=True)
+    output = run_msda(inputs)
+    assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, 0)
+    gradients = torch.autograd.grad(output.sum(), list(floats(inputs).values()))
+    assert not any(gradient.any() for gradient in gradients)
+
+
 def test_float16_on_the_cpu_is_as_fast_as_float32() -> None:
     """The CPU converts float16 in software, so the operator converts every cell once, not every sample."""
     problem = BY_NAME["codino_decoder_608x608"]

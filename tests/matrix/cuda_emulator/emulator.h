@@ -12,8 +12,7 @@
 //   - a shuffle from a lane that does not take part;
 //   - reading or writing outside of a GuardedTensor (guarded.h), or writing to an input;
 //   - with the compiler's traps on (compile_for_cpu.py): a misaligned address, an index outside of
-//   an array
-//     in registers or shared memory, integer overflow, a shift too far.
+//     an array in registers or shared memory, integer overflow, a shift too far.
 // Shared memory holds garbage when a block begins. The emulator does not find a wrong index through
 // a pointer into shared memory, nor an addition that should have been atomic.
 #pragma once
