@@ -237,7 +237,7 @@ def _add(result: ir.Value, inputs: Sequence[ir.Value], flows, probe: Probe) -> F
     """Adds weighted samples; constants of zeros, with which some sums begin, add nothing.
 
     Raises:
-        LayoutError: they differ in images, heads or channels at the same element.
+        LayoutError: the terms differ in images, heads or channels at the same element.
     """
     parts = [flows[x] for x in inputs if x in flows]
     others = [x for x in inputs if x not in flows]
