@@ -69,8 +69,8 @@ def compare(
         seed: seed of random inputs.
         shapes: shape of a random input, such as images:1x3x640x640. Default: the best one of the engine's
             profile 0.
-        precision: precision of the engine, which decides the tolerance. Default: that of its metadata or
-            layers, which do not tell tf32, or else of MODEL.
+        precision: precision of the engine, which decides the tolerance. Default: as its metadata, its
+            layers or MODEL tell, in this order. Layers do not tell tf32.
         tolerance: largest relative error of an output. Default: 1e-4 for fp32, 1e-2 for tf32 and fp16, 8e-2
             for bf16.
         layers: if an output differs, build engines with tensors between layers as outputs, and find the first

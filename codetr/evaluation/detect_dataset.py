@@ -46,7 +46,7 @@ def evaluate(detector: Detector, dataset: CocoDataset, **options: Any) -> Metric
     """Detects objects in the pictures of a dataset and computes average precision.
 
     Args:
-        detector: `LiveModel` makes one of a model in training.
+        detector: `LiveModel` is the backend for a model in memory.
         dataset: see `codetr.dataset.coco_files.load_coco`.
         options: of `detect_all`.
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class LiveModel:
-    """Runs a `CoDino` that the caller owns, in evaluation mode, with its weights at the time of each run.
+    """Runs a `CoDino` that the caller owns, with its weights at the time of each run.
 
-    It is a backend: `codetr.Detector(backend=LiveModel(model, config, device))`. `size` has fields of
+    The caller puts the model into evaluation mode, and detects by
+    `codetr.Detector(backend=LiveModel(model, config, device))`. `size` has fields of
     `codetr.detector.sizes.ChosenSize`.
     """
 
