@@ -192,7 +192,11 @@ def measure_accuracy(
 
 
 def input_size(height: int | None, width: int | None, files: Sequence[tuple[str, Path]]) -> tuple[int, int]:
-    """Returns the height and width of all variants' input: the caller's, and that of the (name, file) pairs.
+    """Returns the height and width of the input of all variants.
+
+    Args:
+        height, width: the caller's choice.
+        files: names and paths of engines and ONNX files, whose metadata hold their sizes.
 
     Raises:
         ArgumentError: there is no size.

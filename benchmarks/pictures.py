@@ -94,7 +94,7 @@ def _msda_bars(content: dict, distribution: str, dtype: str, problems: list[str]
 
 
 def time_figure(content: dict) -> dict:
-    """Draws the milliseconds of each row that has a time; {} without one."""
+    """Draws the milliseconds of each row that has a time. Returns {} if no row has one."""
     rows = [row for row in content["results"] if "timing" in row]
     if not rows:
         return {}

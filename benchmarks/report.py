@@ -91,8 +91,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fields_table(content: dict) -> str:
-    """Returns a line for each field of the rows, and a column for each row. Lists, such as samples, are left
-    out."""
+    """Returns a table with a line for each field and a column for each row, without lists such as samples."""
     rows = [dict(_fields(row)) for row in content["results"]]
     names = dict.fromkeys(name for row in rows for name in row)
     head = [content["kind"], *(row_name(row) for row in content["results"])]
@@ -128,8 +127,7 @@ def msda_tables(content: dict) -> str:
 
 
 def microseconds(row: dict | None) -> str:
-    """Returns the median, and in parentheses that with the inputs in the L2 cache if it was timed; or
-    "failed"."""
+    """Returns the median, and in parentheses the median with a warm L2 cache; or "failed"."""
     if row is None:
         return ""
     if "failure" in row:

@@ -1,6 +1,5 @@
-// The launches of the forward group kernels that lost (README.md), as a library for
-// time_forward.py, which says how to build it. All are for 8 heads of 32 channels and 5 levels of
-// 4 points.
+// The losing launches (README.md) of the forward group kernels, as a library. time_forward.py says
+// how to build it. All launches are for 8 heads of 32 channels and 5 levels of 4 points.
 #include <cuda_fp16.h>
 
 #include <algorithm>

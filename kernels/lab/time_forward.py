@@ -1,4 +1,4 @@
-"""Times and checks the launches of the forward group kernels that lost, beside the library's kernels.
+"""Times and checks the losing launches of the forward group kernels, beside the library's kernels.
 
 In the root of the source tree, on a machine with a GPU of compute capability 9.0:
 

@@ -117,7 +117,7 @@ Tensor widen(const Tensor& tensor) {
                                                   : tensor;
 }
 
-// `fused_attention`, or, without reference points, `attention`.
+// Runs `fused_attention`; without reference points, `attention`.
 Tensor attend(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
               std::optional<Tensor> reference_points, Tensor points, Tensor weights,
               const PointsPerLevel& points_per_level) {
@@ -193,7 +193,7 @@ void run_backward(const msda::Problem& problem, msda::BackwardArguments argument
   });
 }
 
-// The gradients of `fused_attention`, or, without reference points, of `attention`.
+// Returns the gradients of `fused_attention`; without reference points, those of `attention`.
 Gradients differentiate(Tensor grad_output, Tensor value, Tensor spatial_shapes,
                         Tensor level_start_index, std::optional<Tensor> reference_points,
                         Tensor points, Tensor weights, const PointsPerLevel& points_per_level,

@@ -50,7 +50,7 @@ def test_mistakes_are_found(name: str, order: int) -> None:
     """Tensors lie at the end of a page in order 0, at the start in order 1."""
     status, message, _ = run(name, order=order)
     if (name, order) == ("read_after_the_end", 1):
-        assert status == 0  # only a page ends reads
+        assert status == 0  # the page goes on after the tensor
         return
     assert status == LAUNCH_FAILURE
     assert message.startswith((name, "a thread wrote"))

@@ -10,7 +10,6 @@ import re
 from tests.project.doc_pages import PAGES, REASONS, ROOT, blocks, commands, own_program
 
 README = PAGES["README.md"].read_text(encoding="utf-8")
-TEXT = "\n".join(path.read_text(encoding="utf-8") for path in PAGES.values())
 FOLDERS = re.findall(r"^([\w/]+)/ ", README, re.MULTILINE)
 BASH = [block for page in PAGES for block in blocks(page) if block.language == "bash"]
 

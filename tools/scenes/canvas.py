@@ -49,7 +49,7 @@ class Canvas:
         # The owner of each pixel: 4 times the object's number, plus the quarter of the object.
         self._owner = np.full(image.shape[:2], _NOBODY, np.int16)
         self._areas = np.zeros((0, 4), int)  # pixels of each object's quarters, those cut off included
-        self._visible = np.zeros((0, 4), int)  # of these the visible ones
+        self._visible = np.zeros((0, 4), int)  # visible pixels of each object's quarters
         self._min_visible = np.zeros(0)
         height, width = image.shape[:2]
         middle = rng.uniform((0.2 * width, 0.2 * height), (0.8 * width, 0.8 * height))
