@@ -64,62 +64,14 @@ def by_addition(value, levels, locations, weights, points) -> Tensor:
     return output.reshape(images, heads * width, queries).transpose(1, 2)
 
 
-def by_einsum(value, levels, locations, weights, points) -> Tensor:
-    """The sum as an einsum, the grid with all points in one row."""
-    images, _, heads, width = value.shape
-    queries = locations.shape[1]
-    samples = []
-    for level, grid in _maps_and_grids(value, levels, locations, points):
-        row = grid.reshape(images * heads, 1, -1, 2)
-        sample = F.grid_sample(level, row, align_corners=False)
-        samples.append(sample.reshape(images * heads, width, queries, -1))
-    weights = weights.permute(0, 2, 1, 3).flatten(0, 1)
-    result = torch.einsum("bdqk,bqk->bqd", torch.cat(samples, -1), weights)
-    return result.reshape(images, heads, queries, width).transpose(1, 2).flatten(2)
-
-
-def by_matmul(value, levels, locations, weights, points) -> Tensor:
-    """The sum as a matrix product of weights [1, K] and samples [K, D]."""
-    images, _, heads, width = value.shape
-    queries = locations.shape[1]
-    samples = [
-        F.grid_sample(level, grid, align_corners=False).permute(0, 2, 3, 1)
-        for level, grid in _maps_and_grids(value, levels, locations, points)
-    ]
-    weights = weights.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [N * M, Q, 1, K]
-    result = torch.matmul(weights, torch.cat(samples, 2)).squeeze(2)
-    return result.reshape(images, heads, queries, width).transpose(1, 2).reshape(images, queries, -1)
-
-
-def by_columns(value, levels, locations, weights, points) -> Tensor:
-    """Queries along the grid's columns, x and y joined late, sums over points before the sum over levels."""
-    images, _, heads, width = value.shape
-    queries = locations.shape[1]
-    sums, first = [], 0
-    x, y = locations[..., 0] * 2 - 1, locations[..., 1] * 2 - 1
-    for part, (h, w), count in zip(value.split([h * w for h, w in levels], 1), levels, points):
-        level = part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
-        own = slice(first, first + count)
-        grid = torch.stack([x[..., own], y[..., own]], -1).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        share = weights[..., own].permute(0, 2, 3, 1).reshape(images * heads, 1, count, queries)
-        sums.append((F.grid_sample(level, grid, align_corners=False) * share).sum(2))
-        first += count
-    result = torch.stack(sums, 1).sum(1)
-    return result.reshape(images, heads * width, queries).transpose(1, 2)
-
-
 def by_gathers(value, levels, locations, weights, points) -> Tensor:
     """Bilinear sampling by gathers from the flattened level, corners outside masked."""
-    return _gathered(masked_corners, value, levels, locations, weights, points)
+    return _gathered(_masked_corners, value, levels, locations, weights, points)
 
 
 def by_padded_gathers(value, levels, locations, weights, points) -> Tensor:
     """OpenMMLab: bilinear sampling by gathers from the level with a border of zeros, corners clamped."""
     return _gathered(_padded_corners, value, levels, locations, weights, points)
-
-
-GRID_SAMPLE = (by_stack, by_concat, by_addition, by_einsum, by_matmul, by_columns)
-GATHER = (by_gathers, by_padded_gathers)
 
 
 class Attention(nn.Module):
@@ -200,7 +152,7 @@ def _pixels(level: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     return ((grid[..., 0] + 1) * w - 1) / 2, ((grid[..., 1] + 1) * h - 1) / 2
 
 
-def masked_corners(level: Tensor, grid: Tensor) -> Tensor:
+def _masked_corners(level: Tensor, grid: Tensor) -> Tensor:
     batch, width, h, w = level.shape
     x, y = _pixels(level, grid)
     flat, left, top = level.flatten(2), x.floor(), y.floor()
