@@ -74,7 +74,7 @@ def measure_engine(label: str, path: Path, iterations: int, plugins: Sequence[Pa
         trt_plugin.EngineError: it cannot be loaded, or does not run.
     """
     summary, layers, _ = read_engine(path, libraries=plugins)
-    if layers is None or not layers.detailed:
+    if not layers.detailed:
         raise ArgumentError("engine", f"expected detailed profiling verbosity, {label} was built without it")
     beside = path.with_suffix(".json")
     metadata = ArtifactMetadata.load(beside) if beside.is_file() else None

@@ -23,6 +23,7 @@ MISTAKES = {
     ),
     "divergent_barrier": rf"comes to __syncthreads \({SITE}\) while thread \d+ is at __syncthreads",
     "shuffle_from_the_returned": "reads from lane 3, which does not take part",
+    "mask_without_itself": r"its own bit is not in the mask of a shuffle \(.*, mask 0x0000ffff\)",
     "different_sites": "meet at different places: lane 0 at a shuffle",
     "read_after_the_end": "reads 16 bytes after the end of y, an input, which has 268 bytes",
     "write_just_after_the_end": "a thread wrote 3 bytes after the end of x",

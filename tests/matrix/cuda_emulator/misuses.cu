@@ -38,6 +38,8 @@ KERNEL(shuffle_from_the_returned) {
   x[threadIdx.x] = __shfl_sync(kFullMask, x[threadIdx.x], 3);
 }
 
+KERNEL(mask_without_itself) { x[threadIdx.x] = __shfl_sync(0xffffu, x[threadIdx.x], 0); }
+
 KERNEL(different_sites) {
   if (threadIdx.x % 2 == 0) {
     x[threadIdx.x] = __shfl_sync(kFullMask, 1.0f, 0);
