@@ -138,14 +138,13 @@ def build(
     console = text_report.make_console()
     console.print(f"wrote {engine}" + (f" and {parsed}" if parsed != model else ""))
     console.print(text_report.summary_table(summary, precision or "the file's own", seconds[0]))
-    if layers is not None:
-        console.print(text_report.layers_line(layers))
+    console.print(text_report.layers_line(layers))
     if conversion is not None:
         console.print(f"conversion: {conversion}")
     console.print("other tools build the same engine:", *commands.values(), sep="\n")
     if json is not None:
         content = dataclasses.asdict(summary)
-        content["plugin_layers"] = [layer.name for layer in layers.plugins] if layers else []
+        content["plugin_layers"] = [layer.name for layer in layers.plugins]
         report = {
             "model": str(model),
             "parsed": str(parsed),

@@ -103,8 +103,7 @@ def compare(
     check_shapes("shapes", inputs_of(original), asked)
     check_machine(plugins, None)
     summary, engine_layers, _ = engine_summary.read_engine(engine)
-    of_layers = engine_layers.precision if engine_layers else None
-    kind, why = _find_precision(original, engine, precision, of_layers)
+    kind, why = _find_precision(original, engine, precision, engine_layers.precision)
     if layers:
         parsed = parsed or _parsed_file(model, engine, kind)
         built = load_model(parsed)

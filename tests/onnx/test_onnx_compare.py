@@ -17,6 +17,7 @@ from onnx_path.comparison.tensor_errors import TOLERANCES
 from tests.onnx.build_fixtures import attention_file, refuse_by
 from tests.onnx.comparison_fixtures import converted, describe, layers_in, network, pretend
 from trt_plugin.inspection import engine_summary
+from trt_plugin.inspection.engine_layers import LayerList
 
 pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
 
@@ -204,7 +205,8 @@ def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsy
 )
 def test_sources_of_the_precision(model, capsys, monkeypatch, gpu, narrow, options, expected):
     """Engines of trtexec lack details of their layers by default."""
-    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (describe(path), None, ""))
+    without_details = LayerList((), detailed=False)
+    monkeypatch.setattr(engine_summary, "read_engine", lambda path: (describe(path), without_details, ""))
     file = converted(model, narrow) if narrow else model
     compare.main([str(file), str(file), *options])
     assert expected in capsys.readouterr().out
