@@ -20,7 +20,7 @@ PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 BUILT := $(VENV)/built-$(if $(WITH_CUDA),cuda-$(subst ;,-,$(CUDA_ARCHITECTURES)),cpu)
 
-.PHONY: demo test test-slow test-all build docs lint format clean
+.PHONY: demo test test-all build docs lint format clean
 .DEFAULT_GOAL := demo
 
 demo: $(BUILT)
@@ -29,10 +29,8 @@ demo: $(BUILT)
 test: $(BUILT) $(VENV)/dev-packages
 	$(PYTEST) -m "not slow"
 
-test-slow: $(BUILT) $(VENV)/dev-packages
-	$(PYTEST) -m slow
-
-test-all: test test-slow
+test-all: $(BUILT) $(VENV)/dev-packages
+	$(PYTEST)
 
 build: $(BUILT)
 

@@ -1,7 +1,6 @@
-"""Runs the commands and Python examples of README and docs, page by page, and users' work as whole scripts.
+"""Runs the commands and Python examples of README and docs, page by page, in the order of the blocks.
 
-The blocks of a page run in the order that they stand there. A machine with a GPU also runs the blocks that
-are marked `gpu`. The scripts in `stories` check their own results.
+A machine with a GPU also runs the blocks that are marked `gpu`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import torch
 from tests.project.doc_pages import PAGES, ROOT, Block, blocks
 
 SCENES = ROOT / "tests" / "scenes"
-STORIES = Path(__file__).parent / "stories"
 
 
 def runs(block: Block) -> bool:
@@ -97,20 +95,6 @@ def test_page(page: str, tmp_path: Path) -> None:
             exec(compile(block.code, page, "exec"), {})
         else:
             run("bash", "-euo", "pipefail", "-c", block.code)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "packages"),
-    [
-        ("coco.sh", ("onnx", "onnxscript", "onnxruntime", "pycocotools", "scipy")),
-        ("onnx.sh", ("onnx", "onnxscript", "onnxruntime", "transformers")),
-    ],
-)
-def test_story(script: str, packages: tuple[str, ...], tmp_path: Path) -> None:
-    for package in packages:
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    run("bash", STORIES / script, tmp_path / "work")
 
 
 def run(*command: str | Path) -> None:
