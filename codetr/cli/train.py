@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 
 from codetr.cli.program import complain
@@ -48,17 +49,19 @@ def train(*, options: TrainOptions) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from codetr.training.training_run import run_training
 
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
-        return run_training(options)
+        status = run_training(options)
     except Exception as error:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            _leave(error)
-        raise
-
-
-def _leave(error: Exception) -> None:
-    """Ends this process, one of several. An orderly exit would wait for their collectives."""
-    if os.environ.get("CODETR_TRACEBACK"):
-        traceback.print_exception(error)
-    complain("error", f"process {os.environ['RANK']}: {one_line(error)}", "codetr")
-    os._exit(2 if isinstance(error, (ArgumentError, UsageError)) else 1)
+        if not several:
+            raise
+        if os.environ.get("CODETR_TRACEBACK"):
+            traceback.print_exception(error)
+        complain("error", f"process {os.environ['RANK']}: {one_line(error)}", "codetr")
+        status = 2 if isinstance(error, (ArgumentError, UsageError)) else 1
+    if several:
+        # After an error, Python's exit would wait for collectives. After success, threads of Gloo outlive the
+        # process group, and the exit sometimes ends with SIGABRT.
+        sys.stdout.flush()
+        os._exit(status)
+    return status
