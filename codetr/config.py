@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
 
 from codetr.coco_classes import class_names_for
+from trt_plugin.schema_errors import first_problem
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 RUN_CONFIG = "model.json"
@@ -218,7 +219,7 @@ def load_config(source: str | os.PathLike) -> Config:
     try:
         config = _schema().validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
-        raise ValueError(f"{path}: {_first_problem(error)}") from None
+        raise ValueError(f"{path}: {_describe(error)}") from None
     return config if config.name else replace(config, name=path.stem)
 
 
@@ -227,15 +228,10 @@ def _schema() -> TypeAdapter:
     return TypeAdapter(Config)
 
 
-def _first_problem(error: ValidationError) -> str:
-    """Words the first error: field, expected, got."""
+def _describe(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return f"not a JSON file ({first['ctx']['error']})"
     if first["type"] == "value_error":  # of a __post_init__, which names the field
         return str(first["ctx"]["error"])
-    backbones = {"SwinTransformer", "ResNet"}  # pydantic's names of the alternatives are no fields
-    place = ".".join(str(key) for key in first["loc"] if key not in backbones)
-    got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
-    problem = first["msg"].replace("Input should be", "expected")
-    return f"{place or 'configuration'}: {problem}{got}"
+    return first_problem(error, "configuration", {"SwinTransformer", "ResNet"})

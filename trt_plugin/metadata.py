@@ -16,6 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 from trt_plugin.atomic_files import write_json
 from trt_plugin.engine_error import EngineError
 from trt_plugin.engine_tensors import TensorInfo, format_shape
+from trt_plugin.schema_errors import first_problem
 
 FORMAT = 1
 
@@ -158,11 +159,7 @@ class ArtifactMetadata:
         try:
             return cls(**content)
         except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
-            problem = first["msg"].replace("Input should be", "expected")
-            raise EngineError(f"the metadata {path} is wrong: {field}: {problem}{got}") from error
+            raise EngineError(f"the metadata {path} is wrong: {first_problem(error)}") from error
 
 
 def _same_shape(one: Sequence[int] | None, other: Sequence[int] | None) -> bool:
