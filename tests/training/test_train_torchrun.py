@@ -25,7 +25,7 @@ def torchrun(command: list[str]) -> subprocess.CompletedProcess:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -23,7 +23,7 @@ from codetr.training.batch_loader import read_batches
 from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
 from tests.training.training_runs import ROOT, arguments
 
-SECONDS = 60.0  # tells a hang from an end
+SECONDS = 180.0  # tells a hang from an end
 MARK = "CODETR_TEST_RUN"  # an environment variable that marks the processes of a run
 
 # `codetr train` whose step 7 does what the first argument says. With "pipes" there is no shared memory.
