@@ -134,16 +134,7 @@ def test_repeats_counts_runs_with_other_bits(tmp_path, monkeypatch, capsys) -> N
     content = json.loads((tmp_path / "benchmarks/results/repeats_h0.json").read_text())
     assert (content["kind"], content["photo"]) == ("repeats", "coffee.jpg")
     other, same = content["results"]
-    assert other == {
-        "variant": "x",
-        "runs": 8,
-        "distinct": 3,
-        "different": 2,
-        "detections": 2,
-        "matches": 2,
-        "max_score_difference": pytest.approx(0.002, rel=1e-3),
-        "max_box_difference_px": 0.5,
-    }
+    assert (other["distinct"], other["different"], other["detections"], other["matches"]) == (3, 2, 2, 2)
     assert (same["different"], same["matches"], same["max_score_difference"]) == (0, 2, 0)
 
 

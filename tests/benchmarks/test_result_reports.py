@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks import pictures, report, roofline
-from benchmarks.problems import BY_NAME
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-
-
-@pytest.fixture
-def operator() -> dict:
-    """A small result of `benchmarks.msda`: forward, backward, and a failure."""
-    content = report.read(RESULTS / "msda_h200.json")
-    row = {
-        "problem": asdict(BY_NAME["ragged"]),
-        "distribution": "near",
-        "dtype": "fp16",
-        "method": "attention",
-        "bytes_moved": 134_400,
-        "floor_us": 50.0,
-        "relative_error": 2e-4,
-        "timing": {"median_ms": 0.2},
-    }
-    failed = {**row, "method": "plugin", "failure": "no engine", "relative_error": None}
-    del failed["timing"]
-    gpu = {"compute_capability": "9.0", "multiprocessors": 10, "clocks": "1000 MHz, 2000 MHz"}
-    rows = [row, {**row, "method": "attention_backward"}, failed]
-    bandwidth = {"copy_bandwidth_bytes_per_second": 1e12}
-    return {**content, "gpu": {**content["gpu"], **gpu}, **bandwidth, "results": rows}
 
 
 @pytest.mark.parametrize(
@@ -63,19 +39,6 @@ def test_tables_and_pictures(stem: str, row: str, charts: int, tmp_path: Path, c
         assert again.read_bytes() == drawn[0].read_bytes()
 
 
-def test_failures_stand_in_tables_and_pictures(operator, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    text = report.markdown(operator)
-    assert "| attention | 200 | 2.0e-04 |" in text and "| plugin | failed |" in text
-    names = [file.name for file in report.draw(operator, tmp_path, "x")]
-    assert names == [f"x_fp16_{kind}.{suffix}" for kind in ("near", "roofline") for suffix in ("svg", "png")]
-    operator["results"] = operator["results"][1:]  # no forward pass, hence no roofline
-    assert len(report.draw(operator, tmp_path, "x")) == 2
-    lost = {"model": "lost", "failure": "no"}
-    surgery = {**operator, "kind": "surgery", "results": [lost]}
-    assert "| failure | no |" in report.markdown(surgery)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -103,26 +66,20 @@ def test_peak() -> None:
         assert roofline.peak_flop_per_second({**h200, **unknown}) is None
 
 
-def test_roofline(operator) -> None:
-    """A point for the forward pass alone, below a slope and a horizontal line. An unknown GPU has no peak.
+def test_roofline() -> None:
+    """A slope and a horizontal line, which an unknown GPU lacks. A failure is no point.
 
-    Counted by hand: 10 flop a sample and channel, 2 x 21 queries x 4 heads x (3 + 6 + 1) points x 32
-    channels, so 537,600 flop over 134,400 bytes in 0.2 ms. The peak is 2.56 TFLOP/s.
+    Counted by hand: 10 flop a sample and channel, 73,656 queries x 8 heads x 5 levels x 4 points x 32 channels.
     """
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert roofline.points(operator, "fp16") == [
-        (operator["results"][0], 4.0, pytest.approx(2.688e9, rel=1e-9))
-    ]
-    assert roofline.points(operator, "fp32") == []
-
-    def roofs() -> list:
-        (axes,) = roofline.figure(operator, "fp16", pictures.COLOURS).axes
-        return [line for line in axes.lines if line.get_linestyle() != "None"]
-
-    slope, peak = roofs()
-    assert slope.get_xdata()[-1] == peak.get_xdata()[0] == pytest.approx(2.56)
-    assert [y / x for x, y in slope.get_xydata()] == pytest.approx([1.0, 1.0])
-    assert list(peak.get_ydata()) == pytest.approx([2.56, 2.56])
-    operator["gpu"]["compute_capability"] = "99.0"
-    (slope,) = roofs()
-    assert slope.get_xdata()[-1] > 4.0
+    content = report.read(RESULTS / "msda_h200.json")
+    name = "codino_encoder_768x1152"
+    row = next(row for row in content["results"] if row["problem"]["name"] == name and row["dtype"] == "fp16")
+    content |= {"results": [row, {**row, "method": "plugin", "failure": "no engine"}]}
+    speed = 3.7711872e9 / (row["timing"]["median_ms"] * 1e-3)
+    assert roofline.points(content, "fp16") == [(row, 3.7711872e9 / row["bytes_moved"], pytest.approx(speed))]
+    assert "| plugin | failed |" in report.markdown(content)
+    for capability, roofs in (("9.0", 2), ("99.0", 1)):
+        content["gpu"]["compute_capability"] = capability
+        (axes,) = roofline.figure(content, "fp16", pictures.COLOURS).axes
+        assert sum(line.get_linestyle() != "None" for line in axes.lines) == roofs

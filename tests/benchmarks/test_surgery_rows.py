@@ -1,9 +1,8 @@
-"""`benchmarks.surgery` with commands that succeed, fail and hang."""
+"""`benchmarks.surgery`: the row of a model, and its failures."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,38 +10,21 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-import onnx.parser
-
 from benchmarks import result_files, surgery, timing
 from tests.onnx import model_zoo, zoo_files
 
 MODEL = "rt_detr"
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
+    """The surgeon is real. A build writes a report, and runs take 4 ms and, rewritten, 2 ms."""
     model_zoo.ZOO[MODEL].require()
-    return zoo_files.write(MODEL, tmp_path_factory.mktemp("zoo"), full=False)
-
-
-@pytest.fixture(scope="module")
-def operated(original, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The rewritten file and the report of the real surgeon."""
-    folder = tmp_path_factory.mktemp("operated")
-    paths = folder / "rewritten.onnx", folder / "report.json"
-    surgery.command(["onnx_path.surgeon", original, paths[0], "--json", paths[1]], 300)
-    return paths
-
-
-@pytest.fixture
-def no_gpu_needed(operated, monkeypatch):
-    """The surgeon copies its files, a build writes a report, and runs take 4 ms and, rewritten, 2 ms."""
+    original, real = zoo_files.write(MODEL, tmp_path, full=False), surgery.command
 
     def command(arguments, seconds):
         words = [str(word) for word in arguments]
         if words[0] == "onnx_path.surgeon":
-            shutil.copy(operated[0], words[2])
-            shutil.copy(operated[1], words[4])
+            real(arguments, seconds)
             return
         assert words[0] == "onnx_path.build"
         assert words[words.index("--precision") + 1] == "fp16"
@@ -55,68 +37,37 @@ def no_gpu_needed(operated, monkeypatch):
         assert [array.shape for array in inputs.values()] == [(1, 3, 96, 128)]
         return [2.0 if "rewritten" in engine.name else 4.0] * iterations
 
+    def failing(engine, inputs, iterations):
+        if "rewritten" not in engine.name:
+            raise RuntimeError("no\nkernel")
+        return run(engine, inputs, iterations)
+
+    def measure(status: int) -> dict:
+        given = [original, "--work", tmp_path / "work", "--out", tmp_path / "x.json", "--iterations", 5]
+        assert surgery.main(list(map(str, given))) == status
+        (row,) = json.loads((tmp_path / "x.json").read_text())["results"]
+        return row
+
     monkeypatch.setattr(timing, "require_gpu", lambda: None)
     monkeypatch.setattr(result_files, "describe", lambda module: {"gpu": {"name": "NVIDIA H0"}})
     monkeypatch.setattr(surgery, "command", command)
     monkeypatch.setattr(surgery, "run", run)
-
-
-def measure(path: Path, folder: Path, status: int = 0) -> dict:
-    """Runs the benchmark on a file, and returns its row."""
-    given = [path, "--work", folder / "work", "--out", folder / "x.json", "--iterations", 5]
-    assert surgery.main(list(map(str, given))) == status
-    (row,) = json.loads((folder / "x.json").read_text())["results"]
-    return row
-
-
-def test_row_holds_surgery_and_both_engines(original, tmp_path, no_gpu_needed, monkeypatch, capsys):
-    row = measure(original, tmp_path)
+    row = measure(0)
     assert row["model"] == MODEL and row["configuration"] == "small"
     assert row["replaced"] == row["expected_attentions"] == model_zoo.ZOO[MODEL].layers
     assert row["nodes"][0] > row["nodes"][1]
     assert row["largest_relative_difference"] < 1e-5
-    assert row["check"] == ""
     assert row["original"]["timing"]["samples"] == 5
     assert row["rewritten"]["plugin_layers"] == 1
     assert "original 4.000 ms  rewritten 2.000 ms  2.00 times" in capsys.readouterr().out
-    # A second run uses the files of the first one.
+
+    # Further runs use the files of the first one.
     monkeypatch.setattr(surgery, "command", None)
-    again = measure(original, tmp_path)
-    assert {**again, "check": ""} == row
-
-
-def test_another_number_of_attentions_is_a_failure(original, tmp_path, no_gpu_needed, monkeypatch):
     monkeypatch.setattr(surgery, "read_subject", lambda path: surgery.Subject(path, "small", 9))
-    (failure,) = surgery.failures(measure(original, tmp_path, 1))
-    assert failure.endswith(" attentions replaced, expected 9")
-
-
-def test_outputs_that_differ_are_a_note(original, tmp_path, no_gpu_needed, monkeypatch, capsys):
-    faked = surgery.command
-
-    def command(arguments, seconds):
-        if arguments[0] == "onnx_path.surgeon" and "--no-check" not in arguments:
-            raise RuntimeError("onnx_path.surgeon: x.onnx is not written: output logits: differs by 0.01")
-        faked(arguments, seconds)
-
-    monkeypatch.setattr(surgery, "command", command)
-    measure(original, tmp_path)
-    assert "2.00 times  onnx_path.surgeon: x.onnx is not written: output logits: differs by 0.01" in (
-        capsys.readouterr().out
-    )
-
-
-def test_engine_that_fails_leaves_the_other(original, tmp_path, no_gpu_needed, monkeypatch, capsys):
-    def run(engine, inputs, iterations):
-        if "rewritten" not in engine.name:
-            raise RuntimeError("no\nkernel")
-        return [2.0]
-
-    monkeypatch.setattr(surgery, "run", run)
-    row = measure(original, tmp_path, 1)
-    assert surgery.failures(row) == ["no kernel"]
-    assert row["rewritten"]["timing"]["median_ms"] == 2.0
-    assert "original failed  rewritten 2.000 ms  no kernel" in capsys.readouterr().out
+    monkeypatch.setattr(surgery, "run", failing)
+    row = measure(1)
+    assert row["original"]["failure"] == "no kernel" and row["rewritten"]["timing"]["median_ms"] == 2.0
+    assert surgery.failures(row)[1].endswith(" attentions replaced, expected 9")
 
 
 @pytest.mark.parametrize(
@@ -132,14 +83,3 @@ def test_commands_that_fail(code, seconds, message, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match=f"^{message}$"):
         surgery.command(["bad"], seconds)
-
-
-def test_dynamic_shapes_are_named(tmp_path):
-    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "x.onnx")
-    with pytest.raises(ValueError, match="expected static shapes, got x"):
-        surgery.draw_inputs(tmp_path / "x.onnx")
-
-
-def test_every_model_is_in_the_zoo():
-    assert set(zoo_files.MODELS) <= set(model_zoo.ZOO)
