@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from cyclopts import Parameter
 from cyclopts.types import NormFloat, PositiveInt
 
-from benchmarks import report, timing
-from benchmarks.agreement import Agreement
-from benchmarks.option_types import EngineFile, EngineFiles, ModelName, OneOrMore, WeightsName
+from benchmarks import timing
+from benchmarks.agreement import agreement
+from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import Folder, InputFile, OutputFile
 from codetr.cli.console import progress
 from codetr.cli.program import complain, run_program
-from codetr.config import Config
 from codetr.dataset.bad_pictures import BadPictures
-from codetr.dataset.coco_files import load_coco
+from codetr.dataset.coco_files import load_coco, read_picture
 from codetr.detector.detector import Detector
 from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
 from codetr.detector.preprocess import Batch, Preprocessor
@@ -34,8 +31,7 @@ from codetr.detector.sizes import ChosenSize
 from codetr.detector.tensorrt_backend import TensorRTBackend
 from codetr.detector.torch_backend import TORCH_PRECISIONS, TorchBackend, allow_tf32
 from codetr.errors import ArgumentError, UsageError
-from codetr.evaluation.coco_metrics import coco_metrics
-from codetr.evaluation.detect_dataset import categories_of_labels, read_ahead, result_rows
+from codetr.evaluation import coco_metrics, detect_all
 from codetr.export.request import INPUT_NAMES
 from codetr.weights import DEMO, choose_weights, model_config
 from trt_plugin import ArtifactMetadata, EngineRunner
@@ -46,36 +42,14 @@ BOUNDS = {"fp32": 0.002, "tf32": 0.002, "fp16": 0.005, "bf16": 0.005}
 WARMUP = 10
 SECONDS = 5.0  # of timing a slow variant
 
-Timer = Callable[[Batch, int], timing.Timing]
-"""Times a network on a batch of one picture with a number of samples."""
 
+class Variant(NamedTuple):
+    """A backend in a precision, which selects the bound."""
 
-@dataclass
-class Variant:
-    """A backend in a precision, and its detections so far.
-
-    Attributes:
-        backend: in words.
-        name: of the variant.
-        precision: selects the bound.
-        detector: runs it.
-        timer: times the network alone.
-        agreement: with the reference.
-        rows: detections in COCO's result format.
-    """
-
-    backend: str
+    kind: str
     name: str
     precision: str
-    detector: Detector
-    timer: Timer
-    agreement: Agreement = field(default_factory=lambda: Agreement(0.3))
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_accuracy, argv, "python -m benchmarks.accuracy")
+    backend: TorchBackend | TensorRTBackend | OnnxRuntimeBackend
 
 
 def measure_accuracy(
@@ -139,43 +113,57 @@ def measure_accuracy(
     if variants is None:  # a CPU has no TF32, and 16 bits take hours there
         variants = TORCH_PRECISIONS if torch.cuda.is_available() else ()
     preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
-    with contextlib.ExitStack() as stack:
-        chosen = []
-        size = ChosenSize(height=height, width=width)
-        for variant in load_variants(config, weights, variants, engine, onnx, size):
-            stack.enter_context(variant.detector)
-            check_alike(variant, preprocessor)
-            variant.detector.backend.preprocessor = preprocessor
-            variant.agreement = Agreement(threshold)
-            chosen.append(variant)
-        times = detect(chosen, bad, preprocessor, shared, batch, iterations)
-    dataset = bad.usable()
-    metrics = [coco_metrics(dataset, variant.rows) for variant in chosen]
-    if not metrics[0].objects:
-        raise UsageError(f"{dataset.annotation_file}: no objects in the pictures")
-    for variant, numbers, timed in zip(chosen, metrics, times, strict=True):
-        difference, bound = numbers.ap - metrics[0].ap, BOUNDS[variant.precision]
-        result.rows.append(
-            {
-                "backend": variant.backend,
-                "variant": variant.name,
-                "precision": variant.precision,
-                "network": variant.detector.backend.description,
-                "ap_difference": difference,
-                "bound": bound,
-                "holds": abs(difference) <= bound,
-                "agreement": variant.agreement.as_dict(),
-                "timing": timed.as_dict(),
-                "metrics": numbers.as_dict(),
-            }
+    size = ChosenSize(height=height, width=width)
+    chosen = [
+        Variant("PyTorch", name, name, TorchBackend(config, weights, precision=name, size=size))
+        for name in dict.fromkeys(("fp32", *variants))
+    ]
+    for file in engine:
+        backend = TensorRTBackend(file.path)
+        chosen.append(Variant("TensorRT engine", file.label, backend.metadata.precision, backend))
+    for path in onnx:
+        backend = OnnxRuntimeBackend(path)
+        chosen.append(Variant("onnxruntime", backend.precision, backend.precision, backend))
+    for variant in chosen:
+        check_alike(variant, preprocessor)
+        variant.backend.preprocessor = preprocessor
+    reference = None
+    for variant in chosen:
+        backend = variant.backend
+        suppression = {} if backend.nms is None else shared
+        dataset = bad.usable()
+        with Detector(backend=backend.load()) as detector, progress(len(dataset)) as advance:
+            run = detect_all(detector, dataset, batch=batch, advance=advance, bad_pictures=bad, **suppression)
+            metrics = coco_metrics(dataset, run.rows, run.pictures)
+            if not metrics.objects:
+                raise UsageError(f"{dataset.annotation_file}: no objects in the pictures")
+            timed = measure_time(backend, preprocessor.batch([read_picture(run.pictures[-1])]), iterations)
+        reference = reference or (run.rows, metrics)
+        difference, bound = metrics.ap - reference[1].ap, BOUNDS[variant.precision]
+        row = {
+            "backend": variant.kind,
+            "variant": variant.name,
+            "precision": variant.precision,
+            "network": backend.description,
+            "ap_difference": difference,
+            "bound": bound,
+            "holds": abs(difference) <= bound,
+            "agreement": agreement(reference[0], run.rows, threshold),
+            "timing": timed.as_dict(),
+            "metrics": metrics.as_dict(),
+        }
+        line = (
+            f"{variant.kind} {variant.name}: AP {metrics.ap:.4f} ({difference:+.4f}), AP50 {metrics.ap50:.4f}"
         )
-    content = result.write(
+        share = f"{row['agreement']['share']:.2%} of the detections agree"
+        result.add(row, f"{line}, {share}, {timing.spread(row['timing'])}")
+    result.write(
         model=config.name,
         weights=Path(weights).name if weights else config.name,
         data=dataset.annotation_file.name,
-        pictures=len(dataset),
+        pictures=len(run.pictures),
         pictures_left_out=len(bad.errors),
-        objects=metrics[0].objects,
+        objects=metrics.objects,
         classes=len(dataset.class_names),
         height=height,
         width=width,
@@ -183,8 +171,6 @@ def measure_accuracy(
         compared_with="PyTorch fp32, TF32 off",
         nms_in_graph=shared or None,
     )
-    print(report.accuracy_table(content))
-    print(result.path)
     missed = [f"{row['backend']} {row['variant']}" for row in result.rows if not row["holds"]]
     if missed:
         complain("error", f"AP is out of its bound: {', '.join(missed)}", "benchmarks.accuracy")
@@ -236,95 +222,44 @@ def shared_nms(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     return shared
 
 
-def detect(
-    variants: Sequence[Variant],
-    bad: BadPictures,
-    preprocessor: Preprocessor,
-    shared: dict[str, Any],
-    batch: int,
-    iterations: int,
-) -> list[timing.Timing]:
-    """Runs all variants on the pictures, which fills their rows; returns their times."""
-    dataset = bad.usable()
-    suppression = [{} if variant.detector.backend.nms is None else shared for variant in variants]
-    categories = [categories_of_labels(variant.detector.class_names, dataset) for variant in variants]
-    with progress(len(dataset)) as advance:
-        for chunk, images in read_ahead(dataset.pictures, batch, bad):
-            found = [
-                variant.detector.detect_batch(images, threshold=0.0, **given)
-                for variant, given in zip(variants, suppression, strict=True)
-            ]
-            for variant, results, category_of in zip(variants, found, categories):
-                for picture, expected, result in zip(chunk, found[0], results):
-                    variant.rows += result_rows(picture, result, category_of)
-                    variant.agreement.add(expected, result)
-            advance(len(chunk))
-    last = preprocessor.batch([images[0]])
-    return [variant.timer(last, iterations) for variant in variants]
-
-
-def load_variants(
-    config: Config,
-    weights: str | None,
-    precisions: Sequence[str],
-    engines: Sequence[EngineFile],
-    onnx: Sequence[Path],
-    size: ChosenSize,
-) -> Iterator[Variant]:
-    """Loads PyTorch's variants, the reference first, then the engines and the ONNX files."""
-    for precision in dict.fromkeys(("fp32", *precisions)):
-        backend = TorchBackend(config, weights, precision=precision, size=size).load()
-        timer = time_torch if backend.device.type == "cuda" else time_on_host
-        yield Variant("PyTorch", precision, precision, Detector(backend=backend), partial(timer, backend))
-    for file in engines:
-        detector = Detector(backend=TensorRTBackend(file.path).load())
-        precision = ArtifactMetadata.load(file.path.with_suffix(".json")).precision
-        yield Variant("TensorRT engine", file.label, precision, detector, partial(time_engine, file.path))
-    for path in onnx:
-        backend = OnnxRuntimeBackend(path).load()
-        name, precision = f"onnxruntime {'GPU' if backend.device == 'cuda' else 'CPU'}", backend.precision
-        timer = partial(time_on_host, backend)
-        yield Variant(name, precision, precision, Detector(backend=backend), timer)
-
-
 def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
     """Raises UsageError unless a variant takes the same input as the others."""
-    own = variant.detector.backend.preprocessor
+    own = variant.backend.preprocessor
     for name in ("mean", "std", "height", "width"):
         ours, theirs = getattr(preprocessor, name), getattr(own, name)
         if not np.allclose(ours, theirs):
-            raise UsageError(f"{variant.backend} {variant.name}: {name} is {theirs}, the model's is {ours}")
+            raise UsageError(f"{variant.kind} {variant.name}: {name} is {theirs}, the model's is {ours}")
 
 
-def time_torch(backend: TorchBackend, batch: Batch, iterations: int) -> timing.Timing:
-    """Times a model on the GPU as a CUDA graph, like an engine, without the copies of inputs and outputs."""
-    images, shapes = torch.from_numpy(batch.images).cuda(), torch.from_numpy(batch.image_shapes).cuda()
-    with torch.no_grad(), allow_tf32(torch, backend.precision == "tf32"):
-        call = partial(backend.model, images, shapes)
-        return timing.time_graph([call], 0, iterations, WARMUP, SECONDS)
+def measure_time(
+    backend: TorchBackend | TensorRTBackend | OnnxRuntimeBackend, batch: Batch, iterations: int
+) -> timing.Timing:
+    """Times a loaded network alone on a batch of one picture.
 
-
-def time_engine(path: Path, batch: Batch, iterations: int) -> timing.Timing:
-    """Times an engine on the GPU, without the copies of inputs and outputs, divided by the batch."""
-    with EngineRunner(path) as runner:
-        size = runner.metadata.batch
-        arrays = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
-        samples = runner.time(dict(zip(INPUT_NAMES, arrays, strict=True)), iterations, WARMUP)
-    return timing.Timing([sample / size for sample in samples], warmup=WARMUP)
-
-
-def time_on_host(backend: TorchBackend | OnnxRuntimeBackend, batch: Batch, iterations: int) -> timing.Timing:
-    """Times a backend by the host's clock, with the copies of inputs and outputs."""
+    PyTorch on the GPU runs as a CUDA graph, like an engine. Both are timed without the copies of inputs and
+    outputs. Times of a larger fixed batch are divided by it.
+    """
+    if isinstance(backend, TorchBackend) and backend.device.type == "cuda":
+        images, shapes = (torch.from_numpy(array).cuda() for array in (batch.images, batch.image_shapes))
+        with torch.no_grad(), allow_tf32(torch, backend.precision == "tf32"):
+            call = partial(backend.model, images, shapes)
+            return timing.time_graph([call], 0, iterations, WARMUP, SECONDS)
     size = getattr(backend.batch, "opt", backend.batch) or 1
-    images, shapes = (np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes))
-    samples: list[float] = []
-    backend(images, shapes)
+    arrays = [np.repeat(array, size, axis=0) for array in (batch.images, batch.image_shapes)]
+    if isinstance(backend, TensorRTBackend):
+        with EngineRunner(backend.file) as runner:
+            samples = runner.time(dict(zip(INPUT_NAMES, arrays, strict=True)), iterations, WARMUP)
+        return timing.Timing([sample / size for sample in samples], warmup=WARMUP)
+    samples = []
+    backend(*arrays)
     while len(samples) < iterations and (len(samples) < 5 or sum(samples) * size < SECONDS * 1e3):
         started = time.perf_counter()
-        backend(images, shapes)
+        backend(*arrays)
         samples.append((time.perf_counter() - started) * 1e3 / size)
     return timing.Timing(samples, warmup=1, method="the host's clock around calls, copies included")
 
+
+main = partial(run_program, measure_accuracy, program="python -m benchmarks.accuracy")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,11 +36,6 @@ TorchVariants = tuple[Literal[tuple(TORCH_VARIANTS)], ...]
 WARMUP = 20
 EAGER_SECONDS = 3.0
 GRAPH_SECONDS = 20.0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_detector, argv, "python -m benchmarks.detector")
 
 
 def measure_detector(
@@ -161,6 +155,8 @@ def detections(agreement: BoxAgreement) -> dict:
     """Returns the differences of detections for JSON."""
     return {**asdict(agreement), "equal_share": agreement.equal_share}
 
+
+main = functools.partial(run_program, measure_detector, program="python -m benchmarks.detector")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +24,6 @@ from trt_plugin.inspection.layer_kinds import LAYER_KINDS
 from trt_plugin.inspection.text_report import format_bytes, plugin_name
 
 WARMUP = 20
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_engines, argv, "python -m benchmarks.engines")
 
 
 def measure_engines(
@@ -112,6 +108,8 @@ def row(
         "timing": timing.Timing(times.samples_ms, warmup=WARMUP).as_dict(),
     }
 
+
+main = partial(run_program, measure_engines, program="python -m benchmarks.engines")
 
 if __name__ == "__main__":
     sys.exit(main())

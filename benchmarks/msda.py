@@ -68,11 +68,6 @@ Method = Literal[tuple(METHODS)]
 GetEngine = Callable[[str, torch.dtype], trt_engines.PluginEngine]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_operators, argv, "python -m benchmarks.msda")
-
-
 def measure_operators(
     *,
     out: OutputFile | None = None,
@@ -298,6 +293,8 @@ def summary(row: dict) -> str:
     warm = f", {row['warm_timing']['median_ms'] * 1e3:.1f} us warm" if "warm_timing" in row else ""
     return f"{name} {middle:9.1f} us ({low:.1f} to {high:.1f}) {speed} {timed['cache']}{warm} {error}"
 
+
+main = functools.partial(run_program, measure_operators, program="python -m benchmarks.msda")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,6 @@ from codetr.export.engine_check import DEMO_PHOTO
 from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES
 
 DIFFERENCES = ("max_score_difference", "max_box_difference_px")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_repeats, argv, "python -m benchmarks.repeats")
 
 
 def measure_repeats(
@@ -131,6 +127,8 @@ def line(found: dict) -> str:
         f"boxes by {found['max_box_difference_px']:.2g} px"
     )
 
+
+main = partial(run_program, measure_repeats, program="python -m benchmarks.repeats")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +16,6 @@ from benchmarks.result_files import SCHEMA_VERSION
 from codetr.cli.argument_types import Folder, InputFile
 from codetr.cli.program import run_program
 from codetr.errors import UsageError, one_line
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(print_report, argv, "python -m benchmarks.report")
 
 
 def print_report(
@@ -69,7 +65,7 @@ def read(file: Path) -> dict:
 
 def markdown(content: dict) -> str:
     """Returns the tables of a result file, below the machine and the command."""
-    tables = {"msda": msda_tables, "accuracy": accuracy_table}.get(content["kind"], fields_table)
+    tables = msda_tables if content["kind"] == "msda" else fields_table
     return f"{origin(content)}\n\n{tables(content)}\n"
 
 
@@ -141,36 +137,7 @@ def digits(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
 
 
-def accuracy_table(content: dict) -> str:
-    """Returns average precision and differences of the variants of a detector."""
-    precisions = {"AP": "ap", "AP50": "ap50", "AP75": "ap75"}
-    precisions |= {"small": "ap_small", "medium": "ap_medium", "large": "ap_large"}
-    rows = []
-    for row in content["results"]:
-        found = [row["metrics"][name] for name in precisions.values()]
-        same = row["agreement"]
-        rows.append(
-            [
-                row_name(row),
-                *("" if precision is None else f"{precision:.4f}" for precision in found),
-                f"{row['ap_difference']:+.4f}" + ("" if row["holds"] else f" (bound {row['bound']})"),
-                f"{same['share']:.2%}, {same['share_back']:.2%}",
-                f"{same['worst_box_px']:.2g}",
-                f"{same['worst_score']:.1e}",
-                f"{row['timing']['median_ms']:.2f}",
-            ]
-        )
-    head = [
-        f"{content['model']}, {content['height']}x{content['width']}, {content['pictures']} pictures",
-        *precisions,
-        "AP difference",
-        f"detections from {content['results'][0]['agreement']['threshold']:g} on that agree, both ways",
-        "worst box px",
-        "worst score",
-        "median ms",
-    ]
-    return table(head, rows)
-
+main = partial(run_program, print_report, program="python -m benchmarks.report")
 
 if __name__ == "__main__":
     sys.exit(main())

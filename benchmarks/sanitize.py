@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -17,11 +17,6 @@ from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
 from codetr.cli.program import run_program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(run_edge_cases, argv, "python -m benchmarks.sanitize")
 
 
 def run_edge_cases() -> int:
@@ -122,6 +117,8 @@ def wrong_levels(dtype: torch.dtype) -> float:
         msda.attention(*inputs._replace(level_start_index=torch.tensor(starts, device="cuda")))
     return 0.0
 
+
+main = partial(run_program, run_edge_cases, program="python -m benchmarks.sanitize")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,6 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -35,11 +34,6 @@ def _size(text: str) -> tuple[int, int]:
     if match is None:
         raise ValueError(f"expected HEIGHTxWIDTH, such as 768x1152, got {text!r}")
     return int(match[1]), int(match[2])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_sizes, argv, "python -m benchmarks.sizes")
 
 
 def measure_sizes(
@@ -111,6 +105,8 @@ def on_gpu(model: codetr.CoDino, precision: str) -> codetr.CoDino:
     """Returns a copy of a model on the GPU, in a precision."""
     return copy.deepcopy(model).set_precision("fp32" if precision == "tf32" else precision).to(DEVICE)
 
+
+main = functools.partial(run_program, measure_sizes, program="python -m benchmarks.sizes")
 
 if __name__ == "__main__":
     sys.exit(main())

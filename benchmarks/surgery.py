@@ -48,11 +48,6 @@ class Subject(NamedTuple):
         return self.path.stem
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_surgery, argv, "python -m benchmarks.surgery")
-
-
 def measure_surgery(
     *files: Annotated[InputFile, Parameter(metavar="FILE.onnx")],
     precision: Literal["fp16", "bf16", "fp32", "tf32"] = "fp16",
@@ -279,6 +274,8 @@ def summary(row: dict) -> str:
     notes = [row["check"]] if row.get("check") else []
     return "  ".join([f"{row['model']:26}", *parts, *notes, *failures(row)])
 
+
+main = functools.partial(run_program, measure_surgery, program="python -m benchmarks.surgery")
 
 if __name__ == "__main__":
     sys.exit(main())

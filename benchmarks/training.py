@@ -7,7 +7,7 @@ import gc
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 from unittest import mock
 
@@ -47,11 +47,6 @@ class TrainingProblem(NamedTuple):
 
 
 PROBLEMS = (TrainingProblem("co_dino_r50", 768, 1152, 2), TrainingProblem("co_dino_demo", 480, 640, 16))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(measure_training, argv, "python -m benchmarks.training")
 
 
 def measure_training(
@@ -173,6 +168,8 @@ def line(row: dict) -> str:
     memory = f"{row['peak_memory_bytes'] / 2**30:.1f} GiB"
     return f"{what} {timing.spread(row['timing'])}, {row['images_per_second']:.1f} images/s, {memory}"
 
+
+main = partial(run_program, measure_training, program="python -m benchmarks.training")
 
 if __name__ == "__main__":
     sys.exit(main())

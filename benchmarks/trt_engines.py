@@ -1,11 +1,11 @@
-"""Engines of one plugin node with dynamic shapes, for tests and benchmarks of the operators.
+"""Engines of one plugin node, for tests and benchmarks of the operators.
 
-They run on Torch tensors. `trt_plugin.EngineRunner` runs the engines of detectors.
+`PluginEngine` runs on Torch tensors. `trt_plugin.EngineRunner` runs the engines of detectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import torch
 
 import trt_plugin
 from benchmarks.problems import AttentionInputs, FusedInputs
+from trt_plugin.engine_error import EngineError
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -33,7 +34,7 @@ INPUT_NAMES = {
 
 @dataclass(frozen=True)
 class EngineKey:
-    """Operator and types of an engine. All sizes of its inputs are dynamic.
+    """Operator and types of an engine.
 
     Attributes:
         operator: ATTENTION, FUSED_ATTENTION or NVIDIA.
@@ -101,7 +102,7 @@ def input_dimensions(key: EngineKey, limits: Limits) -> dict[str, list[tuple[int
 
 
 class PluginEngine:
-    """An engine of one plugin node, called with the operator's inputs as Torch CUDA tensors.
+    """An engine whose sizes are all dynamic, called with the operator's inputs as Torch CUDA tensors.
 
     Args:
         key: operator and types.
@@ -117,10 +118,8 @@ class PluginEngine:
         from trt_plugin.tensorrt_log import collect_errors, describe, tensorrt_logger
 
         self.key = key
+        plan = build(key, input_dimensions(key, limits or Limits()))
         with collect_errors() as errors:
-            plan = _build(key, limits or Limits())
-            if plan is None:
-                raise RuntimeError(f"{key}: the engine could not be built: {describe(errors)}")
             self._runtime = trt.Runtime(tensorrt_logger())
             self._engine = self._runtime.deserialize_cuda_engine(plan)
             if self._engine is None:
@@ -197,7 +196,38 @@ def create_plugin(key: EngineKey) -> trt.IPluginV2 | trt.IPluginV3:
     return creator.create_plugin("msda", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
 
 
-def _build(key: EngineKey, limits: Limits) -> trt.IHostMemory | None:
+def build(
+    key: EngineKey,
+    dimensions: Mapping[str, Sequence[tuple[int, int, int]]],
+    strongly_typed: bool = True,
+    verbosity: str = "LAYER_NAMES_ONLY",
+) -> bytes:
+    """Builds an engine of one layer "attention" with the output "output".
+
+    Args:
+        key: operator and types.
+        dimensions: (smallest, tuned, largest) of every dimension of every input, by input name.
+        strongly_typed: False lets TensorRT choose between the inputs' types and fp16.
+        verbosity: what the engine tells of its layers, a name of `tensorrt.ProfilingVerbosity`.
+
+    Raises:
+        EngineError: the engine cannot be built. The message has TensorRT's errors.
+    """
+    from trt_plugin.tensorrt_log import collect_errors, describe
+
+    with collect_errors() as errors:
+        plan = _build(key, dimensions, strongly_typed, verbosity)
+    if plan is None:
+        raise EngineError(f"{key}: the engine could not be built: {describe(errors)}")
+    return bytes(plan)
+
+
+def _build(
+    key: EngineKey,
+    dimensions: Mapping[str, Sequence[tuple[int, int, int]]],
+    strongly_typed: bool,
+    verbosity: str,
+) -> trt.IHostMemory | None:
     import tensorrt as trt
 
     from trt_plugin.tensorrt_log import tensorrt_logger
@@ -213,21 +243,26 @@ def _build(key: EngineKey, limits: Limits) -> trt.IHostMemory | None:
     if plugin is None:
         return None
     builder = trt.Builder(tensorrt_logger())
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if strongly_typed else 0
+    network = builder.create_network(flags)
     config = builder.create_builder_config()
+    config.profiling_verbosity = getattr(trt.ProfilingVerbosity, verbosity)
+    if not strongly_typed:
+        config.set_flag(trt.BuilderFlag.FP16)
     profile = builder.create_optimization_profile()
     tensors = []
-    for name, dimensions in input_dimensions(key, limits).items():
-        shape = [low if low == high else -1 for low, _, high in dimensions]
+    for name, sizes in dimensions.items():
+        shape = [low if low == high else -1 for low, _, high in sizes]
         tensors.append(network.add_input(name, types[key.dtype_of(name)], shape))
         if -1 in shape:
-            profile.set_shape(name, *(tuple(sizes) for sizes in zip(*dimensions, strict=True)))
+            profile.set_shape(name, *zip(*sizes, strict=True))
     if key.operator == NVIDIA:
         layer = network.add_plugin_v2(tensors, plugin)
     else:
         layer = network.add_plugin_v3(tensors, [], plugin)
     if layer is None:
         return None
+    layer.name = "attention"
     output = layer.get_output(0)
     output.name = "output"
     network.mark_output(output)

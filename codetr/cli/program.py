@@ -41,7 +41,9 @@ def make_app(name: str, help: str | None = None, **settings: object) -> App:
     )
 
 
-def run_program(command: App | Callable[..., int | None], argv: Sequence[str] | None, program: str) -> int:
+def run_program(
+    command: App | Callable[..., int | None], argv: Sequence[str] | None = None, program: str = ""
+) -> int:
     """Runs a command line and returns its exit status.
 
     Args:

@@ -97,16 +97,20 @@ def apply_nms_to_batch(
     return padded
 
 
+def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns the IoU of every pair of boxes, [K, 4] and [J, 4] -> [K, J]; 0 where both have no area."""
+    x1, y1, x2, y2 = boxes[:, None].transpose(2, 0, 1)
+    other_x1, other_y1, other_x2, other_y2 = others.T
+    width = np.minimum(x2, other_x2) - np.maximum(x1, other_x1)
+    height = np.minimum(y2, other_y2) - np.maximum(y1, other_y1)
+    intersection = width.clip(min=0) * height.clip(min=0)
+    union = (x2 - x1) * (y2 - y1) + (other_x2 - other_x1) * (other_y2 - other_y1) - intersection
+    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
+
+
 def _class_wise_iou(boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the IoU [K, K] fp32, zero between classes and between two empty boxes."""
-    x1, y1, x2, y2 = boxes.T
-    area = (x2 - x1) * (y2 - y1)
-    width = np.minimum(x2[:, None], x2) - np.maximum(x1[:, None], x1)
-    height = np.minimum(y2[:, None], y2) - np.maximum(y1[:, None], y1)
-    intersection = width.clip(min=0) * height.clip(min=0)
-    union = area[:, None] + area - intersection
-    iou = np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
-    return np.where(labels[:, None] == labels, iou, np.float32(0))
+    return np.where(labels[:, None] == labels, box_iou(boxes, boxes), np.float32(0))
 
 
 def _hard_nms(iou: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarray:

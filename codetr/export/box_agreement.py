@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codetr.detector.postprocess import box_iou
+
 FP32_BOX_TOLERANCE_PX = 0.05
 FP32_SCORE_TOLERANCE = 1e-4
 FP32_LEAST_SHARE = 0.99
@@ -130,26 +132,27 @@ def _match(
     score_cost = np.abs(scores[:, None].astype(np.float64) - other_scores[None])
     cost = np.maximum(box_cost / box_tolerance_px, score_cost / score_tolerance)
     # Two boxes without area have no IoU.
-    overlaps = (_iou(boxes, other_boxes) >= 0.5) | (box_cost <= box_tolerance_px)
-    candidates = (labels[:, None] == other_labels[None]) & overlaps
-    first, second = np.nonzero(candidates & np.isfinite(cost))
+    iou = box_iou(boxes.astype(np.float64), other_boxes.astype(np.float64))
+    overlaps = (iou >= 0.5) | (box_cost <= box_tolerance_px)
+    return closest_pairs(cost, (labels[:, None] == other_labels[None]) & overlaps & np.isfinite(cost))
+
+
+def closest_pairs(cost: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Pairs rows and columns, each at most once, the pair of the least cost first.
+
+    Args:
+        cost: [K, J].
+        allowed: [K, J] bool, whether two may be a pair.
+
+    Returns:
+        [2, pairs] int64, ascending by row.
+    """
+    first, second = np.nonzero(allowed)
     order = np.argsort(cost[first, second], kind="stable")
-    free, other_free = np.ones(len(scores), bool), np.ones(len(other_scores), bool)
-    pairs = []
-    for i, j in zip(first[order], second[order], strict=True):
-        if free[i] and other_free[j]:
-            free[i] = other_free[j] = False
-            pairs.append((i, j))
-    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
-
-
-def _iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns the IoU of every pair, [K, J]; 0 where both have no area."""
-    boxes, others = boxes[:, None].astype(np.float64), others[None].astype(np.float64)
-    overlap = np.clip(
-        np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2]), 0, None
-    )
-    intersection = overlap.prod(axis=-1)
-    areas = [np.clip(side[..., 2:] - side[..., :2], 0, None).prod(axis=-1) for side in (boxes, others)]
-    union = areas[0] + areas[1] - intersection
-    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+    for row, column in zip(first[order].tolist(), second[order].tolist(), strict=True):
+        if row not in pairs and column not in taken:
+            pairs[row] = column
+            taken.add(column)
+    return np.array(sorted(pairs.items()), dtype=np.int64).reshape(-1, 2).T

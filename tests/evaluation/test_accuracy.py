@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import codetr
 from benchmarks import accuracy, report
-from benchmarks.agreement import Agreement, match
-from codetr.results import Detections
-from tests.detector.exported_metadata import fixed_metadata
+from benchmarks.agreement import agreement
 from tests.evaluation.coco_folders import document, write_dataset
-from tests.evaluation.tiny_detector import HEIGHT, WIDTH, command, results
+from tests.evaluation.tiny_detector import HEIGHT, command, results
 
 
 @pytest.fixture(scope="module")
@@ -25,33 +19,11 @@ def onnx(tiny) -> Path:
     """The model as an ONNX file with its metadata."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    from onnx_path.export import export_onnx
+    from onnx_path.export import main
 
-    model = codetr.CoDino(tiny.config).requires_grad_(False)
-    codetr.load_checkpoint(model, tiny.weights)
-    path = tiny.data / "model.onnx"
-    trace, write = torch.export.export, torch.onnx.export
-    with pytest.MonkeyPatch.context() as patch:  # quicker; the thorough way is test_onnx_path's
-        patch.setattr(torch.export, "export", lambda model, inputs, **_: trace(model, inputs))
-        patch.setattr(torch.onnx, "export", functools.partial(write, optimize=False))
-        export_onnx(model, (torch.zeros(1, 3, HEIGHT, WIDTH), torch.tensor([[HEIGHT, WIDTH]])), path)
-    metadata, count = fixed_metadata(), tiny.config.max_per_img
-    shapes = ([1, 3, HEIGHT, WIDTH], [1, 2], [1, count, 4], [1, count], [1, count])
-    tensors = [entry | {"shape": shape} for entry, shape in zip(metadata.inputs + metadata.outputs, shapes)]
-    tensors[4]["dtype"] = "int64"
-    dataclasses.replace(
-        metadata,
-        inputs=tensors[:2],
-        outputs=tensors[2:],
-        class_names=list(tiny.config.label_names),
-        mean=list(tiny.config.mean),
-        std=list(tiny.config.std),
-        resize={"height": HEIGHT, "width": WIDTH, "mode": "fit_pad"},
-        max_per_img=tiny.config.max_per_img,
-        nms=dataclasses.asdict(tiny.config.nms),
-        batch=1,
-    ).save(path.with_suffix(".json"))
-    return path
+    given = [*tiny.network(), "--device", "cpu", "--out", tiny.data / "onnx"]
+    assert main(list(map(str, given))) == 0
+    return tiny.data / "onnx/model.onnx"
 
 
 def test_onnxruntime_gives_the_same(tiny, onnx, tmp_path, capsys):
@@ -100,7 +72,7 @@ def test_benchmark(tiny, onnx, tmp_path, capsys):
         assert row["timing"]["median_ms"] > 0
     assert runtime["agreement"]["worst_box_px"] < 0.05
     assert content["height"] == HEIGHT and content["pictures"] == 4  # the size is the ONNX file's
-    assert "| PyTorch fp32 | 0." in printed.out and "| PyTorch fp32 | 0." in report.markdown(content)
+    assert "PyTorch fp32: AP 0." in printed.out and "| metrics.ap | 0." in report.markdown(content)
     assert all(picture.stat().st_size > 1000 for picture in report.draw(content, tmp_path, "accuracy"))
 
 
@@ -124,7 +96,7 @@ def test_benchmark_reports_a_missed_bound(tiny, tmp_path, capsys, monkeypatch):
             "instances_val2017.json: the model lacks 1 of its 3 classes: dragon",
         ),
         (
-            ("--data", "{tiny}", "--height", "128", "--width", "64", "--onnx", "{tiny}/model.onnx"),
+            ("--data", "{tiny}", "--height", "128", "--width", "64", "--onnx", "{tiny}/onnx/model.onnx"),
             "model.onnx: expected 128x64 as of --height and --width, got 128x96",
         ),
     ],
@@ -144,23 +116,30 @@ def test_benchmark_refuses(tiny, onnx, arguments, message, tmp_path, capsys):
 
 def test_agreement():
     """One-to-one, the most alike first, in both directions."""
+    runs = [], []
 
-    def found(boxes, scores, labels):
-        arrays = np.float32(boxes).reshape(-1, 4), np.float32(scores), np.int64(labels)
-        return Detections(*arrays, ("a", "b", "c"), 100, 100).select()
+    def picture(*found):
+        """Adds a picture with boxes, scores and labels of both runs."""
+        image = len({row["image_id"] for run in runs for row in run})
+        for run, detections in zip(runs, found):
+            run += [
+                {"image_id": image, "category_id": label, "bbox": box, "score": score}
+                for box, score, label in zip(*detections)
+            ]
 
-    one = found([[0, 0, 50, 50], [0, 0, 50, 51], [60, 60, 90, 90]], [0.9, 0.5, 0.31], [0, 0, 1])
     # the first two have swapped scores, the third is just below the threshold and a pixel off
-    other = found([[0, 0, 50, 51], [0, 0, 50, 50], [60, 60, 90, 91]], [0.92, 0.5, 0.29], [0, 0, 1])
-    assert [pairs.tolist() for pairs in match(one, other)] == [[0, 1, 2], [0, 1, 2]]
-    agreement = Agreement(0.3)
-    agreement.add(one, other)
-    assert (agreement.expected, agreement.agreeing, agreement.found, agreement.agreeing_back) == (3, 3, 2, 2)
-    assert agreement.worst_box_px == 1
-    assert agreement.worst_score == pytest.approx(0.02, abs=1e-6)
+    picture(
+        ([[0, 0, 50, 50], [0, 0, 50, 51], [60, 60, 30, 30]], [0.9, 0.5, 0.31], [0, 0, 1]),
+        ([[0, 0, 50, 51], [0, 0, 50, 50], [60, 60, 30, 31]], [0.92, 0.5, 0.29], [0, 0, 1]),
+    )
+    found = agreement(*runs, 0.3)
+    assert [found[name] for name in ("expected", "agreeing", "found", "agreeing_back")] == [3, 3, 2, 2]
+    assert found["worst_box_px"] == 1
+    assert found["worst_score"] == pytest.approx(0.02, abs=1e-6)
     # another label, too small an overlap, one partner for two
-    agreement.add(found([[0, 0, 9, 9]], [0.8], [0]), found([[0, 0, 9, 9]], [0.8], [2]))
-    agreement.add(found([[0, 0, 10, 10]], [0.8], [0]), found([[0, 0, 10, 8.9]], [0.8], [0]))
-    agreement.add(found([[0, 0, 9, 9]] * 2, [0.8, 0.7], [0, 0]), found([[0, 0, 9, 9]], [0.75], [0]))
-    assert (agreement.expected, agreement.agreeing, agreement.found, agreement.agreeing_back) == (7, 4, 5, 3)
-    assert agreement.as_dict()["share"] == 4 / 7 and agreement.as_dict()["share_back"] == 3 / 5
+    picture(([[0, 0, 9, 9]], [0.8], [0]), ([[0, 0, 9, 9]], [0.8], [2]))
+    picture(([[0, 0, 10, 10]], [0.8], [0]), ([[0, 0, 10, 8.9]], [0.8], [0]))
+    picture(([[0, 0, 9, 9]] * 2, [0.8, 0.7], [0, 0]), ([[0, 0, 9, 9]], [0.75], [0]))
+    found = agreement(*runs, 0.3)
+    assert [found[name] for name in ("expected", "agreeing", "found", "agreeing_back")] == [7, 4, 5, 3]
+    assert found["share"] == 4 / 7 and found["share_back"] == 3 / 5

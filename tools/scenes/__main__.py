@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,11 +15,6 @@ from codetr.cli.argument_types import Folder
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import staged_folder
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(write_scenes, argv, "python -m tools.scenes")
 
 
 def write_scenes(
@@ -63,6 +58,8 @@ def write_scenes(
     print(f"wrote {written} to {out}")
     return 0
 
+
+main = partial(run_program, write_scenes, program="python -m tools.scenes")
 
 if __name__ == "__main__":
     sys.exit(main())
