@@ -266,5 +266,6 @@ def _build(
     output = layer.get_output(0)
     output.name = "output"
     network.mark_output(output)
-    config.add_optimization_profile(profile)
+    if any(low < high for sizes in dimensions.values() for low, _, high in sizes):
+        config.add_optimization_profile(profile)
     return builder.build_serialized_network(network, config)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import trt_plugin
+from benchmarks.problems import Problem
 from tests.engines.engine_samples import (
     METADATA,
     RECORDED,
@@ -20,7 +21,7 @@ from tests.engines.engine_samples import (
     recorded,
     run_python,
 )
-from tests.engines.plugin_engines import FUSED_ATTENTION, build, define_plugin, plugin_or_skip, save
+from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
 from trt_plugin import EngineError, inspect
 from trt_plugin.inspection import engine_summary, layer_kinds
 from trt_plugin.inspection.engine_layers import read_file, read_times
@@ -191,32 +192,20 @@ def test_ranges_need_nvtx(monkeypatch):
 # On the GPU.
 
 
-def arrays_of_an_encoder() -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    return {
-        "value": random.random((1, 20, 8, 32), np.float32),
-        "spatial_shapes": np.array([[4, 4], [2, 2]], np.int64),
-        "level_start_index": np.array([0, 16], np.int64),
-        "reference_points": random.random((1, 20, 2, 2), np.float32),
-        "sampling_offsets": random.random((1, 20, 8, 2, 4, 2), np.float32),
-        "attention_logits": random.random((1, 20, 8, 8), np.float32),
-    }
+ENCODER = Problem("encoder", 1, ((4, 4), (2, 2)), 20).fused_inputs()
 
 
 def plan(verbosity: str) -> bytes:
     """An engine of one plugin node."""
     plugin_or_skip()
-    arrays = arrays_of_an_encoder()
-    shapes = {name: array.shape for name, array in arrays.items()}
-    dtypes = {name: array.dtype.name for name, array in arrays.items()}
-    return build(define_plugin(FUSED_ATTENTION, shapes, dtypes), verbosity=verbosity)
+    return build_plan(ENCODER, verbosity=verbosity)
 
 
 @needs_dot
 @pytest.mark.gpu
 def test_engine_with_a_plugin(tmp_path, capsys):
     path = save(tmp_path, plan("DETAILED"))
-    np.savez(tmp_path / "x.npz", **arrays_of_an_encoder())
+    np.savez(tmp_path / "x.npz", **arrays_of(ENCODER))
     pictures = [tmp_path / name for name in ("graph.svg", "chart.png")]
     files = ["--graph", pictures[0], "--chart", pictures[1], "--json", tmp_path / "report.json"]
     profile = ["--profile", "--runs", "5", "--inputs", tmp_path / "x.npz", "--table"]
@@ -235,7 +224,7 @@ def test_engine_with_a_plugin(tmp_path, capsys):
 
 @pytest.mark.gpu
 def test_profile_names_the_layers_of_the_inspector(tmp_path):
-    path, arrays = save(tmp_path, plan("DETAILED")), arrays_of_an_encoder()
+    path, arrays = save(tmp_path, plan("DETAILED")), arrays_of(ENCODER)
     _, found, _ = engine_summary.read_engine(path)
     with trt_plugin.EngineRunner(path) as runner:
         expected = runner(arrays)["output"]

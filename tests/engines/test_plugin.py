@@ -6,29 +6,18 @@ import os
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import trt_plugin
 from benchmarks.operator_errors import relative_error, truth
-from benchmarks.problems import BY_NAME, Problem
+from benchmarks.problems import BY_NAME
+from benchmarks.trt_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES
 from tests.engines.engine_samples import run_python
-from tests.engines.plugin_engines import (
-    ATTENTION,
-    FUSED_ATTENTION,
-    INPUT_NAMES,
-    build,
-    define_plugin,
-    plugin_or_skip,
-    save,
-)
-from tests.matrix.against_reference import TOLERANCE
+from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
+from tests.matrix.against_reference import TOLERANCE, make
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.inspection.engine_summary import read_engine
-
-OPERATORS = (ATTENTION, FUSED_ATTENTION)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +46,7 @@ import ctypes, tensorrt as trt, trt_plugin
 creators = [c for c in trt.get_plugin_registry().all_creators if c.plugin_namespace == "msda"]
 print("creators", *sorted(c.name + ":" + c.plugin_version for c in creators))
 """
-    expected = " ".join(["creators", *sorted(f"{name}:1" for name in OPERATORS)])
+    expected = " ".join(["creators", *sorted(f"{name}:1" for name in trt_plugin.OPERATORS)])
     assert expected in output_of(code).splitlines()
 
 
@@ -186,30 +175,10 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
 # With a GPU.
 
 
-def make_inputs(operator: str, problem: Problem, **options):
-    make = problem.attention_inputs if operator == ATTENTION else problem.fused_inputs
-    return make(**options)
-
-
-def as_arrays(operator: str, inputs) -> dict[str, np.ndarray]:
-    tensors = dict(zip(INPUT_NAMES[operator], inputs[:-1], strict=True))
-    return {
-        name: (tensor.float() if torch.is_floating_point(tensor) else tensor).numpy()
-        for name, tensor in tensors.items()
-    }
-
-
-def define(operator: str, inputs, shapes=None):
-    tensors = dict(zip(INPUT_NAMES[operator], inputs[:-1], strict=True))
-    shapes = shapes or {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
-    return define_plugin(operator, shapes, dtypes, inputs.points_per_level)
-
-
-def run_and_compare(path: Path, operator: str, inputs, dtype: torch.dtype) -> str:
+def run_and_compare(path: Path, inputs, dtype: torch.dtype) -> str:
     """Compares an engine's output with the reference; returns the engine's type of it."""
     with trt_plugin.EngineRunner(path) as runner:
-        output, expected = runner(as_arrays(operator, inputs))["output"], truth(inputs)
+        output, expected = runner(arrays_of(inputs))["output"], truth(inputs)
     assert output.shape == expected.shape
     error = relative_error(torch.from_numpy(output), expected)
     assert error <= TOLERANCE[dtype], error
@@ -217,55 +186,50 @@ def run_and_compare(path: Path, operator: str, inputs, dtype: torch.dtype) -> st
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", ["attention", "fused"])
 @pytest.mark.parametrize("name", ["pyramid", "boxes", "ragged"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_engine_of_fixed_shapes_equals_the_reference(tmp_path, operator, name, dtype):
     """tests/matrix compares engines of dynamic shapes."""
     location_dtype = dtype if name == "pyramid" else torch.float32
     index_dtype = torch.int32 if name == "ragged" else torch.int64
-    types = {"dtype": dtype, "location_dtype": location_dtype, "index_dtype": index_dtype}
-    inputs = make_inputs(operator, BY_NAME[name], **types)
-    path = save(tmp_path, build(define(operator, inputs)))
-    assert f"torch.{run_and_compare(path, operator, inputs, dtype)}" == str(dtype)
+    types = {"location_dtype": location_dtype, "index_dtype": index_dtype}
+    inputs = make(BY_NAME[name], operator, dtype, "cpu", **types)
+    path = save(tmp_path, build_plan(inputs))
+    assert f"torch.{run_and_compare(path, inputs, dtype)}" == str(dtype)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", ["attention", "fused"])
 def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator):
-    inputs = make_inputs(operator, BY_NAME["pyramid"], dtype=torch.float16)
-    path = save(tmp_path, build(define(operator, inputs), strongly_typed=False))
+    inputs = make(BY_NAME["pyramid"], operator, torch.float16, "cpu")
+    path = save(tmp_path, build_plan(inputs, strongly_typed=False))
     (layer,) = (layer for layer in read_engine(path)[1].layers if layer.name == "attention")
     assert layer.inputs[0].dtype == layer.outputs[0].dtype == "fp16"
-    run_and_compare(path, operator, inputs, torch.float16)
+    run_and_compare(path, inputs, torch.float16)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", ["attention", "fused"])
 @pytest.mark.parametrize("case", ["build", "run"])
 def test_wrong_shape_stops_build_and_run_and_is_named(tmp_path, operator, case):
     """In a process of its own: plugins report to the first logger that TensorRT was given in a process."""
     arguments = (operator, case, str(tmp_path))
     done = run_python("-c", f"from tests.engines.test_plugin import fail; fail(*{arguments!r})", gpu=True)
     assert done.returncode == 1 and "EngineError: " in done.stderr
-    expected = f"msda::{operator}: {INPUT_NAMES[operator][-1]}: expected"
-    assert any(expected in line and "with Q=256 (from " in line for line in done.stderr.splitlines())
+    name = "attention_logits" if operator == "fused" else "attention_weights"
+    lines = [line for line in done.stderr.splitlines() if f"Attention: {name}: expected" in line]
+    assert any("with Q=256 (from " in line for line in lines), done.stderr
 
 
 def fail(operator: str, case: str, folder: str) -> None:
     """Gives the last input of an engine one query less than the others, when it is built or when it runs."""
-    inputs = make_inputs(operator, BY_NAME["pyramid"])
-    names = INPUT_NAMES[operator]
-    shapes = {name: tuple(tensor.shape) for name, tensor in zip(names, inputs[:-1], strict=True)}
-    batch, queries, *others = shapes[names[-1]]
+    inputs = make(BY_NAME["pyramid"], operator, torch.float32, "cpu")
+    last = inputs._fields[-2]
+    wrong = inputs._replace(**{last: inputs[-2][:, :-1]})
     if case == "build":
-        build(define(operator, inputs, {**shapes, names[-1]: (batch, queries - 1, *others)}))
-    ranges = {}
-    for name in names[3:]:  # the inputs with Q
-        batch, queries, *others = shape = shapes[name]
-        ranges[name] = ((batch, queries - 1, *others), shape, shape)
-        shapes[name] = (batch, -1, *others)
-    path = save(Path(folder), build(define(operator, inputs, shapes), ranges))
-    arrays = as_arrays(operator, inputs)
+        build_plan(wrong)
+    smallest = {name: getattr(inputs, name)[:, :-1].shape for name in inputs._fields[3:-1]}
+    path = save(Path(folder), build_plan(inputs, smallest))
     with trt_plugin.EngineRunner(path) as runner:
-        runner({**arrays, names[-1]: arrays[names[-1]][:, :-1]})
+        runner(arrays_of(wrong))

@@ -8,27 +8,13 @@ import numpy as np
 import pytest
 
 import trt_plugin
-from benchmarks.problems import BY_NAME
+from benchmarks.problems import BY_NAME, FusedInputs
 from tests.engines.engine_samples import METADATA, plan_header, run_python
-from tests.engines.plugin_engines import (
-    FUSED_ATTENTION,
-    INPUT_NAMES,
-    build,
-    define_plugin,
-    plugin_or_skip,
-    save,
-)
+from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
 from trt_plugin import EngineError, engine_file
 from trt_plugin.engine_file import built_with
 
 # Without a GPU.
-
-
-def test_import_brings_no_torch_tensorrt_or_cuda():
-    heavy = "{'torch', 'tensorrt', 'cuda'} & {name.split('.')[0] for name in sys.modules}"
-    code = f"import sys, trt_plugin.run; trt_plugin.EngineRunner; assert not {heavy}, {heavy}"
-    done = run_python("-c", code)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -83,8 +69,7 @@ def test_wrong_library_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def inputs() -> dict[str, np.ndarray]:
-    problem = BY_NAME["pyramid"].fused_inputs()
-    return {name: x.numpy() for name, x in zip(INPUT_NAMES[FUSED_ATTENTION], problem[:-1], strict=True)}
+    return arrays_of(BY_NAME["pyramid"].fused_inputs())
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +77,13 @@ def plan(inputs) -> bytes:
     """An engine of the fused plugin: N from 1 to 2, and 100 to 256 queries."""
     plugin_or_skip()
     smallest = {name: array.shape for name, array in cut(inputs, 1, 100).items()}
-    shapes = {
-        name: tuple(size if size == low else -1 for size, low in zip(array.shape, smallest[name]))
-        for name, array in inputs.items()
-    }
-    ranges = {name: (smallest[name], *2 * [inputs[name].shape]) for name in shapes if -1 in shapes[name]}
-    dtypes = {name: array.dtype.name for name, array in inputs.items()}
-    return build(define_plugin(FUSED_ATTENTION, shapes, dtypes), ranges)
+    return build_plan(BY_NAME["pyramid"].fused_inputs(), smallest)
 
 
 def cut(inputs: dict[str, np.ndarray], batch: int, queries: int) -> dict[str, np.ndarray]:
     """The first images and queries."""
     taken = {"value": inputs["value"][:batch]}
-    taken |= {name: inputs[name][:batch, :queries] for name in INPUT_NAMES[FUSED_ATTENTION][3:]}
+    taken |= {name: inputs[name][:batch, :queries] for name in FusedInputs._fields[3:-1]}
     return {**inputs, **taken}
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import msda
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from msda import derivatives
+from tests.engines.plugin_engines import no_plugin
 from tests.matrix import drawn_cases, emulated_kernels
 from tests.matrix.against_reference import autograd_gradients, run_msda
 
@@ -55,20 +56,7 @@ def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
 
 def no_tensorrt(dtype: torch.dtype = torch.float32) -> str | None:
     """Returns the reason why the TensorRT plugin cannot run, or None."""
-    return no_gpu(dtype) or _no_plugin()
-
-
-@functools.cache
-def _no_plugin() -> str | None:
-    try:
-        import tensorrt  # noqa: F401
-
-        import trt_plugin
-
-        trt_plugin.load()
-    except Exception as error:
-        return f"no TensorRT plugin: {error}".splitlines()[0]
-    return None
+    return no_gpu(dtype) or no_plugin()
 
 
 @functools.cache
