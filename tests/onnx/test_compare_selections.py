@@ -15,8 +15,6 @@ from onnx_path import build, compare
 from onnx_path.surgery.verify import selections
 from tests.onnx.selecting_models import SCORES, masking, selecting
 
-pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
-
 
 class Case(NamedTuple):
     """A model with changed scores: by a rounding that changes the selection, or by a fault."""
@@ -35,7 +33,7 @@ CASES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def folder(tmp_path, gpu) -> Path:
+def folder(tmp_path, machine) -> Path:
     """A folder with scores that nearly tie, on a machine whose engines are ONNX files."""
     np.save(tmp_path / "x.npy", SCORES)
     return tmp_path

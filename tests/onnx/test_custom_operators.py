@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
 
 import onnx
 import pytest
@@ -12,18 +11,11 @@ from onnx import helper
 from onnx_path import build
 from onnx_path.custom_operators import custom_operators
 from onnx_path.model_for_tensorrt import load_model
-from tests.onnx.build_fixtures import (
-    NO_GPU,
-    REPOSITORY,
-    SHAPES,
-    attention_file,
-    convolution,
-    refuse,
-)
+from tests.onnx.engine_stand_ins import NO_GPU, SHAPES, attention_file, network, refuse_by
 from tests.onnx.text_models import text_model
 from trt_plugin.engine_error import EngineError
 
-pytest_plugins = ("tests.onnx.build_fixtures",)
+refuse = functools.partial(refuse_by, build.main)
 
 
 def names_of(model: onnx.ModelProto) -> list[str]:
@@ -51,8 +43,8 @@ def test_functions_and_names_of_onnx_are_no_custom_operators():
 @pytest.mark.parametrize(
     ("op_type", "domain", "version", "expected"),
     [
-        ("Swirl", "", "1", "operator Swirl of node mine, version '1' in namespace '', got none"),
-        ("Swirl", "mine", "1", "operator mine.Swirl of node mine"),
+        ("Swirl", "", "1", "operator Swirl of node score, version '1' in namespace '', got none"),
+        ("Swirl", "mine", "1", "operator mine.Swirl of node score"),
         (
             "MultiscaleDeformableAttnPlugin_TRT",
             "trt.plugins",
@@ -67,8 +59,8 @@ def test_an_operator_without_plugin_is_named(
     tensorrt, no_gpu, tmp_path, capsys, op_type, domain, version, expected
 ):
     """Plugins are checked before the GPU. TensorRT has EfficientNMS_TRT itself."""
-    last = f'[mine] output = {domain}{"." * bool(domain)}{op_type}<plugin_version = "{version}">(maps)'
-    path = convolution(tmp_path / "model.onnx", last=last, domains=domain)
+    head = f'{domain}{"." * bool(domain)}{op_type}<plugin_version = "{version}">'
+    path = network(tmp_path / "model.onnx", head=head)
     line = refuse(capsys, tmp_path, path, "--out", tmp_path, *SHAPES, status=1 if expected == NO_GPU else 2)
     assert expected in line
 
@@ -79,7 +71,7 @@ def test_a_library_that_cannot_be_loaded_is_named(tensorrt, no_gpu, model, tmp_p
     assert str(library) in refuse(capsys, tmp_path, model, "--out", tmp_path, *SHAPES, "--plugins", library)
 
 
-def test_our_library_is_loaded_if_the_file_needs_it(tensorrt, tmp_path, monkeypatch):
+def test_our_library_is_loaded_if_the_file_needs_it(tensorrt, model, tmp_path, monkeypatch):
     import trt_plugin
 
     try:
@@ -88,22 +80,8 @@ def test_our_library_is_loaded_if_the_file_needs_it(tensorrt, tmp_path, monkeypa
         pytest.skip(str(error))
     monkeypatch.setattr("trt_plugin.cuda_runtime.require_gpu", lambda: None)
     for bodies in (True, False):
-        model = load_model(attention_file(tmp_path / "attention.onnx", bodies))
-        assert build.check_machine([], model) == [library]
-    model = load_model(convolution(tmp_path / "model.onnx"))
-    assert build.check_machine([], model) == []
-    assert build.check_machine([library, library], model) == [library]
-
-
-def test_tensorrt_is_imported_after_the_file_is_checked(model, tmp_path):
-    """The profile is the last check of the file."""
-    code = (
-        "import sys; from onnx_path.build import main; "
-        f"status = main([{str(model)!r}, '--out', {str(tmp_path)!r}, '--precision', 'fp16']); "
-        "found = {'tensorrt', 'polygraphy', 'cuda', 'torch', 'onnxruntime'} & set(sys.modules); "
-        "sys.exit(f'{status} {found}')"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
-    error, found = result.stderr.splitlines()
-    assert "--opt" in error
-    assert found == "2 set()"
+        attention = load_model(attention_file(tmp_path / "attention.onnx", bodies))
+        assert build.check_machine([], attention) == [library]
+    other = load_model(model)
+    assert build.check_machine([], other) == []
+    assert build.check_machine([library, library], other) == [library]

@@ -13,8 +13,6 @@ from onnx_path.equivalent_commands import equivalent_commands
 from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 
-pytest_plugins = ("tests.onnx.build_fixtures",)
-
 EVERYTHING = Settings(
     {
         "images": ShapeRange((1, 3, 320, 320), (2, 3, 640, 640), (8, 3, 1280, 1280)),
@@ -28,14 +26,20 @@ EVERYTHING = Settings(
 )
 
 
-@pytest.mark.parametrize("model", ["a model.onnx", "model.bin"])
-@pytest.mark.parametrize("settings", [EVERYTHING, Settings()], ids=["everything", "nothing"])
-def test_polygraphy_reads_its_line(tensorrt, tmp_path, settings, model):
+@pytest.mark.parametrize(
+    ("settings", "name"), [(EVERYTHING, "a model.bin"), (Settings(), "model.onnx")], ids=["all", "none"]
+)
+def test_polygraphy_s_line_and_the_build_have_the_settings(tensorrt, tmp_path, monkeypatch, settings, name):
+    """Checks the arguments of polygraphy's tool and of its Python API. The builder behind needs a GPU."""
+    from polygraphy.backend import trt as backend
     from polygraphy.tools import args
     from polygraphy.tools.convert.convert import Convert
 
-    path = tmp_path / model  # polygraphy warns of a file that is not there
-    path.touch()
+    path, cache = tmp_path / name, tmp_path / "cache"
+    path.touch()  # polygraphy warns of a file that is not there
+    cache.touch()
+    if settings.timing_cache:
+        settings = dataclasses.replace(settings, timing_cache=cache)
     line = equivalent_commands(path, tmp_path / "model.plan", settings)["polygraphy"]
     tool, parser = Convert(), argparse.ArgumentParser()
     tool.setup_parser(parser.add_subparsers())
@@ -48,49 +52,34 @@ def test_polygraphy_reads_its_line(tensorrt, tmp_path, settings, model):
     assert (parsed.convert_to, parsed.output) == ("trt", str(tmp_path / "model.plan"))
     assert (groups[args.ModelArgs].path, str(groups[args.ModelArgs].model_type)) == (str(path), "onnx")
     assert groups[args.TrtLoadNetworkArgs].strongly_typed is True
-    assert bool(config.tf32) is settings.tf32
-    expected = {name: tuple(map(list, profile)) for name, profile in settings.profiles.items()}
-    assert (config.profile_dicts or [{}]) == [expected]
-    limits = {str(pool): size for pool, size in (config.memory_pool_limits or {}).items()}
-    assert limits == ({"trt.MemoryPoolType.WORKSPACE": 2**29} if settings.workspace_bytes else {})
-    assert config.builder_optimization_level == settings.optimization_level
+    assert (groups[args.TrtLoadPluginsArgs].plugins or []) == list(map(str, settings.plugins))
     assert str(config.profiling_verbosity).endswith("DETAILED")
-    cache = str(settings.timing_cache) if settings.timing_cache else None
-    assert config.load_timing_cache == groups[args.TrtLoadEngineBytesArgs].save_timing_cache == cache
-    assert (groups[args.TrtLoadPluginsArgs].plugins or []) == [str(path) for path in settings.plugins]
-
-
-def test_the_build_has_the_same_settings(tensorrt, tmp_path, monkeypatch):
-    """Checks the arguments of polygraphy's Python API. The builder behind it needs a GPU."""
-    from polygraphy.backend import trt as backend
 
     calls = []
 
-    class Captured:
-        def __init__(self, network, config, save_timing_cache) -> None:
-            calls.append((network, config, save_timing_cache))
+    def capture(network, **options):
+        calls.append((network, options))
+        return lambda: b"engine"
 
-        def __call__(self) -> bytes:
-            return b"engine"
-
-    monkeypatch.setattr(backend, "EngineBytesFromNetwork", Captured)
-    cache = tmp_path / "cache"
-    cache.touch()
-    settings = dataclasses.replace(EVERYTHING, timing_cache=cache)
-    assert serialize_engine(tmp_path / "model.onnx", settings, "model.onnx") == b"engine"
-    network, config, saved = calls.pop()
+    monkeypatch.setattr(backend, "EngineBytesFromNetwork", capture)
+    serialize_engine(path, settings, name)
+    ((network, options),) = calls
+    built = options["config"]
     assert network.strongly_typed is True
-    assert config.tf32 is True
-    assert config.memory_pool_limits == {tensorrt.MemoryPoolType.WORKSPACE: 2**29}
-    assert config.profiling_verbosity == tensorrt.ProfilingVerbosity.DETAILED
-    assert config.builder_optimization_level == 4
-    assert config.timing_cache_path == saved == str(cache)
-    (profile,) = config.profiles
-    assert {name: tuple(shapes) for name, shapes in profile.items()} == EVERYTHING.profiles
-    serialize_engine(tmp_path / "model.onnx", Settings(), "model.onnx")
-    _, config, saved = calls.pop()
-    assert not config.tf32
-    assert config.memory_pool_limits is config.timing_cache_path is saved is None
+    assert built.profiling_verbosity == tensorrt.ProfilingVerbosity.DETAILED
+
+    assert bool(config.tf32) is bool(built.tf32) is settings.tf32
+    levels = {config.builder_optimization_level, built.builder_optimization_level}
+    assert levels == {settings.optimization_level}
+    caches = (config.load_timing_cache, groups[args.TrtLoadEngineBytesArgs].save_timing_cache)
+    caches += (built.timing_cache_path, options["save_timing_cache"])
+    assert set(caches) == {str(cache) if settings.timing_cache else None}
+    pools = [config.memory_pool_limits or {}, built.memory_pool_limits or {}]
+    expected = {"WORKSPACE": 2**29} if settings.workspace_bytes else {}
+    assert [{str(x).rpartition(".")[2]: size for x, size in pool.items()} for pool in pools] == [expected] * 2
+    profiles = [config.profile_dicts or [{}], built.profiles or [{}]]
+    for (profile,) in profiles:
+        assert {x: tuple(map(tuple, shapes)) for x, shapes in profile.items()} == settings.profiles
 
 
 def test_trtexec_line():

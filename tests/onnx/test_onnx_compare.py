@@ -14,32 +14,18 @@ from onnx import helper
 from onnx_path import build, compare, tensorrt_engine
 from onnx_path.comparison import marked_engines
 from onnx_path.comparison.tensor_errors import TOLERANCES
-from tests.onnx.build_fixtures import attention_file, refuse_by
-from tests.onnx.comparison_fixtures import converted, describe, layers_in, network, pretend
+from tests.onnx.engine_stand_ins import (
+    SHAPES,
+    attention_file,
+    converted,
+    describe,
+    layers_in,
+    network,
+    refuse_by,
+    run_engine,
+)
 from trt_plugin.inspection import engine_summary
 from trt_plugin.inspection.engine_layers import LayerList
-
-pytest_plugins = ("tests.onnx.build_fixtures", "tests.onnx.comparison_fixtures")
-
-SHAPES = tuple(
-    word
-    for option, batch in (("--min", 1), ("--opt", 2), ("--max", 4))
-    for word in (option, f"images:{batch}x16x16")
-)
-
-
-@pytest.fixture
-def model(tmp_path) -> Path:
-    return network(tmp_path / "model.onnx")
-
-
-@pytest.fixture
-def temporary(tmp_path_factory, monkeypatch) -> Path:
-    """The folder of temporary files."""
-    folder = tmp_path_factory.mktemp("temporary")
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    return folder
-
 
 refuse = functools.partial(refuse_by, compare.main)
 
@@ -47,12 +33,16 @@ refuse = functools.partial(refuse_by, compare.main)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--input", "image=x.npy"), "--input"),
+        (("--input", "images=x.npy"), "--input: expected NAME=FILE.npy, got 'x.npy' (x.npy: No such file"),
+        (("--input", "images=model.onnx"), "expected NAME=FILE.npy"),
+        (("--input", "images=arrays.npz"), "an archive of arrays, see --inputs"),
+        (("--input", "image=flat.npy"), "--input: expected an input of the file (images), got image"),
+        (("--input", "images=flat.npy"), "expected images [batch, 16, 16], as in the file, got 2x16"),
+        (("--input", "images=integers.npy"), "--input: images: expected float32, got int64"),
         (("--inputs", "x.npz"), "--inputs"),
         (("--inputs", "model.onnx"), "--inputs model.onnx: cut off, or not an .npz file"),
         (("--precision", "int8"), "--precision"),
         (("--shapes", "images"), "--shapes"),
-        (("--shapes", "x:1"), "--shapes"),
         (("--shapes", "images:5x16x16"), "as the engine takes it, [1 to 4, 16, 16], got [5, 16, 16]"),
         (("--parsed", "other.onnx", "--layers"), "--parsed: expected a file with the inputs images"),
         (("--plugins", "lib.so"), "--plugins"),
@@ -60,31 +50,39 @@ refuse = functools.partial(refuse_by, compare.main)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_options_are_named(model, tmp_path, capsys, monkeypatch, gpu, options, words):
+def test_wrong_options_are_named(model, tmp_path, capsys, monkeypatch, machine, options, words):
     monkeypatch.chdir(tmp_path)
     model.with_suffix(".engine").write_bytes(model.read_bytes())
     attention_file(tmp_path / "other.onnx")
+    np.save("flat.npy", np.zeros((2, 16)))
+    np.save("integers.npy", np.zeros((1, 16, 16), int))
+    np.savez("arrays.npz", images=np.zeros((1, 16, 16)))
     assert words in refuse(capsys, tmp_path, "model.onnx", "model.engine", *options)
 
 
-def test_an_operator_that_onnxruntime_lacks_is_named(tmp_path, capsys, monkeypatch, gpu):
+def test_an_operator_that_onnxruntime_lacks_is_named(tmp_path, capsys, monkeypatch, machine):
     monkeypatch.setattr(marked_engines, "run_engine", lambda path, inputs: {})
     path = network(tmp_path / "model.onnx", head="mine.Swirl")
     line = refuse(capsys, tmp_path, path, path)
     assert line.startswith(f"{path}: ") and "Swirl" in line
 
 
-def test_an_engine_of_another_model_is_refused(model, tmp_path, capsys, gpu):
+def test_an_engine_of_another_model_is_refused(model, tmp_path, capsys, machine):
     line = refuse(capsys, tmp_path, model, attention_file(tmp_path / "other.onnx"))
     assert "(features, score), got one with output" in line
+    other = onnx.load(model)
+    other.graph.input[0].name = "pixels"
+    onnx.save(other, tmp_path / "other.onnx")
+    line = refuse(capsys, tmp_path, model, tmp_path / "other.onnx")
+    assert line.endswith("with the inputs of the ONNX file (images), got one with pixels")
 
 
-def test_equal_outputs_are_within(model, tmp_path, capsys, gpu, temporary):
+def test_equal_outputs_are_within(model, tmp_path, capsys, machine):
     report = tmp_path / "reports" / "report.json"
     argv = [str(model), str(model), "--seed", "7", "--layers", "--json", str(report)]
     assert compare.main(argv) == 0
     output = capsys.readouterr()
-    assert output.err == "" and not gpu and not list(temporary.iterdir())
+    assert output.err == "" and not machine
     for words in ("[2, 16, 16] float32, random, seed 7", "fp32 (as the engine's layers tell)", "0.0001"):
         assert words in output.out
     lines = [line.split() for line in output.out.splitlines()]
@@ -98,10 +96,10 @@ def test_equal_outputs_are_within(model, tmp_path, capsys, gpu, temporary):
     assert [x.name for x in report.parent.iterdir()] == ["report.json"]
 
 
-def test_given_inputs_and_shapes_reach_both_sides(model, tmp_path, capsys, monkeypatch, gpu):
+def test_given_inputs_and_shapes_reach_both_sides(model, tmp_path, capsys, monkeypatch, machine):
     seen = []
     monkeypatch.setattr(
-        marked_engines, "run_engine", lambda path, inputs: seen.append(inputs) or pretend(path, inputs)
+        marked_engines, "run_engine", lambda path, inputs: seen.append(inputs) or run_engine(path, inputs)
     )
     array = np.random.default_rng(3).standard_normal((3, 16, 16))
     np.save(tmp_path / "x.npy", array)
@@ -121,34 +119,31 @@ def test_given_inputs_and_shapes_reach_both_sides(model, tmp_path, capsys, monke
         ("bias_5", "bias_5 (Add)", "biased_5", False),
     ],
 )
-def test_the_node_of_a_wrong_number_is_named(
-    tmp_path, capsys, gpu, temporary, changed, node, tensor, external
-):
+def test_the_node_of_a_wrong_number_is_named(tmp_path, capsys, machine, changed, node, tensor, external):
     model = network(tmp_path / "model.onnx", external=external)
     wrong = network(tmp_path / "wrong.onnx", changed=changed, external=external)
     argv = [str(model), str(wrong), "--parsed", str(wrong)]
     assert compare.main(argv) == 1
     output = capsys.readouterr()
-    assert output.err == "" and output.out.endswith(" of 2 outputs differ\n") and not gpu
+    assert output.err == "" and output.out.endswith(" of 2 outputs differ\n") and not machine
     report = tmp_path / "report.json"
     assert compare.main([*argv, "--layers", "--json", str(report)]) == 1
     output = capsys.readouterr().out
     assert f"first difference: node {node}, output {tensor}: relative error " in output
     assert f"{node}: {tensor} " in output
-    assert not list(temporary.iterdir())
     layers = json.loads(report.read_text())["layers"]
     assert "{name} ({op_type})".format(**layers["node"]) == node and layers["outcome"] == "node"
     assert layers["output"]["within"] is False
     assert all(x["relative"] == 0 for x in layers["inputs"])
     assert layers["measured"][-1]["name"] == tensor
-    assert layers["engines"] == len(gpu) <= 4
-    settings, first = gpu[0]
+    assert layers["engines"] == len(machine) <= 4
+    _, settings, first = machine[0]
     assert not settings.tf32 and settings.profiles == {"images": ((2, 16, 16),) * 3}
     assert {x.name for x in first.graph.output} >= {"features", "score"}
 
 
 def test_a_tensor_that_tensorrt_refuses_as_an_output_is_passed_over(
-    model, tmp_path, monkeypatch, gpu, capsys
+    model, tmp_path, monkeypatch, machine, capsys
 ):
     wrong = network(tmp_path / "wrong.onnx", changed="weight_2")
     serialize_engine = tensorrt_engine.serialize_engine
@@ -166,14 +161,13 @@ def test_a_tensor_that_tensorrt_refuses_as_an_output_is_passed_over(
     assert "product_2 cannot be compared: wrong.onnx" in output.err
 
 
-def test_an_engine_of_another_file_is_reported(model, tmp_path, capsys, gpu, temporary):
+def test_an_engine_of_another_file_is_reported(model, tmp_path, capsys, machine):
     wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
     assert compare.main([str(model), str(wrong), "--layers"]) == 1
     assert f"does not differ in an engine that is built of {model} now" in capsys.readouterr().out
-    assert not list(temporary.iterdir())
 
 
-def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsys, monkeypatch, gpu):
+def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsys, monkeypatch, machine):
     """`onnx_path.build` wrote it beside the engine. The tolerance is the precision's."""
     half = converted(model, "fp16")
     converted(model, "bf16")
@@ -186,12 +180,12 @@ def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsy
     capsys.readouterr()
 
     def run_wrong(path, inputs):
-        return {name: (array + 1, dtype) for name, (array, dtype) in pretend(path, inputs).items()}
+        return {name: (array + 1, dtype) for name, (array, dtype) in run_engine(path, inputs).items()}
 
     monkeypatch.setattr(marked_engines, "run_engine", run_wrong)
     assert compare.main([str(model), str(half), "--layers"]) == 1
     assert f"engines built of {half})" in capsys.readouterr().out
-    assert gpu and any(x.data_type == onnx.TensorProto.FLOAT16 for x in gpu[0][1].graph.initializer)
+    assert any(x.data_type == onnx.TensorProto.FLOAT16 for x in machine[0][2].graph.initializer)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +197,7 @@ def test_the_file_of_the_engines_precision_is_built_again(model, tmp_path, capsy
         ("fp16", ("--precision", "tf32"), "tf32 (--precision)"),
     ],
 )
-def test_sources_of_the_precision(model, capsys, monkeypatch, gpu, narrow, options, expected):
+def test_sources_of_the_precision(model, capsys, monkeypatch, machine, narrow, options, expected):
     """Engines of trtexec lack details of their layers by default."""
     without_details = LayerList((), detailed=False)
     monkeypatch.setattr(engine_summary, "read_engine", lambda path: (describe(path), without_details, ""))
@@ -212,7 +206,7 @@ def test_sources_of_the_precision(model, capsys, monkeypatch, gpu, narrow, optio
     assert expected in capsys.readouterr().out
 
 
-def test_further_outputs_of_the_engine_are_compared(model, tmp_path, capsys, gpu):
+def test_further_outputs_of_the_engine_are_compared(model, tmp_path, capsys, machine):
     more = onnx.load(model)
     more.graph.output.append(helper.make_tensor_value_info("tanh_3", 1, ["batch", 16, 16]))
     onnx.save(more, tmp_path / "more.onnx")
@@ -261,7 +255,7 @@ def test_a_16_bit_engine_is_within_its_tolerance(tensorrt, tmp_path, capsys, pre
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_node_of_a_wrong_engine_is_named(tensorrt, tmp_path, capsys, temporary, precision):
+def test_the_node_of_a_wrong_engine_is_named(tensorrt, tmp_path, capsys, precision):
     model = network(tmp_path / "model.onnx")
     wrong = network(tmp_path / "wrong.onnx", changed="weight_4")
     engine_path = built(capsys, wrong, "--precision", precision)
@@ -275,7 +269,6 @@ def test_the_node_of_a_wrong_engine_is_named(tensorrt, tmp_path, capsys, tempora
     layers = json.loads(report.read_text())["layers"]
     assert [x["name"] for x in layers["inputs"]] == ["sum_3"] and layers["inputs"][0]["within"]
     assert not layers["output"]["within"] and layers["engines"] <= 3
-    assert not list(temporary.iterdir())
     # An engine of the right file does not differ, so no node is named.
     status = compare.main([str(model), str(engine_path), "--layers", "--parsed", str(model)])
     output = capsys.readouterr()

@@ -20,7 +20,7 @@ from onnx_path.export import export_onnx, main
 from onnx_path.model_for_tensorrt import parsed_file
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
-from tests.onnx.build_fixtures import attention_file
+from tests.onnx.engine_stand_ins import attention_file
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -145,25 +145,16 @@ def test_exported_file_runs_in_onnxruntime(exported, packed, tmp_path):
     assert (found[2] == expected[2]).all()
 
 
-class FailingBuild:
-    """A loader of polygraphy that fails: TensorRT reports the reason, and polygraphy prints."""
+def test_failing_build_raises_tensorrts_reason_and_prints_nothing(tensorrt, tmp_path, monkeypatch, capfd):
+    """TensorRT reports the reason, and polygraphy prints."""
+    from polygraphy.backend import trt as backend
+    from polygraphy.logger import G_LOGGER
 
-    def __init__(self, *_arguments, **_options) -> None:
-        pass
-
-    def __call__(self) -> bytes:
-        import tensorrt as trt
-        from polygraphy.backend.trt import get_trt_logger
-        from polygraphy.logger import G_LOGGER
-
-        get_trt_logger().log(trt.ILogger.ERROR, "no tactic\nfor node 7")
+    def build() -> bytes:
+        backend.get_trt_logger().log(tensorrt.ILogger.ERROR, "no tactic\nfor node 7")
         G_LOGGER.critical("Invalid Engine")
 
-
-def test_failing_build_raises_tensorrts_reason_and_prints_nothing(tmp_path, monkeypatch, capfd):
-    trt_backend = pytest.importorskip("polygraphy.backend.trt", reason="polygraphy is not installed")
-    pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)
-    monkeypatch.setattr(trt_backend, "EngineBytesFromNetwork", FailingBuild)
+    monkeypatch.setattr(backend, "EngineBytesFromNetwork", lambda *_, **__: build)
     path = attention_file(tmp_path / "model.onnx")
     capfd.readouterr()
     with pytest.raises(RuntimeError, match=r"^name: TensorRT cannot build .*: no tactic for node 7$"):
@@ -244,9 +235,7 @@ def test_command_errors_are_one_line_and_leave_nothing(
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_detects_as_pytorch(name, precision, weights, timing_cache, tmp_path, capsys):
-    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
-    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+def test_engine_detects_as_pytorch(tensorrt, name, precision, weights, timing_cache, tmp_path, capsys):
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
     options |= {"timing-cache": timing_cache}

@@ -9,8 +9,6 @@ import pytest
 from onnx_path import build, compare, surgeon
 from tests.onnx import model_zoo
 
-pytest_plugins = ("tests.onnx.build_fixtures",)
-
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", model_zoo.ZOO)
