@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from benchmarks.pictures import draw, groups, row_name
+from benchmarks.pictures import draw, row_name
 from benchmarks.result_files import SCHEMA_VERSION
 from codetr.cli.argument_types import Folder, InputFile
 from codetr.cli.program import run_program
@@ -30,7 +30,7 @@ def print_report(
 
     Args:
         results: files that the benchmarks wrote.
-        pictures: also draw charts into this folder, as SVG and PNG.
+        pictures: also draw charts into this folder, as PNG.
     """
     if not results:
         raise UsageError("FILE: expected at least one result file, got none")
@@ -105,21 +105,21 @@ def _fields(row: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def msda_tables(content: dict) -> str:
     """Returns a table of microseconds for each distribution and type: a row a method, a column a problem."""
-    tables = []
-    for distribution, dtype, problems, cells in groups(content):
-        methods = [method for method in content["methods"] if any((p, method) in cells for p in problems)]
+    tables: dict[tuple[str, str], dict[str, dict[str, dict]]] = {}
+    for row in content["results"]:
+        methods = tables.setdefault((row["dtype"], row["distribution"]), {})
+        methods.setdefault(row["method"], {})[row["problem"]["name"]] = row
+    texts = []
+    for (dtype, distribution), methods in tables.items():
+        problems = list(dict.fromkeys(name for cells in methods.values() for name in cells))
         rows = []
-        for method in methods:
-            errors = [row.get("relative_error") for key, row in cells.items() if key[1] == method]
-            worst = max((error for error in errors if error is not None), default=None)
-            times = [microseconds(cells.get((problem, method))) for problem in problems]
-            rows.append([method, *times, "" if worst is None else f"{worst:.1e}"])
-        firsts = [cells.get((problem, methods[0])) for problem in problems]
-        floor = [f"{row['floor_us']:.0f}" if row else "" for row in firsts]
-        rows.append([f"every byte of {methods[0]} once", *floor, ""])
+        for method, cells in methods.items():
+            errors = [row.get("relative_error") or 0.0 for row in cells.values()]
+            times = [microseconds(cells.get(problem)) for problem in problems]
+            rows.append([method, *times, f"{max(errors):.1e}" if any(errors) else ""])
         head = [f"{dtype}, {distribution}; median us", *problems, "largest relative error"]
-        tables.append(table(head, rows))
-    return "\n\n".join(tables)
+        texts.append(table(head, rows))
+    return "\n\n".join(texts)
 
 
 def microseconds(row: dict | None) -> str:

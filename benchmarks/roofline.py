@@ -5,8 +5,10 @@ A roofline compares the speed of each method with the limits of the GPU's memory
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 MARKERS = {
     "attention": "o",
@@ -69,7 +71,7 @@ def peak_flop_per_second(gpu: Mapping) -> float | None:
     return 2.0 * lanes * gpu["multiprocessors"] * clock if lanes and clock else None
 
 
-def figure(content: Mapping, dtype: str, colours: Sequence[str]):
+def figure(content: Mapping, dtype: str):
     """Draws the rooflines of a type, one for each distribution: problems by colour, methods by marker.
 
     A point may lie above the slope: the few queries of a decoder do not read all of the value. Markers shrink
@@ -78,83 +80,55 @@ def figure(content: Mapping, dtype: str, colours: Sequence[str]):
     Returns:
         The picture, or None without a forward method.
     """
+    import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     drawn = points(content, dtype)
     if not drawn:
         return None
-    distributions = list(dict.fromkeys(row["distribution"] for row, _, _ in drawn))
-    problems = list(dict.fromkeys(row["problem"]["name"] for row, _, _ in drawn))
-    methods = [method for method in MARKERS if any(row["method"] == method for row, _, _ in drawn)]
-    colour = {name: colours[index % len(colours)] for index, name in enumerate(problems)}
-    size = {name: 10 - 5 * index / len(problems) for index, name in enumerate(problems)}
+    distributions, problems, methods = (
+        list(dict.fromkeys(name(row) for row, _, _ in drawn))
+        for name in (itemgetter("distribution"), lambda row: row["problem"]["name"], itemgetter("method"))
+    )
+    colours = matplotlib.colormaps["tab20"].colors
     picture = Figure(figsize=(2.6 + 4.6 * len(distributions), 6), layout="constrained")
     panels = picture.subplots(1, len(distributions), sharex=True, sharey=True, squeeze=False)[0]
     for axes, distribution in zip(panels, distributions):
-        roofs = _draw_roofs(axes, content, [intensity for _, intensity, _ in drawn])
+        _draw_roofs(axes, content, [intensity for _, intensity, _ in drawn])
+        # Markers are hollow, so that those below stay visible.
+        style = {"linestyle": "none", "markerfacecolor": "none"}
         for row, intensity, speed in drawn:
             if row["distribution"] == distribution:
-                name = row["problem"]["name"]
-                axes.plot([intensity], [speed / 1e12], **_marker(row["method"], colour[name], size[name]))
-        _style(axes, distribution)
+                index = problems.index(row["problem"]["name"])
+                size = (10 - 5 * index / len(problems)) * (0.7 if MARKERS[row["method"]] in "+x" else 1)
+                look = {"marker": MARKERS[row["method"]], "color": colours[index % len(colours)], **style}
+                axes.plot([intensity], [speed / 1e12], markersize=size, **look)
+        for method in methods:
+            axes.plot([], [], label=method, marker=MARKERS[method], color="black", **style)
+        for problem, colour in zip(problems, itertools.cycle(colours)):
+            axes.plot([], [], "s", label=problem, color=colour)
+        axes.set(xscale="log", yscale="log", xlabel="flop per byte (every input and output moved once)")
+        axes.set_title(f"{distribution} locations", fontsize=9)
+        axes.grid(color="#e6e6e6", linewidth=0.6, which="both")
+        axes.margins(x=0)
     panels[0].set_ylabel("achieved TFLOP/s (median)")
-    picture.suptitle(
-        f"Multi-scale deformable attention, forward, {dtype}: {content['gpu']['name']}", fontsize=10
-    )
-    blank = Line2D([], [], linestyle="none")
-    lines = [(roof, roof.get_label()) for roof in roofs]
-    shapes = [(Line2D([], [], **_marker(method, "black", 7)), method) for method in methods]
-    patches = [(Line2D([], [], color=colour[name], linewidth=5), name) for name in problems]
-    legend = [*lines, (blank, ""), *shapes, (blank, ""), *patches]
-    picture.legend(*zip(*legend), loc="outside right center", fontsize=7, frameon=False)
+    handles = panels[0].get_legend_handles_labels()
+    picture.legend(*handles, loc="outside right center", fontsize=7, frameon=False)
+    picture.suptitle(f"Multi-scale deformable attention, forward, {dtype}", fontsize=10)
     return picture
 
 
-def _draw_roofs(axes, content: Mapping, intensities: Sequence[float]) -> list:
+def _draw_roofs(axes, content: Mapping, intensities: Sequence[float]) -> None:
     """Draws the copy bandwidth as a slope, and the arithmetic peak, if known, as a horizontal line."""
     bandwidth = content["copy_bandwidth_bytes_per_second"]
     peak = peak_flop_per_second(content["gpu"])
     right = max(intensities) * 1.5
     ridge = right if peak is None else peak / bandwidth
-    ends = [min(min(intensities), ridge) / 1.5, ridge]
+    ends = [min(*intensities, ridge) / 1.5, ridge]
     black = {"color": "black", "linewidth": 1.2}
     label = f"{bandwidth / 1e12:.3g} TB/s, as a large copy"
-    lines = axes.plot(ends, [bandwidth * end / 1e12 for end in ends], label=label, **black)
+    axes.plot(ends, [bandwidth * end / 1e12 for end in ends], label=label, **black)
     if peak is not None:
         label = f"{peak / 1e12:.3g} TFLOP/s, fp32 at {clock_hertz(content['gpu']) / 1e6:.0f} MHz"
         ends = [ridge, max(right, ridge * 2.5)]
-        lines += axes.plot(ends, [peak / 1e12] * 2, label=label, linestyle="--", **black)
-    return lines
-
-
-def _marker(method: str, colour: str, size: float) -> dict:
-    """Returns the style of a hollow marker, so that markers below it stay visible."""
-    marker = MARKERS[method]
-    return {
-        "linestyle": "none",
-        "marker": marker,
-        "markersize": size * (0.7 if marker in "+x" else 1),
-        "markeredgewidth": 1.1,
-        "markeredgecolor": colour,
-        "markerfacecolor": "none",
-    }
-
-
-def _style(axes, distribution: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.autoscale_view()
-    axes.margins(x=0)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelsize=8)
-    axes.grid(color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xlabel("flop per byte (every input and output moved once)")
-    axes.set_title(f"{distribution} locations", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
+        axes.plot(ends, [peak / 1e12] * 2, label=label, linestyle="--", **black)

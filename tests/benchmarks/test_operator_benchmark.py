@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks import msda, pictures, roofline
+from benchmarks import msda, roofline
 from benchmarks.problems import REAL, SMALL
 
 
@@ -31,6 +31,5 @@ def test_both_forms_sample_the_same_places() -> None:
 
 
 def test_methods() -> None:
-    """The charts have a marker for each forward pass, and a colour for each method and problem."""
+    """The rooflines have a marker for each forward pass."""
     assert set(roofline.MARKERS) == {method for method in msda.METHODS if not method.endswith("_backward")}
-    assert len(set(pictures.COLOURS)) >= max(len(msda.METHODS), len(msda.PROBLEMS))
