@@ -8,10 +8,16 @@ import trt_plugin
 
 
 @pytest.fixture
-def torch_tensorrt():
-    """Torch-TensorRT, with the plugin library loaded; skips without one of them."""
+def plugin():
+    """The plugin library, loaded; skips without it or without TensorRT."""
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
     try:
-        trt_plugin.load()
+        return trt_plugin.load()
     except trt_plugin.EngineError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def torch_tensorrt(plugin):
+    """Torch-TensorRT, with the plugin library loaded; skips without one of them."""
     return pytest.importorskip("torch_tensorrt", reason="Torch-TensorRT is not installed")

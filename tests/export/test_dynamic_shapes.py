@@ -116,18 +116,6 @@ def onnx_file(program, request_, tmp_path_factory) -> Path:
     return path
 
 
-@torch.no_grad()
-def test_onnx_file_of_dynamic_sizes(model, onnx_file):
-    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    session = ort.InferenceSession(onnx_file, providers=["CPUExecutionProvider"])
-    for sizes in SIZES:
-        inputs = batch_of(*sizes)
-        found = session.run(None, dict(zip(("images", "image_shapes"), (x.numpy() for x in inputs))))
-        # Nearly equal scores may swap places, so detections are matched.
-        comparison = compare_detections(tuple(x.numpy() for x in model(*inputs)), tuple(found))
-        assert comparison.equal_share >= FP32_LEAST_SHARE, f"{sizes}: {comparison}"
-
-
 def test_dynamic_dimensions_of_the_onnx_file(onnx_file, request_):
     onnx = pytest.importorskip("onnx")
     from onnx_path.export import profiles_of

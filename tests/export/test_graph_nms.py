@@ -106,24 +106,6 @@ def test_the_longest_chains(count, step):
         assert run_module(chain(count, step), 0.5)[3].tolist() == [(count + 1) // 2]
 
 
-@pytest.mark.parametrize("tenths", range(11))
-def test_boxes_at_exactly_the_threshold_are_kept(tenths):
-    """The quotient of two float32 numbers is compared with the threshold in float32, as in NumPy."""
-    boxes = np.float32([[[0, 0, 10, 10], [0, 0, 10, tenths]]])
-    detections = boxes, np.float32([[0.9, 0.8]]), np.zeros((1, 2), np.int64)
-    for iou_threshold in (tenths / 10, max(tenths / 10 - 1e-6, 0), min(tenths / 10 + 1e-6, 1)):
-        assert_greedy(run_module(detections, iou_threshold), detections, iou_threshold)
-    assert run_module(detections, tenths / 10)[3] == 2
-
-
-def test_a_case_worked_by_hand():
-    boxes = torch.tensor([[[0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 9], [20, 20, 30, 30.0]]])
-    found = HardNms(0.8)(boxes, torch.tensor([[0.9, 0.8, 0.8, 0.5]]), torch.tensor([[1, 1, 2, 1]]))
-    assert found[0].tolist() == [[[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30], [0, 0, 0, 0]]]
-    torch.testing.assert_close(found[1], torch.tensor([[0.9, 0.8, 0.5, 0.0]]))
-    assert (found[2].tolist(), found[3].tolist()) == ([[1, 2, 1, -1]], [3])
-
-
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
 def nms_graph(request) -> Callable[[Arrays], Arrays]:
     """The module in onnxruntime, 3 images of 23 boxes, IoU 0.3; also as `onnx_path.build` converts it."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import codetr
 import trt_plugin
-from codetr.detector.postprocess import apply_nms, apply_nms_to_batch
-from codetr.errors import UsageError
+from codetr.detector.postprocess import apply_nms
 from codetr.evaluation import LiveModel
-from codetr.export.box_agreement import compare_detections
 from tests.golden_models import GOLDEN, arguments, load_golden, save_weights
 
 NAME = "codino_resnet_tiny"
@@ -39,24 +35,6 @@ def exported(weights, tmp_path_factory) -> Path:
     options = {"device": "cpu", "batch": 2, "nms": "hard", "nms-iou": IOU}
     assert main(arguments(weights, folder, NAME, **options)) == 0
     return folder
-
-
-def test_exported_file_gives_final_detections(exported):
-    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    model, tensors = load_golden(NAME)
-    inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
-    with torch.no_grad():
-        detections = tuple(output.numpy() for output in model(*inputs))
-    session = ort.InferenceSession(exported / "model.onnx", providers=["CPUExecutionProvider"])
-    assert [output.name for output in session.get_outputs()] == list(OUTPUTS)
-    found = session.run(None, {"images": inputs[0].numpy(), "image_shapes": inputs[1].numpy()})
-    expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=IOU)
-    comparison = compare_detections(expected, found[:3], box_tolerance_px=1e-3, score_tolerance=1e-5)
-    assert comparison.equal == comparison.expected == comparison.found
-    assert 0 < comparison.expected < detections[1].size, "nothing was suppressed"
-    np.testing.assert_array_equal(found[2], expected[2])
-    assert found[3].tolist() == (expected[2] >= 0).sum(axis=1).tolist()
-    assert (found[0][found[2] < 0] == 0).all() and (found[1][found[2] < 0] == 0).all()
 
 
 def test_metadata(exported):
@@ -107,37 +85,6 @@ def test_wrong_arguments(weights, tmp_path, capsys, given, message):
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not list(tmp_path.iterdir())
-
-
-def test_exported_program_gives_final_detections(weights, tmp_path):
-    from dynamo_path.export import main
-
-    assert main([*arguments(weights, tmp_path, NAME, device="cpu"), "--nms", "--nms-iou", str(IOU)]) == 0
-    model, tensors = load_golden(NAME)
-    inputs = tensors["in/images"][:1], tensors["in/image_shapes_hw"][:1].long()
-    with torch.no_grad():
-        found = torch.export.load(tmp_path / "model.pt2").module()(*inputs)
-        detections = tuple(output.numpy() for output in model(*inputs))
-    expected = apply_nms_to_batch(*detections, method="hard", iou_threshold=IOU)
-    assert found[3].tolist() == (expected[2] >= 0).sum(axis=1).tolist() < [30]
-    for got, wanted in zip(found, expected):
-        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-4)
-
-
-def test_accuracy_applies_the_suppression_of_a_file_to_all(exported, tmp_path):
-    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
-    from benchmarks import accuracy
-
-    metadata = trt_plugin.ArtifactMetadata.load(exported / "model.json")
-    others = {"plain": {"nms_in_graph": False}, "other": {"nms": {**metadata.nms, "iou_threshold": 0.7}}}
-    for name, change in others.items():
-        dataclasses.replace(metadata, **change).save(tmp_path / f"{name}.json")
-    plain, other = ((name, tmp_path / f"{name}.onnx") for name in others)
-    inside = "hard", exported / "model.onnx"
-    assert accuracy.shared_nms([plain, inside]) == {"nms": "hard", "nms_iou": IOU}
-    assert accuracy.shared_nms([plain]) == {}
-    with pytest.raises(UsageError, match=r"expected the suppression of --hard.*0\.7"):
-        accuracy.shared_nms([inside, other])
 
 
 @pytest.mark.gpu
