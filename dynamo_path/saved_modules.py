@@ -32,29 +32,15 @@ def save_torchscript(engine: bytes, output_names: Sequence[str], path: Path) -> 
         torch.jit.save(module, str(temporary))
 
 
-class _Archive(io.BufferedWriter):
-    """A file that keeps its first error, such as a full disk: in a write, Torch would end the process."""
-
-    error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return len(data) if self.error else super().write(data)
-        except OSError as error:
-            self.error = error
-            return len(data)
-
-
 def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
     """Saves an exported program under any name. torch.export.save accepts a path only if it ends in .pt2.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written. Torch's own writer would end the process on a full disk.
     """
-    with _Archive(io.FileIO(path, "w")) as file:
-        torch.export.save(program, file)
-        if file.error is not None:
-            raise file.error
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 class _EngineModule(torch.nn.Module):

@@ -82,23 +82,13 @@ class MarkedEngines:
         try:
             return self._run(added)
         except RuntimeError as error:
+            if len(added) > 1:
+                return self(added[: len(added) // 2]) | self(added[len(added) // 2 :])
             if not added:
                 raise
-            results = self._run([])  # raises if the marks are not the reason
-            return results | self._run_halves(added, error)
-
-    def _run_halves(self, added: Sequence[str], reason: RuntimeError) -> EngineOutputs:
-        """Runs engines with fewer marks after TensorRT has refused one with all of them."""
-        if len(added) == 1:
-            complain("warning", f"{added[0]} cannot be compared: {one_line(reason)}")
-            return {}
-        results: EngineOutputs = {}
-        for half in (added[: len(added) // 2], added[len(added) // 2 :]):
-            try:
-                results |= self._run(half)
-            except RuntimeError as error:
-                results |= self._run_halves(half, error)
-        return results
+            results = self._run([])  # raises if the mark is not the reason
+            complain("warning", f"{added[0]} cannot be compared: {one_line(error)}")
+            return results
 
     def _run(self, added: Sequence[str]) -> EngineOutputs:
         """Runs one engine with these outputs added."""

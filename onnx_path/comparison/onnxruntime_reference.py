@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnx_path.operator import DOMAIN, NVIDIA_DOMAIN, OPERATORS, remove_function_bodies
+from onnx_path.operator import DOMAIN, NVIDIA_DOMAIN, remove_function_bodies
 from onnx_path.packed_projections import unpack_projections
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
@@ -26,17 +26,15 @@ def add_bodies(model: onnx.ModelProto) -> None:
     Packed nodes, which only TensorRT knows, are unpacked.
     """
     unpack_projections(model)
-    operators = {*((DOMAIN, operator) for operator in OPERATORS), (NVIDIA_DOMAIN, function_bodies.NVIDIA)}
-    used = {(node.domain, node.op_type) for node in model.graph.node} & operators
-    if used <= {(function.domain, function.name) for function in model.functions}:
-        return
+    targets = {DOMAIN: "msda", NVIDIA_DOMAIN: "nvidia"}
+    used = dict.fromkeys(node.domain for node in model.graph.node if node.domain in targets)
     opset = next((x.version for x in model.opset_import if x.domain in STANDARD_DOMAINS), 1)
-    targets = [{DOMAIN: "msda", NVIDIA_DOMAIN: "nvidia"}[domain] for domain in dict(used)]
-    added = {(x.domain, x.name): x for target in targets for x in function_bodies.functions(opset, target)}
+    bodies = [x for domain in used for x in function_bodies.functions(opset, targets[domain])]
+    if not bodies:
+        return
     remove_function_bodies(model)
-    model.functions.extend(added.values())
-    imported = {x.domain for x in model.opset_import}
-    needed = {x.domain for x in added.values()} - imported
+    model.functions.extend({x.name: x for x in bodies}.values())
+    needed = {x.domain for x in bodies} - {x.domain for x in model.opset_import}
     model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(needed))
     model.ir_version = max(model.ir_version, 8)  # functions exist since then
 

@@ -13,6 +13,7 @@ import onnx
 from onnx_path import operator
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.protobuf import replace_nodes
+from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 from onnx_path.surgery.verify import selections
 from onnx_path.surgery.verify.proof import TOLERANCE, relative_error, same_numbers
 
@@ -25,7 +26,17 @@ MAGNIFICATION = 4.0
 LARGEST_OUTPUT_ROUNDING = 0.05
 """Share of an output's largest number beyond which a rounding could hide a fault."""
 
-_PREFIX = "disturbed/"
+_DISTURB = """<domain: "disturbed", opset_import: ["" : %d]> Disturb (exact) => (result) {
+    share = Constant <value_float = %.20f> ()
+    frequency = Constant <value_float = 10000.0> ()
+    share_as = CastLike(share, exact)
+    frequency_as = CastLike(frequency, exact)
+    phase = Mul(exact, frequency_as)
+    wave = Sin(phase)
+    small = Mul(wave, share_as)
+    change = Mul(small, exact)
+    result = Add(exact, change)
+}"""
 
 
 class OutputsDiffer(ValueError):
@@ -103,19 +114,9 @@ def _judge(
     folder: Path | None,
     disturbance: float,
 ) -> tuple[float, list[str]]:
-    """Checks that a model's outputs are the expected ones but for roundings.
+    """Checks that the outputs of `after` are the expected ones but for roundings; as `compare`.
 
-    Args:
-        names: of the outputs.
-        expected: the outputs for every set of inputs.
-        after: the model. It runs once, and once more disturbed if outputs differ.
-        inputs, folder, disturbance: as for `compare`.
-
-    Returns:
-        The largest relative difference, and notes on roundings.
-
-    Raises:
-        OutputsDiffer: naming the first output that differs.
+    The model runs once, and once more disturbed if outputs differ.
     """
     actual = _run(after, inputs, folder)
 
@@ -155,36 +156,17 @@ def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) 
 def disturbed(model: onnx.ModelProto, disturbance: float = DISTURBANCE) -> onnx.ModelProto:
     """Returns a copy in which every attention's result is x (1 + d sin(k x)): off in the last digits.
 
-    Every number changes by another share of up to d, by the same in every run.
-
-    Args:
-        model: a model with MSDA nodes.
-        disturbance: d.
+    Every number changes by another share of up to d = `disturbance`, by the same in every run.
     """
     copy = deepcopy(model)
-    constants = {"share": disturbance, "frequency": 1e4}
-    for name, number in constants.items():
-        copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(number), f"{_PREFIX}{name}"))
-    make = onnx.helper.make_node
+    opset = next(x.version for x in copy.opset_import if x.domain in STANDARD_DOMAINS)
+    copy.functions.append(onnx.parser.parse_function(_DISTURB % (opset, disturbance)))
+    copy.opset_import.append(onnx.helper.make_opsetid("disturbed", 1))
     nodes = []
     for node in copy.graph.node:
         nodes.append(node)
-        if node.domain not in (operator.DOMAIN, operator.NVIDIA_DOMAIN):
-            continue
-        result = node.output[0]
-        exact, phase, wave, small, change, share, frequency = (
-            f"{_PREFIX}{result}/{part}"
-            for part in ("exact", "phase", "wave", "small", "change", "share", "frequency")
-        )
-        node.output[0] = exact
-        nodes += [
-            make("CastLike", [f"{_PREFIX}share", exact], [share]),
-            make("CastLike", [f"{_PREFIX}frequency", exact], [frequency]),
-            make("Mul", [exact, frequency], [phase]),
-            make("Sin", [phase], [wave]),
-            make("Mul", [wave, share], [small]),
-            make("Mul", [small, exact], [change]),
-            make("Add", [exact, change], [result]),
-        ]
+        if node.domain in (operator.DOMAIN, operator.NVIDIA_DOMAIN):
+            result, node.output[0] = node.output[0], f"disturbed/{node.output[0]}"
+            nodes.append(onnx.helper.make_node("Disturb", [node.output[0]], [result], domain="disturbed"))
     replace_nodes(copy.graph, nodes)
     return copy
