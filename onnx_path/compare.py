@@ -83,18 +83,15 @@ def compare(
     metadata = engine.with_suffix(".json")
     check_output("json", json, [model, engine, metadata, inputs, parsed, *plugins])
 
-    import onnx_ir as ir
-
     from onnx_path.comparison import marked_engines
     from onnx_path.comparison.comparable_tensors import names_of
-    from onnx_path.comparison.comparison_report import ComparedInput, EngineComparison
-    from onnx_path.comparison.input_arrays import choose_shapes, read_inputs
+    from onnx_path.comparison.comparison_report import EngineComparison
+    from onnx_path.comparison.input_arrays import read_inputs, with_random_inputs
     from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
     from onnx_path.comparison.tensor_errors import TOLERANCES, Tolerance
     from onnx_path.model_for_tensorrt import load_model
     from onnx_path.surgery.graph.onnx_session import CannotRun
     from onnx_path.surgery.verify import selections
-    from onnx_path.surgery.verify.random_inputs import random_inputs
     from trt_plugin.inspection import engine_summary, text_report
 
     original = load_model(model)
@@ -116,10 +113,8 @@ def compare(
     known, gives = selections.of(original), {x.name for x in summary.outputs}
     told = [name for name in known if selections.choice_name(name) in gives]
     names = _compared_outputs(original, summary, told)
-    takes = {x.name: x for x in summary.inputs}
-    chosen = choose_shapes(inputs_of(original), given, asked, takes)
-    arrays = random_inputs(ir.from_proto(original), chosen, seed)
-    arrays |= {name: one.array for name, one in given.items()}
+    sources = with_random_inputs(original, given, asked, {x.name: x for x in summary.inputs}, seed)
+    arrays = {name: one.array for name, one in sources.items()}
     with stage("run TensorRT"):
         found = marked_engines.run_engine(engine, arrays)
     choices = {name: found[name][0] for name in map(selections.choice_name, told)}
@@ -130,19 +125,13 @@ def compare(
             expected = reference(names)
     except CannotRun as error:
         raise UsageError(f"{model}: {one_line(error)}") from error
-    sources = [
-        ComparedInput(
-            name, x.shape, x.dtype.name, given[name].source if name in given else f"random, seed {seed}"
-        )
-        for name, x in arrays.items()
-    ]
     result = EngineComparison(
         model,
         engine,
         summary.tensorrt_version,
         summary.gpu,
         limit,
-        tuple(sources),
+        sources,
         tuple(limit.error(name, expected[name], *found[name]) for name in names),
         tuple(told),
     )

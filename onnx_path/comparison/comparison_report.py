@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from onnx_path.comparison.first_difference import FirstDifference, SearchOutcome
+from onnx_path.comparison.input_arrays import InputArray
 from onnx_path.comparison.tensor_errors import TensorError, Tolerance
 from trt_plugin.engine_tensors import format_shape
-
-
-@dataclass(frozen=True)
-class ComparedInput:
-    """An input of both sides. Its source is the option that named a file, or the seed of random numbers."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +33,7 @@ class EngineComparison:
     tensorrt_version: str
     gpu: str
     tolerance: Tolerance
-    inputs: tuple[ComparedInput, ...]
+    inputs: Mapping[str, InputArray]
     outputs: tuple[TensorError, ...]
     selections: tuple[str, ...] = ()
     parsed: Path | None = None
@@ -60,7 +51,10 @@ class EngineComparison:
         rows = {
             "reference": f"{self.model}, onnxruntime on the CPU in float32",
             "engine": f"{self.engine}, TensorRT {self.tensorrt_version}, {self.gpu}",
-            **{f"input {x.name}": f"{format_shape(x.shape)} {x.dtype}, {x.source}" for x in self.inputs},
+            **{
+                f"input {name}": f"{format_shape(x.array.shape)} {x.array.dtype}, {x.source}"
+                for name, x in self.inputs.items()
+            },
             "selections": self.selections and f"onnxruntime takes the engine's: {', '.join(self.selections)}",
             "precision": f"{tolerance.precision} ({tolerance.why})",
             "tolerance": f"relative error {tolerance.relative:g}{default} (norm of the difference over norm "
@@ -125,7 +119,10 @@ class EngineComparison:
             "tensorrt_version": self.tensorrt_version,
             "gpu": self.gpu,
             "tolerance": dataclasses.asdict(self.tolerance),
-            "inputs": [dataclasses.asdict(x) for x in self.inputs],
+            "inputs": [
+                {"name": name, "shape": x.array.shape, "dtype": x.array.dtype.name, "source": x.source}
+                for name, x in self.inputs.items()
+            ],
             "selections": list(self.selections),
             "outputs": [error.as_dict() for error in self.outputs],
             "within": not self.differing,

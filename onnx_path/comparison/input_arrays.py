@@ -1,4 +1,4 @@
-"""Inputs of a comparison: arrays from files, and the shapes of all inputs."""
+"""Inputs of a comparison: arrays from files, and random ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import onnx
 import onnx_ir as ir
 
 from codetr.errors import ArgumentError, UsageError, one_line
-from onnx_path.optimization_profiles import OnnxInput, Shapes, check_shapes, inputs_of
+from onnx_path.optimization_profiles import Shapes, check_shapes, inputs_of
+from onnx_path.surgery.verify.random_inputs import random_inputs
 from trt_plugin.engine_tensors import format_range, format_shape, to_storage
 from trt_plugin.inspection.engine_summary import TensorReport
 from trt_plugin.run import read_arrays
 
 
 @dataclass(frozen=True)
-class GivenArray:
-    """An array from a file.
+class InputArray:
+    """An input of both sides.
 
     Attributes:
         array: of the type that the ONNX file has.
-        source: option and file, such as "--input images=x.npy".
+        source: option and file, such as "--input images=x.npy", or the seed of random numbers.
     """
 
     array: np.ndarray
@@ -33,7 +34,7 @@ class GivenArray:
 
 def read_inputs(
     model: onnx.ModelProto, options: Sequence[str], archive: Path | None
-) -> dict[str, GivenArray]:
+) -> dict[str, InputArray]:
     """Reads the arrays of --input (NAME=FILE.npy each) and --inputs (an .npz file), by name.
 
     Raises:
@@ -60,24 +61,25 @@ def read_inputs(
         except (TypeError, ValueError) as error:
             raise ArgumentError(argument, str(error)) from error
         array = array.astype(ml_dtypes.bfloat16) if narrow else array
-        given[name] = GivenArray(array, f"--{argument} {file}")
+        given[name] = InputArray(array, f"--{argument} {file}")
     return given
 
 
-def choose_shapes(
-    inputs: Sequence[OnnxInput],
-    given: Mapping[str, GivenArray],
+def with_random_inputs(
+    model: onnx.ModelProto,
+    given: Mapping[str, InputArray],
     asked: Shapes,
     engine: Mapping[str, TensorReport],
-) -> Shapes:
-    """Chooses the shape of every input: its array's, the one that the caller asked for, or the engine's.
+    seed: int,
+) -> dict[str, InputArray]:
+    """Returns all inputs of a model: the given ones, and random ones of the shapes asked for or the engine's.
 
     The engine's shape is fixed, or the best one of its profile 0.
 
     Raises:
         UsageError: the engine has other inputs than the ONNX file, or does not take a shape.
     """
-    names = [one.name for one in inputs]
+    names = [one.name for one in inputs_of(model)]
     if set(engine) != set(names):
         raise UsageError(
             f"expected an engine with the inputs of the ONNX file ({', '.join(names)}), got one with "
@@ -87,15 +89,16 @@ def choose_shapes(
     for name in names:
         takes = engine[name]
         low, high, own = takes.min or takes.shape, takes.max or takes.shape, takes.opt or takes.shape
-        shape = given[name].array.shape if name in given else asked.get(name, own)
-        if not all(a <= b <= c for a, b, c in zip(low, shape, high)):
+        shapes[name] = given[name].array.shape if name in given else asked.get(name, own)
+        if not all(a <= b <= c for a, b, c in zip(low, shapes[name], high)):
             source = given[name].source if name in given else "--shapes"
             raise UsageError(
                 f"{source}: expected {name} as the engine takes it, {format_range(low, high)}, "
-                f"got {format_shape(shape)}"
+                f"got {format_shape(shapes[name])}"
             )
-        shapes[name] = shape
-    return shapes
+    arrays = random_inputs(ir.from_proto(model), shapes, seed)
+    random = {name: InputArray(array, f"random, seed {seed}") for name, array in arrays.items()}
+    return random | dict(given)
 
 
 def _load(file: str) -> np.ndarray:
