@@ -41,16 +41,6 @@ def test_weights_are_what_no_layer_computes():
     assert layer.weights_bytes == pytest.approx(2 * (256 * 2048 + 2048), abs=8)
 
 
-@pytest.mark.parametrize("name", ["onnx", "dynamo"])
-def test_engine_as_a_whole(name):
-    found = recorded(name)
-    assert found.detailed
-    assert found.precision == "fp16"
-    assert [layer.index for layer in found.layers] == list(range(len(found.layers)))
-    assert all(layer.time_ms is not None for layer in found.layers)
-    assert found.time_ms == pytest.approx(sum(layer.time_ms for layer in found.layers))
-
-
 @pytest.mark.parametrize(
     ("entry", "dtype", "layout"),
     [
@@ -90,8 +80,3 @@ def test_wrong_times_are_one_line(tmp_path, text):
     path.write_text(text)
     with pytest.raises(EngineError, match=r"x.json: expected \[\{.*as trtexec --exportProfile writes it"):
         engine_layers.read_times(path)
-
-
-def test_times_of_another_engine_are_refused():
-    with pytest.raises(EngineError, match="another engine: it has no layers of 1 of 1 names, such as conv_9"):
-        recorded("onnx").with_times({"conv_9": 1.0})

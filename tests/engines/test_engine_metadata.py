@@ -20,15 +20,11 @@ def test_metadata_survives_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model", None),
         ("inputs", []),
-        ("outputs", [{"name": "boxes", "shape": "1x300x4", "dtype": "float32"}]),
         ("outputs", [{"name": "boxes", "shape": [1, -2], "dtype": "float32"}]),
         ("mean", [1.0, 2.0]),
         ("std", [1.0, 0.0, 1.0]),
         ("resize", {"height": 64, "width": 96}),
-        ("batch", True),
-        ("nms", []),
         ("precision", "float16"),
         ("build_seconds", -1.0),
         ("profiles", {"images": {"min": [1], "opt": [2]}}),

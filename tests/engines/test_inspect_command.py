@@ -223,18 +223,6 @@ def test_engine_with_a_plugin(tmp_path, capsys):
 
 
 @pytest.mark.gpu
-def test_profile_names_the_layers_of_the_inspector(tmp_path):
-    path, arrays = save(tmp_path, plan("DETAILED")), arrays_of(ENCODER)
-    _, found, _ = engine_summary.read_engine(path)
-    with trt_plugin.EngineRunner(path) as runner:
-        expected = runner(arrays)["output"]
-        runs = runner.profile(arrays, iterations=4, warmup=1)
-        np.testing.assert_array_equal(runner(arrays)["output"], expected)
-    assert len(runs) == 4 and all(run["attention"] > 0 for run in runs)
-    assert {name for run in runs for name in run} <= {layer.name for layer in found.layers}
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("verbosity", "tells"), [("LAYER_NAMES_ONLY", "only the names"), ("NONE", "nothing")]
 )

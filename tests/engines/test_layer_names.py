@@ -119,15 +119,6 @@ def test_module_and_operator_of_a_node(name, path, operator):
     assert (module_names.path_text(found[0]), found[1]) == (path, operator)
 
 
-def test_names_are_read_as_they_are_written():
-    scopes = ["", "backbone", "backbone.stages.2", "backbone.stages.2.blocks.5"]
-    name = module_names.node_name(scopes, "MatMul_4")
-    assert name == "/backbone/stages.2/blocks.5/MatMul_4"
-    assert module_names.split(name) == (("backbone", "stages", "2", "blocks", "5"), "MatMul")
-    assert module_names.node_name([], "Add") == module_names.node_name([""], "Add") == "/Add"
-    assert module_names.node_name(["a.b", "c"], "Add") == "/a.b/c/Add"
-
-
 @pytest.mark.parametrize("separator", ["", "\x1e", "\x1f"])
 def test_nodes_in_metadata(separator):
     entries = (

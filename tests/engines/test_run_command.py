@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -56,25 +54,15 @@ def test_missing_package_is_named(refuse, monkeypatch, package):
     assert status == 1 and "pip install 'codetr-tensorrt[tensorrt]'" in line
 
 
-def saved(save: Callable[[io.BytesIO, np.ndarray], None], array: np.ndarray) -> bytes:
-    """The content of an .npz file, or with np.save of an .npy file."""
-    file = io.BytesIO()
-    save(file, array)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"text",
-        saved(np.savez, np.zeros(99))[:200],
-        saved(np.savez, np.array([{}], object)),
-        saved(np.save, np.zeros(3)),
-    ],
-    ids=["text", "cut", "objects", "npy"],
-)
-def test_wrong_inputs_file(folder, refuse, content):
-    (folder / "x.npz").write_bytes(content)
+@pytest.mark.parametrize("kind", ["text", "objects", "npy"])
+def test_wrong_inputs_file(refuse, kind):
+    with open("x.npz", "wb") as file:
+        if kind == "text":
+            file.write(b"text")
+        elif kind == "objects":
+            np.savez(file, np.array([{}], object))
+        else:
+            np.save(file, np.zeros(3))
     status, line = refuse(ARGUMENTS)
     assert status == 1 and "--inputs x.npz: cut off, or not an .npz file with arrays (" in line
 
@@ -91,11 +79,3 @@ def test_wrong_inputs_file(folder, refuse, content):
 def test_wrong_arguments(refuse, arguments, status, named):
     found, line = refuse(arguments)
     assert found == status and named in line
-
-
-def test_full_disk_leaves_no_file(refuse, monkeypatch):
-    def runner(*_arguments, **_options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("trt_plugin.run.EngineRunner", runner)
-    assert refuse(ARGUMENTS)[1].endswith("error: y.npz: No space left on device")
