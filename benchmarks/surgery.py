@@ -8,9 +8,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
@@ -29,31 +28,11 @@ FORMS = ("original", "rewritten")
 WARMUP = 20
 
 
-class Subject(NamedTuple):
-    """A file to measure.
-
-    Attributes:
-        path: the ONNX file, with static shapes.
-        configuration: the published configuration, or "".
-        attentions: number of deformable attentions, if it is known.
-    """
-
-    path: Path
-    configuration: str = ""
-    attentions: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the row."""
-        return self.path.stem
-
-
 def measure_surgery(
     *files: Annotated[InputFile, Parameter(metavar="FILE.onnx")],
     precision: Literal["fp16", "bf16", "fp32", "tf32"] = "fp16",
     iterations: PositiveInt = 100,
     seconds: PositiveInt = 600,
-    jobs: PositiveInt = 1,
     work: Folder | None = None,
     out: OutputFile | None = None,
 ) -> int:
@@ -75,35 +54,27 @@ def measure_surgery(
         precision: precision of the engines.
         iterations: samples of each measurement.
         seconds: limit of one build.
-        jobs: files that are rewritten and built at the same time. Engines are timed alone.
         work: folder to keep the files in. Those of an earlier run are used again. Default: a temporary one.
         out: result file. Default: benchmarks/results/surgery_PRECISION_GPU.json.
     """
     if not files:
         raise UsageError("FILE.onnx: expected at least one file, got none")
-    subjects = [read_subject(path) for path in files]
+    rows = [read_metadata(path) for path in files]
     result = ResultFile("benchmarks.surgery", out, f"surgery_{precision}")
-    with tempfile.TemporaryDirectory(prefix="surgery-") as temporary, ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="surgery-") as temporary:
         folder = work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-
-        def make(subject: Subject) -> dict:
-            row = prepare(subject, folder, precision, seconds)
-            print(f"{subject.name}: {'; '.join(failures(row)) or 'built'}", flush=True)
-            return row
-
-        made = map(make, subjects) if jobs == 1 else list(pool.map(make, subjects))
-        for subject, row in zip(subjects, made, strict=True):
-            time_engines(row, subject, folder, precision, iterations)
+        for path, row in zip(files, rows, strict=True):
+            row |= measure(path, folder, precision, seconds, iterations)
             result.add(row, summary(row))
-            result.write(precision=precision, jobs=jobs)
-    failed = sum(bool(failures(row)) for row in result.rows)
-    print(f"{len(subjects)} models, {failed} failed: {result.path}")
+            result.write(precision=precision)
+    failed = sum(bool(failures(row)) for row in rows)
+    print(f"{len(rows)} models, {failed} failed: {result.path}")
     return 1 if failed else 0
 
 
-def read_subject(path: Path) -> Subject:
-    """Reads the name and the metadata of a file.
+def read_metadata(path: Path) -> dict:
+    """Returns the beginning of a file's row: its name and metadata.
 
     Raises:
         UsageError: `path` is no ONNX file.
@@ -115,57 +86,39 @@ def read_subject(path: Path) -> Subject:
     except Exception as error:  # protobuf's own, whose class depends on its implementation
         raise UsageError(f"FILE.onnx {path}: expected an ONNX file ({one_line(error)})") from error
     metadata = {prop.key: prop.value for prop in model.metadata_props}
-    attentions = metadata.get("attentions")
-    return Subject(path, metadata.get("configuration", ""), int(attentions) if attentions else None)
+    attentions = int(metadata["attentions"]) if metadata.get("attentions") else None
+    configuration = metadata.get("configuration", "")
+    return {"model": path.stem, "configuration": configuration, "expected_attentions": attentions}
 
 
-def prepare(subject: Subject, folder: Path, precision: str, seconds: int) -> dict:
-    """Rewrites one file and builds both engines in `folder`; a failure is part of the row.
+def measure(path: Path, folder: Path, precision: str, seconds: int, iterations: int) -> dict:
+    """Rewrites a file, builds and times both engines. A failure is part of the row.
 
     A command that takes longer than `seconds` has failed.
     """
-    row: dict = {
-        "model": subject.name,
-        "configuration": subject.configuration,
-        "expected_attentions": subject.attentions,
-    }
-    files = forms(subject, folder)
-    report = folder / f"{subject.name}.surgery.json"
+    rewritten, report = (folder / f"{path.stem}.{end}" for end in ("rewritten.onnx", "surgery.json"))
+    row: dict = {}
     try:
-        if not (files["rewritten"].exists() and report.exists()):
-            row["check"] = rewrite(subject.path, files["rewritten"], report, seconds)
+        if not (rewritten.exists() and report.exists()):
+            row["check"] = rewrite(path, rewritten, report, seconds)
     except RuntimeError as error:
-        return row | {"failure": str(error)}
+        return {"failure": str(error)}
     surgery = json.loads(report.read_text(encoding="utf-8"))
     row |= {
         "replaced": len(surgery["replacements"]),
         "nodes": [surgery["nodes_before"], surgery["nodes_after"]],
         "largest_relative_difference": surgery["max_error"],
     }
-    for form, path in files.items():
+    inputs = functools.cache(lambda: draw_inputs(path))  # both engines get the same
+    for form, model in zip(FORMS, (path, rewritten), strict=True):
         try:
-            row[form] = build(path, folder / f"{form}_{precision}", precision, seconds)
-        except RuntimeError as error:
-            row[form] = {"failure": str(error)}
-    return row
-
-
-def time_engines(row: dict, subject: Subject, folder: Path, precision: str, iterations: int) -> None:
-    """Adds the times of the engines, or the failures, to the row that `prepare` made with these arguments."""
-    inputs = functools.cache(lambda: draw_inputs(subject.path))  # both engines get the same
-    for form, path in forms(subject, folder).items():
-        if "failure" in row.get(form, {"failure": ""}):
-            continue
-        try:
-            samples = run(folder / f"{form}_{precision}" / f"{path.stem}.engine", inputs(), iterations)
+            place = folder / f"{form}_{precision}"
+            row[form] = build(model, place, precision, seconds)
+            samples = run(place / f"{model.stem}.engine", inputs(), iterations)
             row[form]["timing"] = timing.Timing(samples, warmup=WARMUP).as_dict()
         except (RuntimeError, ValueError, OSError) as error:
             row[form] = {"failure": one_line(error)}
-
-
-def forms(subject: Subject, folder: Path) -> dict[str, Path]:
-    """Returns the paths of the original and the rewritten file."""
-    return dict(zip(FORMS, (subject.path, folder / f"{subject.name}.rewritten.onnx"), strict=True))
+    return row
 
 
 def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:

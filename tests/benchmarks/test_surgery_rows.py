@@ -63,7 +63,11 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
 
     # Further runs use the files of the first one.
     monkeypatch.setattr(surgery, "command", None)
-    monkeypatch.setattr(surgery, "read_subject", lambda path: surgery.Subject(path, "small", 9))
+    monkeypatch.setattr(
+        surgery,
+        "read_metadata",
+        lambda path: {"model": path.stem, "configuration": "small", "expected_attentions": 9},
+    )
     monkeypatch.setattr(surgery, "run", failing)
     row = measure(1)
     assert row["original"]["failure"] == "no kernel" and row["rewritten"]["timing"]["median_ms"] == 2.0
