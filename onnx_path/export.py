@@ -40,7 +40,13 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     """
     from codetr.export.artifact_metadata import write_metadata
     from codetr.export.engine_check import compare_engine
-    from codetr.export.traced_model import dynamic_shapes, example_inputs, pick_device, prepare
+    from codetr.export.traced_model import (
+        dynamic_shapes,
+        example_inputs,
+        export_program,
+        pick_device,
+        prepare,
+    )
     from onnx_path.operator import OPERATORS
 
     builds = not onnx_only and pick_device(request.device).type == "cuda"
@@ -57,9 +63,9 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     with staged_folder(request.out) as folder:
         subject, model, build_seconds = prepare(request), folder / "model.onnx", None
         with stage("export model.onnx"):
-            inputs, dynamic = example_inputs(request), dynamic_shapes(request)
-            bodies, names = not no_function_body, request.output_names
-            counts = export_onnx(subject.module(), inputs, model, bodies, names, dynamic)
+            program = export_program(subject.module(), example_inputs(request), dynamic_shapes(request))
+            counts = write_onnx(program, model, not no_function_body, request.output_names)
+            del program
         msda = sum(counts[name] for name in OPERATORS)
         print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA", flush=True)
         if builds:
@@ -97,28 +103,22 @@ def profiles_of(request: ExportRequest) -> dict:
     }
 
 
-def export_onnx(
-    model,
-    inputs: tuple,
+def write_onnx(
+    exported: torch.export.ExportedProgram,
     path: Path,
     function_bodies: bool = True,
     output_names: Sequence[str] = OUTPUT_NAMES,
-    dynamic: tuple[dict, dict] | None = None,
 ) -> Counter[str]:
-    """Writes a detector as an ONNX file, its MSDA calls as nodes of domain `msda`.
+    """Writes a traced detector as an ONNX file, its MSDA calls as nodes of domain `msda`.
 
-    The weights are in the file, or in <path>.data beside it if a protobuf cannot hold them.
+    The weights are in the file, or in <path>.data beside it if a protobuf cannot hold them. Dynamic sizes get
+    the names batch, height and width.
 
     Args:
-        model: a `codetr.CoDino` or `codetr.export.graph_nms.CoDinoWithNms` on the CPU, in the file's
-            precision.
-        inputs: example images [N, 3, H, W] and image_shapes [N, 2]. Sizes that are not dynamic become the
-            file's.
+        exported: result of `codetr.export.traced_model.export_program` on the CPU.
         path: file to write.
         function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
         output_names: names of the model's outputs, in order.
-        dynamic: result of `codetr.export.traced_model.dynamic_shapes`. Dynamic sizes get the names batch,
-            height and width.
 
     Returns:
         The number of nodes by operator, without those in bodies.
@@ -126,18 +126,6 @@ def export_onnx(
     Raises:
         ImportError: onnx or onnxscript is missing.
     """
-    from codetr.export.traced_model import export_program
-
-    return write_onnx(export_program(model, inputs, dynamic), path, function_bodies, output_names)
-
-
-def write_onnx(
-    exported: torch.export.ExportedProgram,
-    path: Path,
-    function_bodies: bool = True,
-    output_names: Sequence[str] = OUTPUT_NAMES,
-) -> Counter[str]:
-    """Writes a model that is already traced, see `export_onnx`."""
     import onnx
     import onnx_ir
     import torch

@@ -14,9 +14,10 @@ import torch
 
 import codetr
 from codetr.export.box_agreement import compare_detections
+from codetr.export.traced_model import export_program
 from onnx_path import operator
 from onnx_path.comparison.onnxruntime_reference import add_bodies
-from onnx_path.export import export_onnx, main
+from onnx_path.export import main, write_onnx
 from onnx_path.model_for_tensorrt import parsed_file
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
@@ -64,7 +65,7 @@ def exported(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
     if request.param == WRITTEN_OUT:
         model.write_out_group_norms()
-    return request.param, model, inputs, path, export_onnx(model, inputs, path)
+    return request.param, model, inputs, path, write_onnx(export_program(model, inputs), path)
 
 
 def test_exported_graph(exported):
