@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import numpy as np
 from PIL import Image
@@ -88,19 +87,6 @@ def test_rotated_photo_is_detected_upright(fake, tmp_path):
     assert (image["width"], image["height"]) == (40, 80)
     with Image.open(tmp_path / "out/phone.jpg") as drawn:
         assert drawn.size == (40, 80) and 0x0112 not in drawn.getexif()
-
-
-def test_folder_of_a_run(tmp_path, monkeypatch):
-    """--model takes a run's folder with its weights; --out is `out`; --imgsz is the longer side."""
-    (tmp_path / "runs").mkdir()
-    shutil.copy(ROOT / "codetr/configs/co_dino_demo.json", tmp_path / "runs/model.json")
-    shutil.copy(ROOT / "codetr/demo/co_dino_demo.safetensors", tmp_path / "runs/model.safetensors")
-    monkeypatch.chdir(tmp_path)
-    command = [ROOT / "assets/scene.jpg", "--model", "runs", "--device", "cpu"]
-    assert detect(*command) == 0
-    assert len(load(tmp_path / "out")["annotations"]) == 13
-    assert detect(*command, "--imgsz", "320") == 0
-    assert 0 < len(load(tmp_path / "out")["annotations"]) != 13
 
 
 def test_default_model_finds_the_objects_of_a_held_out_scene(tmp_path, capsys):

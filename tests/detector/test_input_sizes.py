@@ -96,11 +96,3 @@ def test_pictures_of_a_fixed_input():
     for metadata, side in ((filled, 256), (own, 240)):
         batch = Preprocessor.of_artifact(metadata).batch([image])
         assert batch.images.shape[2:] == (256, 320) and batch.image_shapes.tolist() == [[side, side]]
-
-
-def test_portrait_pictures_in_a_landscape_input():
-    landscape = Preprocessor(height=480, width=640)
-    assert landscape.shrinks_by_turn(640, 480)
-    assert not landscape.shrinks_by_turn(480, 640) and not landscape.shrinks_by_turn(500, 480)
-    for both in (Preprocessor(scale=(1333, 800)), Preprocessor.of_artifact(dynamic_metadata([1333, 800]))):
-        assert not both.shrinks_by_turn(640, 480)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from codetr.model.backbones.swin import relative_position_index
 from codetr.model.backbones.windows import GatheredWindows, SlicedWindows
-from codetr.model.layers import FrozenBatchNorm2d, GroupNorm
+from codetr.model.layers import FrozenBatchNorm2d
 from tests.golden_models import load_golden
 
 
@@ -57,19 +56,3 @@ def test_batch_norms_fold_into_convolutions():
     assert not any("running" in name for name in model.state_dict())
     for got, expected in zip(model.backbone(tensors["in/images"]), maps, strict=True):
         assert float((got - expected).norm() / expected.norm()) < 1e-6
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 5, 7), (3, 8, 2, 2), (2, 8, 1, 1)], ids=str)
-def test_group_norm_written_out_is_torchs(shape):
-    generator = torch.Generator().manual_seed(0)
-    norm = GroupNorm(4, shape[1])
-    norm.written_out = True
-    with torch.no_grad():
-        norm.weight.normal_(generator=generator)
-        norm.bias.normal_(generator=generator)
-    x = torch.randn(shape, generator=generator) * 3 + 1
-    expected = F.group_norm(x, 4, norm.weight, norm.bias, norm.eps)
-    torch.testing.assert_close(norm(x), expected)
-    half = norm(x.half())
-    assert half.dtype == torch.float16
-    torch.testing.assert_close(half.float(), expected, rtol=4e-3, atol=4e-3)

@@ -1,4 +1,4 @@
-"""Evaluation: its metrics against pycocotools and by hand, reading ahead, and a model in training."""
+"""Evaluation: its metrics against pycocotools, and reading ahead."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import contextlib
 import dataclasses
 import io
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-import codetr
 from codetr.coco_classes import COCO_CLASSES
 from codetr.dataset.coco_files import DatasetError, load_coco
-from codetr.evaluation import LiveModel, coco_metrics, detect_all, detect_dataset, evaluate
+from codetr.evaluation import coco_metrics, detect_all, detect_dataset, evaluate
 from codetr.evaluation.detect_dataset import categories_of_labels, read_ahead
 from codetr.results import Detections
 from tests.evaluation.coco_folders import document, write_dataset
-from tests.evaluation.tiny_detector import HEIGHT, WIDTH
 
 NAMES = ("person", "car", "dog")  # of `coco_folder`
 
@@ -59,29 +55,6 @@ NOTHING = ((), (), ())
 def small(coco_folder):
     """The dataset of three pictures."""
     return load_coco(coco_folder, "val")
-
-
-def truth(picture):
-    """Returns a picture's objects as detections with different scores."""
-    return picture.boxes_xyxy_px, np.linspace(0.9, 0.8, len(picture.labels)), picture.labels
-
-
-# Numbers.
-
-
-def test_perfect_detections(small):
-    metrics = evaluate(FakeDetector(NAMES, *map(truth, small.pictures)), small, batch=2)
-    assert (metrics.ap, metrics.ap50, metrics.ap75, metrics.ar100) == pytest.approx((1, 1, 1, 1))
-    assert (metrics.pictures, metrics.objects) == (3, 2)
-    person, car, dog = metrics.per_class
-    assert [item.name for item in metrics.per_class] == list(NAMES)
-    assert [item.category_id for item in metrics.per_class] == [1, 3, 18]
-    assert [item.objects for item in metrics.per_class] == [1, 1, 0]
-    assert (person.ap, car.ap75) == pytest.approx((1, 1))
-    assert math.isnan(dog.ap)  # only a crowd of them
-    assert math.isnan(metrics.ap_medium)  # both are small
-    assert metrics.as_dict()["ap_medium"] is None
-    assert metrics.as_dict()["per_class"][2]["ap"] is None
 
 
 def random_dataset(folder: Path, pictures: int):
@@ -209,21 +182,3 @@ def test_pictures_that_the_network_refuses_are_named(small):
 
     with pytest.raises(ValueError, match=r"a\.jpg and 1 more: images: too small$"):
         detect_all(Refusing(NAMES), small, batch=2)
-
-
-# A real model.
-
-
-def test_live_model(tiny):
-    """A model in memory gives the same as its checkpoint, with its weights at the time."""
-    dataset = load_coco(tiny.data, "val")
-    config = dataclasses.replace(tiny.config, resize_scale=(HEIGHT, WIDTH))
-    with codetr.Detector(config, tiny.weights) as detector:
-        expected = detect_all(detector, dataset)
-    model = codetr.CoDino(config)
-    codetr.load_checkpoint(model, tiny.weights)
-    live = codetr.Detector(backend=LiveModel(model.eval(), config, "cpu"))
-    assert detect_all(live, dataset).rows == expected.rows
-    with torch.no_grad():
-        next(model.parameters()).zero_()
-    assert detect_all(live, dataset).rows != expected.rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from tests.evaluation.coco_folders import document, write_dataset
 from tests.evaluation.tiny_detector import command, results
-from trt_plugin.atomic_files import atomic_write
 
 
 def wrong_document(folder: Path) -> Path:
@@ -85,22 +83,6 @@ def test_bad_pictures(tiny, tmp_path, capsys):
     (data / "val/1.png").write_bytes((tiny.data / "val/1.png").read_bytes())
     assert command(*given, "--strict") == 2
     assert "3.png: the image is truncated or damaged" in capsys.readouterr().err
-
-
-def test_metrics_file_is_whole_or_missing(tiny, tmp_path, monkeypatch, capsys):
-    """A disk that is full while the second file is written leaves no part of it."""
-
-    @contextlib.contextmanager
-    def full(path):
-        with atomic_write(path) as temporary:
-            yield temporary
-            if path.name == "metrics.json":
-                raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("trt_plugin.atomic_files.atomic_write", full)  # write_json calls it there
-    assert command("--data", tiny.data, *tiny.network(), "--limit", 1, "--out", tmp_path / "out") == 1
-    assert "No space left on device" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]
 
 
 def test_limit_and_nms(tiny, tmp_path):

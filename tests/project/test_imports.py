@@ -93,7 +93,7 @@ def test_kernels_include_only_cuda_and_themselves():
 @pytest.mark.parametrize(
     "code",
     [
-        "import codetr, codetr.detector.postprocess, trt_plugin, codetr.cli.app",
+        "import codetr, codetr.detector.postprocess, codetr.evaluation, trt_plugin, codetr.cli.app",
         "from codetr.cli import main; main(['--help'])",
         *(f"from codetr.cli import main; main(['{name}', '--help'])" for _, name, _, _ in COMMANDS),
     ],

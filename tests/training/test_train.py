@@ -20,13 +20,11 @@ from PIL import Image
 
 import codetr
 from codetr.cli import main
-from codetr.dataset.coco_files import load_coco
 from codetr.training import training_plan
 from codetr.training.run_state import find_states
 from codetr.training.torchrun_processes import Processes
 from codetr.training.train_options import TrainOptions
 from codetr.training.trainer import learning_rate_factor
-from codetr.training.training_batches import BatchOrder
 from codetr.training.training_log import read_table
 from codetr.training.training_step import TrainingStep
 from tests.training.training_runs import (
@@ -35,7 +33,6 @@ from tests.training.training_runs import (
     arguments,
     assert_same_run,
     logged,
-    scales_of,
     train,
     write_boxes,
 )
@@ -190,27 +187,6 @@ def test_bad_pictures_do_not_end_a_run(folder, tmp_path, capsys):
     assert printed.out.splitlines()[-1].endswith(f"6 steps; 2 of 20 pictures of {train_file} left out")
     assert json.loads((out / "training.json").read_text())["pictures_left_out"] == 2
     assert {row["left_out"] for row in read_table(out / "validation.csv")} == {"2"}
-
-
-def test_strict_ends_a_run_at_a_bad_picture(folder, tmp_path, capsys):
-    """Before it starts; later, with the state of the last step."""
-    data, out = shutil.copytree(folder, tmp_path / "data"), tmp_path / "run"
-    order = BatchOrder(load_coco(data, "train").pictures, 2, scales_of(folder), seed=0)
-    index = order.requests(5)[0].index
-    assert index not in [request.index for step in range(5) for request in order.requests(step)]
-    missing, truncated = spoil(data, "train", (index + 1) % 20, index)
-    assert train(data, out, strict="", save_every=100) == 2
-    file = data / "annotations/instances_train.json"
-    assert capsys.readouterr().err.splitlines() == [
-        f"codetr: error: {missing}: no such file",
-        f"codetr: error: --strict: 1 of 20 pictures of {file} cannot be used",
-    ]
-    assert not out.exists()
-    shutil.copy(folder / "train" / missing.name, missing)
-    assert train(data, out, strict="", save_every=100) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"codetr: error: {truncated}: the image is truncated")
-    assert error.endswith("; the state after 5 steps is saved, --resume continues from there")
 
 
 def test_roboflow_export(tmp_path, capsys):

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,15 +85,7 @@ def test_a_worker_that_hangs_does_not_delay_the_end():
     assert time.monotonic() - started < SECONDS
 
 
-def test_a_killed_worker_is_an_error():
-    message = r"killed by signal|exited unexpectedly"
-    with pytest.raises(RuntimeError, match=message), read_batches(Slow(), [[0]], 1, False, 1) as loader:
-        (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid, signal.SIGKILL)
-        next(loader)
-
-
-def processes(mark: str) -> list[int]:
+def processes(mark: Path) -> list[int]:
     """Returns the ids of the running processes with a mark."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -103,16 +93,6 @@ def processes(mark: str) -> list[int]:
             if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """A mark. The fixture kills the processes that still have it in the end."""
-    mark = uuid.uuid4().hex
-    yield mark
-    for process in processes(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +104,25 @@ def mark() -> Iterator[str]:
         pytest.param("raise", "shared", 1, "cuda", marks=pytest.mark.gpu),  # with pinned memory
     ],
 )
-def test_the_end_of_a_run_ends_its_workers(what, pipes, status, device, folder, tmp_path, mark):
+def test_the_end_of_a_run_ends_its_workers(what, pipes, status, device, folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, script, what, pipes, *arguments(folder, tmp_path / "run", workers=2, device=device)],
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, MARK: str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
     )
-    assert any("now" in line for line in process.stdout), "the run ended before step 7"
-    deadline = time.monotonic() + SECONDS
-    assert process.wait(SECONDS) == status
-    process.stdout.close()
-    while processes(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes(mark) == []
+    try:
+        assert any("now" in line for line in process.stdout), "the run ended before step 7"
+        deadline = time.monotonic() + SECONDS
+        assert process.wait(SECONDS) == status
+        while processes(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert processes(tmp_path) == []
+    finally:
+        process.stdout.close()
+        for number in processes(tmp_path):
+            os.kill(number, signal.SIGKILL)

@@ -12,7 +12,7 @@ from PIL import Image
 import codetr
 from codetr.dataset.coco_files import DatasetError, load_coco
 from codetr.detector.preprocess import Preprocessor
-from codetr.training.augment import Augmentation, augment, change_colours, crop_boxes, draw_window
+from codetr.training.augment import Augmentation, augment, crop_boxes, draw_window
 from codetr.training.training_batches import (
     BatchOrder,
     Request,
@@ -79,13 +79,6 @@ def test_crops_drop_mostly_hidden_objects():
     windows = np.array([draw_window(60, 80, 0.5, draws) for _ in range(500)])
     assert windows.min(axis=0).tolist()[:2] == [0, 0] and (windows[:, 2] >= 40).all()
     assert (windows[:, 0] + windows[:, 2] <= 80).all() and (windows[:, 1] + windows[:, 3] <= 60).all()
-
-
-def test_colours_change_gray_into_gray():
-    gray = np.full((4, 4, 3), 100, np.uint8)
-    changed = [change_colours(gray, 0.5, np.random.default_rng(seed)) for seed in range(20)]
-    assert all(int(np.ptp(pixels.astype(int), axis=2).max()) <= 1 for pixels in changed)
-    assert len({int(pixels[0, 0, 0]) for pixels in changed}) > 10
 
 
 def test_crowds_and_empty_pictures(tmp_path):
