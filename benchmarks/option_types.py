@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-
-def several(parse: Callable[[str], Any], metavar: str, **settings: Any) -> Parameter:
-    """Makes the parameter of a tuple, see `codetr.cli.argument_types.parsed_by`.
-
-    Args:
-        parse: parses one value. Its ValueError is the message.
-        metavar: name of a value in the help.
-        settings: more arguments of `cyclopts.Parameter`. By default the option is repeated for each value.
-    """
-    return Parameter(
-        converter=lambda _, tokens: tuple(parse(token.value) for token in tokens),
-        n_tokens=1,
-        accepts_keys=False,
-        metavar=metavar,
-        **settings,
-    )
+from codetr.cli.argument_types import parsed_by
 
 
 class EngineFile(NamedTuple):
@@ -42,7 +26,7 @@ def _engine_file(text: str) -> EngineFile:
     return EngineFile(label, Path(path))
 
 
-EngineFiles = Annotated[tuple[Any, ...], several(_engine_file, "LABEL=FILE")]
+EngineFiles = Annotated[tuple[Any, ...], parsed_by(_engine_file, "LABEL=FILE", several=True)]
 """A tuple of `EngineFile`."""
 ModelName = Annotated[str, Parameter(metavar="NAME|RUN|JSON")]
 WeightsName = Annotated[str, Parameter(metavar="NAME|FILE|URL")]

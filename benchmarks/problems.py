@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from msda.module import star
+
 DISTRIBUTIONS = ("near", "uniform")
 """near: around the reference points, in the pattern of Deformable DETR's initialisation (head m in direction
 2 pi m / M, point p in a distance of p + 1 cells), plus normal noise of 1.5 cells. uniform: anywhere."""
@@ -184,7 +186,7 @@ class Problem:
         reference = self._reference(generator)
         if distribution == "near":
             offsets = torch.randn((*shape, 2), generator=generator, device=device).mul_(NOISE_CELLS)
-            offsets += self._initial_pattern(device)
+            offsets += star(self.num_heads, self.points, device)
         else:
             places = torch.rand((*shape, 2), generator=generator, device=device)
             offsets = places.sub_(self.to_points(reference[..., :2])).div_(self.cells_to_unit(reference))
@@ -211,14 +213,6 @@ class Problem:
             sizes = torch.rand((self.batch, self.num_queries, 2), generator=generator, device=device)
             points = torch.cat((points, sizes * 0.35 + 0.05), -1)
         return points[:, :, None].repeat(1, 1, self.num_levels, 1)
-
-    def _initial_pattern(self, device: torch.device) -> torch.Tensor:
-        """Returns Deformable DETR's initial offsets (arXiv 2010.04159, appendix A.4), [M, K, 2]."""
-        angles = torch.arange(self.num_heads, device=device) * (2 * math.pi / self.num_heads)
-        directions = torch.stack((angles.cos(), angles.sin()), -1)
-        directions = directions / directions.abs().amax(-1, keepdim=True)
-        steps = torch.cat([torch.arange(1, points + 1, device=device) for points in self.points])
-        return directions[:, None] * steps[:, None]
 
     def to_points(self, per_level: torch.Tensor) -> torch.Tensor:
         """Repeats the values of each level for its points, [N, Q, L, c] -> [N, Q, 1, K, c]."""

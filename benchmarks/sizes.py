@@ -15,9 +15,9 @@ from cyclopts.types import PositiveInt
 import codetr
 from benchmarks import timing
 from benchmarks.detector import detections, measure_engine
-from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName, several
+from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, parsed_by
 from codetr.cli.program import run_program
 from codetr.detector.preprocess import Batch, Preprocessor, load_image
 from codetr.export.box_agreement import compare_detections
@@ -41,7 +41,9 @@ def measure_sizes(
     weights: WeightsName,
     engine: EngineFiles,
     model: ModelName = "co_dino_swin_l",
-    sizes: Annotated[tuple[Any, ...], several(_size, "HxW", consume_multiple=(1, 1000))] = SIZES,
+    sizes: Annotated[
+        tuple[Any, ...], parsed_by(_size, "HxW", several=True, consume_multiple=(1, 1000))
+    ] = SIZES,
     batches: Annotated[tuple[PositiveInt, ...], OneOrMore] = BATCHES,
     photo: InputFile = DEMO_PHOTO,
     iterations: PositiveInt = 50,

@@ -17,9 +17,9 @@ from cyclopts.types import PositiveInt
 import msda.module
 import msda.reference
 from benchmarks import timing
-from benchmarks.option_types import OneOrMore, several
+from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import OutputFile
+from codetr.cli.argument_types import OutputFile, parsed_by
 from codetr.cli.program import run_program
 from codetr.weights import model_config
 
@@ -52,7 +52,7 @@ PROBLEMS = (TrainingProblem("co_dino_r50", 768, 1152, 2), TrainingProblem("co_di
 def measure_training(
     *,
     problem: Annotated[
-        tuple[Any, ...], several(TrainingProblem.parse, "MODEL:HEIGHTxWIDTH:BATCH")
+        tuple[Any, ...], parsed_by(TrainingProblem.parse, "MODEL:HEIGHTxWIDTH:BATCH", several=True)
     ] = PROBLEMS,
     attention: Annotated[tuple[Literal[ATTENTIONS], ...], OneOrMore] = ATTENTIONS,
     precision: Literal["bf16", "fp32"] = "bf16",

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from codetr import weights
 from codetr.model.backbones.swin import relative_position_index
 from codetr.pth import read_pth
+from msda.module import star
 
 _TRANSFORMER = "query_head.transformer"
 # (our name, upstream's); every rule that matches applies once, in this order.
@@ -245,7 +246,8 @@ def _seeded_tensor(name: str, shape: list[int], seed: int) -> Tensor:
     if name.endswith("query_embed.weight"):
         return torch.empty(shape[1]).normal_(generator=generator).repeat(shape[0], 1)
     if name.endswith("sampling_offsets.bias"):
-        return _radial_offsets(shape[0]) + normal(0.3)
+        levels = shape[0] // 64  # 8 heads of 4 points, each with x and y
+        return star(8, [4] * levels).flatten() + normal(0.3)
     if re.search(r"query_head\.cls_branches\.\d+\.bias$", name):
         return normal(0.3, mean=-math.log(99.0))  # a score of 0.01, the prior of focal losses
     if name.endswith("relative_position_bias_table"):
@@ -283,13 +285,3 @@ def _sink_unusable_cells(tensors: dict[str, Tensor]) -> None:
     share = 0.5 / math.sqrt(1.0 + 0.5**2)  # for a usable cell, whose features have variance 1
     tensors[selection] -= 12.0 * direction / len(direction)
     tensors[selection.replace(".weight", ".bias")] += 12.0 * share
-
-
-def _radial_offsets(length: int, num_heads: int = 8, num_points: int = 4) -> Tensor:
-    """Returns Deformable DETR's initial offsets: head m of M has direction m, its point p distance p + 1."""
-    angle = torch.arange(num_heads) * (2.0 * math.pi / num_heads)
-    direction = torch.stack((angle.cos(), angle.sin()), dim=-1)
-    direction = direction / direction.abs().amax(dim=-1, keepdim=True)  # [M, 2]
-    distance = torch.arange(1, num_points + 1)[:, None]  # [P, 1]
-    num_levels = length // (num_heads * num_points * 2)
-    return (direction[:, None, None] * distance).expand(-1, num_levels, -1, -1).flatten()

@@ -62,13 +62,8 @@ class MultiScaleDeformableAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialises offsets as a star: head m has direction 2 pi m / M, point p lies p + 1 cells away."""
-        angles = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
-        directions = torch.stack([angles.cos(), angles.sin()], -1)  # [M, 2]
-        directions = directions / directions.abs().amax(-1, keepdim=True)
-        distances = torch.cat([torch.arange(1, size + 1) for size in self.points_per_level])
-        star = directions[:, None] * distances[:, None]  # [M, K, 2], K points of all levels
-        self.sampling_offsets.bias.copy_(star.flatten())
+        """Initialises offsets as a star, and the weights of all points as equal."""
+        self.sampling_offsets.bias.copy_(star(self.num_heads, self.points_per_level).flatten())
         nn.init.zeros_(self.sampling_offsets.weight)
         nn.init.zeros_(self.attention_weights.weight)
         nn.init.zeros_(self.attention_weights.bias)
@@ -123,3 +118,16 @@ class MultiScaleDeformableAttention(nn.Module):
             None if equal else self.points_per_level,
         )
         return self.output_proj(attended)
+
+
+def star(num_heads: int, points_per_level: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Returns the initial offsets in cells: head m has direction 2 pi m / M, point p lies p + 1 cells away.
+
+    Returns:
+        [M, K, 2], K points of all levels.
+    """
+    angles = torch.arange(num_heads, device=device) * (2 * math.pi / num_heads)
+    directions = torch.stack([angles.cos(), angles.sin()], -1)  # [M, 2]
+    directions = directions / directions.abs().amax(-1, keepdim=True)
+    distances = torch.cat([torch.arange(1, points + 1, device=device) for points in points_per_level])
+    return directions[:, None] * distances[:, None]

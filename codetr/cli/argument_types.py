@@ -7,28 +7,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
+from cyclopts.types import ExistingFile
 
 
-def parsed_by(parse: Callable[[str], Any], metavar: str) -> Parameter:
+def parsed_by(parse: Callable[[str], Any], metavar: str, several: bool = False, **settings: Any) -> Parameter:
     """Makes the parameter of a value that a function parses from one word.
 
     Args:
         parse: raises ValueError with the value that it expected and the one that it got.
         metavar: name of the value in the help.
+        several: whether the parameter is a tuple. By default the option is repeated for each value.
+        settings: more arguments of `cyclopts.Parameter`.
     """
 
     def convert(type_: Any, tokens: Sequence[Token]) -> Any:
-        return parse(tokens[0].value)
+        values = tuple(parse(token.value) for token in tokens)
+        return values if several else values[0]
 
-    return Parameter(converter=convert, n_tokens=1, accepts_keys=False, metavar=metavar)
-
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not text or not path.is_file():
-        kind = "no path" if not text else "a folder" if path.is_dir() else "no such file"
-        raise ValueError(f"expected a file, got {text!r}, {kind}")
-    return path
+    return Parameter(converter=convert, n_tokens=1, accepts_keys=False, metavar=metavar, **settings)
 
 
 def _path(text: str) -> Path:
@@ -37,8 +33,7 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-InputFile = Annotated[Path, parsed_by(_file, "FILE")]
-"""A file that exists."""
+InputFile = Annotated[ExistingFile, Parameter(metavar="FILE")]
 OutputFile = Annotated[Path, parsed_by(_path, "FILE")]
 """A file to write."""
 Folder = Annotated[Path, parsed_by(_path, "DIR")]

@@ -81,6 +81,11 @@ class CocoPicture:
     crowd: np.ndarray  # bool [n], True for a box around many objects without boxes of their own
     areas: np.ndarray  # float32 [n], pixels, by which COCO sorts into small, medium and large
 
+    @property
+    def wide(self) -> bool:
+        """Whether it is at least as wide as high."""
+        return self.width >= self.height
+
 
 @dataclass(frozen=True, eq=False)
 class CocoDataset:

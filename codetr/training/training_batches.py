@@ -86,7 +86,7 @@ class BatchOrder:
     def __init__(
         self, pictures: Sequence[CocoPicture], batch: int, scales: Sequence[tuple[int, int]], seed: int
     ) -> None:
-        wide = np.array([picture.width >= picture.height for picture in pictures])
+        wide = np.array([picture.wide for picture in pictures])
         self.kinds = [kind for kind in (np.flatnonzero(wide), np.flatnonzero(~wide)) if len(kind)]
         self.batch, self.scales, self.seed = batch, tuple(scales), seed
         self.batches_per_epoch = sum(-(-len(kind) // batch) for kind in self.kinds)
@@ -137,7 +137,7 @@ class TrainingSet(Dataset):
         self.pictures = data.pictures
         self.augmentation = augmentation
         self.bad = frozenset(bad)
-        self.wide = np.array([picture.width >= picture.height for picture in data.pictures])
+        self.wide = np.array([picture.wide for picture in data.pictures])
 
     def __getitem__(self, request: Request) -> Sample | DatasetError:
         """Returns the sample, or an error if neither the picture nor its replacements can be read."""
@@ -170,7 +170,7 @@ class TrainingSet(Dataset):
         boxes, labels = picture.boxes_xyxy_px[~picture.crowd], picture.labels[~picture.crowd]
         draws = np.random.default_rng(request.draw)
         long, short = max(request.scale), min(request.scale)
-        limits = (short, long) if picture.width >= picture.height else (long, short)
+        limits = (short, long) if picture.wide else (long, short)
         return Sample(*augment(pixels, boxes, labels, limits, self.augmentation, draws))
 
 

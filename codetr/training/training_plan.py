@@ -17,7 +17,7 @@ import numpy as np
 from codetr.config import Config
 from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import CocoDataset, DatasetError, load_coco, split_file
-from codetr.detector.preprocess import fit_size
+from codetr.detector.preprocess import rescale_size
 from codetr.errors import ArgumentError
 from codetr.training.run_state import find_states
 from codetr.training.run_weights import FROM_SCRATCH, config_for, initial_source
@@ -180,17 +180,16 @@ def make_scales(size: Size, least: float) -> tuple[Size, ...]:
 
 def _check_cells(config: Config, data: CocoDataset, scales: Sequence[Size]) -> None:
     """Refuses sizes at which a picture has fewer cells than the model has queries."""
-    long, short = max(scales[0]), min(scales[0])
     strides = [4 << level for level in range(config.num_levels)]
     for height, width in {(picture.height, picture.width) for picture in data.pictures}:
-        limits = (short, long) if width >= height else (long, short)
-        sides = [-(-side // PAD_DIVISOR) * PAD_DIVISOR for side in fit_size(height, width, *limits)]
+        sides = [-(-side // PAD_DIVISOR) * PAD_DIVISOR for side in rescale_size(height, width, scales[0])]
         cells = sum(math.prod(-(-side // stride) for side in sides) for stride in strides)
         if cells < config.num_queries:
             raise ArgumentError(
                 "size",
                 f"expected {config.num_queries} cells or more, one for each query, got {cells} for a picture "
-                f"of {width}x{height} fitted into {long}x{short}; use a larger --size or --multi-scale",
+                f"of {width}x{height} fitted into {'x'.join(map(str, scales[0]))}; use a larger --size or "
+                "--multi-scale",
             )
 
 
