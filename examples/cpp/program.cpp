@@ -1,7 +1,6 @@
 #include "program.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <opencv2/core/utils/logger.hpp>
 
@@ -112,21 +111,12 @@ class Run {
     std::cerr << program_.name << ": warning: " << message << "; left out" << std::endl;
   }
 
-  // Adds the time since the last call to a stage.
-  void lap(char const* stage) {
-    const auto now = std::chrono::steady_clock::now();
-    const std::chrono::duration<double, std::milli> passed = now - last_;
-    results_.times[stage] += passed.count();
-    last_ = now;
-  }
-
   void detect(Network& network, size_t start, size_t end) {
     struct Loaded {
       Picture const& file;
       cv::Mat image;
       cv::Size resized;
     };
-    last_ = std::chrono::steady_clock::now();
     std::vector<Loaded> loaded;
     cv::Size largest;
     for (size_t i = start; i < end; ++i) {
@@ -139,7 +129,6 @@ class Run {
       loaded.push_back({pictures_[i], image, resized});
       largest = {std::max(largest.width, resized.width), std::max(largest.height, resized.height)};
     }
-    lap("read");
 
     const auto most = static_cast<size_t>(sizes_.batch.max);
     for (size_t first = 0; first < loaded.size(); first += most) {
@@ -150,10 +139,8 @@ class Run {
         Loaded const& one = loaded[std::min(first + n, last - 1)];
         batch.set(n, one.image, one.resized, metadata_.normalised);
       }
-      lap("preprocess");
 
       const Output output = network.run(batch);
-      lap("inference");
       if (options_.dump) dump_run(*options_.dump, runs_, batch, output);
       ++runs_;
 
@@ -162,12 +149,10 @@ class Run {
         const Detections all = restore(output, i - first, image.size(), resized);
         Found found{file.name, image.size(),
                     select(apply_nms(all, nms_), options_.threshold, options_.top)};
-        lap("postprocess");
         if (options_.out) {
           draw_detections(image, found.detections, metadata_.class_names);
           save_jpeg(image, *options_.out / file.output_name);
         }
-        lap("draw");
         results_.pictures.push_back(std::move(found));
       }
       if (!first_) first_ = std::move(batch);
@@ -193,7 +178,6 @@ class Run {
   Results results_;
   std::optional<Batch> first_;  // the first run's input
   size_t runs_ = 0;
-  std::chrono::steady_clock::time_point last_;
 };
 
 int fail(Program const& program, std::string message, int status) {

@@ -124,12 +124,6 @@ void print_results(Results const& results, std::vector<std::string> const& class
                   y, width, height);
     }
   }
-  std::printf("ms per picture, with the first run's warm-up:");
-  for (char const* stage : {"read", "preprocess", "inference", "postprocess", "draw"}) {
-    std::printf(" %s %.1f", stage,
-                results.times.at(stage) / static_cast<double>(results.pictures.size()));
-  }
-  std::printf("\n");
   for (auto const& [how, samples] : results.timed) {
     std::printf("GPU time of %zu runs, input %s (%s): median %.3f ms, p5 %.3f, p95 %.3f\n",
                 samples.size(), format_shape(results.timed_shape).c_str(), how.c_str(),

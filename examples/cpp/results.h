@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -18,9 +17,6 @@ struct Found {
 
 struct Results {
   std::vector<Found> pictures;
-  // Milliseconds of each stage ("read", "preprocess", "inference", "postprocess", "draw") for all
-  // pictures together.
-  std::map<std::string, double> times;
   // Shape [N, 3, H, W] of the timed input, and the times; empty if they were not measured.
   Shape timed_shape;
   std::vector<Samples> timed;
@@ -31,7 +27,8 @@ struct Results {
 void write_document(std::filesystem::path const& path, Results const& results,
                     Metadata const& metadata, Options const& options, std::string const& program);
 
-// Prints the detections of a single picture, or their number in each of many pictures; the times.
+// Prints the detections of a single picture, or their number in each of many pictures; measured
+// times.
 void print_results(Results const& results, std::vector<std::string> const& class_names);
 
 }  // namespace codetr
