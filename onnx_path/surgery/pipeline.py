@@ -16,7 +16,7 @@ from onnx_path import operator
 from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_msda import recognise
-from onnx_path.surgery.find.regions import NoRegion, Region, find_regions
+from onnx_path.surgery.find.regions import Region, find_regions
 from onnx_path.surgery.find.samplers import NotAttention, find_samplers
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.partial_models import NotClosed, runnable
@@ -82,7 +82,7 @@ def operate(
         try:
             verified.append(_verified(subject, regions, target, fuse))
         except REFUSALS as error:
-            named = regions.samplers if isinstance(regions, NoRegion) else regions[0].samplers[:1]
+            named = regions[0].samplers if regions[0].reason else regions[0].samplers[:1]
             misses += [NearMiss(sampler.name, str(error)) for sampler in named]
     nodes = len(model.graph.node)
     already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
@@ -176,23 +176,18 @@ def _measured(
 
 
 def _verified(
-    subject: _Subject, regions: tuple[Region, ...] | NoRegion, target: str, fuse: bool
+    subject: _Subject, regions: tuple[Region, ...], target: str, fuse: bool
 ) -> tuple[Draft, Replacement, str]:
     """Drafts and proves the replacement of a region: the fused operator if possible, else the plain one.
 
     Returns:
         The draft, its entry in the report, and a note or "".
 
-    Args:
-        subject: the model.
-        regions: the region at every probe.
-        target, fuse: as for `operate`.
-
     Raises:
         REFUSALS: the region is not MSDA, or no draft gives its numbers.
     """
-    if isinstance(regions, NoRegion):
-        raise regions.reason
+    if regions[0].reason:
+        raise NotAttention(regions[0].reason)
     probes = subject.probes
     roles = [recognise(region, probe) for region, probe in zip(regions, probes, strict=True)]
     draft, error, note = None, 0.0, ""

@@ -51,10 +51,7 @@ Step = Callable[[Candidate, Probe], tuple[ir.Value, float, float] | None]
 def origins(start: Candidate, probe: Probe, through: Step | None = None) -> list[Candidate]:
     """Returns the tensors that a candidate's tensor was moved from, the most upstream first, itself last.
 
-    Args:
-        start: the candidate to trace.
-        probe: of the graph.
-        through: also trace through nodes for which this returns a source, scale and shift.
+    `through` returns source, scale and shift of further nodes to trace through.
     """
     found = [start]
     while True:

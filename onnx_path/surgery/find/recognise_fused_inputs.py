@@ -74,10 +74,7 @@ def _differs_by_head(candidate: Candidate) -> bool:
 def _factors(at: Candidate, probe: Probe, whole: set[ir.Value]) -> Iterator[list[Candidate]]:
     """Splits a product into its factors without static ones, and yields the origins of each.
 
-    Args:
-        at: the product, under the layout of the locations.
-        probe: of the graph.
-        whole: products that are not split, such as reference points scaled by valid ratios.
+    Products in `whole`, such as reference points scaled by valid ratios, are not split.
     """
     trail = origins(at, probe, static_factor)
     node = trail[0].value.producer()

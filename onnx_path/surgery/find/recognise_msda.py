@@ -214,10 +214,9 @@ def _joined(candidates, order, layout_of, axis: int, shape: tuple[int, ...]) -> 
 
     Args:
         candidates: by sampler.
-        order: of the levels.
+        order: the samplers in the order of the levels.
         layout_of: returns the input's layout for one level.
-        axis: along which the operator's input holds the levels one after another.
-        shape: of the operator's input.
+        axis: along which the operator's input of this shape holds the levels one after another.
     """
     for parts in zip(*(common(candidates) or {n: () for n in order}).values()):
         levels = dict(zip(candidates, parts))

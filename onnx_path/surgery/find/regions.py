@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.find.samplers import NotAttention, Sampler
+from onnx_path.surgery.find.samplers import Sampler
 from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.graph.traversal import SHAPE_OPS, is_op
 from onnx_path.surgery.layouts.layout import Layout, LayoutError
@@ -52,43 +52,34 @@ class Region:
         samplers: the samplers, in the order of the graph.
         ends: tensors that hold the sum: the sum itself first, then views of it. Each can be replaced.
         flows: the terms of each end.
+        reason: why the samples end in no weighted sum, "" if they do.
     """
 
     samplers: tuple[Sampler, ...]
-    ends: tuple[ir.Value, ...]
-    flows: tuple[Flow, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class NoRegion:
-    """Samples that end in no weighted sum."""
-
-    samplers: tuple[Sampler, ...]
-    reason: NotAttention
+    ends: tuple[ir.Value, ...] = ()
+    flows: tuple[Flow, ...] = ()
+    reason: str = ""
 
 
 def find_regions(
     graph: ir.Graph, samplers: Sequence[Sampler], probes: Sequence[Probe]
-) -> Iterator[tuple[Region, ...] | NoRegion]:
-    """Follows samples forward, and yields the regions that their sums make: each at every probe.
+) -> Iterator[tuple[Region, ...]]:
+    """Follows samples forward through a sorted graph, and yields each region at every probe.
 
-    Args:
-        graph: in an order in which it can run.
-        samplers: of the graph.
-        probes: of the graph.
+    A region with a reason is alone.
     """
     first, *others = (_find(graph, samplers, probe) for probe in probes)
     for region in first:
         same = [next((r for r in other if r.samplers == region.samplers), None) for other in others]
-        if isinstance(region, NoRegion):
-            yield region
-        elif all(isinstance(r, Region) for r in same):
+        if region.reason:
+            yield (region,)
+        elif all(r is not None and not r.reason for r in same):
             yield (region, *same)
         else:
-            yield NoRegion(region.samplers, NotAttention("its tensors depend on the input sizes"))
+            yield (Region(region.samplers, reason="its tensors depend on the input sizes"),)
 
 
-def _find(graph: ir.Graph, samplers: Sequence[Sampler], probe: Probe) -> list[Region | NoRegion]:
+def _find(graph: ir.Graph, samplers: Sequence[Sampler], probe: Probe) -> list[Region]:
     flows: dict[ir.Value, Flow] = {}
     reasons: dict[ir.Value, str] = {}
     for sampler in samplers:
@@ -114,7 +105,7 @@ def _find(graph: ir.Graph, samplers: Sequence[Sampler], probe: Probe) -> list[Re
 
 def _group(
     samplers: Sequence[Sampler], flows: Mapping[ir.Value, Flow], reasons: Mapping[ir.Value, str]
-) -> Iterator[Region | NoRegion]:
+) -> Iterator[Region]:
     own = {sampler.result: sampler for sampler in samplers}
     parents = {x: [] if x in own else [y for y in x.producer().inputs if y in flows] for x in flows}
     upstream: dict[ir.Value, frozenset[ir.Value]] = {}
@@ -131,11 +122,11 @@ def _group(
         chain = [x for x in chains[0] if all(x in other for other in chains[1:])]
         if not chain:
             reason = next((reasons[x] for x in values if x in reasons), None) or _unused(values[0])
-            yield NoRegion(chosen, NotAttention(reason))
+            yield Region(chosen, reason=reason)
             continue
         inside = upstream[chain[0]] - {chain[0]}
         if (reason := _read_elsewhere(inside, upstream[chain[0]])) is not None:
-            yield NoRegion(chosen, NotAttention(reason))
+            yield Region(chosen, reason=reason)
             continue
         count = 1  # an end that something else reads is the last
         while count < len(chain) and not _read_elsewhere(chain[count - 1 : count], chain[: count + 1]):

@@ -62,13 +62,7 @@ class Sampler:
 def find_samplers(
     graph: ir.Graph, probes: Sequence[Probe], seed: int
 ) -> tuple[list[Sampler], list[NearMiss]]:
-    """Returns the samplers of a graph in its order, and other GridSample nodes with a reason.
-
-    Args:
-        graph: in an order in which it can run.
-        probes: of the graph.
-        seed: of the random numbers that prove samplers by gathers.
-    """
+    """Returns the samplers of a sorted graph in its order, and other GridSample nodes with a reason."""
     by_gathers = {group[-1].producer(): group for group in _gather_groups(graph)}
     samplers, misses = [], []
     for node in graph:
@@ -271,7 +265,6 @@ def _locations(
         pixels: the coordinates (x, y) in cells: one tensor [..., 2], or one for each.
         size: [B, C, H, W] of the sampled tensor.
         shape: of the sampler's result.
-        probe: of the graph.
     """
     columns = {}
     for i, extent in enumerate((size[3], size[2])):

@@ -48,7 +48,6 @@ def moved(node: ir.Node, result: ir.Value, inputs: Sequence[Layout], probe: Prob
         node: a node for which `is_movement` holds.
         result: the output.
         inputs: the layouts of the node's data: one, for Concat several.
-        probe: of the graph.
 
     Raises:
         LayoutError: no layout expresses the movement, or it depends on the model's inputs.

@@ -176,7 +176,6 @@ class DraftBuilder:
         """Adds a Reshape if sizes change; sizes that differ between the probes follow the tensor's own.
 
         Args:
-            value: the tensor.
             old, new: its sizes before and after, at every probe.
 
         Raises:

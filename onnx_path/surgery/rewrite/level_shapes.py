@@ -19,12 +19,7 @@ from onnx_path.surgery.rewrite.draft import DraftBuilder
 def draft_level_shapes(
     draft: DraftBuilder, roles: Sequence[Roles], probes: Sequence[Probe]
 ) -> tuple[ir.Value, ir.Value]:
-    """Drafts spatial_shapes [L, 2] and level_start_index [L], int64.
-
-    Args:
-        draft: gets the nodes.
-        roles: of the region at every probe.
-        probes: as many.
+    """Drafts spatial_shapes [L, 2] and level_start_index [L], int64, from the roles at every probe.
 
     Raises:
         LayoutError: a size that changes with the model's input is in no tensor of the graph.

@@ -26,7 +26,6 @@ def draft_attention(
         op_type: `operator.FUSED_ATTENTION`, `operator.ATTENTION` or NVIDIA's plugin.
         roles: of the region at every probe.
         fused: as many, for the fused operator; none for the others.
-        probes: as many.
 
     Raises:
         LayoutError, NotAttention: the operator's inputs cannot be made from the region's tensors.

@@ -61,9 +61,8 @@ def compare(
     runs again with the original's selections, and the scores are compared as well.
 
     Args:
-        before, after: the models.
+        before, after: the models, with weights outside them in `folder`.
         inputs: one set for every comparison.
-        folder: of weights outside the models.
         disturbance: the share by which an attention's result may be off.
 
     Returns:

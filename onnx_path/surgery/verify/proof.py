@@ -39,11 +39,9 @@ def prove(
     original's coordinates by their last digit: the replacement is wrong if it differs by more.
 
     Args:
-        probe: of the graph.
         end: the tensor that the replacement shall equal.
         kinds: the tensors that the replacement reads, and the kind of their numbers, see `random_tensor`.
         replacement: computes `end` from these tensors.
-        seed: of the random tensors.
 
     Returns:
         The largest relative difference.
@@ -94,12 +92,8 @@ def random_tensor(
 ) -> np.ndarray:
     """Draws a tensor.
 
-    Args:
-        random: the source of numbers.
-        kind: "normal"; "weights" (0 to 1); "locations" (-0.3 to 1.3, so that some lie outside); "points" (0
-            to 1); "offsets" (some cells or points).
-        shape: of the tensor.
-        dtype: of the tensor.
+    Kinds: "normal"; "weights" (0 to 1); "locations" (-0.3 to 1.3, so that some lie outside); "points" (0 to
+    1); "offsets" (some cells or points).
     """
     if kind in ("normal", "offsets"):
         array = random.standard_normal(shape) * (3 if kind == "offsets" else 1)

@@ -18,10 +18,7 @@ other."""
 def input_shapes(model: ir.Model, attempt: int, batch: int | None = None) -> dict[str, tuple[int, ...]]:
     """Returns sizes for a model's inputs: dynamic dimensions get the defaults above, one size for each name.
 
-    Args:
-        model: whose inputs.
-        attempt: 0 or 1.
-        batch: the first dimension, instead of the default.
+    `attempt` is 0 or 1. `batch` replaces the default of the first dimension.
     """
     named: dict[str, int] = {}
     shapes = {}
@@ -54,11 +51,6 @@ def random_inputs(model: ir.Model, shapes: dict[str, tuple[int, ...]], seed: int
 
     Floats are normal, as normalised images are; booleans are true. Whole numbers are 1 if the input's name
     contains "mask". An [N, 2] tensor beside an image holds its size. Others are 0 to 99, as token ids are.
-
-    Args:
-        model: whose inputs.
-        shapes: of the inputs.
-        seed: of the numbers.
     """
     random = np.random.default_rng(seed)
     image = next((shape for shape in shapes.values() if len(shape) == 4), None)
