@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import trt_plugin
+from tests.golden_models import save_weights
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory) -> dict[str, Path]:
+    """The golden models' weights as checkpoints."""
+    return save_weights(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture

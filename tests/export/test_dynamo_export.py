@@ -13,7 +13,7 @@ from codetr.export.traced_model import export_program
 from dynamo_path.engine import _unsupported
 from dynamo_path.export import main
 from dynamo_path.saved_modules import write_program
-from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights
+from tests.golden_models import GOLDEN, MODELS, arguments, load_golden
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -27,12 +27,6 @@ def test_exported_program_keeps_the_operators_whole(name):
     assert not {aten.all.dim, aten.grid_sampler.default, aten._assert_async.msg} & set(targets)
     placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     assert placeholders[-2:] == ["images", "image_shapes"]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> dict[str, Path]:
-    """The golden models' weights as checkpoints."""
-    return save_weights(tmp_path_factory.mktemp("weights"))
 
 
 def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):

@@ -11,18 +11,13 @@ import codetr
 import trt_plugin
 from codetr.detector.postprocess import apply_nms
 from codetr.evaluation import LiveModel
-from tests.golden_models import GOLDEN, arguments, load_golden, save_weights
+from tests.golden_models import GOLDEN, arguments, load_golden
 
 NAME = "codino_resnet_tiny"
 OUTPUTS = ("boxes", "scores", "labels", "num_detections")
 PHOTO = GOLDEN.parents[1] / "codetr/demo/coffee.jpg"
 IOU = 0.1
 """Threshold at which the golden model's detections suppress each other."""
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> dict[str, Path]:
-    return save_weights(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
