@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.onnx.zoo_exporters import gathered_samples
+
 Levels = Sequence[tuple[int, int]]
 LEVELS = ((6, 8), (3, 4), (2, 2))
 POINTS = (2, 2, 2)
@@ -34,14 +36,18 @@ def by_stack(value, levels, locations, weights, points) -> Tensor:
     return result.view(images, heads * width, queries).transpose(1, 2).contiguous()
 
 
-def by_concat(value, levels, locations, weights, points) -> Tensor:
+def grid_sample(level: Tensor, grid: Tensor) -> Tensor:
+    return F.grid_sample(level, grid, align_corners=False)
+
+
+def by_concat(value, levels, locations, weights, points, sample=grid_sample) -> Tensor:
     """D-FINE and RT-DETRv2: heads before cells, any number of points per level, samples concatenated."""
     images, _, heads, width = value.shape
     queries = locations.shape[1]
     maps = value.permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in levels], -1)
     grids = (2 * locations - 1).permute(0, 2, 1, 3, 4).flatten(0, 1).split(list(points), 2)
     samples = [
-        F.grid_sample(part.reshape(images * heads, width, h, w), grid, align_corners=False)
+        sample(part.reshape(images * heads, width, h, w), grid)
         for part, grid, (h, w) in zip(maps, grids, levels)
     ]
     weights = weights.permute(0, 2, 1, 3).reshape(images * heads, 1, queries, sum(points))
@@ -59,19 +65,19 @@ def by_addition(value, levels, locations, weights, points) -> Tensor:
         level = value[:, start : start + h * w].permute(0, 2, 3, 1).reshape(images * heads, width, h, w)
         grid = 2 * locations[:, :, :, first : first + count].transpose(1, 2).flatten(0, 1) - 1
         share = weights[:, :, :, first : first + count].transpose(1, 2).flatten(0, 1)
-        output = output + (F.grid_sample(level, grid, align_corners=False) * share.unsqueeze(1)).sum(-1)
+        output = output + (grid_sample(level, grid) * share.unsqueeze(1)).sum(-1)
         start, first = start + h * w, first + count
     return output.reshape(images, heads * width, queries).transpose(1, 2)
 
 
 def by_gathers(value, levels, locations, weights, points) -> Tensor:
     """Bilinear sampling by gathers from the flattened level, corners outside masked."""
-    return _gathered(_masked_corners, value, levels, locations, weights, points)
+    return by_concat(value, levels, locations, weights, points, gathered_samples)
 
 
 def by_padded_gathers(value, levels, locations, weights, points) -> Tensor:
     """OpenMMLab: bilinear sampling by gathers from the level with a border of zeros, corners clamped."""
-    return _gathered(_padded_corners, value, levels, locations, weights, points)
+    return by_concat(value, levels, locations, weights, points, _padded_samples)
 
 
 class Attention(nn.Module):
@@ -118,60 +124,21 @@ def inputs(
     columns: int = 2,
     levels: Levels = LEVELS,
     reference_levels: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Example inputs of `Attention`."""
+) -> dict[str, Tensor]:
+    """Example inputs of `Attention`, by name."""
     generator = torch.Generator().manual_seed(0)
     cells = sum(h * w for h, w in levels)
-    shapes = [(images, queries, 8), (images, cells, 8)]
     references = torch.rand(images, queries, reference_levels or len(levels), columns, generator=generator)
-    return (*(torch.randn(*shape, generator=generator) for shape in shapes), references)
+    return {
+        "queries": torch.randn(images, queries, 8, generator=generator),
+        "memory": torch.randn(images, cells, 8, generator=generator),
+        "references": references,
+    }
 
 
-def _maps_and_grids(value, levels, locations, points):
-    """Yields the map [N * M, D, H, W] and the grid [N * M, Q, P, 2] of each level."""
-    images, _, heads, width = value.shape
-    parts = value.split([h * w for h, w in levels], 1)
-    for part, grid, (h, w) in zip(parts, locations.split(list(points), 3), levels):
-        yield (
-            part.permute(0, 2, 3, 1).reshape(images * heads, width, h, w),
-            2 * grid.transpose(1, 2).flatten(0, 1) - 1,
-        )
-
-
-def _gathered(corners: Callable, value, levels, locations, weights, points) -> Tensor:
-    images, _, heads, width = value.shape
-    queries = locations.shape[1]
-    samples = [corners(*pair) for pair in _maps_and_grids(value, levels, locations, points)]
-    weights = weights.transpose(1, 2).reshape(images * heads, 1, queries, sum(points))
-    result = (torch.cat(samples, -1) * weights).sum(-1)
-    return result.reshape(images, heads * width, queries).transpose(1, 2)
-
-
-def _pixels(level: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
-    h, w = level.shape[2:]
-    return ((grid[..., 0] + 1) * w - 1) / 2, ((grid[..., 1] + 1) * h - 1) / 2
-
-
-def _masked_corners(level: Tensor, grid: Tensor) -> Tensor:
+def _padded_samples(level: Tensor, grid: Tensor) -> Tensor:
     batch, width, h, w = level.shape
-    x, y = _pixels(level, grid)
-    flat, left, top = level.flatten(2), x.floor(), y.floor()
-    result = 0
-    for dx in (0, 1):
-        for dy in (0, 1):
-            column, line = left + dx, top + dy
-            share = (1 - (x - column).abs()) * (1 - (y - line).abs())
-            inside = (column >= 0) & (column < w) & (line >= 0) & (line < h)
-            cell = line.clamp(0, h - 1).long() * w + column.clamp(0, w - 1).long()
-            cell = cell.reshape(batch, 1, -1).expand(-1, width, -1)
-            corner = flat.gather(2, cell).reshape(batch, width, *x.shape[1:])
-            result = result + corner * (share * inside).unsqueeze(1)
-    return result
-
-
-def _padded_corners(level: Tensor, grid: Tensor) -> Tensor:
-    batch, width, h, w = level.shape
-    x, y = _pixels(level, grid)
+    x, y = ((grid[..., 0] + 1) * w - 1) / 2, ((grid[..., 1] + 1) * h - 1) / 2
     padded = F.pad(level, (1, 1, 1, 1)).reshape(batch, width, (h + 2) * (w + 2))
     x, y = x.reshape(batch, -1), y.reshape(batch, -1)
     left, top = x.floor().long(), y.floor().long()

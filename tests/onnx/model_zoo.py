@@ -51,8 +51,7 @@ class Usual:
     Attributes:
         configuration: its published name.
         height, width: usual size of the image, in pixels.
-        layers: the number of MSDA.
-        points: per level, of every MSDA.
+        layers: the number of MSDA, with as many points as the small model's.
         heads: of the decoder's MSDA.
     """
 
@@ -60,7 +59,6 @@ class Usual:
     height: int
     width: int
     layers: int
-    points: tuple[int, ...]
     heads: int = 8
 
 
@@ -75,12 +73,10 @@ class ZooModel:
         maker: full -> the module and example inputs by name. Call `build`.
         usual_size: of `build(full=True)`; None for a layer.
         outputs: names of the outputs.
-        exporter: the default of `export`.
         exporters: those that can export it whole.
-        dynamic: dimensions that may be dynamic with `exporter`, by input.
+        dynamic: dimensions that may be dynamic with the older exporter, by input.
         package: whose model it is, if not ours.
         plain: the number of attentions whose softmax and locations the surgeon leaves outside.
-        variant: whether another model of the zoo has the same structure; `make test` leaves it out.
     """
 
     name: str
@@ -90,12 +86,10 @@ class ZooModel:
     maker: Callable[[bool], zoo_models.Built] = field(repr=False)
     usual_size: Usual | None = None
     outputs: tuple[str, ...] = ("logits", "pred_boxes")
-    exporter: Exporter = "torchscript"
     exporters: tuple[Exporter, ...] = ("torchscript", "dynamo")
     dynamic: dict[str, dict[int, str]] | None = None
     package: str | None = "transformers"
     plain: int = 0
-    variant: bool = False
 
     @property
     def layers(self) -> int:
@@ -131,7 +125,7 @@ def export(
     name: str,
     folder: Path,
     *,
-    exporter: Exporter | None = None,
+    exporter: Exporter = "torchscript",
     opset: int | None = None,
     dynamic: bool = False,
     simplified: Simplifier | None = None,
@@ -143,7 +137,6 @@ def export(
     Args:
         name: a key of `ZOO`.
         folder: of the files; one for a whole test session makes it a cache.
-        exporter: default: the model's.
         opset: of the standard operators; default: 17 by the older exporter, 18 by the newer one.
         dynamic: leave the dimensions in the model's `dynamic` open.
         simplified: run this tool over the file.
@@ -152,7 +145,6 @@ def export(
         double_grids: keep the older exporter's float64 `linspace`; onnxruntime does not run such a file.
     """
     entry = ZOO[name]
-    exporter = exporter or entry.exporter
     opset = opset or USUAL_OPSET[exporter]
     options = [exporter, str(opset), sampling]
     options += ["dynamic"] * dynamic + ["double"] * double_grids + [simplified or "plain"]
@@ -171,14 +163,6 @@ def export(
     return path
 
 
-def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Makes a folder for `export` that all workers of a test session share."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "onnx_zoo"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 _IMAGE = {"pixel_values": {0: "batch", 2: "height", 3: "width"}}
 _MASK = {"pixel_mask": {0: "batch", 1: "height", 2: "width"}}
 # A prompt that became constant belongs to one image.
@@ -194,13 +178,11 @@ def _model(
     return ZooModel(name, (points,) * layers, heads, head_dim, usual_size=usual, **more)
 
 
-def _co_dino(name: str, layers: int, golden: str, published: str, points: tuple | None = None) -> ZooModel:
-    """Makes an entry of our detector, with other points per level than the checkpoint's if given."""
-    maker = functools.partial(zoo_models.co_dino, golden=golden, published=published, points_per_level=points)
-    usual = Usual(published, 768, 1152, 12, points or (4,) * 5)
-    outputs = ("boxes", "scores", "labels")
-    more = {"maker": maker, "outputs": outputs, "package": None, "variant": points is None}
-    return _model(name, layers, points or (4,) * 5, 8, 8, usual, **more)
+def _co_dino(name: str, layers: int, golden: str, published: str) -> ZooModel:
+    """Makes an entry of our detector."""
+    maker = functools.partial(zoo_models.co_dino, golden=golden, published=published)
+    more = {"maker": maker, "outputs": ("boxes", "scores", "labels"), "package": None}
+    return _model(name, layers, (4,) * 5, 8, 8, Usual(published, 768, 1152, 12), **more)
 
 
 def _layer(
@@ -218,63 +200,54 @@ _MASK2FORMER = "facebook/mask2former-swin-tiny-coco-instance"
 _ALL = (
     _model(
         *("deformable_detr", 3, (4,) * 4, 8, 4),
-        Usual(_DEFORMABLE_DETR, 800, 1333, 12, (4,) * 4),
+        Usual(_DEFORMABLE_DETR, 800, 1333, 12),
         dynamic=_IMAGE | _MASK,
     ),
     _model(
         *("deformable_detr_two_stage", 3, (4,) * 4, 8, 4),
-        Usual(_TWO_STAGES, 800, 1333, 12, (4,) * 4),
+        Usual(_TWO_STAGES, 800, 1333, 12),
         exporters=("torchscript",),
         dynamic=_IMAGE | _MASK,
-        variant=True,
     ),
     _model(
         *("rt_detr", 2, (4,) * 3, 8, 4),
-        Usual("PekingU/rtdetr_r50vd", 640, 640, 6, (4,) * 3),
+        Usual("PekingU/rtdetr_r50vd", 640, 640, 6),
         dynamic=_IMAGE,
     ),
     _model(
         *("rt_detr_v2", 2, (4,) * 3, 2, 16),
-        Usual("PekingU/rtdetr_v2_r50vd", 640, 640, 6, (4,) * 3),
+        Usual("PekingU/rtdetr_v2_r50vd", 640, 640, 6),
         dynamic=_IMAGE,
     ),
     _model(
         *("d_fine", 2, (3, 6, 3), 4, 8),
-        Usual("ustc-community/dfine-large-coco", 640, 640, 6, (3, 6, 3)),
+        Usual("ustc-community/dfine-large-coco", 640, 640, 6),
         dynamic=_IMAGE,
     ),
     _model(
         *("grounding_dino", 3, (4,) * 4, 4, 8),
-        Usual("IDEA-Research/grounding-dino-tiny", 800, 1333, 12, (4,) * 4),
+        Usual("IDEA-Research/grounding-dino-tiny", 800, 1333, 12),
         dynamic=_SIZE | _MASK_SIZE,
     ),
     _model(
         *("mask2former", 2, (4,) * 3, 2, 16),
-        Usual(_MASK2FORMER, 800, 1344, 6, (4,) * 3),
+        Usual(_MASK2FORMER, 800, 1344, 6),
         outputs=("class_queries_logits", "masks_queries_logits"),
         dynamic=_IMAGE,
     ),
     _model(
         *("omdet_turbo", 2, (4,) * 3, 4, 8),
-        Usual("omlab/omdet-turbo-swin-tiny-hf", 640, 640, 6, (4,) * 3),
+        Usual("omlab/omdet-turbo-swin-tiny-hf", 640, 640, 6),
         outputs=("decoder_class_logits", "decoder_coord_logits"),
     ),
     _model(
         *("rf_detr", 2, (2,), 8, 4),
-        Usual("RFDETRMedium", 576, 576, 4, (2,), 16),
+        Usual("RFDETRMedium", 576, 576, 4, 16),
         outputs=_SWAPPED,
         package="rfdetr",
-    ),
-    _model(
-        *("rf_detr_two_levels", 2, (2, 2), 8, 4),
-        Usual("RFDETRMedium with levels P3 and P5", 576, 576, 4, (2, 2), 16),
-        outputs=_SWAPPED,
-        package="rfdetr",
-        variant=True,
     ),
     _co_dino("co_dino_swin", 3, "codino_swin_tiny", "co_dino_swin_l"),
     _co_dino("co_dino_r50", 2, "codino_resnet_tiny", "co_dino_r50"),
-    _co_dino("co_dino_ragged", 2, "codino_resnet_tiny", "co_dino_r50", (2, 6, 5, 4, 3)),
     _layer("bevformer_temporal", ((4,),), 8, "result"),
     # Each height has its own reference points, which the fused operator does not have.
     _layer("bevformer_spatial", ((8, 8),), 8, "result", plain=1),

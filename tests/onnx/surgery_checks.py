@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from onnx_path import operator
 from onnx_path.surgeon import SurgeryReport
 from tests.onnx.zoo_exporters import export_module, run_onnx
-
-NAMES = ("queries", "memory", "references")
 
 
 class Function(nn.Module):
@@ -30,26 +28,24 @@ class Function(nn.Module):
 
 def export(
     module: nn.Module,
-    tensors: Sequence[Tensor],
+    inputs: dict[str, Tensor],
     path: Path,
     *,
     exporter: str = "torchscript",
     opset: int = 17,
     dynamic: dict | None = None,
-    names: Sequence[str] = NAMES,
 ) -> onnx.ModelProto:
     """Exports a module with one output by one of Torch's exporters, into a folder or as a file."""
     path = path / "model.onnx" if path.is_dir() else path
-    inputs = dict(zip(names, tensors, strict=True))
     export_module(
         module.eval(), inputs, path, outputs=("output",), exporter=exporter, opset=opset, dynamic=dynamic
     )
     return onnx.load(path)
 
 
-def run(model: onnx.ModelProto, tensors: Sequence[Tensor], names: Sequence[str] = NAMES) -> np.ndarray:
+def run(model: onnx.ModelProto, inputs: dict[str, Tensor]) -> np.ndarray:
     """Returns the model's only output by onnxruntime."""
-    return run_onnx(model.SerializeToString(), dict(zip(names, tensors, strict=True)))[0]
+    return run_onnx(model.SerializeToString(), inputs)[0]
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:

@@ -64,7 +64,7 @@ def read_elsewhere(features, places, weights):
     ids=["no-sum", "samples-read-elsewhere", "weights-of-channels", "sum-over-channels"],
 )
 def test_other_uses_of_samples(function: Callable, more: tuple, reason: str, tmp_path: Path):
-    tensors = (FEATURES, PLACES, *more)
-    model = export(Function(function), tensors, tmp_path, names=[f"x{i}" for i in range(len(tensors))])
+    inputs = {f"x{i}": x for i, x in enumerate((FEATURES, PLACES, *more))}
+    model = export(Function(function), inputs, tmp_path)
     _, report = operate(model)
     assert any(reason in miss.reason for miss in report.near_misses), report

@@ -83,11 +83,6 @@ def test_nvidia_s_plugin(stacked: onnx.ModelProto, tmp_path: Path):
     assert "same number of points at every level, got [2, 4, 1]" in report.near_misses[0].reason
 
 
-def test_an_unknown_target_is_refused(stacked: onnx.ModelProto):
-    with pytest.raises(ValueError, match="target: expected one of msda, nvidia, got 'TensorRT'"):
-        operate(stacked, target="TensorRT")
-
-
 def test_an_operator_that_onnxruntime_does_not_know_hinders_only_the_check(stacked: onnx.ModelProto):
     model = deepcopy(stacked)
     model.graph.node.append(onnx.helper.make_node("Sort", ["output"], ["sorted"], domain="acme"))

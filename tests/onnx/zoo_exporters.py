@@ -48,7 +48,7 @@ def export_module(
             for function in ("tensor", "as_tensor"):
                 stack.enter_context(mock.patch.object(torch, function, _of_sizes(getattr(torch, function))))
         if sampling == "gather":
-            stack.enter_context(mock.patch.object(F, "grid_sample", _gathered_samples))
+            stack.enter_context(mock.patch.object(F, "grid_sample", gathered_samples))
         torch.onnx.export(
             model,
             tuple(inputs.values()),
@@ -132,13 +132,8 @@ class Exportable(nn.Module):
         **fixed: Tensor,
     ):
         super().__init__()
-        self.model, self.names, self.outputs, self.patches, self.fixed = (
-            model,
-            tuple(inputs),
-            outputs,
-            patches,
-            fixed,
-        )
+        self.model, self.names, self.outputs = model, tuple(inputs), outputs
+        self.patches, self.fixed = patches, fixed
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         with contextlib.ExitStack() as stack:
@@ -175,8 +170,12 @@ def _of_sizes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return make
 
 
-def _gathered_samples(
-    value: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool
+def gathered_samples(
+    value: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
 ) -> Tensor:
     """Bilinear grid_sample with zeros outside, by gathers: value [N, C, H, W], grid [N, Q, P, 2]."""
     if (mode, padding_mode, align_corners) != ("bilinear", "zeros", False):

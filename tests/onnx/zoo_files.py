@@ -65,8 +65,8 @@ def write(name: str, folder: Path, full: bool = True) -> Path:
     }
     model, inputs = entry.build(full)
     partial = path.with_suffix(".partial")
-    opset = USUAL_OPSET[entry.exporter]
-    export_module(model, inputs, partial, outputs=entry.outputs, exporter=entry.exporter, opset=opset)
+    form = {"exporter": "torchscript", "opset": USUAL_OPSET["torchscript"]}
+    export_module(model, inputs, partial, outputs=entry.outputs, **form)
     content = onnx.load(partial)
     onnx.helper.set_model_props(content, metadata)
     onnx.save(content, partial)

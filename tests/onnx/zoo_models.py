@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from unittest import mock
 
 import torch
@@ -235,12 +235,12 @@ def omdet_turbo(full: bool) -> Built:
     return built
 
 
-def rf_detr(full: bool, levels: Sequence[str] = ("P4",)) -> Built:
+def rf_detr(full: bool) -> Built:
     from rfdetr.config import RFDETRMediumConfig
     from rfdetr.models import build_model_from_config
     from rfdetr.models.backbone import dinov2
 
-    options: dict = {"pretrain_weights": None, "device": "cpu", "projector_scale": list(levels)}
+    options: dict = {"pretrain_weights": None, "device": "cpu"}
     with contextlib.ExitStack() as stack:
         logger = logging.getLogger("rf-detr")
         stack.enter_context(mock.patch.object(logger, "disabled", True))
@@ -259,11 +259,7 @@ def rf_detr(full: bool, levels: Sequence[str] = ("P4",)) -> Built:
     return _First(model, 2), inputs
 
 
-def rf_detr_two_levels(full: bool) -> Built:
-    return rf_detr(full, ("P3", "P5"))
-
-
-def co_dino(full: bool, golden: str, published: str, points_per_level: Sequence[int] | None = None) -> Built:
+def co_dino(full: bool, golden: str, published: str) -> Built:
     if full:
         config, (height, width) = codetr.load_config(published), (768, 1152)
     else:
@@ -284,7 +280,7 @@ def co_dino(full: bool, golden: str, published: str, points_per_level: Sequence[
         "images": torch.randn(1, 3, height, width),
         "image_shapes": torch.tensor([[height - height // 8, width - width // 4]]),
     }
-    return _Decomposed(model, points_per_level), inputs
+    return _Decomposed(model), inputs
 
 
 class _First(nn.Module):
@@ -299,30 +295,15 @@ class _First(nn.Module):
 
 
 class _Decomposed(nn.Module):
-    """Our detector with `msda.reference` in place of the operator.
+    """Our detector with `msda.reference` in place of the operator."""
 
-    Args:
-        points_per_level: shares the same points out differently among the levels.
-    """
-
-    def __init__(self, model: nn.Module, points_per_level: Sequence[int] | None):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.model, self.points_per_level = model, points_per_level
+        self.model = model
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with mock.patch("msda.module.fused_attention", self._attention):
+        with mock.patch("msda.module.fused_attention", msda.reference.fused_attention):
             return self.model(*tensors)
-
-    def _attention(
-        self, value, spatial_shapes, level_start_index, reference_points, offsets, logits, points_per_level
-    ) -> Tensor:
-        assert points_per_level is None
-        arguments = value, spatial_shapes, level_start_index, reference_points
-        if self.points_per_level is None:
-            return msda.reference.fused_attention(*arguments, offsets, logits)
-        return msda.reference.fused_attention(
-            *arguments, offsets.flatten(3, 4), logits, self.points_per_level
-        )
 
 
 def _exportable(
