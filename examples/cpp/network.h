@@ -2,8 +2,6 @@
 // recorded outputs.
 #pragma once
 
-#include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,14 +28,5 @@ class Network {
 };
 
 inline constexpr int kWarmupRuns = 20;
-
-// Writes the inputs and outputs of a run into a folder, <name>_<run>.npy for run 0, 1, 2, ...:
-// images, image_shapes, boxes, scores and labels, in the shapes of Batch and Output.
-void dump_run(std::filesystem::path const& folder, size_t run, Batch const& input,
-              Output const& output);
-
-// Makes a network that returns the outputs of such a folder, one run after the other.
-// Its run throws an exception if a file is missing or has another size.
-std::unique_ptr<Network> replay(std::filesystem::path const& folder);
 
 }  // namespace codetr

@@ -4,14 +4,14 @@
 #include <iostream>
 #include <opencv2/core/utils/logger.hpp>
 
+#include "draw.h"
 #include "files.h"
 #include "pictures.h"
+#include "recorded.h"
 #include "results.h"
 
 namespace codetr {
 namespace {
-
-namespace fs = std::filesystem;
 
 UsageError is_fixed(char const* option, Program const& program) {
   return UsageError(
@@ -83,7 +83,7 @@ class Run {
 
   int operator()(OpenNetwork const& open) {
     const std::unique_ptr<Network> network =
-        options_.replay ? replay(*options_.replay) : open(options_, metadata_);
+        options_.replay ? std::make_unique<Replay>(*options_.replay) : open(options_, metadata_);
     // With dynamic shapes the input depends on the pictures: by default each is alone, as in
     // Python.
     const bool dynamic = metadata_.sizes.batch.dynamic() || metadata_.sizes.resizable();

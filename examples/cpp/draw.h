@@ -1,18 +1,22 @@
+// Boxes and labels on a picture.
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <opencv2/imgproc.hpp>
+#include <string>
+#include <vector>
 
-#include "pictures.h"
+#include "postprocess.h"
 
 namespace codetr {
-namespace {
 
-constexpr int kFont = cv::FONT_HERSHEY_SIMPLEX;
-constexpr double kLetterPixels = 30.0;  // height of a line of text at OpenCV's scale 1
+inline constexpr int kFont = cv::FONT_HERSHEY_SIMPLEX;
+inline constexpr double kLetterPixels = 30.0;  // height of a line of text at OpenCV's scale 1
 
 // Returns BGR, light enough for black text. Hues of neighbouring labels are the golden angle apart.
-cv::Scalar color_of(int64_t label) {
+inline cv::Scalar color_of(int64_t label) {
   const auto hue = static_cast<uint8_t>(std::fmod(label * 0.618034, 1.0) * 180);
   cv::Mat color(1, 1, CV_8UC3, cv::Scalar(hue, 140, 250));
   cv::cvtColor(color, color, cv::COLOR_HSV2BGR);
@@ -20,8 +24,8 @@ cv::Scalar color_of(int64_t label) {
 }
 
 // Writes a text above a box, or as near as the picture allows.
-void draw_label(cv::Mat& image, cv::Rect const& box, std::string const& text,
-                cv::Scalar const& color, double scale) {
+inline void draw_label(cv::Mat& image, cv::Rect const& box, std::string const& text,
+                       cv::Scalar const& color, double scale) {
   int below = 0;  // pixels of the letters below the base line
   const int stroke = std::max(1, cvRound(scale * 1.5));
   const cv::Size size = cv::getTextSize(text, kFont, scale, stroke, &below);
@@ -34,10 +38,9 @@ void draw_label(cv::Mat& image, cv::Rect const& box, std::string const& text,
               cv::Scalar::all(0), stroke, cv::LINE_AA);
 }
 
-}  // namespace
-
-void draw_detections(cv::Mat& image, Detections const& detections,
-                     std::vector<std::string> const& class_names) {
+// Draws boxes, class names and scores on an 8-bit BGR picture, the best score on top.
+inline void draw_detections(cv::Mat& image, Detections const& detections,
+                            std::vector<std::string> const& class_names) {
   const double side = std::sqrt(image.size().area());
   const int line = std::max(1, cvRound(side * 0.0036)), rim = std::max(1, line / 3);
   const double scale = std::max(9.0, side * 0.022 + 3) / kLetterPixels;

@@ -1,14 +1,14 @@
+// Runs of a network in .npy files: --dump writes them, --replay reads them.
+#pragma once
+
 #include <cstring>
 
 #include "files.h"
 #include "network.h"
 
 namespace codetr {
-namespace {
 
-namespace fs = std::filesystem;
-
-fs::path file_of(fs::path const& folder, char const* name, size_t run) {
+inline fs::path file_of(fs::path const& folder, char const* name, size_t run) {
   return folder / concat(name, "_", run, ".npy");
 }
 
@@ -37,6 +37,8 @@ std::vector<Number> load_npy(fs::path const& path) {
   return values;
 }
 
+// A network that returns the outputs of such a folder, one run after the other.
+// Its run throws an exception if a file is missing or has another size.
 class Replay final : public Network {
  public:
   explicit Replay(fs::path const& folder) : folder_(folder) {}
@@ -65,9 +67,9 @@ class Replay final : public Network {
   size_t run_ = 0;
 };
 
-}  // namespace
-
-void dump_run(fs::path const& folder, size_t run, Batch const& input, Output const& output) {
+// Writes the inputs and outputs of a run into a folder, <name>_<run>.npy for run 0, 1, 2, ...:
+// images, image_shapes, boxes, scores and labels, in the shapes of Batch and Output.
+inline void dump_run(fs::path const& folder, size_t run, Batch const& input, Output const& output) {
   const auto file = [&](char const* name) { return file_of(folder, name, run); };
   const auto count = static_cast<size_t>(input.count), rows = output.rows;
   const auto height = static_cast<size_t>(input.height), width = static_cast<size_t>(input.width);
@@ -77,7 +79,5 @@ void dump_run(fs::path const& folder, size_t run, Batch const& input, Output con
   save_npy(file("scores"), {count, rows}, output.scores);
   save_npy(file("labels"), {count, rows}, output.labels);
 }
-
-std::unique_ptr<Network> replay(fs::path const& folder) { return std::make_unique<Replay>(folder); }
 
 }  // namespace codetr
