@@ -35,16 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    """Both devices of the operator; "cuda" is skipped with a reason where it cannot run."""
-    from tests.matrix import backends
-
-    if request.param == "cuda" and (reason := backends.no_gpu()):
-        pytest.skip(reason)
-    return request.param
-
-
 @pytest.fixture(scope="session")
 def timing_cache(tmp_path_factory) -> Path:
     """Where builds of engines keep how long each kernel took: the next one of the same layers is quick.

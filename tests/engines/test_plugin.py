@@ -16,6 +16,7 @@ from benchmarks.trt_engines import ATTENTION, FUSED_ATTENTION, INPUT_NAMES
 from tests.engines.engine_samples import run_python
 from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
 from tests.matrix.against_reference import TOLERANCE, make
+from tests.matrix.backends import operators
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.inspection.engine_summary import read_engine
 
@@ -186,7 +187,7 @@ def run_and_compare(path: Path, inputs, dtype: torch.dtype) -> str:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operator", ["attention", "fused"])
+@operators
 @pytest.mark.parametrize("name", ["boxes", "ragged"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_engine_of_fixed_shapes_equals_the_reference(tmp_path, operator, name, dtype):
@@ -197,7 +198,7 @@ def test_engine_of_fixed_shapes_equals_the_reference(tmp_path, operator, name, d
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operator", ["attention", "fused"])
+@operators
 def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator):
     inputs = make(BY_NAME["pyramid"], operator, torch.float16, "cpu")
     path = save(tmp_path, build_plan(inputs, strongly_typed=False))
@@ -207,14 +208,14 @@ def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operator", ["attention", "fused"])
+@operators
 @pytest.mark.parametrize("case", ["build", "run"])
 def test_wrong_shape_stops_build_and_run_and_is_named(tmp_path, operator, case):
     """In a process of its own: plugins report to the first logger that TensorRT was given in a process."""
     arguments = (operator, case, str(tmp_path))
     done = run_python("-c", f"from tests.engines.test_plugin import fail; fail(*{arguments!r})", gpu=True)
     assert done.returncode == 1 and "EngineError: " in done.stderr
-    name = "attention_logits" if operator == "fused" else "attention_weights"
+    name = "attention_logits" if operator == "fused_attention" else "attention_weights"
     lines = [line for line in done.stderr.splitlines() if f"Attention: {name}: expected" in line]
     assert any("with Q=256 (from " in line for line in lines), done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -16,17 +17,25 @@ FLOOR = 0.05
 sample that just touches a level has a weight that is all rounding."""
 
 
-def run_msda(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The public operator on any device."""
-    operator = msda.fused_attention if isinstance(inputs, FusedInputs) else msda.attention
-    return operator(*inputs)
+def operator_of(module) -> Callable[[AttentionInputs | FusedInputs], torch.Tensor]:
+    """Returns a function of the inputs that calls their operator in a module, such as `msda.reference`."""
+
+    def run(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
+        name = "fused_attention" if isinstance(inputs, FusedInputs) else "attention"
+        return getattr(module, name)(*inputs)
+
+    return run
+
+
+run_msda = operator_of(msda)
+reference = operator_of(msda.reference)
 
 
 def make(
     problem: Problem, operator: str, dtype: torch.dtype, device: str, **options
 ) -> AttentionInputs | FusedInputs:
     """Inputs of either operator."""
-    build = problem.fused_inputs if operator == "fused" else problem.attention_inputs
+    build = problem.attention_inputs if operator == "attention" else problem.fused_inputs
     return build(dtype, device, **options)
 
 
@@ -50,12 +59,6 @@ def autograd_gradients(
     finally:
         torch.use_deterministic_algorithms(deterministic)
     return dict(zip(leaves, found, strict=True))
-
-
-def reference(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:
-    """The reference of the inputs' operator, in the inputs' types."""
-    operator = msda.reference.fused_attention if isinstance(inputs, FusedInputs) else msda.reference.attention
-    return operator(*inputs)
 
 
 def normal_grad_output(inputs: AttentionInputs | FusedInputs, seed: int) -> torch.Tensor:

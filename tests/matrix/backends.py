@@ -23,24 +23,19 @@ from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from msda import derivatives
 from tests.engines.plugin_engines import no_plugin
 from tests.matrix import drawn_cases, emulated_kernels
-from tests.matrix.against_reference import autograd_gradients, run_msda
+from tests.matrix.against_reference import autograd_gradients, operator_of, run_msda
 
 Inputs = AttentionInputs | FusedInputs
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-OPERATORS = ("attention", "fused")
+OPERATORS = ("attention", "fused_attention")
+operators = pytest.mark.parametrize("operator", OPERATORS)
 
+run_unchecked = operator_of(torch.ops.msda)
+"""The registered operator, without the public function's checks."""
 
-def run_unchecked(inputs: Inputs) -> torch.Tensor:
-    """The registered operator, without the public function's checks."""
-    fused = isinstance(inputs, FusedInputs)
-    return (torch.ops.msda.fused_attention if fused else torch.ops.msda.attention)(*inputs)
-
-
-def run_formulas(inputs: Inputs) -> torch.Tensor:
-    """The formulas of forward mode and second derivatives."""
-    fused = isinstance(inputs, FusedInputs)
-    return (derivatives.fused_attention if fused else derivatives.attention)(*inputs)
+run_formulas = operator_of(derivatives)
+"""The formulas of forward mode and second derivatives."""
 
 
 def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
@@ -188,7 +183,7 @@ class Backend:
         """Calls of an operator, one of OPERATORS, that the backend takes."""
         forms = ("any", "one_of_heads") if self.form == "any" else (self.form,)
         return st.sampled_from(forms).flatmap(
-            lambda form: drawn_cases.cases(operator == "fused", self.ragged, smooth, form)
+            lambda form: drawn_cases.cases(operator == "fused_attention", self.ragged, smooth, form)
         )
 
     def examples(self) -> settings:

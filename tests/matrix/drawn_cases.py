@@ -162,9 +162,13 @@ def smooth_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 21,
+    gradients: bool = False,
 ) -> AttentionInputs | FusedInputs:
-    """Inputs whose samples keep away from the kinks of bilinear interpolation."""
-    return Case(problem, operator != "attention", seed=seed, smooth=True).inputs(dtype, device)
+    """Inputs whose samples keep away from the kinks; with `gradients`, floating tensors want theirs."""
+    inputs = Case(problem, operator != "attention", seed=seed, smooth=True).inputs(dtype, device)
+    for tensor in inputs[:-1] if gradients else ():
+        tensor.requires_grad_(tensor.is_floating_point())
+    return inputs
 
 
 def takes(form: str, problem: Problem) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -14,17 +15,12 @@ from torch.autograd import forward_ad
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem
 from tests.matrix import backends, drawn_cases
 from tests.matrix.against_reference import floats, run_msda
+from tests.matrix.backends import operators
 
 PROBLEM = Problem("derivatives", 2, ((4, 5), (2, 3)), 6, num_heads=2, head_dim=4, num_points=3)
 RAGGED = Problem("ragged", 2, ((4, 5), (2, 3)), 6, 2, 4, 3, (4, 1), reference_dim=4)
 
-operators = pytest.mark.parametrize("operator", ["attention", "fused"])
-
-
-def make(
-    operator: str, device: str, dtype: torch.dtype = torch.float64, problem: Problem = PROBLEM
-) -> AttentionInputs | FusedInputs:
-    return drawn_cases.smooth_inputs(problem, operator, dtype, device)
+make = functools.partial(drawn_cases.smooth_inputs, dtype=torch.float64)
 
 
 def function_of(
@@ -38,7 +34,7 @@ def function_of(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dual_numbers(operator: str, dtype: torch.dtype, device: str) -> None:
     """`torch.autograd.forward_ad`, in the types of training, with `torch.no_grad` around."""
-    inputs = make(operator, device, dtype)
+    inputs = make(PROBLEM, operator, dtype=dtype, device=device)
     with torch.no_grad(), forward_ad.dual_level():
         value = forward_ad.make_dual(inputs.value, inputs.value)
         result, tangent = forward_ad.unpack_dual(run_msda(inputs._replace(value=value)))
@@ -49,7 +45,7 @@ def test_dual_numbers(operator: str, dtype: torch.dtype, device: str) -> None:
 @operators
 def test_second_derivatives_agree(operator: str, device: str) -> None:
     """Every way of PyTorch to a Hessian gives the same one, for every input, and it is not zero."""
-    inputs = make(operator, device)
+    inputs = make(PROBLEM, operator, device=device)
     for name in floats(inputs):
         function, at = function_of(inputs, name)
         expected = torch.func.hessian(function_of(inputs, name, backends.run_formulas)[0])(at)
@@ -63,29 +59,10 @@ def test_second_derivatives_agree(operator: str, device: str) -> None:
 
 
 @operators
-def test_gradient_penalty(operator: str, device: str) -> None:
-    """A loss of the gradient's norm trains: it has the gradient that finite differences give."""
-    inputs = make(operator, device)
-    weight = torch.ones((), dtype=torch.float64, device=device, requires_grad=True)
-
-    def penalty(weight: torch.Tensor) -> torch.Tensor:
-        value = (inputs.value * weight).requires_grad_()
-        (gradient,) = torch.autograd.grad(
-            run_msda(inputs._replace(value=value)).square().sum(), value, create_graph=True
-        )
-        return gradient.square().sum()
-
-    (found,) = torch.autograd.grad(penalty(weight), weight)
-    step = 1e-5
-    expected = (penalty(weight.detach() + step) - penalty(weight.detach() - step)) / (2 * step)
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
-
-
-@operators
 @pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
 def test_vmap(operator: str, problem: Problem, device: str) -> None:
     """vmap of the operator and of its gradient is the loop over the samples, wherever the dimension is."""
-    inputs = make(operator, device, problem=problem)
+    inputs = make(problem, operator, device=device)
     for name in floats(inputs):
         function, at = function_of(inputs, name)
         samples = torch.stack([at, at * 0.5, at * 0.9], 1)
@@ -102,7 +79,7 @@ def test_vmap(operator: str, problem: Problem, device: str) -> None:
 @operators
 @pytest.mark.parametrize("name", ["spatial_shapes", "level_start_index"])
 def test_vmap_refuses_levels(operator: str, name: str, device: str) -> None:
-    inputs = make(operator, device)
+    inputs = make(PROBLEM, operator, device=device)
     samples = getattr(inputs, name).expand(2, *getattr(inputs, name).shape)
     with pytest.raises(ValueError, match=f"{name}: expected the same for all samples of torch.vmap, got"):
         torch.vmap(lambda tensor: run_msda(inputs._replace(**{name: tensor})))(samples)
@@ -110,7 +87,7 @@ def test_vmap_refuses_levels(operator: str, name: str, device: str) -> None:
 
 @operators
 def test_compiled_jvp(operator: str, device: str) -> None:
-    inputs = make(operator, device)
+    inputs = make(PROBLEM, operator, device=device)
 
     def tangent(value: torch.Tensor) -> torch.Tensor:
         return torch.func.jvp(lambda value: run_msda(inputs._replace(value=value)), (value,), (value,))[1]
@@ -121,7 +98,7 @@ def test_compiled_jvp(operator: str, device: str) -> None:
 @operators
 def test_meta(operator: str, device: str) -> None:
     """Shapes of results, gradients and second derivatives, without numbers."""
-    inputs = make(operator, device)
+    inputs = make(PROBLEM, operator, device=device)
     inputs = inputs._replace(
         **{name: x.to("meta") for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor)}
     )

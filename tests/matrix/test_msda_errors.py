@@ -127,15 +127,13 @@ def test_types_that_do_not_go_together() -> None:
 )
 def test_another_device(argument: str) -> None:
     """A CPU tensor beside a value on the GPU."""
-    if reason := backends.no_gpu():
-        pytest.skip(reason)
     arguments = EQUAL.attention_inputs(device="cuda")._asdict()
     arguments[argument] = arguments[argument].cpu()
     with pytest.raises(ValueError, match=f"^{argument}: .*cuda:0.*cpu"):
         msda.attention(**arguments)
 
 
-@pytest.mark.parametrize("operator", ["attention", "fused_attention"])
+@backends.operators
 def test_raw_operator_is_safe(operator: str) -> None:
     """The registered operator, called without the public function's checks, raises too."""
     inputs = (EQUAL.fused_inputs if operator == "fused_attention" else EQUAL.attention_inputs)()

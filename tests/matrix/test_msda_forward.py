@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import operator_errors
-from benchmarks.problems import BY_NAME, DISTRIBUTIONS, REAL, SMALL, Problem
+from benchmarks.problems import DISTRIBUTIONS, REAL, SMALL, Problem
 from tests.matrix import backends, drawn_cases, outside_levels
 from tests.matrix.against_reference import assert_result, make
-from tests.matrix.backends import Backend, matrix
+from tests.matrix.backends import Backend, matrix, operators
 from tests.matrix.emulated_kernels import NotSupported
 
 ORDERS = (1, 2)
@@ -56,7 +56,7 @@ def test_columns_of_one_tensor(
     """Offsets and logits (locations and weights) are columns of one tensor, as one layer makes them."""
     backend.skip_unless_ready(dtype)
     problem = replace(problem, reference_dim=reference_dim)
-    case = drawn_cases.Case(problem, operator == "fused", packed=True, seed=12)
+    case = drawn_cases.Case(problem, operator == "fused_attention", packed=True, seed=12)
     inputs = case.inputs(dtype, backend.device)
     assert not (inputs[-3].is_contiguous() or inputs[-2].is_contiguous())
     assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
@@ -78,23 +78,13 @@ def test_real_size(
     assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
 
 
-@matrix(lambda backend: backend.device == "cpu" and not backend.emulated)
-def test_real_size_on_the_cpu(backend: Backend, operator: str, dtype: torch.dtype) -> None:
-    """The CPU is slow: one decoder in fp32 stands for the real sizes."""
-    if dtype != torch.float32:
-        pytest.skip("fp32 stands for the other types")
-    backend.skip_unless_ready(dtype)
-    inputs = make(BY_NAME["codino_decoder_608x608"], operator, dtype, "cpu", seed=4)
-    assert_result(backend.compute(inputs), operator_errors.truth(inputs), inputs, dtype)
-
-
 @matrix(problems=[Problem("spoiled", 1, ((5, 6), (3, 2), (2, 2)), 40)])
 def test_values_that_are_not_finite(
     backend: Backend, operator: str, dtype: torch.dtype, problem: Problem
 ) -> None:
     """A NaN or infinite cell spoils the samples that read it, and no others."""
     backend.skip_unless_ready(dtype)
-    case = drawn_cases.Case(problem, operator == "fused", seed=9, smooth=True)
+    case = drawn_cases.Case(problem, operator == "fused_attention", seed=9, smooth=True)
     inputs = case.inputs(dtype, backend.device)
     for cell, number in ((7, float("nan")), (16, float("inf")), (33, -float("inf"))):
         inputs.value[0, cell, cell % 2] = number
@@ -155,7 +145,7 @@ UNSUPPORTED = {
 UNSUPPORTED["emulator-few-tile"] = UNSUPPORTED["emulator-many-group"]
 
 
-@pytest.mark.parametrize("operator", backends.OPERATORS)
+@operators
 @pytest.mark.parametrize("backend", [b for b in backends.ALL if b.name in UNSUPPORTED], ids=lambda b: b.name)
 def test_forced_kernel_that_does_not_fit(backend: Backend, operator: str) -> None:
     """The forced kernel runs, or none."""
@@ -168,8 +158,6 @@ def test_forced_kernel_that_does_not_fit(backend: Backend, operator: str) -> Non
 
 @pytest.mark.gpu
 def test_forced_kernel_that_does_not_fit_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := backends.no_gpu():
-        pytest.skip(reason)
     monkeypatch.setenv("MSDA_FORWARD", "many")
     with pytest.raises(RuntimeError, match="not supported"):
         backends.run_unchecked(make(GROUP, "attention", torch.float64, "cuda"))

@@ -23,7 +23,7 @@ from tests.matrix.against_reference import (
     reference,
     run_msda,
 )
-from tests.matrix.backends import DTYPES, OPERATORS, Backend, matrix
+from tests.matrix.backends import DTYPES, Backend, matrix, operators
 from tests.matrix.drawn_cases import smooth_inputs as make
 
 ORDERS = (1, 2)
@@ -43,9 +43,6 @@ def has_gradients(backend: Backend) -> bool:
 def is_kernel(backend: Backend) -> bool:
     """Whether its gradients come from a kernel, on the CPU, a GPU or the emulator, not from formulas."""
     return has_gradients(backend) and backend.unchecked is not None
-
-
-operators = pytest.mark.parametrize("operator", OPERATORS)
 
 
 @matrix(has_gradients)
@@ -82,7 +79,7 @@ def test_samples_that_miss(backend: Backend, operator: str, dtype: torch.dtype, 
     backend.skip_unless_ready(dtype)
     grad_output = torch.ones((1, 6, 32), dtype=dtype, device=backend.device)
     for position in ("outside", "huge", "nan", "infinite"):
-        case = drawn_cases.Case(problem, operator == "fused", (position,), seed=1)
+        case = drawn_cases.Case(problem, operator == "fused_attention", (position,), seed=1)
         found = backend.differentiate(case.inputs(dtype, backend.device), grad_output)
         for name, gradient in found.items():
             right = gradient.isfinite().all() if position == "outside" else not gradient.any()
@@ -160,20 +157,16 @@ def test_gradcheck(operator: str, reference_dim: int, ragged: tuple[int, ...] | 
 
 def backward(operator: str, inputs: AttentionInputs | FusedInputs, **options) -> tuple[torch.Tensor, ...]:
     """The registered backward operator of the inputs with a random grad_output."""
-    return backward_operator(operator)(normal_grad_output(inputs, 22), *inputs, **options)
-
-
-def backward_operator(operator: str):
-    name = "fused_attention_backward" if operator == "fused" else "attention_backward"
-    return getattr(torch.ops.msda, name).default
+    run = getattr(torch.ops.msda, f"{operator}_backward")
+    return run(normal_grad_output(inputs, 22), *inputs, **options)
 
 
 @pytest.mark.parametrize("reference_dim", [2, 4])
 def test_reference_gradient_only_where_wanted(reference_dim: int, device: str) -> None:
     """It is empty if the caller does not want it; the other gradients stay the same."""
-    inputs = make(replace(EQUAL, reference_dim=reference_dim), "fused", device=device)
-    with_it = backward("fused", inputs, deterministic=True)
-    without = backward("fused", inputs, reference_gradient=False, deterministic=True)
+    inputs = make(replace(EQUAL, reference_dim=reference_dim), "fused_attention", device=device)
+    with_it = backward("fused_attention", inputs, deterministic=True)
+    without = backward("fused_attention", inputs, reference_gradient=False, deterministic=True)
     assert with_it[1].shape == inputs.reference_points.shape and with_it[1].any()
     assert without[1].shape == (0,)
     for i in (0, 2, 3):
@@ -217,8 +210,6 @@ def test_deterministic_mode(
 @pytest.mark.parametrize("name", ["codino_encoder_608x608", "codino_decoder_1280x1920"])
 def test_deterministic_mode_at_real_sizes(operator: str, name: str, deterministic: None) -> None:
     """Where thousands of samples add to a cell the bits are the same, and as exact as with float atomics."""
-    if reason := backends.no_gpu():
-        pytest.skip(reason)
     inputs = make(BY_NAME[name], operator, device="cuda")
     grad_output = normal_grad_output(inputs, 22)
     first = assert_same_bits(inputs, grad_output)
@@ -257,7 +248,7 @@ def test_deterministic_mode_with_infinite_gradients(operator: str, device: str, 
     grad_output[0, 9, 41] = float("nan")
     grad_output[1, 60, 0] = float("-inf")
     found, again = (autograd_gradients(inputs, grad_output)["value"] for _ in range(2))
-    with_atomics = backward_operator(operator)(grad_output, *inputs)[0]
+    with_atomics = getattr(torch.ops.msda, f"{operator}_backward")(grad_output, *inputs)[0]
     assert found.isfinite().any() and not found.isfinite().all()
     torch.testing.assert_close(found, with_atomics, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert torch.equal(found.view(torch.int32), again.view(torch.int32))
@@ -266,8 +257,6 @@ def test_deterministic_mode_with_infinite_gradients(operator: str, device: str, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["group", "tile"])
 def test_forced_kernel_that_does_not_fit(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := backends.no_gpu():
-        pytest.skip(reason)
     monkeypatch.setenv("MSDA_BACKWARD", kernel)
     for problem, options in ((ENCODER, {"deterministic": True}), (replace(ENCODER, head_dim=24), {})):
         with pytest.raises(RuntimeError, match="not supported"):

@@ -14,30 +14,15 @@ from torch import nn
 import codetr
 import msda
 from benchmarks import operator_errors
-from benchmarks.problems import AttentionInputs, FusedInputs, Problem
-from tests.matrix import backends, drawn_cases
+from benchmarks.problems import Problem
+from tests.matrix import drawn_cases
 from tests.matrix.against_reference import assert_result, floats, run_msda
+from tests.matrix.backends import operators
+from tests.matrix.drawn_cases import smooth_inputs as make
 
 PROBLEM = Problem("op", 2, ((6, 8), (3, 4)), 10, num_heads=4, head_dim=8, num_points=3)
 RAGGED = Problem("op_ragged", 1, ((6, 8), (3, 4)), 10, 4, 8, points_per_level=(2, 3), reference_dim=4)
-OPERATORS = ("attention", "fused_attention")
-
-operators = pytest.mark.parametrize("operator", OPERATORS)
 both_problems = pytest.mark.parametrize("problem", [PROBLEM, RAGGED], ids=lambda problem: problem.name)
-
-
-def make(
-    operator: str,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    problem: Problem = PROBLEM,
-    gradients: bool = False,
-) -> AttentionInputs | FusedInputs:
-    """Inputs whose samples keep away from the kinks; with `gradients`, floating tensors want theirs."""
-    inputs = drawn_cases.smooth_inputs(problem, operator, dtype, device)
-    for tensor in floats(inputs).values() if gradients else ():
-        tensor.requires_grad_()
-    return inputs
 
 
 @operators
@@ -45,7 +30,7 @@ def make(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_msda_opcheck(operator: str, problem: Problem, dtype: torch.dtype, device: str) -> None:
     """Schema, autograd registration, fake tensors, and tracing with dynamic shapes (part of `-k msda`)."""
-    inputs = make(operator, device, dtype, problem, gradients=True)
+    inputs = make(problem, operator, dtype, device, gradients=True)
     # Tracing compares gradients of two runs; CUDA's atomics and 16-bit rounding make them differ a little.
     tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
     torch.library.opcheck(getattr(torch.ops.msda, operator).default, tuple(inputs), **tolerance)
@@ -54,14 +39,14 @@ def test_msda_opcheck(operator: str, problem: Problem, dtype: torch.dtype, devic
 @operators
 @both_problems
 def test_msda_backward_opcheck(operator: str, problem: Problem, device: str) -> None:
-    inputs = make(operator, device, problem=problem)
+    inputs = make(problem, operator, device=device)
     backward = getattr(torch.ops.msda, f"{operator}_backward").default
     arguments = torch.randn_like(run_msda(inputs)), *inputs
     for options in ({}, {"deterministic": True}, {"reference_gradient": False}):
         if operator == "fused_attention" or "reference_gradient" not in options:
             torch.library.opcheck(backward, arguments, options, rtol=1e-4, atol=1e-4)
     # AOTAutograd does not trace second derivatives; PyTorch says so itself.
-    arguments = arguments[0].requires_grad_(), *make(operator, device, problem=problem, gradients=True)
+    arguments = arguments[0].requires_grad_(), *make(problem, operator, device=device, gradients=True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(backward, arguments, test_utils=tests)
 
@@ -75,7 +60,7 @@ def test_docstring_examples() -> None:
 @both_problems
 def test_compile(operator: str, problem: Problem, device: str) -> None:
     """torch.compile without a graph break, forward and backward (Inductor on the GPU alone: it is slow)."""
-    inputs = make(operator, device, problem=problem, gradients=True)
+    inputs = make(problem, operator, device=device, gradients=True)
     backend = "inductor" if device == "cuda" else "aot_eager"
     compiled = torch.compile(getattr(msda, operator), fullgraph=True, backend=backend)
     output = compiled(*inputs)
@@ -103,7 +88,7 @@ class Call(nn.Module):
 @both_problems
 def test_export(operator: str, problem: Problem) -> None:
     """torch.export, strict, with dynamic batch, cells and queries; the graph keeps the operator whole."""
-    inputs = make(operator, problem=replace(problem, batch=2))
+    inputs = make(replace(problem, batch=2), operator)
     batch, cells, queries = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "S", "Q"))
     rows = {0: batch, 1: queries}
     dynamic = ({0: batch, 1: cells}, None, None, *(rows for _ in inputs[3:-1]))
@@ -112,15 +97,13 @@ def test_export(operator: str, problem: Problem) -> None:
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert getattr(torch.ops.msda, operator).default in targets
     other = replace(problem, batch=3, spatial_shapes=((5, 9), (2, 2)), num_queries=17)
-    again = make(operator, problem=other)
+    again = make(other, operator)
     torch.testing.assert_close(program.module()(*again[:-1]), run_msda(again))
 
 
 @pytest.mark.gpu
 @operators
 def test_columns_of_one_tensor_are_not_copied(operator: str) -> None:
-    if reason := backends.no_gpu():
-        pytest.skip(reason)
     problem = Problem("columns", 2, ((64, 64), (32, 32)), 5120, num_heads=8, head_dim=32)
     case = drawn_cases.Case(problem, operator == "fused_attention", packed=True)
     inputs = case.inputs(torch.float16, "cuda")
@@ -135,7 +118,10 @@ def test_columns_of_one_tensor_are_not_copied(operator: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
     """Values are cast, except float64; locations keep their precision, and gradients the inputs' types."""
-    inputs, wide = make(operator, device, gradients=True), make(operator, device, torch.float64)
+    inputs, wide = (
+        make(PROBLEM, operator, device=device, gradients=True),
+        make(PROBLEM, operator, torch.float64, device),
+    )
     with torch.autocast(device, dtype):
         output = run_msda(inputs)
         assert run_msda(wide).dtype == torch.float64
@@ -150,7 +136,7 @@ def test_autocast(operator: str, dtype: torch.dtype, device: str) -> None:
 @operators
 def test_autocast_brings_types_together(operator: str, device: str) -> None:
     """Under autocast layers hand over 16-bit tensors beside fp32 ones: all mixtures are taken."""
-    inputs = make(operator, device)
+    inputs = make(PROBLEM, operator, device=device)
     mixed = inputs._replace(**{name: getattr(inputs, name).half() for name in inputs._fields[3:-1]})
     with torch.autocast(device, torch.bfloat16):
         output = run_msda(mixed)
@@ -164,7 +150,7 @@ def test_autocast_brings_types_together(operator: str, device: str) -> None:
 @pytest.mark.parametrize("sizes", [{"head_dim": 0}, {"num_heads": 0}], ids=str)
 def test_heads_without_channels_and_no_heads(operator: str, sizes: dict[str, int], device: str) -> None:
     """The result is empty, and every gradient is zero."""
-    inputs = make(operator, device, problem=replace(PROBLEM, **sizes), gradients=True)
+    inputs = make(replace(PROBLEM, **sizes), operator, device=device, gradients=True)
     output = run_msda(inputs)
     assert output.shape == (PROBLEM.batch, PROBLEM.num_queries, 0)
     gradients = torch.autograd.grad(output.sum(), list(floats(inputs).values()))
@@ -184,14 +170,5 @@ def test_float16_on_the_cpu_is_as_fast_as_float32() -> None:
     assert min(seconds[torch.float16]) < 1.8 * min(seconds[torch.float32])
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_schemas_and_versions(backward: bool) -> None:
-    """The positional order is part of the contract with the ONNX node and the plugin."""
-    for operator, fields, options in (
-        ("attention", AttentionInputs._fields, ["deterministic"]),
-        ("fused_attention", FusedInputs._fields, ["reference_gradient", "deterministic"]),
-    ):
-        expected = ["grad_output", *fields, *options] if backward else list(fields)
-        call = getattr(torch.ops.msda, operator + "_backward" * backward).default
-        assert [argument.name for argument in call._schema.arguments] == expected
+def test_versions() -> None:
     assert msda.__version__ == codetr.__version__ == version("codetr-tensorrt")
