@@ -42,13 +42,14 @@ def random_targets(counts, seed: int = 0) -> Targets:
     return make_targets(boxes, labels, torch.randint(64, 640, (len(counts), 2), generator=generator), counts)
 
 
-def random_outputs(images: int, denoising: int = 0, num_classes: int = 5, layers: int = 2) -> TrainingOutputs:
-    generator, queries = torch.Generator().manual_seed(1), 12
+def random_outputs(images: int, denoising: int = 0) -> TrainingOutputs:
+    """Outputs of two decoder layers, with 12 queries beside the denoising ones, for five classes."""
+    generator = torch.Generator().manual_seed(1)
     tensors = (
-        torch.randn(images, queries, num_classes, generator=generator) - 1.0,
-        random_boxes(generator, images, queries),
-        torch.randn(layers, images, denoising + queries, num_classes, generator=generator) - 1.0,
-        random_boxes(generator, layers, images, denoising + queries),
+        torch.randn(images, 12, 5, generator=generator) - 1.0,
+        random_boxes(generator, images, 12),
+        torch.randn(2, images, denoising + 12, 5, generator=generator) - 1.0,
+        random_boxes(generator, 2, images, denoising + 12),
     )
     return TrainingOutputs(*(tensor.requires_grad_() for tensor in tensors))
 
