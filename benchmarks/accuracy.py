@@ -100,7 +100,12 @@ def measure_accuracy(
     weights = None if weights is None else choose_weights(model, config, weights)
     files = [(f"engine {file.label} {file.path}", file.path) for file in engine]
     files += [(f"onnx {path}", path) for path in onnx]
-    height, width = input_size(height, width, files)
+    if files and height is None and width is None:
+        resize = ArtifactMetadata.load(files[0][1].with_suffix(".json")).resize
+        height, width = resize["height"], resize["width"]
+    size = ChosenSize(height=height, width=width)
+    if height is None:
+        raise ArgumentError("height", "expected a size, there is no engine or ONNX file, got none")
     shared = shared_nms(files)
     dataset = load_coco(data, split)
     bad = BadPictures(
@@ -113,7 +118,6 @@ def measure_accuracy(
     if variants is None:  # a CPU has no TF32, and 16 bits take hours there
         variants = TORCH_PRECISIONS if torch.cuda.is_available() else ()
     preprocessor = Preprocessor(config.mean, config.std, height=height, width=width)
-    size = ChosenSize(height=height, width=width)
     chosen = [
         Variant("PyTorch", name, name, TorchBackend(config, weights, precision=name, size=size))
         for name in dict.fromkeys(("fp32", *variants))
@@ -177,34 +181,6 @@ def measure_accuracy(
     return 1 if missed else 0
 
 
-def input_size(height: int | None, width: int | None, files: Sequence[tuple[str, Path]]) -> tuple[int, int]:
-    """Returns the height and width of the input of all variants.
-
-    Args:
-        height, width: the caller's choice.
-        files: names and paths of engines and ONNX files, whose metadata hold their sizes.
-
-    Raises:
-        ArgumentError: there is no size.
-        UsageError: two sizes differ.
-    """
-    sizes = {}
-    if (height is None) != (width is None):
-        raise ArgumentError("height", "expected with --width, both or neither, got one of them")
-    if height is not None:
-        sizes["--height and --width"] = (height, width)
-    for name, file in files:
-        resize = ArtifactMetadata.load(file.with_suffix(".json")).resize
-        sizes[f"--{name}"] = (resize["height"], resize["width"])
-    if not sizes:
-        raise ArgumentError("height", "expected a size, there is no engine or ONNX file, got none")
-    (first, size), *others = sizes.items()
-    for name, other in others:
-        if other != size:
-            raise UsageError(f"{name}: expected {size[0]}x{size[1]} as of {first}, got {other[0]}x{other[1]}")
-    return size
-
-
 def shared_nms(files: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """Returns the suppression inside the files as arguments of `Detector.detect_batch`; {} without one.
 
@@ -228,7 +204,7 @@ def check_alike(variant: Variant, preprocessor: Preprocessor) -> None:
     for name in ("mean", "std", "height", "width"):
         ours, theirs = getattr(preprocessor, name), getattr(own, name)
         if not np.allclose(ours, theirs):
-            raise UsageError(f"{variant.kind} {variant.name}: {name} is {theirs}, the model's is {ours}")
+            raise UsageError(f"{variant.kind} {variant.name}: {name} is {theirs}, expected {ours}")
 
 
 def measure_time(

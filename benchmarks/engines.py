@@ -18,8 +18,8 @@ from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
 from trt_plugin import ArtifactMetadata
-from trt_plugin.inspection.engine_layers import LayerList, total_ms
-from trt_plugin.inspection.engine_summary import EngineSummary, EngineTimes, measure, read_engine
+from trt_plugin.inspection.engine_layers import total_ms
+from trt_plugin.inspection.engine_summary import measure, read_engine
 from trt_plugin.inspection.layer_kinds import LAYER_KINDS
 from trt_plugin.inspection.text_report import format_bytes, plugin_name
 
@@ -75,17 +75,7 @@ def measure_engine(label: str, path: Path, iterations: int, plugins: Sequence[Pa
     beside = path.with_suffix(".json")
     metadata = ArtifactMetadata.load(beside) if beside.is_file() else None
     times = measure(path, runs=iterations, warmup=WARMUP)
-    return row(label, summary, layers.with_times(times.layer_ms), times, metadata)
-
-
-def row(
-    label: str,
-    summary: EngineSummary,
-    layers: LayerList,
-    times: EngineTimes,
-    metadata: ArtifactMetadata | None,
-) -> dict:
-    """Makes the row of an engine, see `measure_engine`."""
+    layers = layers.with_times(times.layer_ms)
     kinds = {kind: [layer for layer in layers.layers if layer.kind == kind] for kind in LAYER_KINDS}
     return {
         "variant": label,

@@ -126,29 +126,18 @@ class Problem:
         device: torch.device | str = "cpu",
         distribution: str = "near",
         seed: int = 0,
-        index_dtype: torch.dtype = torch.int64,
-        location_dtype: torch.dtype | None = None,
     ) -> FusedInputs:
-        """Draws the arguments of `msda.fused_attention`.
+        """Draws the arguments of `msda.fused_attention`, with int64 indices.
 
-        Args:
-            dtype: type of the value.
-            device: device of the generator and the tensors. It changes the numbers of a seed.
-            distribution: one of DISTRIBUTIONS.
-            seed: seed of the generator.
-            index_dtype: int32 or int64, type of spatial_shapes and level_start_index.
-            location_dtype: type of offsets and logits. Default: the value's.
+        The numbers of a seed depend on the device.
         """
         value, reference, offsets, logits = self._draw(device, distribution, seed)
-        shapes, starts = self.index_tensors(device, index_dtype)
-        small = location_dtype or dtype
         return FusedInputs(
             value.to(dtype),
-            shapes,
-            starts,
+            *self.index_tensors(device),
             reference.to(torch.float64 if dtype == torch.float64 else torch.float32),
-            self.per_level(offsets).to(small),
-            logits.to(small),
+            self.per_level(offsets).to(dtype),
+            logits.to(dtype),
             self._ragged(),
         )
 
@@ -158,18 +147,14 @@ class Problem:
         device: torch.device | str = "cpu",
         distribution: str = "near",
         seed: int = 0,
-        index_dtype: torch.dtype = torch.int64,
-        location_dtype: torch.dtype | None = None,
     ) -> AttentionInputs:
         """Draws the arguments of `msda.attention`, see `fused_inputs`."""
         value, reference, offsets, logits = self._draw(device, distribution, seed)
-        shapes, starts = self.index_tensors(device, index_dtype)
         offsets *= self.cells_to_unit(reference)
-        locations = self.per_level(offsets.add_(self.to_points(reference[..., :2])))
-        weights = self.per_level(logits.softmax(-1))
-        small = location_dtype or dtype
+        locations = self.per_level(offsets.add_(self.to_points(reference[..., :2]))).to(dtype)
+        weights = self.per_level(logits.softmax(-1)).to(dtype)
         return AttentionInputs(
-            value.to(dtype), shapes, starts, locations.to(small), weights.to(small), self._ragged()
+            value.to(dtype), *self.index_tensors(device), locations, weights, self._ragged()
         )
 
     def _ragged(self) -> list[int] | None:

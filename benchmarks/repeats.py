@@ -86,7 +86,6 @@ def repeat(call: Callable[[], Mapping[str, np.ndarray]], runs: int) -> dict:
 
     Args:
         call: runs an engine and returns its outputs by name, in fresh arrays.
-        runs: number of calls.
 
     Returns:
         runs; distinct: number of different results; different: runs that differ from the most frequent

@@ -60,11 +60,7 @@ class ResultFile:
         print(line, flush=True)
 
     def write(self, **facts: object) -> dict:
-        """Writes the file and returns its content.
-
-        Args:
-            facts: fields of the whole run.
-        """
+        """Writes the file and returns its content."""
         seconds = round(time.monotonic() - self.started, 1)
         content = {**self.head, "kind": self.kind, **facts, "seconds": seconds, "results": self.rows}
         write_json(self.path, content, allow_nan=False)

@@ -114,7 +114,6 @@ def time_graph(
         calls: each runs the same work with its own tensors.
         bytes_per_call: size of the tensors of one call, which decides whether the cache is cold.
         iterations: number of replays, one sample each.
-        warmup: number of replays before them.
         seconds: limit of the GPU time for samples. At least 10 are taken.
         least_calls: the calls are repeated until the graph holds this number.
 
@@ -148,9 +147,7 @@ def time_eager(
     """Times a call that waits for the GPU, which no graph can capture. The waiting is part of a sample.
 
     Args:
-        call: runs the work on the current stream.
         iterations: number of calls, one sample each.
-        warmup: number of calls before them.
         seconds: limit of the time for samples. At least 5 are taken.
     """
     require_gpu()

@@ -74,8 +74,6 @@ class MisfitError(ValueError):
     examples in one line.
 
     Args:
-        label: name of the weights in the message.
-        model_name: name of the configuration.
         problems: names of tensors by kind: "missing", "unexpected", "misshapen".
     """
 
@@ -152,9 +150,6 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, T
 
 def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
     """Reads a checkpoint of any model.
-
-    Args:
-        source: as `load_checkpoint`.
 
     Returns:
         Name of the source for messages, and its tensors by upstream's names.

@@ -84,7 +84,6 @@ def coco_document(
     Args:
         pictures: (file name, detections) of each picture.
         class_names: a name for each label. COCO's 80 names get COCO's category ids, others the label index.
-        info: facts about the run.
     """
     ids = image_ids_for([name for name, _ in pictures])
     images, annotations = [], []

@@ -29,24 +29,6 @@ KNOWN_WEIGHTS: dict[str, Path | str] = {
 """Published weights by the name of their configuration: a file of the package, or upstream's URL."""
 
 
-def default_weights(model: object, config: Config) -> str | None:
-    """Names the weights of a model where a caller gives none.
-
-    Args:
-        model: what `codetr.load_config` takes, or a configuration.
-        config: the model's.
-
-    Returns:
-        The safetensors file beside the model's configuration, as in the folder of a run; else the name of the
-        published weights; None if there are neither.
-    """
-    if isinstance(model, (str, os.PathLike)):
-        beside = config_file(model).with_suffix(".safetensors")
-        if beside.is_file():
-            return str(beside)
-    return config.name if config.name in KNOWN_WEIGHTS else None
-
-
 def model_config(model: str | os.PathLike) -> Config:
     """Loads the configuration that an argument `model` names, see `codetr.load_config`.
 
@@ -60,23 +42,30 @@ def model_config(model: str | os.PathLike) -> Config:
 
 
 def choose_weights(model: object, config: Config, weights: str | os.PathLike | None) -> str:
-    """Checks the argument `weights`: a known name, a URL or a file; default: `default_weights`.
+    """Checks the argument `weights`: a known name, a URL or a file.
+
+    The default is the safetensors file beside the model's configuration, as in the folder of a run, else the
+    name of the published weights.
 
     Args:
         model: what `codetr.load_config` takes, or a configuration.
-        config: the model's.
-        weights: the argument.
 
     Raises:
         ArgumentError: `weights` is none of these, or it is None and the model has no default.
     """
     known = ", ".join(KNOWN_WEIGHTS)
-    chosen = default_weights(model, config) if weights is None else str(weights)
+    chosen = weights
+    if weights is None and isinstance(model, (str, os.PathLike)):
+        beside = config_file(model).with_suffix(".safetensors")
+        chosen = beside if beside.is_file() else None
+    if chosen is None and config.name in KNOWN_WEIGHTS:
+        chosen = config.name
     if chosen is None:
         name = config.name if isinstance(model, Config) else model
         raise ArgumentError(
             "weights", f"expected weights: none lie beside {name}, which is none of {known}; got none"
         )
+    chosen = str(chosen)
     if chosen not in KNOWN_WEIGHTS and not is_url(chosen) and not Path(chosen).is_file():
         raise ArgumentError("weights", f"expected a file, a URL, or one of {known}, got {chosen!r}")
     return chosen

@@ -47,10 +47,6 @@ def make_front_door(chosen: str | None = None) -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `codetr` and returns its exit status, see `codetr.cli.program`.
-
-    Args:
-        argv: the arguments; default: `sys.argv[1:]`.
-    """
+    """Runs `codetr` and returns its exit status, see `codetr.cli.program`."""
     words = sys.argv[1:] if argv is None else list(argv)
     return run_program(make_front_door(words[0] if words else ""), words, "codetr")

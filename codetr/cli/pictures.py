@@ -92,7 +92,6 @@ def output_folder(path: Path, pictures: Sequence[Picture]) -> Iterator[None]:
     """Creates the folder for results; an error in the block removes it if nothing was written.
 
     Args:
-        path: the folder.
         pictures: the inputs, which no output may replace.
 
     Raises:

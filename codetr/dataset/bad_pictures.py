@@ -19,10 +19,8 @@ class BadPictures:
     """The pictures of a dataset that cannot be used. Each is reported once on stderr and counted.
 
     Args:
-        dataset: the dataset.
         strict: a picture that cannot be used is an error.
         shown: whether to report the results of `check`, which all processes of a run find.
-        program: name before each line.
     """
 
     def __init__(

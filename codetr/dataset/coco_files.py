@@ -115,18 +115,11 @@ def load_coco(
 ) -> CocoDataset:
     """Loads and checks one split of a dataset. It does not open the pictures.
 
-    It finds these layouts: `annotations/instances_<split>.json` with `<split>/` or `images/<split>/`, where a
-    year may follow the split (val2017); `<split>/_annotations.coco.json` with the pictures beside it, where
-    the split "val" may be named "valid" (Roboflow's export); and, for a dataset without splits,
-    `annotations.json` or `_annotations.coco.json` with `images/` or the folder itself.
-
-    A box that reaches over the edge of its picture is clipped.
+    `codetr train --help` lists the layouts. A box that reaches over the edge of its picture is clipped.
 
     Args:
-        folder: of the dataset.
         split: "train", "val", …, or with its year, "val2017".
         annotations: annotation file. Default: the one that `folder` and `split` give.
-        images: folder of the pictures, likewise.
         keep: names of categories that stay even if they are only the supercategory of others.
 
     Raises:

@@ -44,7 +44,6 @@ def split_device(device: str, cpu: bool = True) -> tuple[str, int | None]:
     """Parses "auto", "cpu", "cuda" or "cuda:<number>" into a kind and a number.
 
     Args:
-        device: the text.
         cpu: whether "cpu" is allowed.
 
     Raises:

@@ -205,7 +205,6 @@ class Preprocessor:
 
         Args:
             metadata: the file's `trt_plugin.ArtifactMetadata`.
-            size: input size, for a file with dynamic sizes only.
             file: kind and path of the file, for messages.
 
         Raises:

@@ -98,12 +98,7 @@ class InputSizes:
 class ChosenSize:
     """The input size that a caller chooses. Without a choice pictures are resized as the model was published.
 
-    Args:
-        max_size: limit of the resized picture's longer side, pixels.
-        height: fixed input height, pixels; pictures are fitted into it and padded.
-        width: fixed input width, pixels; given with `height`.
-        imgsz: the resized picture's longer side, which may exceed the published size; or (height, width); or
-            either as text, "640" or "480x640".
+    The fields are arguments of `codetr.Detector`; `imgsz` may also be text, "640" or "480x640".
 
     Raises:
         ArgumentError: a size is not positive, or two choices contradict each other.
@@ -153,7 +148,6 @@ class ChosenSize:
         """Checks that an exported file can take the size.
 
         Args:
-            sizes: the file's.
             file: kind and path of the file, for the message.
 
         Raises:

@@ -25,7 +25,6 @@ class TorchBackend:
 
     Args:
         model, weights, device, precision: see `codetr.Detector`.
-        size: input size.
 
     Raises:
         ArgumentError: an argument is not what `codetr.Detector` expects.

@@ -72,8 +72,6 @@ def coco_metrics(dataset: CocoDataset, rows: Rows, pictures: Sequence[CocoPictur
     """Computes the metrics.
 
     Args:
-        dataset: the ground truth.
-        rows: the detections.
         pictures: the evaluated pictures. Default: all of the dataset.
     """
     pictures = dataset.pictures if pictures is None else pictures

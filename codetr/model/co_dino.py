@@ -99,8 +99,6 @@ class CoDino(nn.Module):
         """Runs the detector for training: differentiable answers of every layer, without the final top-k.
 
         Args:
-            images: as `forward`.
-            image_shapes: as `forward`.
             denoising: queries made of the targets, decoded with the selected ones.
 
         Raises:

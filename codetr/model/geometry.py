@@ -107,7 +107,6 @@ def encoder_positions(
     cell gathers its two.
 
     Args:
-        pyramid: geometry of the batch.
         level_embeds: [L, C], added to all cells of the level.
         longest: at least the number of cells along the longest axis of a level.
         temperature: ratio of the longest to the shortest wavelength.

@@ -46,7 +46,6 @@ class QuerySelection(nn.Module):
 
         Args:
             memory: [N, S, C].
-            pyramid: geometry of the batch.
 
         Returns:
             Class logits [N, Q, classes] and boxes [N, Q, 4] (cx, cy, w, h in units of the image), both fp32,

@@ -53,25 +53,16 @@ class FrozenBatchNorm2d(nn.Module):
         return scale, self.bias - self.running_mean * scale
 
 
+@torch.no_grad()
 def thaw_batch_norms(model: nn.Module) -> None:
     """Replaces every frozen batch norm by a trainable one with the same values and names; in place."""
-    _replace_batch_norms(model, FrozenBatchNorm2d, nn.BatchNorm2d)
-
-
-def freeze_batch_norms(model: nn.Module) -> None:
-    """Inverts `thaw_batch_norms` and keeps the trained values; in place."""
-    _replace_batch_norms(model, nn.BatchNorm2d, FrozenBatchNorm2d)
-
-
-@torch.no_grad()
-def _replace_batch_norms(model: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
     for parent in list(model.modules()):
         for name, norm in list(parent.named_children()):
-            if isinstance(norm, old):
-                other = new(len(norm.weight), norm.eps).to(norm.weight.device).train(norm.training)
+            if isinstance(norm, FrozenBatchNorm2d):
+                thawed = nn.BatchNorm2d(len(norm.weight), norm.eps).to(norm.weight.device)
                 for values in ("weight", "bias", "running_mean", "running_var"):
-                    getattr(other, values).copy_(getattr(norm, values))
-                setattr(parent, name, other)
+                    getattr(thawed, values).copy_(getattr(norm, values))
+                setattr(parent, name, thawed.train(norm.training))
 
 
 class GroupNorm(nn.GroupNorm):

@@ -145,7 +145,6 @@ class Decoder(nn.Module):
         Args:
             memory: [N, S, C].
             boxes: [N, Q, 4] fp32, (cx, cy, w, h) in units of the image.
-            pyramid: geometry of the batch.
             every_layer: whether to return the answers of all layers, or of the last one only.
             denoising: D queries to decode before the selected ones.
 

@@ -40,9 +40,6 @@ class Criterion:
     image, and 1 - GIoU. Sums are divided by the number of matched objects or, for denoising queries, of
     positive queries. This count is averaged over ranks and at least 1, so that gradients do not depend on the
     number of GPUs that share a batch. (Upstream's Co-DINO averages it for boxes only, DINO for classes too.)
-
-    Args:
-        num_classes: of the detector.
     """
 
     def __init__(self, num_classes: int) -> None:

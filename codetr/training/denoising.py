@@ -43,7 +43,6 @@ class Denoising(nn.Module):
     """Makes denoising queries. It holds the only parameter that inference does not need.
 
     Args:
-        config: of the detector.
         num_pairs: pairs of queries of an image. The number of groups is the largest that fits, at least one.
     """
 

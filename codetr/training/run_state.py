@@ -24,8 +24,6 @@ def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Map
     """Writes a state and removes old ones.
 
     Args:
-        folder: of the run.
-        step: steps taken.
         options: values that the run's result depends on, by name.
         content: tensors, numbers and strings in dictionaries and lists.
     """
@@ -40,7 +38,6 @@ def load_state(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Reads a state. It runs no code of the file.
 
     Args:
-        path: the state.
         options: of this run, as for `save_state`.
 
     Raises:

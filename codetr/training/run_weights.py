@@ -35,8 +35,6 @@ def config_for(config: Config, data: CocoDataset, size: tuple[int, int] | None) 
     """Returns a configuration with the classes of a dataset, under another name than published weights.
 
     Args:
-        config: the published one.
-        data: the dataset to train on.
         size: (long, short) sides that pictures are fitted into. None keeps the configuration's.
     """
     classes = len(data.class_names)
@@ -66,7 +64,6 @@ def make_network(
     """Makes the network that a run starts with.
 
     Args:
-        config: with the classes of the dataset.
         source: see `initial_source`.
         known_names: classes of the model that the source belongs to, in the order of its labels.
         pairs: pairs of denoising queries; 0 makes none.

@@ -77,7 +77,6 @@ class BatchOrder:
     padding. The last batch of either kind repeats pictures from its beginning.
 
     Args:
-        pictures: of the dataset.
         batch: samples of a step, of all processes together.
         scales: (long, short) sides in pixels; a step has one of them, drawn at random.
         seed: of the order and of all random numbers.
@@ -128,8 +127,6 @@ class TrainingSet(Dataset):
     the request and of the readable pictures, so that a resumed run sees the same.
 
     Args:
-        data: the pictures.
-        augmentation: applied to them.
         bad: indices of pictures that are known to be unreadable; they are not tried.
     """
 

@@ -79,10 +79,8 @@ def parameter_groups(
     As upstream, weights of norms, biases and embeddings decay like the others.
 
     Args:
-        network: a `TrainingNetwork`.
         learning_rate: of all parameters but the backbone's.
         backbone_factor: learning rate of the backbone as a share of `learning_rate`; 0 freezes it.
-        weight_decay: of AdamW.
     """
     groups: dict[float, list[nn.Parameter]] = {backbone_factor: [], 1.0: []}
     for name, parameter in network.named_parameters():

@@ -111,7 +111,6 @@ class TrainingStep:
         Args:
             batch: in the host's memory.
             step: steps taken before.
-            factor: of the learning rate.
 
         Raises:
             TrainingError: predictions are non-finite.

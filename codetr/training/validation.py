@@ -22,9 +22,6 @@ def validate(
     Args:
         pictures: of the dataset. It records pictures that cannot be read.
         network: with the averaged weights.
-        processes: all of them call this function.
-        batch: pictures in one run of the network.
-        bf16: whether to run the network under autocast to bfloat16.
 
     Returns:
         Average precisions by the names of `codetr.training.training_log.VALIDATION_COLUMNS`, without those of

@@ -90,14 +90,17 @@ def test_benchmark_reports_a_missed_bound(tiny, tmp_path, capsys, monkeypatch):
     ("arguments", "message"),
     [
         (("--data", "{data}"), "--height: expected a size"),
-        (("--data", "{data}", "--height", "64"), "--height: expected with --width"),
+        (
+            ("--data", "{data}", "--height", "64"),
+            "--width: expected a size, height and width belong together",
+        ),
         (
             ("--data", "{data}", "--height", "128", "--width", "96"),
             "instances_val2017.json: the model lacks 1 of its 3 classes: dragon",
         ),
         (
             ("--data", "{tiny}", "--height", "128", "--width", "64", "--onnx", "{tiny}/onnx/model.onnx"),
-            "model.onnx: expected 128x64 as of --height and --width, got 128x96",
+            "onnxruntime fp32: width is 96, expected 64",
         ),
     ],
 )

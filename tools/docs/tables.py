@@ -3,7 +3,7 @@
 python tools/docs/tables.py            # updates every table
 python tools/docs/tables.py --check    # exits with status 1 if a table differs from its result file
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of TABLES.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.report import digits, microseconds, table
@@ -158,8 +158,7 @@ def operator(name: str = OPERATOR) -> str:
     return sizes + table(head, rows) + source(name)
 
 
-def operator_compiled() -> str:
-    return operator(COMPILED)
+operator_compiled = partial(operator, COMPILED)
 
 
 def operator_sizes() -> str:
@@ -321,29 +320,15 @@ def speedup(row: dict) -> float:
     return row["original"]["timing"]["median_ms"] / row["rewritten"]["timing"]["median_ms"]
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    make.__name__: make
-    for make in (
-        *(summary, operator, operator_sizes, operator_error, operator_compiled),
-        *(detector, engines, sizes, repeats, accuracy, training, demo_training, surgery),
-    )
-}
-
-
-def pages() -> list[Path]:
-    """The files whose tables this script writes."""
-    return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("kernels/**/*.md"))]
-
-
 def updated(text: str) -> str:
     """A page's text with every table as the result files have it."""
-    return MARKED.sub(lambda mark: f"<!-- table: {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- end -->", text)
+    return MARKED.sub(lambda mark: f"<!-- table: {mark[1]} -->\n{globals()[mark[1]]()}\n<!-- end -->", text)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     stale = []
-    for page in pages():
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("kernels/**/*.md"))):
         text = page.read_text(encoding="utf-8")
         new = updated(text)
         if new != text:

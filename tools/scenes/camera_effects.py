@@ -17,7 +17,6 @@ def apply(
     """Lights, blurs and grains a picture.
 
     Args:
-        rng: random numbers.
         image: uint8 [H, W, 3], RGB.
         smallest_px: size of the smallest object.
         least_contrast: of the objects to their surroundings, about 0..255; noise stays well below it.

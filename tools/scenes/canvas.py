@@ -7,6 +7,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from codetr.detector.postprocess import box_iou
 from tools.scenes.colors import contrast
 from tools.scenes.object_classes import NOTHING, draw_object, is_glyph
 from tools.scenes.shapes import Drawing, Sprite, paint, place, rasterise, rotation, size_of, transformed
@@ -119,8 +120,7 @@ class Canvas:
             quarters = _quarters(sprite)
             if not _enough(_counts(quarters[spot.sprite]), _counts(quarters), least).all():
                 return False
-            box = np.array(_box(alpha, spot))
-            if self.boxes and _iou(np.array(self.boxes), box).max() >= _MOST_IOU:
+            if self.boxes and box_iou(np.array(self.boxes), np.array([_box(alpha, spot)])).max() >= _MOST_IOU:
                 return False
         left = self._visible - self._hidden(sprite, spot)
         return bool(_enough(left, self._areas, self._min_visible).all())
@@ -215,13 +215,6 @@ def _box(alpha: np.ndarray, spot: _Spot) -> tuple[float, float, float, float]:
     x, y, width, height = cv2.boundingRect((alpha > 0.1).astype(np.uint8))
     x, y = x + spot.picture[1].start, y + spot.picture[0].start
     return float(x), float(y), float(x + width), float(y + height)
-
-
-def _iou(boxes: np.ndarray, box: np.ndarray) -> np.ndarray:
-    """Intersection over union of boxes [n, 4] and a box [4]: [n]."""
-    sides = np.minimum(boxes[:, 2:], box[2:]) - np.maximum(boxes[:, :2], box[:2])
-    shared = np.clip(sides, 0, None).prod(axis=1)
-    return shared / ((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (box[2:] - box[:2]).prod() - shared)
 
 
 def _shaded(rng: np.random.Generator, painted: np.ndarray) -> np.ndarray:

@@ -41,7 +41,6 @@ def draw_object(rng: np.random.Generator, label: int, split: str, plate: bool) -
     """Draws an object of a class, or of none.
 
     Args:
-        rng: the scene's generator.
         label: index into `CLASS_NAMES`, or `NOTHING` for a distractor.
         split: whose fonts to use.
         plate: put a letter or digit on a plate; signs and tools ignore it.

@@ -14,7 +14,6 @@ import cv2
 
 from tools.scenes.object_classes import CLASS_NAMES
 from tools.scenes.scene import DEFAULT_SIZE_PX, make_scene
-from tools.scenes.sources import check_sources
 
 _CHUNK = 16  # scenes of a worker's job
 
@@ -40,18 +39,14 @@ def write_split(
 
     Args:
         folder: folder of the dataset. It is created if it is missing, and has no folder `<split>`.
-        split: "train" or "val".
         count: number of scenes, 1 or more.
-        seed: seed of all scenes.
         size: limit of the pictures' longer side, see `make_scene`.
-        workers: processes.
         advance: called with the number of scenes since the last call.
 
     Raises:
         MissingSourceError: a package with fonts or photographs is not installed.
         OSError: a file cannot be written.
     """
-    check_sources((split,))
     pictures = folder / split
     pictures.mkdir(parents=True)
     annotation_file(folder, split).parent.mkdir(exist_ok=True)

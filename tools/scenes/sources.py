@@ -2,33 +2,7 @@
 
 Nothing here is copied into this project: the files are looked up in the installed packages (`pip install
 codetr-tensorrt[scenes]`). Train and val share no font family and no photograph.
-
-| fonts                                   | package               | licence                    | split |
-|-----------------------------------------|-----------------------|----------------------------|-------|
-| DejaVu Sans, Sans Mono, Serif           | matplotlib            | Bitstream Vera, permissive | train |
-| Roboto                                  | font-roboto           | Apache-2.0                 | train |
-| Source Sans Pro                         | font-source-sans-pro  | OFL-1.1                    | train |
-| Source Serif Pro                        | font-source-serif-pro | OFL-1.1                    | train |
-| Manrope                                 | font-manrope          | OFL-1.1                    | train |
-| Fredoka One                             | font-fredoka-one      | OFL-1.1                    | train |
-| Lato                                    | font-lato             | OFL-1.1                    | val   |
-| Hanken Grotesk                          | font-hanken-grotesk   | OFL-1.1                    | val   |
-| Caladea                                 | font-caladea          | Apache-2.0                 | val   |
-| STIX General                            | matplotlib            | STIX, permissive           | val   |
-
-| photographs                             | package               | licence                    | split |
-|-----------------------------------------|-----------------------|----------------------------|-------|
-| astronaut, hubble_deep_field (NASA)     | scikit-image          | public domain              | train |
-| rocket (SpaceX)                         | scikit-image          | public domain              | train |
-| coffee (Rachel Michetti)                | scikit-image          | CC0                        | train |
-| camera (Lav Varshney)                   | scikit-image          | CC0                        | train |
-| retina, brick, gravel                   | scikit-image          | CC0                        | train |
-| flower (vultilion)                      | scikit-learn          | CC BY 2.0                  | train |
-| grace_hopper (US Navy)                  | matplotlib            | public domain              | train |
-| chelsea (Stefan van der Walt)           | scikit-image          | CC0                        | val   |
-| grass                                   | scikit-image          | CC0                        | val   |
-| coins (Brooklyn Museum)                 | scikit-image          | no known restrictions      | val   |
-| china (danielbuechele)                  | scikit-learn          | CC BY 2.0                  | val   |
+The comments name licences and authors.
 
 Other pictures of these packages are left out because their licence is not stated (moon, motorcycle), because
 letters or digits are in them (page, text, clock_motion), or because they are no photographs.
@@ -56,12 +30,6 @@ class Source(NamedTuple):
     package: str  # as it is imported
     file: str  # inside the package
 
-    @property
-    def distribution(self) -> str:
-        """Name of the package for pip."""
-        known = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
-        return known.get(self.package, self.package.replace("_", "-"))
-
 
 class MissingSourceError(UsageError):
     """A package that holds fonts or photographs is not installed, or lacks a file."""
@@ -75,30 +43,42 @@ _DEJAVU = (f"DejaVu{face}.ttf" for face in ("Sans", "Sans-Bold", "SansMono-Bold"
 
 FONTS: dict[str, tuple[Source, ...]] = {
     "train": (
+        # Bitstream Vera, permissive
         *_files("matplotlib", "mpl-data/fonts/ttf", *_DEJAVU),
+        # Apache-2.0
         *_files("font_roboto", "files", "Roboto-Regular.ttf", "Roboto-Bold.ttf", "Roboto-Black.ttf"),
+        # OFL-1.1
         *_files("font_source_sans_pro", "files", "SourceSansPro-Semibold.ttf", "SourceSansPro-Black.ttf"),
         *_files("font_source_serif_pro", "files", "SourceSerifPro-Semibold.ttf", "SourceSerifPro-Bold.ttf"),
         *_files("font_manrope", "files", "Manrope-SemiBold.ttf", "Manrope-ExtraBold.ttf"),
         *_files("font_fredoka_one", "files", "FredokaOne-Regular.ttf"),
     ),
     "val": (
+        # OFL-1.1
         *_files("font_lato", "files", "Lato-Regular.ttf", "Lato-Bold.ttf", "Lato-Black.ttf"),
         *_files("font_hanken_grotesk", "files", "HankenGrotesk-Medium.otf", "HankenGrotesk-Bold.otf"),
+        # Apache-2.0
         *_files("font_caladea", "files", "Caladea-Regular.ttf", "Caladea-Bold.ttf"),
+        # STIX, permissive
         *_files("matplotlib", "mpl-data/fonts/ttf", "STIXGeneralBol.ttf"),
     ),
 }
 
-_TRAIN_PHOTOS = ("astronaut.png", "coffee.png", "rocket.jpg", "camera.png", "hubble_deep_field.jpg")
 PHOTOS: dict[str, tuple[Source, ...]] = {
     "train": (
-        *_files("skimage", "data", *_TRAIN_PHOTOS, "retina.jpg", "brick.png", "gravel.png"),
+        # astronaut, hubble_deep_field: NASA, public domain. rocket: SpaceX, public domain.
+        # coffee: Rachel Michetti, CC0. camera: Lav Varshney, CC0. retina, brick, gravel: CC0.
+        *_files("skimage", "data", "astronaut.png", "coffee.png", "rocket.jpg", "camera.png"),
+        *_files("skimage", "data", "hubble_deep_field.jpg", "retina.jpg", "brick.png", "gravel.png"),
+        # flower: vultilion, CC BY 2.0
         *_files("sklearn", "datasets/images", "flower.jpg"),
+        # grace_hopper: US Navy, public domain
         *_files("matplotlib", "mpl-data/sample_data", "grace_hopper.jpg"),
     ),
     "val": (
+        # chelsea: Stefan van der Walt, CC0. grass: CC0. coins: Brooklyn Museum, no known restrictions.
         *_files("skimage", "data", "chelsea.png", "grass.png", "coins.png"),
+        # china: danielbuechele, CC BY 2.0
         *_files("sklearn", "datasets/images", "china.jpg"),
     ),
 }
@@ -115,7 +95,7 @@ def locate(source: Source) -> Path:
         if (Path(folder) / source.file).is_file():
             return Path(folder) / source.file
     raise MissingSourceError(
-        f"the scenes need {source.file} of the package {source.distribution}, no such file: "
+        f"the scenes need {source.file} of the package {source.package}, no such file: "
         "pip install 'codetr-tensorrt[scenes]'"
     )
 
