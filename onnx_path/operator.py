@@ -28,7 +28,7 @@ PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx
 PLUGIN_ATTRIBUTES = {"plugin_namespace": "msda", "plugin_version": "1"}
 """TensorRT's parser finds the plugin by these; without them it searches the empty namespace only."""
 
-_msda = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
+msda_op = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 
@@ -100,14 +100,14 @@ def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
             *(schema.Attribute(key, schema.AttrType.STRING) for key in PLUGIN_ATTRIBUTES),
         ],
     )
-    return onnxscript.values.Op(_msda, name, description)
+    return onnxscript.values.Op(msda_op, name, description)
 
 
 # The bodies follow msda.reference step by step. Letters: N images, S cells, M heads, D channels of a head,
 # Q queries, L levels, P points of a level, K points of all levels.
 
 
-@onnxscript.script(_msda, default_opset=op)
+@onnxscript.script(msda_op, default_opset=op)
 def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int] = ()):
     """Returns the level that each of the K points samples, [K], and the number of its points, [K]."""
     num_levels = op.Shape(level_start_index)
@@ -122,7 +122,7 @@ def PointsOfLevels(level_start_index, num_points, points_per_level: Sequence[int
     return level_of_point, op.Gather(counts, level_of_point)
 
 
-@onnxscript.script(_msda, default_opset=op)
+@onnxscript.script(msda_op, default_opset=op)
 def SampledCorner(rows, row_of_cell_0, row_step, column, line, width, height, weight):
     """Reads one corner of every sample, and sums over the points.
 
@@ -136,7 +136,7 @@ def SampledCorner(rows, row_of_cell_0, row_step, column, line, width, height, we
     return op.MatMul(op.Unsqueeze(weight, [-2]), corner)
 
 
-@onnxscript.script(_msda, default_opset=op)
+@onnxscript.script(msda_op, default_opset=op)
 def MultiScaleDeformableAttention(
     value,
     spatial_shapes,
@@ -153,7 +153,7 @@ def MultiScaleDeformableAttention(
     num_queries = op.Shape(sampling_locations, start=1, end=2)
     # [L, P] when all levels have equally many points, else [K]
     num_points = op.ReduceProd(op.Shape(sampling_locations, start=3, end=-1), keepdims=1)
-    level, _ = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
+    level, _ = msda_op.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
 
     shapes = op.Gather(op.Cast(spatial_shapes, to=_FLOAT), level)  # [K, 2] = (H, W)
     height = op.Gather(shapes, 0, axis=1)
@@ -188,16 +188,16 @@ def MultiScaleDeformableAttention(
     right_weights = weights * right_share
     top_share = 1.0 - bottom_share
     output = (
-        _msda.SampledCorner(
+        msda_op.SampledCorner(
             rows, row_of_cell_0, num_heads, left, top, width, height, left_weights * top_share
         )
-        + _msda.SampledCorner(
+        + msda_op.SampledCorner(
             rows, row_of_cell_0, num_heads, right, top, width, height, right_weights * top_share
         )
-        + _msda.SampledCorner(
+        + msda_op.SampledCorner(
             rows, row_of_cell_0, num_heads, left, bottom, width, height, left_weights * bottom_share
         )
-        + _msda.SampledCorner(
+        + msda_op.SampledCorner(
             rows, row_of_cell_0, num_heads, right, bottom, width, height, right_weights * bottom_share
         )
     )
@@ -205,7 +205,7 @@ def MultiScaleDeformableAttention(
     return op.CastLike(op.Reshape(output, shape, allowzero=1), value)
 
 
-@onnxscript.script(_msda, default_opset=op)
+@onnxscript.script(msda_op, default_opset=op)
 def FusedMultiScaleDeformableAttention(
     value,
     spatial_shapes,
@@ -217,7 +217,7 @@ def FusedMultiScaleDeformableAttention(
 ):
     """msda.fused_attention: softmax and locations first, then as above: [N, Q, M * D] of value's type."""
     num_points = op.Shape(attention_logits, start=3, end=4)
-    level, counts = _msda.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
+    level, counts = msda_op.PointsOfLevels(level_start_index, num_points, points_per_level=points_per_level)
     samples = op.Shape(attention_logits)
     offsets = op.Reshape(
         op.Cast(sampling_offsets, to=_FLOAT), op.Concat(samples, [2], axis=0), allowzero=1
@@ -235,6 +235,6 @@ def FusedMultiScaleDeformableAttention(
     locations = centre + op.Slice(op.Concat(by_box, by_level, axis=-1), [0], [2], [-1])
     weights = op.Softmax(op.Cast(attention_logits, to=_FLOAT), axis=-1)
 
-    return _msda.MultiScaleDeformableAttention(
+    return msda_op.MultiScaleDeformableAttention(
         value, spatial_shapes, level_start_index, locations, weights, points_per_level=points_per_level
     )

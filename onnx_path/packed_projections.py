@@ -17,7 +17,6 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
-from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op
 
 _OLDEST_OPSET = 15  # Shape has a start and an end since then
@@ -166,52 +165,3 @@ def _constant(value: ir.Value) -> np.ndarray | None:
         array = _constant(node.inputs[0])
         return None if array is None else array.T
     return constant(value)
-
-
-def unpack_projections(model: onnx.ModelProto) -> None:
-    """Gives packed nodes separate offsets and logits, as other runtimes need them, in place."""
-    nodes: list[onnx.NodeProto] = []
-    added: list[onnx.TensorProto] = []
-    for node in model.graph.node:
-        if _is_fused(node) and any(x.name == PACKED for x in node.attribute):
-            before = _unpack(node)
-            nodes += before.node
-            added += before.initializer
-        nodes.append(node)
-    if added:
-        replace_nodes(model.graph, nodes)
-        model.graph.initializer.extend(added)
-
-
-def _unpack(node: onnx.NodeProto) -> onnx.GraphProto:
-    """Unpacks a node and returns a graph with the new nodes before it."""
-    value, shapes, *_, projection = node.input
-    ragged = any(x.name == "points_per_level" for x in node.attribute)
-    attributes = [x for x in node.attribute if x.name != PACKED]
-    del node.attribute[:]
-    node.attribute.extend(attributes)
-    graph = onnx.parser.parse_graph(f"""unpacked () => ()
-        <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] three = {{3}}, int64[1] last = {{-1}}> {{
-            rows = Shape<start = 0, end = 2>(projection)
-            columns = Shape<start = 2, end = 3>(projection)
-            heads = Shape<start = 2, end = 3>(value)
-            levels = Shape<start = 0, end = 1>(shapes)
-            third = Div(columns, three)
-            border = Mul(third, two)
-            all_offsets = Slice(projection, zero, border, last)
-            all_logits = Slice(projection, border, columns, last)
-            points = Concat<axis = 0>(rows, heads, last)
-            samples = Concat<axis = 0>(rows, heads, {"" if ragged else "levels, "}last, two)
-            sampling_offsets = Reshape(all_offsets, samples)
-            attention_logits = Reshape(all_logits, points)
-        }}""")
-    prefix = f"{node.output[0]}/unpacked"
-    outer = {"projection": projection, "value": value, "shapes": shapes}
-    for new in graph.node:
-        new.input[:] = [outer.get(name, f"{prefix}/{name}") for name in new.input]
-        new.output[0] = f"{prefix}/{new.output[0]}"
-    for tensor in graph.initializer:
-        tensor.name = f"{prefix}/{tensor.name}"
-    node.input[_OFFSETS] = f"{prefix}/sampling_offsets"
-    node.input.append(f"{prefix}/attention_logits")
-    return graph

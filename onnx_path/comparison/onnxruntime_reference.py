@@ -13,28 +13,27 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnx_path.operator import DOMAIN, NVIDIA_DOMAIN, remove_function_bodies
-from onnx_path.packed_projections import unpack_projections
+from onnx_path.custom_operators import OWN_DOMAINS
+from onnx_path.operator import DOMAIN, PACKED, remove_function_bodies
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 from onnx_path.surgery.rewrite import function_bodies
 
 
 def add_bodies(model: onnx.ModelProto) -> None:
-    """Gives MSDA nodes, ours and NVIDIA's, the function bodies that onnxruntime needs, in place.
-
-    Packed nodes, which only TensorRT knows, are unpacked.
-    """
-    unpack_projections(model)
-    targets = {DOMAIN: "msda", NVIDIA_DOMAIN: "nvidia"}
-    used = dict.fromkeys(node.domain for node in model.graph.node if node.domain in targets)
-    opset = next((x.version for x in model.opset_import if x.domain in STANDARD_DOMAINS), 1)
-    bodies = [x for domain in used for x in function_bodies.functions(opset, targets[domain])]
-    if not bodies:
+    """Gives MSDA nodes, ours, packed ones and NVIDIA's, the bodies that onnxruntime needs, in place."""
+    if not any(node.domain in OWN_DOMAINS for node in model.graph.node):
         return
+    for node in model.graph.node:
+        attributes = [x for x in node.attribute if x.name != PACKED]
+        if node.domain == DOMAIN and len(attributes) < len(node.attribute):
+            node.op_type = function_bodies.PackedMultiScaleDeformableAttention.name
+            del node.attribute[:]
+            node.attribute.extend(attributes)
+    opset = next((x.version for x in model.opset_import if x.domain in STANDARD_DOMAINS), 1)
     remove_function_bodies(model)
-    model.functions.extend({x.name: x for x in bodies}.values())
-    needed = {x.domain for x in bodies} - {x.domain for x in model.opset_import}
+    model.functions.extend(function_bodies.functions(opset, "onnxruntime"))
+    needed = {*OWN_DOMAINS} - {x.domain for x in model.opset_import}
     model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(needed))
     model.ir_version = max(model.ir_version, 8)  # functions exist since then
 

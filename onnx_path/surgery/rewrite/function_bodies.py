@@ -1,13 +1,15 @@
-"""Function bodies of the nodes that the surgery writes, in the opset of the model."""
+"""Function bodies of the nodes that the surgery writes, and of packed nodes, in the opset of the model."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path import operator
-from onnx_path.operator import NVIDIA_DOMAIN
+from onnx_path.operator import NVIDIA_DOMAIN, msda_op
 
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
@@ -17,7 +19,6 @@ LOWEST_OPSET = 16
 """The oldest version of the standard operators that has all that the bodies use."""
 
 _nvidia = onnxscript.values.Opset(NVIDIA_DOMAIN, 1)
-_msda = onnxscript.values.Opset(operator.DOMAIN, operator.DOMAIN_VERSION)
 
 
 @onnxscript.script(_nvidia, default_opset=op)
@@ -25,7 +26,7 @@ def MultiscaleDeformableAttnPlugin_TRT(
     value, spatial_shapes, level_start_index, sampling_locations, attention_weights
 ):
     """NVIDIA's plugin as MultiScaleDeformableAttention, which joins heads and channels."""
-    joined = _msda.MultiScaleDeformableAttention(
+    joined = msda_op.MultiScaleDeformableAttention(
         value, spatial_shapes, level_start_index, sampling_locations, attention_weights
     )
     heads = op.Shape(value, start=2, end=4)
@@ -33,17 +34,46 @@ def MultiscaleDeformableAttnPlugin_TRT(
     return op.Reshape(joined, op.Concat(outer, heads, axis=0), allowzero=1)
 
 
+@onnxscript.script(msda_op, default_opset=op)
+def PackedMultiScaleDeformableAttention(
+    value,
+    spatial_shapes,
+    level_start_index,
+    reference_points,
+    projection,
+    points_per_level: Sequence[int] = (),
+):
+    """A packed node in standard operators: the first two thirds of the projection's columns are offsets."""
+    columns = op.Shape(projection, start=2, end=3)
+    border = columns / 3 * 2
+    offsets = op.Slice(projection, [0], border, [-1])
+    samples = op.Concat(op.Shape(projection, start=0, end=2), op.Shape(value, start=2, end=3), [-1], axis=0)
+    logits = op.Reshape(op.Slice(projection, border, columns, [-1]), samples)
+    return msda_op.FusedMultiScaleDeformableAttention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        reference_points,
+        offsets,
+        logits,
+        points_per_level=points_per_level,
+    )
+
+
 def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
     """Returns the bodies that a target's nodes need, in the opset of their model, as ONNX demands.
 
     Args:
         opset: the model's version of the standard operators, at least `LOWEST_OPSET`.
-        target: "msda" or "nvidia".
+        target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, and packed ones.
     """
     bodies = operator.function_bodies()
     if target == "nvidia":
-        own = [body for body in bodies if body.name != operator.FUSED_ATTENTION]
-        bodies = [MultiscaleDeformableAttnPlugin_TRT.to_function_proto(), *own]
+        bodies = [body for body in bodies if body.name != operator.FUSED_ATTENTION]
+    if target != "msda":
+        bodies.insert(0, MultiscaleDeformableAttnPlugin_TRT.to_function_proto())
+    if target == "onnxruntime":
+        bodies.append(PackedMultiScaleDeformableAttention.to_function_proto())
     for body in bodies:
         for imported in body.opset_import:
             if imported.domain == "":
