@@ -130,7 +130,6 @@ def add_plugin_layer(
         operator: name of the plugin, one of `trt_plugin.OPERATORS`.
         inputs: the operator's tensors, in order.
         points_per_level: number of points of each level; None if it is the same for all levels.
-        name: name of the layer.
         packed: the last input of the fused plugin is the projection of offsets and logits.
 
     Raises:

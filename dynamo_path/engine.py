@@ -61,9 +61,7 @@ def with_network(
 ) -> Result:
     """Makes the network that `build_engine` would build, without building it, and returns `use` of it.
 
-    Args:
-        program, inputs, request: as `build_engine`.
-        use: called with the tensorrt.INetworkDefinition, which lives during the call only.
+    `use` gets the tensorrt.INetworkDefinition, which lives during the call only.
 
     Raises:
         UnsupportedOperators: Torch-TensorRT has no converter for some operators.

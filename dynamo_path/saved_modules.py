@@ -63,10 +63,7 @@ def save_program(
 ) -> None:
     """Writes an exported program that runs an engine by Torch-TensorRT's runtime.
 
-    Args:
-        engine: serialised engine.
-        source: program that the engine was made of, with the same dynamic shapes.
-        inputs: example inputs of `source`.
+    `source` is the program that the engine was made of, with its example inputs.
     """
     from torch_tensorrt.dynamo.conversion._symbolic_shape_capture import extract_symbolic_shape_expressions
     from torch_tensorrt.dynamo.runtime import TorchTensorRTModule

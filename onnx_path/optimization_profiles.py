@@ -75,14 +75,10 @@ def inputs_of(model: onnx.ModelProto) -> list[OnnxInput]:
 
 
 def parse_shapes(argument: str, texts: Iterable[str]) -> Shapes:
-    """Parses shapes of inputs.
-
-    Args:
-        argument: its name, for errors.
-        texts: such as ["images:1x3x640x640,mask:1x640x640"], with one or more inputs in each.
+    """Parses shapes of inputs, such as ["images:1x3x640x640,mask:1x640x640"], one or more in each text.
 
     Raises:
-        ArgumentError: a text has another form.
+        ArgumentError: a text has another form; the error names the argument.
     """
     shapes: Shapes = {}
     for text in texts:

@@ -15,8 +15,7 @@ from codetr.export.constant_reshape import constant_reshape
 def remove_shape_arithmetic(model: ir.Model) -> None:
     """Gives reshapes constant shapes where one exists, and merges equal nodes, in place.
 
-    Args:
-        model: result of PyTorch's exporter, with the shape of every tensor.
+    The model comes from PyTorch's exporter, with the shape of every tensor.
     """
     from onnx_ir.convenience import get_const_tensor
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass

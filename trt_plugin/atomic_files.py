@@ -73,11 +73,7 @@ def new_folder(path: str | os.PathLike) -> Iterator[Path]:
 def errors_about(path: Path, temporary: Path) -> Iterator[None]:
     """Rewrites an `OSError` about a temporary path so that it names `path`.
 
-    Errors without a path, as of a full disk, name `path` too.
-
-    Args:
-        path: the path that the user gave.
-        temporary: prefix of the temporary paths.
+    Errors without a path, as of a full disk, name `path` too. `temporary` is a prefix of temporary paths.
     """
     try:
         yield

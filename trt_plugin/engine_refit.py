@@ -15,8 +15,8 @@ def refit_engine(path: Path, give: Callable[[trt.Refitter, list[str]], object]) 
 
     Args:
         path: a refittable engine.
-        give: sets all weights of a refitter, or raises. The list collects TensorRT's errors, see
-            `trt_plugin.tensorrt_log.describe`. The returned object lives until TensorRT has read the weights.
+        give: sets all weights of a refitter, or raises. The list collects TensorRT's errors. The returned
+            object lives until TensorRT has read the weights.
 
     Returns:
         The new engine, serialised.

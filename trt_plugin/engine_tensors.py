@@ -41,11 +41,6 @@ def to_storage(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
     A floating-point type converts to every other, rounded to nearest. An integer type converts to every other
     that holds its values.
 
-    Args:
-        array: the input.
-        dtype: type name of the engine's tensor.
-        name: the input's name, for errors.
-
     Returns:
         Contiguous array of `storage_dtype(dtype)`.
 

@@ -120,8 +120,7 @@ class ArtifactMetadata:
 
         Args:
             path: the metadata's file, for the message.
-            inputs: of the engine, by name; -1 for a size decided at run time.
-            outputs: likewise.
+            inputs, outputs: of the engine, by name; -1 for a size decided at run time.
             profiles: of its inputs with such sizes, as in the metadata.
 
         Raises:

@@ -71,7 +71,7 @@ def first_difference(
         tensors: tensors that can be compared.
         outputs: the outputs of the graph that differ, at least one.
         measure: builds and compares. Its errors pass through.
-        marks: tensors that one engine gives in addition to the outputs.
+        marks: see `MARKS`.
     """
     return _Search(tensors, measure, marks).run(outputs)
 

@@ -123,8 +123,7 @@ class _Subject:
         unknown: operators that onnxruntime does not know, as "domain.Type".
         inputs: random inputs, one set for each attempt at its dynamic sizes.
         probes: the sizes of its tensors with these inputs.
-        seed: of random numbers.
-        folder: of weights in other files.
+        seed, folder: as for `operate`.
     """
 
     model: ir.Model

@@ -179,14 +179,10 @@ def read_file(path: Path) -> LayerList:
 
 
 def parse(text: str, source: str = "the inspector's answer") -> LayerList:
-    """Reads layers from the JSON of TensorRT's inspector.
-
-    Args:
-        text: JSON, {"Layers": [...], "Bindings": [...]}.
-        source: name of the text in errors.
+    """Reads layers from the JSON of TensorRT's inspector, {"Layers": [...], "Bindings": [...]}.
 
     Raises:
-        EngineError: the text has other content.
+        EngineError: the text has other content; the message names its source.
     """
     try:
         content = json.loads(text)

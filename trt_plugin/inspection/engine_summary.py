@@ -108,8 +108,6 @@ def read_engine(
     """Loads an engine and asks TensorRT's inspector.
 
     Args:
-        path: the engine file.
-        device: number of the GPU.
         libraries: of plugins, beside those of this package and TensorRT.
 
     Returns:

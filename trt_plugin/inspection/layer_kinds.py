@@ -81,15 +81,12 @@ def classify(
     nodes: Sequence[str] = (),
     attributes: Mapping[str, Any] | None = None,
 ) -> str:
-    """Tells the kind of a layer.
+    """Returns the kind of a layer, one of `LAYER_KINDS`.
 
     Args:
         name, layer_type, tactic: as TensorRT's inspector writes them, "" where it tells names only.
         nodes: names of the model's nodes in the layer.
         attributes: the inspector's other entries for the layer.
-
-    Returns:
-        One of `LAYER_KINDS`.
     """
     if layer_type.lower().startswith("plugin"):
         words = " ".join((name, tactic, *nodes, *map(str, (attributes or {}).values())))

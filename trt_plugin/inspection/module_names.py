@@ -38,15 +38,7 @@ class Origin:
 
 
 def node_name(scopes: Sequence[str], operator: str) -> str:
-    """Returns the name of a node.
-
-    Args:
-        scopes: full names of the modules around it, outermost first: "encoder", "encoder.layers.0".
-        operator: its operator, with or without a number.
-
-    Returns:
-        Each module by its name within the module around it: /encoder/layers.0/Add.
-    """
+    """Returns the name of a node: /encoder/layers.0/Add for ["encoder", "encoder.layers.0"] and "Add"."""
     steps, around = [], ""
     for scope in filter(None, scopes):
         inside = around and scope.startswith(f"{around}.")

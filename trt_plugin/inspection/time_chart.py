@@ -29,11 +29,7 @@ Bar = tuple[str, Sequence[Layer]]
 def write_chart(path: Path, layers: LayerList, title: str, gpu_ms: float | None = None) -> None:
     """Draws the times of an engine's layers into a file .svg, .png or .pdf.
 
-    Args:
-        path: the picture to write.
-        layers: the engine's layers, with times.
-        title: title of the picture.
-        gpu_ms: GPU time of a whole run, in milliseconds.
+    `gpu_ms` is the GPU time of a whole run, in milliseconds.
     """
     total = layers.time_ms
     below = f"sum of the layers {format_ms(total)} ms"
