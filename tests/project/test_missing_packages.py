@@ -75,5 +75,5 @@ def test_scenes(split, tmp_path, monkeypatch, capsys):
     )
     assert scenes.main(["--out", str(tmp_path / "new"), f"--{split}", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert source.distribution in line and "pip install 'codetr-tensorrt[scenes]'" in line
+    assert source.package in line and "pip install 'codetr-tensorrt[scenes]'" in line
     assert not (tmp_path / "new").exists()
