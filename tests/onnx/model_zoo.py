@@ -45,24 +45,6 @@ USUAL_OPSET: dict[Exporter, int] = {"torchscript": 17, "dynamo": 18}
 
 
 @dataclass(frozen=True)
-class Usual:
-    """The published configuration that `build(full=True)` makes.
-
-    Attributes:
-        configuration: its published name.
-        height, width: usual size of the image, in pixels.
-        layers: the number of MSDA, with as many points as the small model's.
-        heads: of the decoder's MSDA.
-    """
-
-    configuration: str
-    height: int
-    width: int
-    layers: int
-    heads: int = 8
-
-
-@dataclass(frozen=True)
 class ZooModel:
     """One model of the zoo.
 
@@ -71,7 +53,8 @@ class ZooModel:
         attentions: the points of each level, of every MSDA in the order of the graph.
         heads, head_dim: of the small model's MSDA.
         maker: full -> the module and example inputs by name. Call `build`.
-        usual_size: of `build(full=True)`; None for a layer.
+        published: name of the configuration that `build(full=True)` makes; "" for a layer.
+        published_layers: its number of MSDA.
         outputs: names of the outputs.
         exporters: those that can export it whole.
         dynamic: dimensions that may be dynamic with the older exporter, by input.
@@ -84,7 +67,8 @@ class ZooModel:
     heads: int
     head_dim: int
     maker: Callable[[bool], zoo_models.Built] = field(repr=False)
-    usual_size: Usual | None = None
+    published: str = ""
+    published_layers: int = 0
     outputs: tuple[str, ...] = ("logits", "pred_boxes")
     exporters: tuple[Exporter, ...] = ("torchscript", "dynamo")
     dynamic: dict[str, dict[int, str]] | None = None
@@ -171,18 +155,26 @@ _MASK_SIZE = {"pixel_mask": {1: "height", 2: "width"}}
 
 
 def _model(
-    name: str, layers: int, points: tuple[int, ...], heads: int, head_dim: int, usual: Usual, **more
+    name: str,
+    layers: int,
+    points: tuple[int, ...],
+    heads: int,
+    head_dim: int,
+    published: str,
+    published_layers: int,
+    **more,
 ) -> ZooModel:
     """Makes an entry whose attentions have the same points; `more` are other fields of `ZooModel`."""
     more.setdefault("maker", getattr(zoo_models, name, None))
-    return ZooModel(name, (points,) * layers, heads, head_dim, usual_size=usual, **more)
+    more |= {"published": published, "published_layers": published_layers}
+    return ZooModel(name, (points,) * layers, heads, head_dim, **more)
 
 
 def _co_dino(name: str, layers: int, golden: str, published: str) -> ZooModel:
     """Makes an entry of our detector."""
     maker = functools.partial(zoo_models.co_dino, golden=golden, published=published)
     more = {"maker": maker, "outputs": ("boxes", "scores", "labels"), "package": None}
-    return _model(name, layers, (4,) * 5, 8, 8, Usual(published, 768, 1152, 12), **more)
+    return _model(name, layers, (4,) * 5, 8, 8, published, 12, **more)
 
 
 def _layer(
@@ -196,53 +188,40 @@ def _layer(
 _SWAPPED = ("pred_boxes", "logits")
 _DEFORMABLE_DETR = "SenseTime/deformable-detr"
 _TWO_STAGES = f"{_DEFORMABLE_DETR}-with-box-refine-two-stage"
-_MASK2FORMER = "facebook/mask2former-swin-tiny-coco-instance"
 _ALL = (
     _model(
         *("deformable_detr", 3, (4,) * 4, 8, 4),
-        Usual(_DEFORMABLE_DETR, 800, 1333, 12),
+        *(_DEFORMABLE_DETR, 12),
         dynamic=_IMAGE | _MASK,
     ),
     _model(
         *("deformable_detr_two_stage", 3, (4,) * 4, 8, 4),
-        Usual(_TWO_STAGES, 800, 1333, 12),
+        *(_TWO_STAGES, 12),
         exporters=("torchscript",),
         dynamic=_IMAGE | _MASK,
     ),
-    _model(
-        *("rt_detr", 2, (4,) * 3, 8, 4),
-        Usual("PekingU/rtdetr_r50vd", 640, 640, 6),
-        dynamic=_IMAGE,
-    ),
-    _model(
-        *("rt_detr_v2", 2, (4,) * 3, 2, 16),
-        Usual("PekingU/rtdetr_v2_r50vd", 640, 640, 6),
-        dynamic=_IMAGE,
-    ),
-    _model(
-        *("d_fine", 2, (3, 6, 3), 4, 8),
-        Usual("ustc-community/dfine-large-coco", 640, 640, 6),
-        dynamic=_IMAGE,
-    ),
+    _model("rt_detr", 2, (4,) * 3, 8, 4, "PekingU/rtdetr_r50vd", 6, dynamic=_IMAGE),
+    _model("rt_detr_v2", 2, (4,) * 3, 2, 16, "PekingU/rtdetr_v2_r50vd", 6, dynamic=_IMAGE),
+    _model("d_fine", 2, (3, 6, 3), 4, 8, "ustc-community/dfine-large-coco", 6, dynamic=_IMAGE),
     _model(
         *("grounding_dino", 3, (4,) * 4, 4, 8),
-        Usual("IDEA-Research/grounding-dino-tiny", 800, 1333, 12),
+        *("IDEA-Research/grounding-dino-tiny", 12),
         dynamic=_SIZE | _MASK_SIZE,
     ),
     _model(
         *("mask2former", 2, (4,) * 3, 2, 16),
-        Usual(_MASK2FORMER, 800, 1344, 6),
+        *("facebook/mask2former-swin-tiny-coco-instance", 6),
         outputs=("class_queries_logits", "masks_queries_logits"),
         dynamic=_IMAGE,
     ),
     _model(
         *("omdet_turbo", 2, (4,) * 3, 4, 8),
-        Usual("omlab/omdet-turbo-swin-tiny-hf", 640, 640, 6),
+        *("omlab/omdet-turbo-swin-tiny-hf", 6),
         outputs=("decoder_class_logits", "decoder_coord_logits"),
     ),
     _model(
         *("rf_detr", 2, (2,), 8, 4),
-        Usual("RFDETRMedium", 576, 576, 4, 16),
+        *("RFDETRMedium", 4),
         outputs=_SWAPPED,
         package="rfdetr",
     ),

@@ -1,7 +1,11 @@
-"""The graph surgery on every model of the zoo: the file is right, every attention becomes one node."""
+"""The graph surgery on every model of the zoo: the file is right, every attention becomes one node.
+
+On a GPU, engines of the rewritten files equal onnxruntime on the files as exported.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +13,7 @@ import onnx
 import pytest
 import torch
 
-from onnx_path import operator
+from onnx_path import build, compare, operator, surgeon
 from onnx_path.surgeon import operate
 from onnx_path.surgery.graph.onnx_session import STAND_IN
 from tests.onnx import model_zoo
@@ -145,14 +149,21 @@ def test_random_weights_are_not_degenerate(name: str):
     assert distance.min() > 1e-3 * rows.std()
 
 
-@slow
-@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].usual_size])
-def test_full_model_has_the_usual_size(name: str):
-    ZOO[name].require()
-    usual = ZOO[name].usual_size
-    model, inputs = ZOO[name].build(full=True)
-    assert next(iter(inputs.values())).shape == (1, 3, usual.height, usual.width)
-    modules = msda_modules(model)
-    assert len(modules) == usual.layers
-    for module in modules:
-        assert module.attention_weights.out_features == usual.heads * sum(ZOO[name].attentions[0])
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ZOO)
+def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
+    tensorrt, name, timing_cache, zoo_folder, tmp_path, capsys
+):
+    entry = ZOO[name]
+    entry.require()
+    original, rewritten = model_zoo.export(name, zoo_folder), tmp_path / "rewritten.onnx"
+    assert surgeon.main([str(original), str(rewritten)]) == 0, capsys.readouterr().err
+    report = tmp_path / "report.json"
+    options = ["--out", str(tmp_path), "--json", str(report), "--optimization-level", "1"]
+    options += ["--timing-cache", str(timing_cache)]
+    assert build.main([str(rewritten), *options]) == 0, capsys.readouterr().err
+    assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == entry.layers
+    capsys.readouterr()
+    status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
+    output = capsys.readouterr()
+    assert status == 0, output.out + output.err

@@ -58,12 +58,12 @@ def write(name: str, folder: Path, full: bool = True) -> Path:
     entry, path = ZOO[name], folder / f"{name}.onnx"
     if path.exists():
         return path
-    usual = entry.usual_size
-    metadata = {
-        "configuration": f"{usual.configuration}, {usual.height}x{usual.width}" if full else "small",
-        "attentions": str(usual.layers if full else entry.layers),
-    }
     model, inputs = entry.build(full)
+    height, width = next(iter(inputs.values())).shape[-2:]
+    metadata = {
+        "configuration": f"{entry.published}, {height}x{width}" if full else "small",
+        "attentions": str(entry.published_layers if full else entry.layers),
+    }
     partial = path.with_suffix(".partial")
     form = {"exporter": "torchscript", "opset": USUAL_OPSET["torchscript"]}
     export_module(model, inputs, partial, outputs=entry.outputs, **form)
