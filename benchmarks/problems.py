@@ -50,28 +50,17 @@ class FusedInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of one call of the operator.
-
-    Attributes:
-        name: name in results and test ids.
-        batch: N.
-        spatial_shapes: (H, W) of each level, in cells.
-        num_queries: Q. If it equals S, the queries are the cells of the levels in order, as in an encoder.
-        num_heads, head_dim: M, D.
-        num_points: P, the same for every level, unless points_per_level is given.
-        points_per_level: P_l of each level, or None.
-        reference_dim: 2 for reference points, 4 for reference boxes (fused form only).
-    """
+    """Sizes of one call of the operator."""
 
     name: str
-    batch: int
-    spatial_shapes: tuple[tuple[int, int], ...]
-    num_queries: int
-    num_heads: int = 8
-    head_dim: int = 32
-    num_points: int = 4
-    points_per_level: tuple[int, ...] | None = None
-    reference_dim: int = 2
+    batch: int  # N
+    spatial_shapes: tuple[tuple[int, int], ...]  # (H, W) of each level, in cells
+    num_queries: int  # Q. If it equals S, the queries are the cells of the levels in order, as in an encoder
+    num_heads: int = 8  # M
+    head_dim: int = 32  # D
+    num_points: int = 4  # P, the same for every level, unless points_per_level is given
+    points_per_level: tuple[int, ...] | None = None  # P_l of each level, or None
+    reference_dim: int = 2  # 2 for reference points, 4 for reference boxes (fused form only)
 
     @property
     def num_levels(self) -> int:

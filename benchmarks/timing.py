@@ -21,21 +21,13 @@ MAX_COPIES = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one measurement.
+    """Samples of one measurement."""
 
-    Attributes:
-        samples_ms: milliseconds of a call, one number for each replay.
-        calls_per_replay: calls in the graph.
-        warmup: replays before the first sample.
-        cache: "warm" if the L2 cache can hold the inputs from one call to the next, else "cold".
-        method: the clock, in words.
-    """
-
-    samples_ms: list[float]
-    calls_per_replay: int = 1
-    warmup: int = 0
-    cache: str = "warm"
-    method: str = "CUDA events around replays of one CUDA graph"
+    samples_ms: list[float]  # milliseconds of a call, one number for each replay
+    calls_per_replay: int = 1  # calls in the graph
+    warmup: int = 0  # replays before the first sample
+    cache: str = "warm"  # "warm" if the L2 cache can hold the inputs from one call to the next, else "cold"
+    method: str = "CUDA events around replays of one CUDA graph"  # the clock, in words
 
     @property
     def median_ms(self) -> float:

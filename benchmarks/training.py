@@ -127,7 +127,6 @@ def prepare(problem: TrainingProblem, bf16: bool, device: str = "cuda") -> tuple
     """Makes a `codetr.training.training_step.TrainingStep`, and a batch in the host's memory."""
     from codetr.model import CoDino
     from codetr.model.layers import thaw_batch_norms
-    from codetr.training.criterion import Criterion
     from codetr.training.denoising import Denoising
     from codetr.training.initialise import initialise
     from codetr.training.moving_average import MovingAverage
@@ -143,7 +142,7 @@ def prepare(problem: TrainingProblem, bf16: bool, device: str = "cuda") -> tuple
     use_channels_last(model)
     groups = parameter_groups(network, learning_rate=1e-4, backbone_factor=1.0, weight_decay=1e-4)
     average = MovingAverage(network, 0.9998)
-    step = TrainingStep(network, Criterion(config.num_classes), groups, average, bf16=bf16, clip=0.1)
+    step = TrainingStep(network, groups, average, bf16=bf16, clip=0.1)
     draws = torch.Generator().manual_seed(0)
     size = (problem.batch, problem.height, problem.width, 3)
     objects = problem.batch * OBJECTS

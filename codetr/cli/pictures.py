@@ -18,17 +18,11 @@ from trt_plugin.atomic_files import new_folder
 
 @dataclass(frozen=True)
 class Picture:
-    """One input.
-
-    Attributes:
-        path: the file.
-        name: path below the folder that all inputs share, with "/"; the file_name in detections.json.
-        output_name: file name of the annotated picture.
-    """
+    """One input."""
 
     path: Path
-    name: str
-    output_name: str
+    name: str  # path below the folder that all inputs share, with "/"; the file_name in detections.json
+    output_name: str  # file name of the annotated picture
 
 
 def find_pictures(arguments: Sequence[str]) -> list[Picture]:

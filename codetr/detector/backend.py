@@ -14,22 +14,15 @@ from codetr.errors import ArgumentError
 
 
 class Backend(Protocol):
-    """Runs a network.
+    """Runs a network."""
 
-    Attributes:
-        preprocessor: turns pictures into the network's input.
-        class_names: a name for each label.
-        nms: default arguments of `codetr.apply_nms`, "method" and "iou_threshold" among them. None for a
-            network with non-maximum suppression in its graph, which gives empty rows a negative label.
-        batch: images in a run, fixed or as a range; None for any number.
-        description: model, runtime, device and precision in words.
-    """
-
-    preprocessor: Preprocessor
-    class_names: tuple[str, ...]
+    preprocessor: Preprocessor  # turns pictures into the network's input
+    class_names: tuple[str, ...]  # a name for each label
+    # Default arguments of `codetr.apply_nms`, "method" and "iou_threshold" among them. None for a network
+    # with non-maximum suppression in its graph, which gives empty rows a negative label.
     nms: Mapping[str, Any] | None
-    batch: int | SizeRange | None
-    description: str
+    batch: int | SizeRange | None  # images in a run, fixed or as a range; None for any number
+    description: str  # model, runtime, device and precision in words
 
     def __call__(
         self, images: np.ndarray, image_shapes: np.ndarray

@@ -130,17 +130,11 @@ def fit_size(height: int, width: int, max_height: int, max_width: int) -> tuple[
 
 @dataclass(frozen=True)
 class Batch:
-    """Network input of N images.
+    """Network input of N images."""
 
-    Attributes:
-        images: float32 [N, 3, H, W], normalised RGB, zero to the right of and below each image.
-        image_shapes: int64 [N, 2], (h, w) of each resized image inside the padding.
-        original_shapes: int64 [N, 2], (h, w) of each original image.
-    """
-
-    images: np.ndarray
-    image_shapes: np.ndarray
-    original_shapes: np.ndarray
+    images: np.ndarray  # float32 [N, 3, H, W], normalised RGB, zero to the right of and below each image
+    image_shapes: np.ndarray  # int64 [N, 2], (h, w) of each resized image inside the padding
+    original_shapes: np.ndarray  # int64 [N, 2], (h, w) of each original image
 
     def restore_boxes(self, index: int, boxes: np.ndarray) -> np.ndarray:
         """Maps boxes of one image back to its original pixels and clips them to it.
@@ -168,26 +162,17 @@ class Preprocessor:
     - fixed: the image fits into `height` x `width`, and the batch is padded to this size.
     - dynamic: `scale` (optional), `height` and `width` limit the image. The batch is padded to multiples of
       `pad_divisor`, and at least to `min_height` x `min_width`.
-
-    Attributes:
-        mean: per RGB channel, 0..255.
-        std: per RGB channel.
-        scale: (long side, short side) limits in pixels: Swin-L (2048, 1280), R50 (1333, 800).
-        height: fixed or largest input height.
-        width: fixed or largest input width.
-        min_height: smallest height of a dynamic input. Default: `height`, for a fixed input.
-        min_width: smallest width; given with `min_height`.
-        pad_divisor: divisor of the height and width of a dynamic input.
     """
 
-    mean: Sequence[float] = Config.mean
-    std: Sequence[float] = Config.std
+    mean: Sequence[float] = Config.mean  # per RGB channel, 0..255
+    std: Sequence[float] = Config.std  # per RGB channel
+    # (long side, short side) limits in pixels: Swin-L (2048, 1280), R50 (1333, 800)
     scale: tuple[int, int] | None = None
-    height: int | None = None
-    width: int | None = None
-    min_height: int | None = None
-    min_width: int | None = None
-    pad_divisor: int = 1
+    height: int | None = None  # fixed or largest input height
+    width: int | None = None  # fixed or largest input width
+    min_height: int | None = None  # smallest height of a dynamic input. Default: `height`, for a fixed input
+    min_width: int | None = None  # smallest width; given with `min_height`
+    pad_divisor: int = 1  # divisor of the height and width of a dynamic input
 
     @classmethod
     def of_config(cls, config: Config, size: ChosenSize | None = None) -> Preprocessor:

@@ -25,20 +25,16 @@ _READERS = 8  # threads; decoding releases Python's lock
 
 @dataclass(frozen=True)
 class Run:
-    """The detections of a detector in a dataset.
+    """The detections of a detector in a dataset."""
 
-    Attributes:
-        pictures: without those that were left out.
-        rows: detections in COCO's result format: image_id, category_id, bbox, score.
-        pictures_per_s: throughput from reading to the final detections. The first batch, which warms up, does
-            not count if there are several.
-        times_ms: time of a picture by stage ("preprocess", "inference", "postprocess"), the median over these
-            batches; empty if the detector measures none.
-    """
-
-    pictures: tuple[CocoPicture, ...]
+    pictures: tuple[CocoPicture, ...]  # without those that were left out
+    # detections in COCO's result format: image_id, category_id, bbox, score
     rows: list[dict[str, Any]] = field(repr=False)
+    # throughput from reading to the final detections. The first batch, which warms up, does not count if
+    # there are several
     pictures_per_s: float
+    # time of a picture by stage ("preprocess", "inference", "postprocess"), the median over these batches;
+    # empty if the detector measures none
     times_ms: dict[str, float]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codetr.config import Config
-from codetr.detector.preprocess import Preprocessor
 from codetr.detector.sizes import ChosenSize
+from codetr.detector.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from codetr.model import CoDino
 
 
-class LiveModel:
+class LiveModel(TorchBackend):
     """Runs a `CoDino` that the caller owns, with its weights at the time of each run.
 
     The caller puts the model into evaluation mode, and detects by
@@ -25,26 +24,17 @@ class LiveModel:
     `codetr.detector.sizes.ChosenSize`.
     """
 
-    batch: int | None = None
-
     def __init__(self, model: CoDino, config: Config, device: torch.device | str, **size: int | None) -> None:
-        self.model = model
-        self.device = device
-        self.class_names = config.label_names
-        self.nms = dataclasses.asdict(config.nms)
-        self.preprocessor = Preprocessor.of_config(config, ChosenSize(**size))
-        self.description = f"{config.name}, PyTorch, {device}, in memory"
+        super().__init__(config, {}, size=ChosenSize(**size))
+        self.model, self.device = model, device
 
     def __call__(
         self, images: np.ndarray, image_shapes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Runs the model; see `codetr.detector.backend.Backend`."""
+        """Runs the model under the caller's settings; see `codetr.detector.backend.Backend`."""
         import torch
 
         with torch.no_grad():
             inputs = (torch.from_numpy(array).to(self.device) for array in (images, image_shapes))
             boxes, scores, labels = (output.cpu().numpy() for output in self.model(*inputs))
         return boxes, scores, labels
-
-    def close(self) -> None:
-        """Does nothing. The caller owns the model."""

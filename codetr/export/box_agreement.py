@@ -29,33 +29,20 @@ SCORE_THRESHOLD = 0.3
 
 @dataclass(frozen=True)
 class BoxAgreement:
-    """Agreement of the detections found with those expected, over all images of a batch.
+    """Agreement of the detections found with those expected, over all images of a batch."""
 
-    Attributes:
-        expected: number of detections expected.
-        found: number of detections found.
-        matched: pairs of an expected and a found detection of the same label with an IoU of at least 0.5.
-        equal: matched pairs within both tolerances.
-        max_box_difference_px: largest coordinate difference among the matched, pixels.
-        median_box_difference_px: median over the matched of each pair's largest coordinate difference.
-        max_score_difference: largest score difference among the matched.
-        shown: expected detections with a score of at least `SCORE_THRESHOLD`.
-        shown_matched: matched pairs among them.
-        shown_max_box_difference_px: largest coordinate difference among these pairs, pixels.
-    """
-
-    expected: int
-    found: int
-    matched: int
-    equal: int
-    max_box_difference_px: float
-    median_box_difference_px: float
-    max_score_difference: float
+    expected: int  # number of detections expected
+    found: int  # number of detections found
+    matched: int  # pairs of an expected and a found detection of the same label with an IoU of at least 0.5
+    equal: int  # matched pairs within both tolerances
+    max_box_difference_px: float  # largest coordinate difference among the matched, pixels
+    median_box_difference_px: float  # median over the matched of each pair's largest coordinate difference
+    max_score_difference: float  # largest score difference among the matched
     box_tolerance_px: float
     score_tolerance: float
-    shown: int
-    shown_matched: int
-    shown_max_box_difference_px: float
+    shown: int  # expected detections with a score of at least `SCORE_THRESHOLD`
+    shown_matched: int  # matched pairs among them
+    shown_max_box_difference_px: float  # largest coordinate difference among these pairs, pixels
 
     @property
     def count(self) -> int:

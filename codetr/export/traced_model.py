@@ -24,19 +24,12 @@ from codetr.model import CoDino
 
 @dataclass(frozen=True)
 class ExportSubject:
-    """A loaded model with the photo for the comparison.
+    """A loaded model with the photo for the comparison."""
 
-    Attributes:
-        model: on the CPU, in the request's precision.
-        nms: non-maximum suppression in the graph, or None.
-        checks: the photo, first at the size that the export is tuned for.
-        source_weights: path, URL or name of the checkpoint.
-    """
-
-    model: CoDino
-    nms: NmsConfig | None
-    checks: list[EngineCheck]
-    source_weights: str
+    model: CoDino  # on the CPU, in the request's precision
+    nms: NmsConfig | None  # non-maximum suppression in the graph, or None
+    checks: list[EngineCheck]  # the photo, first at the size that the export is tuned for
+    source_weights: str  # path, URL or name of the checkpoint
 
     def module(self) -> torch.nn.Module:
         """Returns the module to trace: the model, followed by its non-maximum suppression if there is one."""

@@ -24,19 +24,13 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class TrainingOutputs(NamedTuple):
-    """Inputs of the losses, fp32. Boxes are (cx, cy, w, h) in units of the image.
+    """Inputs of the losses, fp32. Boxes are (cx, cy, w, h) in units of the image."""
 
-    Attributes:
-        encoder_logits: [N, Q, classes] of the queries selected from the encoder's output, best first.
-        encoder_boxes: [N, Q, 4].
-        class_logits: [layers, N, D + Q, classes] after every decoder layer; the D denoising queries first.
-        boxes_cxcywh: [layers, N, D + Q, 4].
-    """
-
-    encoder_logits: Tensor
-    encoder_boxes: Tensor
+    encoder_logits: Tensor  # [N, Q, classes] of the queries selected from the encoder's output, best first
+    encoder_boxes: Tensor  # [N, Q, 4]
+    # [layers, N, D + Q, classes] after every decoder layer; the D denoising queries first
     class_logits: Tensor
-    boxes_cxcywh: Tensor
+    boxes_cxcywh: Tensor  # [layers, N, D + Q, 4]
 
 
 class CoDino(nn.Module):

@@ -63,17 +63,11 @@ class Encoder(nn.Module):
 
 
 class DenoisingQueries(NamedTuple):
-    """Queries of noised targets that training decodes with the selected ones (DINO section 3.3).
+    """Queries of noised targets that training decodes with the selected ones (DINO section 3.3)."""
 
-    Attributes:
-        content: [N, D, C], embeddings of noised labels.
-        boxes_cxcywh: [N, D, 4] fp32, noised boxes in units of the image.
-        attention_mask: [D + Q, D + Q] bool, True where a query (row) must not attend; the D come first.
-    """
-
-    content: Tensor
-    boxes_cxcywh: Tensor
-    attention_mask: Tensor
+    content: Tensor  # [N, D, C], embeddings of noised labels
+    boxes_cxcywh: Tensor  # [N, D, 4] fp32, noised boxes in units of the image
+    attention_mask: Tensor  # [D + Q, D + Q] bool, True where a query (row) must not attend; the D come first
 
 
 class DecoderLayer(nn.Module):

@@ -32,62 +32,50 @@ def total(losses: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(tuple(losses.values())).sum()
 
 
-class Criterion:
-    """Computes losses, with upstream's choices.
+def compute_losses(
+    outputs: TrainingOutputs, targets: Targets, layout: DenoisingLayout | None = None
+) -> dict[str, Tensor]:
+    """Compares a batch's outputs with its objects, with upstream's choices.
 
     The class loss is the quality focal loss. Its target is the IoU of the box for a matched query, and 0 for
     other queries. The box losses of matched queries are the L1 distance of (cx, cy, w, h) in units of the
     image, and 1 - GIoU. Sums are divided by the number of matched objects or, for denoising queries, of
     positive queries. This count is averaged over ranks and at least 1, so that gradients do not depend on the
     number of GPUs that share a batch. (Upstream's Co-DINO averages it for boxes only, DINO for classes too.)
+
+    It computes in fp32, also under autocast. The device waits for the host once, for the matching, and never
+    if no image has an object.
+
+    Args:
+        outputs: of the detector. The decoder's first `layout.num_queries` queries are denoising queries.
+        layout: of the denoising queries, None if there are none.
+
+    Returns:
+        Weighted terms, scalars: `encoder/class`, `encoder/box`, `encoder/giou`, `decoder.0/class`, ...
+        and with a layout `denoising.0/class`, ...; see `total`.
+
+    Raises:
+        FloatingPointError: predictions are non-finite: training has diverged.
     """
+    denoising = layout.num_queries if layout else 0
+    layers = len(outputs.class_logits)
+    class_logits, boxes = outputs.class_logits.float(), outputs.boxes_cxcywh.float()
+    logits = torch.cat((outputs.encoder_logits.float()[None], class_logits[:, :, denoising:]))
+    selected = torch.cat((outputs.encoder_boxes.float()[None], boxes[:, :, denoising:]))
+    matching = match_queries(logits, selected, targets)
+    positives = layout.positive.numel() if layout else 0
+    counts = device_constant([matching.query.shape[1], positives], torch.float32, logits.device)
+    matched_count, positive_count = average_over_ranks(counts).clamp(min=1.0).unbind()
 
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
-
-    def __call__(
-        self, outputs: TrainingOutputs, targets: Targets, layout: DenoisingLayout | None = None
-    ) -> dict[str, Tensor]:
-        """Compares a batch's outputs with its objects.
-
-        It computes in fp32, also under autocast. The device waits for the host once, for the matching, and
-        never if no image has an object.
-
-        Args:
-            outputs: of the detector. The decoder's first `layout.num_queries` queries are denoising queries.
-            layout: of the denoising queries, None if there are none.
-
-        Returns:
-            Weighted terms, scalars: `encoder/class`, `encoder/box`, `encoder/giou`, `decoder.0/class`, ...
-            and with a layout `denoising.0/class`, ...; see `total`.
-
-        Raises:
-            ValueError: the outputs have another number of images, queries or classes.
-            FloatingPointError: predictions are non-finite: training has diverged.
-        """
-        denoising = layout.num_queries if layout else 0
-        queries = outputs.encoder_logits.shape[1] + denoising
-        expected = [len(targets.image_shapes), queries, self.num_classes]
-        layers, *found = outputs.class_logits.shape
-        if found != expected:
-            raise ValueError(f"class_logits: expected {expected} in each layer, got {found}")
-        class_logits, boxes = outputs.class_logits.float(), outputs.boxes_cxcywh.float()
-        logits = torch.cat((outputs.encoder_logits.float()[None], class_logits[:, :, denoising:]))
-        selected = torch.cat((outputs.encoder_boxes.float()[None], boxes[:, :, denoising:]))
-        matching = match_queries(logits, selected, targets)
-        positives = layout.positive.numel() if layout else 0
-        counts = device_constant([matching.query.shape[1], positives], torch.float32, logits.device)
-        matched_count, positive_count = average_over_ranks(counts).clamp(min=1.0).unbind()
-
-        names = ["encoder", *(f"decoder.{layer}" for layer in range(layers))]
-        losses = _terms(names, logits, selected, targets, matching, matched_count)
-        if layout is not None:
-            target = torch.arange(len(targets.labels), device=logits.device).repeat(layout.num_groups)
-            pairs = Matching(target.expand(layers, -1), layout.positive.flatten().expand(layers, -1))
-            names = [f"denoising.{layer}" for layer in range(layers)]
-            class_logits, boxes = class_logits[:, :, :denoising], boxes[:, :, :denoising]
-            losses |= _terms(names, class_logits, boxes, targets, pairs, positive_count)
-        return losses
+    names = ["encoder", *(f"decoder.{layer}" for layer in range(layers))]
+    losses = _terms(names, logits, selected, targets, matching, matched_count)
+    if layout is not None:
+        target = torch.arange(len(targets.labels), device=logits.device).repeat(layout.num_groups)
+        pairs = Matching(target.expand(layers, -1), layout.positive.flatten().expand(layers, -1))
+        names = [f"denoising.{layer}" for layer in range(layers)]
+        class_logits, boxes = class_logits[:, :, :denoising], boxes[:, :, :denoising]
+        losses |= _terms(names, class_logits, boxes, targets, pairs, positive_count)
+    return losses
 
 
 def _terms(

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from codetr.training.augment import Augmentation
 from codetr.training.batch_loader import read_batches
-from codetr.training.criterion import Criterion
 from codetr.training.moving_average import MovingAverage
 from codetr.training.run_state import save_state
 from codetr.training.run_weights import save_config, save_weights
@@ -82,7 +81,6 @@ class Trainer:
             wrapped = DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
         step = self.take_step = TrainingStep(
             wrapped,
-            Criterion(plan.config.num_classes),
             parameter_groups(network, options.lr, options.backbone_lr_factor, options.weight_decay),
             self.average,
             bf16=self.bf16,

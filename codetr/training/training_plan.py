@@ -39,28 +39,17 @@ _RESULT_OPTIONS = (
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A checked run.
+    """A checked run."""
 
-    Attributes:
-        options: every default is filled in. `steps` or `minutes` gives the length.
-        config: the model with the classes of the dataset.
-        known_names: classes of the model before training.
-        data, validation_data: the pictures; None skips validation.
-        scales: (long, short) sides in pixels; a step has one of them.
-        threads: of Torch on the CPU; None leaves them as they are.
-        fingerprint: everything that the result depends on, by name.
-        state: file of the state to continue from.
-    """
-
-    options: TrainOptions
-    config: Config
-    known_names: tuple[str, ...]
+    options: TrainOptions  # every default is filled in. `steps` or `minutes` gives the length
+    config: Config  # the model with the classes of the dataset
+    known_names: tuple[str, ...]  # classes of the model before training
     data: BadPictures
-    validation_data: BadPictures | None
-    scales: tuple[Size, ...]
-    threads: int | None
-    fingerprint: dict[str, Any]
-    state: Path | None
+    validation_data: BadPictures | None  # None skips validation
+    scales: tuple[Size, ...]  # (long, short) sides in pixels; a step has one of them
+    threads: int | None  # of Torch on the CPU; None leaves them as they are
+    fingerprint: dict[str, Any]  # everything that the result depends on, by name
+    state: Path | None  # file of the state to continue from
 
 
 def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from codetr.training.criterion import Criterion, total
+from codetr.training.criterion import compute_losses, total
 from codetr.training.moving_average import MovingAverage
 from codetr.training.targets import make_targets
 from codetr.training.training_batches import HostBatch
@@ -86,7 +86,6 @@ class TrainingStep:
     def __init__(
         self,
         network: nn.Module,
-        criterion: Criterion,
         groups: Iterable[dict],
         average: MovingAverage,
         *,
@@ -95,7 +94,7 @@ class TrainingStep:
         seed: int = 0,
         rank: int = 0,
     ) -> None:
-        self.network, self.criterion, self.average = network, criterion, average
+        self.network, self.average = network, average
         # The fused kernels take `found_inf`, which skips a step without asking the host.
         self.optimizer = torch.optim.AdamW(groups, fused=True)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -125,7 +124,7 @@ class TrainingStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             outputs, layout = self.network(batch.pixels, targets, self.generator)
         try:
-            losses = self.criterion(outputs, targets, layout)
+            losses = compute_losses(outputs, targets, layout)
         except FloatingPointError as error:
             raise TrainingError(f"step {step + 1}: {error}") from error
         loss = total(losses)

@@ -7,7 +7,7 @@ import torch
 
 from codetr.model import TrainingOutputs
 from codetr.training import criterion
-from codetr.training.criterion import Criterion, total
+from codetr.training.criterion import compute_losses, total
 from codetr.training.losses import overlaps, quality_focal_loss
 from codetr.training.matching import match_queries
 from codetr.training.targets import make_targets
@@ -32,7 +32,7 @@ class TestCriterion:
         targets = random_targets([0, 0])
         _, layout = make_denoising()(targets)
         outputs = random_outputs(2, layout.num_queries)
-        losses = Criterion(5)(outputs, targets, layout)
+        losses = compute_losses(outputs, targets, layout)
         assert len(losses) == 3 + 2 * 3 + 2 * 3
         background = quality_focal_loss(outputs.encoder_logits, torch.zeros_like(outputs.encoder_logits))
         torch.testing.assert_close(losses["encoder/class"], background.sum())  # over a count of at least 1
@@ -44,7 +44,7 @@ class TestCriterion:
 
     def test_more_objects_than_queries(self):
         targets, outputs = random_targets([15, 1], seed=4), random_outputs(2)
-        losses = Criterion(5)(outputs, targets)
+        losses = compute_losses(outputs, targets)
         matching = match_queries(outputs.encoder_logits[None], outputs.encoder_boxes[None], targets)
         assert sorted(matching.query[0].tolist()[:12]) == list(range(12))
         assert len({*matching.target[0].tolist()}) == 13 and matching.target[0, -1] == 15
@@ -56,9 +56,9 @@ class TestCriterion:
         targets, outputs = random_targets([2, 1]), random_outputs(2, 200)
         _, layout = make_denoising()(targets)
         halves = TrainingOutputs(*(tensor.bfloat16() for tensor in outputs))
-        expected = Criterion(5)(TrainingOutputs(*(tensor.float() for tensor in halves)), targets, layout)
+        expected = compute_losses(TrainingOutputs(*(tensor.float() for tensor in halves)), targets, layout)
         with torch.autocast("cpu", torch.bfloat16):
-            got = Criterion(5)(halves, targets, layout)
+            got = compute_losses(halves, targets, layout)
         for name, loss in expected.items():
             assert got[name].dtype == torch.float32 and torch.equal(got[name], loss), name
 
@@ -77,12 +77,12 @@ class TestCriterion:
             decoded = (tensor[:, images] for tensor in outputs[2:])
             return TrainingOutputs(*encoded, *decoded), targets, make_denoising(9)(targets)[1]
 
-        whole = Criterion(5)(*problem(slice(3), slice(7)))
+        whole = compute_losses(*problem(slice(3), slice(7)))
         parts, counts = (problem(slice(2), slice(4)), problem(slice(2, 3), slice(4, 7))), []
         monkeypatch.setattr(criterion, "average_over_ranks", lambda found: counts.append(found) or found)
-        alone = [Criterion(5)(*part) for part in parts]
+        alone = [compute_losses(*part) for part in parts]
         monkeypatch.setattr(criterion, "average_over_ranks", lambda _: torch.stack(counts).mean(dim=0))
-        first, second = (Criterion(5)(*part) for part in parts)
+        first, second = (compute_losses(*part) for part in parts)
         for name, loss in whole.items():
             assert ((first[name] + second[name]) / 2).item() == pytest.approx(loss.item(), rel=1e-5), name
             assert first[name] != alone[0][name]
@@ -106,6 +106,6 @@ def test_the_host_waits_once(monkeypatch):
     cpu = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], acc_events=True) as profile:
         _, layout = denoising(targets)
-        total(Criterion(5)(outputs, targets, layout)).backward()
+        total(compute_losses(outputs, targets, layout)).backward()
     assert copies == ["cpu", "numpy"]
     assert WAITING.isdisjoint(event.name for event in profile.events())

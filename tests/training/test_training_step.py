@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from codetr.training.augment import Augmentation
-from codetr.training.criterion import Criterion
 from codetr.training.moving_average import MovingAverage
 from codetr.training.trainer import learning_rate_factor
 from codetr.training.training_batches import HostBatch, Request, TrainingSet, collate
@@ -26,7 +25,7 @@ def make_step(data, **options) -> tuple[TrainingStep, HostBatch]:
     use_channels_last(network.model)
     groups = parameter_groups(network.train(), 1e-3, 1.0, 1e-4)
     settings = {"bf16": False, "clip": 0.1, "seed": 3, **options}
-    step = TrainingStep(network, Criterion(2), groups, MovingAverage(network, 0.9), **settings)
+    step = TrainingStep(network, groups, MovingAverage(network, 0.9), **settings)
     samples = TrainingSet(data, Augmentation(flip=0.0, crop=0.0, colour=0.0))
     return step, collate([samples[Request(index, (0, index), (96, 64))] for index in (1, 2)])
 

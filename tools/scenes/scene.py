@@ -20,22 +20,15 @@ _EMPTY_SHARE = {"train": 0.03, "val": 0.0}  # scenes with distractors only
 
 
 class Scene(NamedTuple):
-    """A picture and its objects.
+    """A picture and its objects."""
 
-    Attributes:
-        image: uint8 [H, W, 3], RGB.
-        boxes_xyxy_px: float32 [n, 4], each object's extent including hidden parts: tight around opacity above
-            0.1, clipped to the picture.
-        labels: int64 [n], indices into `CLASS_NAMES`.
-        jpeg_quality: 75..95, for writing the picture.
-        sources: names of the fonts, photographs and textures in it.
-    """
-
-    image: np.ndarray
+    image: np.ndarray  # uint8 [H, W, 3], RGB
+    # float32 [n, 4], each object's extent including hidden parts: tight around opacity above 0.1, clipped to
+    # the picture
     boxes_xyxy_px: np.ndarray
-    labels: np.ndarray
-    jpeg_quality: int
-    sources: frozenset[str]
+    labels: np.ndarray  # int64 [n], indices into `CLASS_NAMES`
+    jpeg_quality: int  # 75..95, for writing the picture
+    sources: frozenset[str]  # names of the fonts, photographs and textures in it
 
 
 def make_scene(seed: int, split: str, index: int, size: int = DEFAULT_SIZE_PX) -> Scene:

@@ -20,40 +20,26 @@ _MARGIN_PX = 2
 
 
 class Part(NamedTuple):
-    """A filled area.
+    """A filled area."""
 
-    Attributes:
-        contours: float [n, 2] each.
-        color: a key of the drawing's colours.
-        backing: a plate or pole behind the object. It hides the pixels below and is outside the object's box.
-    """
-
-    contours: tuple[np.ndarray, ...]
-    color: str
+    contours: tuple[np.ndarray, ...]  # float [n, 2] each
+    color: str  # a key of the drawing's colours
+    # a plate or pole behind the object. It hides the pixels below and is outside the object's box
     backing: bool = False
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A shape and its rules.
+    """A shape and its rules."""
 
-    Attributes:
-        parts: from the lowest to the topmost.
-        colors: chooses the colours for parts and "outline", from a generator and the mean colour below.
-        outline: width of the outline around everything, in the drawing's units; 0 for none.
-        max_tilt_deg: largest turn to either side.
-        mirrored: whether it may be mirrored.
-        min_size_px: least size at which the shape is recognisable, see `place`.
-        min_visible: least visible share, likewise.
-    """
-
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # from the lowest to the topmost
+    # chooses the colours for parts and "outline", from a generator and the mean colour below
     colors: Callable[[np.random.Generator, np.ndarray], Mapping[str, Color]]
-    outline: float = 0.0
-    max_tilt_deg: float = 180.0
-    mirrored: bool = False
-    min_size_px: float = 16.0
-    min_visible: float = 0.6
+    outline: float = 0.0  # width of the outline around everything, in the drawing's units; 0 for none
+    max_tilt_deg: float = 180.0  # largest turn to either side
+    mirrored: bool = False  # whether it may be mirrored
+    min_size_px: float = 16.0  # least size at which the shape is recognisable, see `place`
+    min_visible: float = 0.6  # least visible share, likewise
     sources: frozenset[str] = frozenset()
 
     @property
@@ -96,19 +82,12 @@ def place(drawing: Drawing, size_px: float, longest_px: float) -> Drawing:
 
 
 class Sprite(NamedTuple):
-    """A drawing in pixels.
+    """A drawing in pixels."""
 
-    Attributes:
-        cover: float32 [h, w], 0..1, opacity of object and backing.
-        alpha: float32 [h, w], 0..1, opacity of the object alone.
-        scale: samples per pixel of `paint`.
-        origin: [2], the drawing's coordinates of the sprite's left upper corner.
-    """
-
-    cover: np.ndarray
-    alpha: np.ndarray
-    scale: int
-    origin: np.ndarray
+    cover: np.ndarray  # float32 [h, w], 0..1, opacity of object and backing
+    alpha: np.ndarray  # float32 [h, w], 0..1, opacity of the object alone
+    scale: int  # samples per pixel of `paint`
+    origin: np.ndarray  # [2], the drawing's coordinates of the sprite's left upper corner
 
 
 def rasterise(drawing: Drawing) -> Sprite:
