@@ -68,20 +68,20 @@ def test_cuda_graph(operator: str) -> None:
 
 
 def test_more_than_2_to_31_elements() -> None:
-    """Offsets into value and output are 64 bits wide: the last queries of a batch. One image of it has fewer
-    than 2^31 elements, but more bytes."""
+    """Offsets into value, also within an image, and into the output are 64 bits wide: the end of a batch."""
     torch.cuda.empty_cache()
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("no GPU with 40 GiB of free memory")
-    problem = Problem("huge", 3, ((2100, 2100),), 2100 * 2100, num_points=1)
+    problem = Problem("huge", 2, ((2900, 2900),), 2900 * 2900, num_points=1)
     inputs = problem.attention_inputs(torch.float16, "cuda", seed=17)
-    assert inputs.value.numel() > 2**31 > inputs.value[0].numel() > 2**30
-    result = run_msda(inputs)[-1:, -2000:]
-    assert result.isfinite().all() and result.any()
-    locations, weights = (tensor[-1:, -2000:] for tensor in inputs[3:5])
-    last = inputs._replace(value=inputs.value[-1:], sampling_locations=locations, attention_weights=weights)
-    error = operator_errors.relative_error(result, operator_errors.truth(last))
-    assert error <= operator_errors.TOLERANCE[torch.float16], error
+    assert inputs.value[0].numel() > 2**31
+    result = run_msda(inputs)[-1:, -2000:, -32:]
+    # The last head alone is small enough for the reference.
+    locations, weights = (tensor[-1:, -2000:, -1:] for tensor in inputs[3:5])
+    last = inputs._replace(
+        value=inputs.value[-1:, :, -1:], sampling_locations=locations, attention_weights=weights
+    )
+    assert_result(result, operator_errors.truth(last), last, torch.float16)
 
 
 @pytest.mark.parametrize("variable", ["MSDA_FORWARD", "MSDA_BACKWARD"])

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <new>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,7 +48,7 @@ struct Warp {
 };
 
 uint64_t seed = 0;
-uint64_t random_state = 0;
+std::mt19937_64 generator;
 std::string failure;
 
 bool running = false;  // whether a fiber is
@@ -65,14 +66,8 @@ int alive = 0;       // threads of the block that have not returned
 int at_barrier = 0;  // of them, those at a barrier of the block
 char* stacks = nullptr;
 
-// xorshift64 (Marsaglia, 2003); 0 when the order is not drawn.
-uint64_t draw() {
-  if (seed == 0) return 0;
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return random_state >> 11;
-}
+// 0 when the order is not drawn.
+uint64_t draw() { return seed == 0 ? 0 : generator(); }
 
 // In turn, or, when the order is drawn, in any order.
 int next_thread() {
@@ -260,7 +255,7 @@ void run_block(const SharedMemory& shared) {
 
 void set_order(uint64_t new_seed) {
   seed = new_seed;
-  random_state = seed * 0x9e3779b97f4a7c15u | 1;
+  generator.seed(seed);
   failure.clear();
 }
 
