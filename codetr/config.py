@@ -28,11 +28,7 @@ _ONLY_FIELDS = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Swin Transformer (arXiv 2103.14030); the defaults are Swin-L.
-
-    Attributes:
-        drop_path_rate: in training, the share of images that skip the last block; it falls to 0 at the first.
-    """
+    """Swin Transformer (arXiv 2103.14030); the defaults are Swin-L."""
 
     __pydantic_config__ = _ONLY_FIELDS
     type: Literal["SwinTransformer"]
@@ -44,6 +40,7 @@ class SwinConfig:
     mlp_ratio: PositiveInt = 4
     qkv_bias: bool = True
     patch_norm: bool = True
+    # In training, the share of images that skip the last block. It falls to 0 at the first.
     drop_path_rate: float = 0.3
 
     def __post_init__(self) -> None:
@@ -126,21 +123,14 @@ class NmsConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A Co-DINO detector and its preprocessing.
-
-    Attributes:
-        resize_scale: limits (long, short) in pixels for the sides of a resized photo, which keeps its ratio.
-        mean, std: of RGB, 0..255; pixel' = (pixel - mean) / std.
-        max_per_img: detections per image.
-        class_names: one for each label; None for COCO's 80, or numbered names for other counts.
-        input_hw, image_shapes_hw: sizes of a sample input. The model does not use them.
-    """
+    """A Co-DINO detector and its preprocessing."""
 
     __pydantic_config__ = _ONLY_FIELDS
     backbone: Annotated[SwinConfig | ResNetConfig, Field(discriminator="type")]
     neck: NeckConfig
     name: str = ""
     num_classes: PositiveInt = 80
+    # One for each label; None for COCO's 80, or numbered names for other counts.
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     num_queries: PositiveInt = 900
     embed_dims: PositiveInt = 256
@@ -151,11 +141,13 @@ class Config:
     decoder_layers: PositiveInt = 6
     feedforward_channels: PositiveInt = 2048
     positional_encoding: PositionalEncodingConfig = field(default_factory=PositionalEncodingConfig)
-    max_per_img: PositiveInt = 300
+    max_per_img: PositiveInt = 300  # detections per image
     nms: NmsConfig = field(default_factory=NmsConfig)
+    # Limits (long, short) in pixels for the sides of a resized photo, which keeps its ratio.
     resize_scale: tuple[PositiveInt, PositiveInt] = (1333, 800)
     mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
-    std: tuple[float, float, float] = (58.395, 57.12, 57.375)
+    std: tuple[float, float, float] = (58.395, 57.12, 57.375)  # of RGB, 0..255; pixel' = (pixel - mean) / std
+    # Sizes of a sample input. The model does not use them.
     input_hw: tuple[PositiveInt, PositiveInt] | None = None
     image_shapes_hw: tuple[tuple[PositiveInt, PositiveInt], ...] | None = None
 

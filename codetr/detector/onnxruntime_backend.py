@@ -21,10 +21,7 @@ class OnnxRuntimeBackend(FileBackend):
     """Runs an ONNX file. Arguments and errors as `FileBackend`.
 
     "auto" is the GPU if this onnxruntime has its CUDA provider.
-
-    Attributes:
-        precision: "fp32", "fp16" or "bf16", from the metadata.
-        device: "cuda" or "cpu" once `load` has run.
+    The attribute `device` is "cuda" or "cpu" once `load` has run.
     """
 
     argument, kind = "onnx", "ONNX file"

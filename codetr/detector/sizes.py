@@ -36,15 +36,10 @@ def fixed(size: int) -> SizeRange:
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Sizes of the inputs `images` [N, 3, H, W] and `image_shapes` [N, 2] of an exported network.
+    """Sizes of the inputs `images` [N, 3, H, W] and `image_shapes` [N, 2] of an exported network."""
 
-    Attributes:
-        batch: N.
-        height, width: H and W in pixels.
-    """
-
-    batch: SizeRange
-    height: SizeRange
+    batch: SizeRange  # N
+    height: SizeRange  # H in pixels
     width: SizeRange
 
     @classmethod

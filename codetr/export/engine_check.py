@@ -36,14 +36,11 @@ Runner = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """The photo as an input of one size, with PyTorch's detections.
-
-    Attributes:
-        detections: by precision, "fp32" and the request's; empty without a GPU. If the graph suppresses by
-            itself, they are suppressed too.
-    """
+    """The photo as an input of one size, with PyTorch's detections."""
 
     batch: Batch
+    # By precision, "fp32" and the request's; empty without a GPU. If the graph suppresses by itself, they are
+    # suppressed too.
     detections: dict[str, DetectionArrays]
 
 

@@ -71,12 +71,9 @@ class GroupNorm(nn.GroupNorm):
     Exporters turn PyTorch's own form into an InstanceNormalization between reshapes. With dynamic shapes
     those reshapes compute their shapes at run time. TensorRT 10.6 runs InstanceNormalization in fp32 and fp16
     only.
-
-    Attributes:
-        written_out: whether `forward` uses the form for exports.
     """
 
-    written_out = False
+    written_out = False  # whether `forward` uses the form for exports
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.written_out:

@@ -27,24 +27,15 @@ class _Spot(NamedTuple):
 
 
 class Canvas:
-    """A picture and the objects on it.
-
-    Attributes:
-        image: uint8 [H, W, 3], RGB.
-        boxes: x0, y0, x1, y1 of each object, pixels.
-        labels: of each object.
-        smallest_px: size of the smallest object, 64 at most.
-        least_contrast: of all objects to their surroundings, 40..128.
-        sources: names of the fonts used.
-    """
+    """A picture and the objects on it."""
 
     def __init__(self, image: np.ndarray, rng: np.random.Generator, split: str) -> None:
-        self.image = np.ascontiguousarray(image)
-        self.boxes: list[tuple[float, float, float, float]] = []
-        self.labels: list[int] = []
-        self.smallest_px = 64.0
-        self.least_contrast = 128.0
-        self.sources: set[str] = set()
+        self.image = np.ascontiguousarray(image)  # uint8 [H, W, 3], RGB
+        self.boxes: list[tuple[float, float, float, float]] = []  # x0, y0, x1, y1 in pixels
+        self.labels: list[int] = []  # of each object
+        self.smallest_px = 64.0  # size of the smallest object, 64 at most
+        self.least_contrast = 128.0  # of all objects to their surroundings, 40..128
+        self.sources: set[str] = set()  # names of the fonts used
         self._rng = rng
         self._split = split
         # The owner of each pixel: 4 times the object's number, plus the quarter of the object.

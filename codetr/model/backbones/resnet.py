@@ -60,13 +60,9 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """The backbone.
+    """The backbone."""
 
-    Attributes:
-        first_stride: pixels per cell of the finest map; each further map has twice as many.
-    """
-
-    first_stride = 4
+    first_stride = 4  # pixels per cell of the finest map; each further map has twice as many
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()

@@ -118,17 +118,12 @@ class SwinStage(nn.Module):
 
 
 class SwinTransformer(nn.Module):
-    """The backbone.
-
-    Attributes:
-        first_stride: pixels per cell of the finest map; each further map has twice as many.
-        gathers_windows: whether `GatheredWindows` cuts the windows, for exports with dynamic shapes.
-    """
+    """The backbone."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
-        self.first_stride = config.patch_size
-        self.gathers_windows = False
+        self.first_stride = config.patch_size  # pixels per cell of the finest map; then twice as many a map
+        self.gathers_windows = False  # whether `GatheredWindows` cuts the windows, for dynamic shapes
         channels = config.out_channels
         last = len(channels) - 1
         # The rate grows evenly from 0 in the first block of the network to the configured one in the last.

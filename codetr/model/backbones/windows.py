@@ -17,14 +17,12 @@ class SlicedWindows:
     Args:
         x: a map of the stage, whose shape, type and device the windows have.
         size: side of a window in cells.
-
-    Attributes:
-        mask: [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
         self.size = size
         self.height, self.width = x.shape[1:3]
+        # [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows
         self.mask = shifted_window_mask(*x.shape[:3], size, x.dtype, x.device)
 
     def cut(self, x: Tensor, shifted: bool) -> Tensor:
