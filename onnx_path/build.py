@@ -167,12 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> list[Path]:
     """Checks packages, plugins and the GPU before TensorRT ends the process for want of a GPU.
 
-    Args:
-        libraries: libraries of plugins.
-        model: model to build; None if an engine only runs.
+    Without a model, an engine only runs.
 
     Returns:
-        The libraries that a build needs, see `custom_operators.register_plugins`.
+        The libraries of plugins that a build needs, see `custom_operators.register_plugins`.
 
     Raises:
         ArgumentError, UsageError: a library cannot be loaded, or an operator has no plugin.

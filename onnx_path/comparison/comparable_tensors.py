@@ -144,12 +144,9 @@ def _can_be_output(value: ir.Value, types: dict[ir.Value, ir.DataType | None]) -
 
 
 def _is_computed(value: ir.Value, types: dict[ir.Value, ir.DataType | None], fixed: bool) -> bool:
-    """Returns whether a value is computed from constants or sizes, and is no shape, which has rank 0 or 1.
+    """Returns whether a value that depends on constants and sizes alone (`fixed`: on constants) is computed.
 
-    Args:
-        value: depends on constants and sizes alone.
-        types: types of all values.
-        fixed: the value depends on constants alone.
+    Shapes, which have rank 0 or 1, are not.
     """
     if types.get(value) not in FLOATS or is_op(value.producer(), "Constant", "ConstantOfShape", *_MOVES):
         return False

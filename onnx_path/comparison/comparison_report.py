@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class EngineComparison:
         assert found is not None
         console.print(_error_table("node and tensor", [(f"{n}: {x.name}", x) for n, x in found.measured]))
         built = f"({found.engines} engines built of {self.parsed})"
+        nodes = ", ".join(map(str, found.nodes))
         if found.outcome is SearchOutcome.OTHER_ENGINE:
             console.print(
                 f"{found.error.name} does not differ in an engine that is built of {self.parsed} now: "
@@ -84,7 +85,7 @@ class EngineComparison:
         elif found.outcome is SearchOutcome.FUSION:
             console.print(
                 f"{found.error.name} differs only in engines without its sources as outputs: a fusion of "
-                f"layers differs, and {_join(found.nodes)} is in it {built}"
+                f"layers differs, and {nodes} is in it {built}"
             )
         else:
             console.print(
@@ -94,7 +95,7 @@ class EngineComparison:
             inputs = ", ".join(f"{x.name} {x.relative:.3g}" for x in found.inputs)
             console.print(f"relative error of its inputs: {inputs or 'none are computed'}")
             if len(found.nodes) > 1:
-                console.print(f"not compared one by one: {_join(found.nodes)}")
+                console.print(f"not compared one by one: {nodes}")
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report for JSON."""
@@ -138,7 +139,3 @@ def _error_table(title: str, rows: Iterable[tuple[str, TensorError]]) -> Table:
         note = f": {error.note}" if error.note else ""
         table.add_row(name, format_shape(error.shape), error.dtype, *numbers, verdict + note)
     return table
-
-
-def _join(names: Sequence[object]) -> str:
-    return ", ".join(map(str, names))
