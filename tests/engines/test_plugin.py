@@ -97,18 +97,13 @@ def probe(tmp_path_factory) -> Path:
     return program
 
 
-INT32, INT64, PAIRS = "int32:3,2 int32:3", "int64:3,2 int64:3", "float32:2,7,3,2"
+INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
+PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
     (ATTENTION, "3,6,1"): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
-    (
-        FUSED_ATTENTION,
-        "-",
-    ): f"bfloat16:2,30,4,8 {INT64} {PAIRS} bfloat16:2,7,4,3,5,2 float32:2,7,4,15",
-    (
-        FUSED_ATTENTION,
-        "3,6,1",
-    ): f"float16:0,9,4,8 {INT32} float32:0,0,3,4 float16:0,0,4,10,2 float16:0,0,4,10",
+    (FUSED_ATTENTION, "-"): f"bfloat16:2,30,4,8 {INT64} {PAIRS} bfloat16:2,7,4,3,5,2 float32:2,7,4,15",
+    (FUSED_ATTENTION, "3,6,1"): f"float16:0,9,4,8 {INT32} {NONE} float16:0,0,4,10,2 float16:0,0,4,10",
     (FUSED_ATTENTION, "packed"): f"float16:2,30,4,8 {INT64} {PAIRS} float16:2,7,180",
     (FUSED_ATTENTION, "packed,3,6,1"): f"bfloat16:2,30,4,8 {INT32} float32:2,7,3,4 float32:2,7,120",
 }

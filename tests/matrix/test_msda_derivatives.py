@@ -93,20 +93,3 @@ def test_compiled_jvp(operator: str, device: str) -> None:
         return torch.func.jvp(lambda value: run_msda(inputs._replace(value=value)), (value,), (value,))[1]
 
     torch.testing.assert_close(torch.compile(tangent, backend="aot_eager")(inputs.value), run_msda(inputs))
-
-
-@operators
-def test_meta(operator: str, device: str) -> None:
-    """Shapes of results, gradients and second derivatives, without numbers."""
-    inputs = make(PROBLEM, operator, device=device)
-    inputs = inputs._replace(
-        **{name: x.to("meta") for name, x in inputs._asdict().items() if isinstance(x, torch.Tensor)}
-    )
-    for name in floats(inputs):
-        function, at = function_of(inputs, name)
-        assert run_msda(inputs).shape == (2, 6, 8) and run_msda(inputs).dtype == torch.float64
-        at.requires_grad_()
-        (gradient,) = torch.autograd.grad(function(at), at, create_graph=True)
-        (second,) = torch.autograd.grad(gradient.sum(), at)
-        assert second.device.type == "meta" and second.shape == gradient.shape == at.shape
-        assert torch.func.jvp(function, (at.detach(),), (at.detach(),))[1].shape == ()

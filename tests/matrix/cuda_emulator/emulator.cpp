@@ -1,5 +1,7 @@
 #include "emulator.h"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +12,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -17,7 +20,6 @@
 #include <vector>
 
 #include "fiber.h"
-#include "messages.h"
 #include "shared_memory.h"
 #include "signals.h"
 
@@ -83,9 +85,28 @@ bool same(Site a, Site b) {
   return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
 }
 
+// The demangled name of a function that the library exports, without its arguments.
+std::string function_name(const void* function) {
+  Dl_info info;
+  // A kernel of internal linkage has no name here, and what is next to it has.
+  if (!dladdr(function, &info) || info.dli_saddr != function) return "a kernel";
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> demangled(
+      abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
+  std::string text = status == 0 ? demangled.get() : info.dli_sname;
+  if (text.rfind("void ", 0) == 0) text.erase(0, 5);
+  return text.substr(0, text.rfind('('));
+}
+
+std::string coordinates(const uint3& x) {
+  return "(" + std::to_string(x.x) + ", " + std::to_string(x.y) + ", " + std::to_string(x.z) + ")";
+}
+
 // "a shuffle (softmax.cuh:12, mask 0xffffffff)"
 std::string describe(const Thread& thread) {
-  std::string text = name(thread.operation);
+  static const char* const kNames[] = {"nothing",    "a shuffle",  "__ballot_sync", "__all_sync",
+                                       "__any_sync", "__syncwarp", "__syncthreads"};
+  std::string text = kNames[static_cast<int>(thread.operation)];
   text += std::string(" (") + file_name(thread.site) + ":" + std::to_string(thread.site.line);
   if (!of_block(thread.operation)) {
     char mask[32];
