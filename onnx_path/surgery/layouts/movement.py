@@ -14,14 +14,15 @@ from onnx_path.surgery.layouts.layout import Layout, LayoutError, concat
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _COPIES = ("Identity", "Dropout")
-_OTHERS = ("Cast", "CastLike", "Transpose", "Slice", "Split", "Gather", "Expand", "Tile", "Concat")
+_SELECTIONS = ("Slice", "Split", "Gather", "GatherND")
+_OTHERS = ("Cast", "CastLike", "Transpose", "Expand", "Tile", "Concat")
 
 
 def is_movement(node: ir.Node | None) -> bool:
     """Returns True for a node whose outputs hold only elements of its first input (Concat: of all inputs)."""
     if is_op(node, "Cast", "CastLike"):
         return node.outputs[0].dtype in FLOATS and node.inputs[0].dtype in FLOATS
-    return is_op(node, *_RESHAPES, *_COPIES, *_OTHERS)
+    return is_op(node, *_RESHAPES, *_COPIES, *_SELECTIONS, *_OTHERS)
 
 
 def source_of(value: ir.Value) -> ir.Value | None:
@@ -55,7 +56,7 @@ def moved(node: ir.Node, result: ir.Value, inputs: Sequence[Layout], probe: Prob
         return _split(node, result, layout, probe)
     if is_op(node, "Slice"):
         return _slice(node, layout, probe)
-    if is_op(node, "Gather"):
+    if is_op(node, "Gather", "GatherND"):
         return _gather(node, layout, shape, probe)
     if is_op(node, "Tile"):
         return _tile(node, layout, probe)
@@ -87,6 +88,8 @@ def _slice(node: ir.Node, layout: Layout, probe: Probe) -> Layout:
 def _gather(node: ir.Node, layout: Layout, shape: tuple[int, ...], probe: Probe) -> Layout:
     indices = _known(probe.value(node.inputs[1]), node.inputs[1])
     axis = attribute(node, "axis", 0)
+    if is_op(node, "GatherND") and (indices.shape[-1] != 1 or attribute(node, "batch_dims", 0)):
+        raise LayoutError("a selection along several axes")
     if not indices.size:
         raise LayoutError("an empty selection")
     return layout.take(axis, indices.reshape(-1)).reshape(shape)
