@@ -60,16 +60,10 @@ class CudaStream:
         """Waits until the stream has finished its work."""
         call("cudaStreamSynchronize", self._stream)
 
-    def copy_to_device(self, buffer: CudaBuffer, num_bytes: int) -> None:
-        """Enqueues the copy of a buffer's first bytes from the host."""
-        self._copy(buffer.device, buffer.host, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyHostToDevice)
-
-    def copy_to_host(self, buffer: CudaBuffer, num_bytes: int) -> None:
-        """Enqueues the copy of a buffer's first bytes to the host."""
-        self._copy(buffer.host, buffer.device, num_bytes, self._cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost)
-
-    def _copy(self, target: int, source: int, num_bytes: int, kind: Any) -> None:
-        if num_bytes:
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Enqueues a copy between the two memories of a `CudaBuffer`."""
+        if num_bytes:  # CUDA tells the direction from the addresses
+            kind = self._cudart.cudaMemcpyKind.cudaMemcpyDefault
             call("cudaMemcpyAsync", target, source, num_bytes, kind, self._stream)
 
     def capture(self, enqueue: Callable[[], object]) -> Any:

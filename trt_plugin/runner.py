@@ -252,7 +252,7 @@ class EngineRunner:
         for name, array in arrays.items():
             buffer = self._buffers[name]
             np.copyto(buffer.view(array.shape, array.dtype), array)
-            self._stream.copy_to_device(buffer, array.nbytes)
+            self._stream.copy(buffer.device, buffer.host, array.nbytes)
         return session
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -360,8 +360,9 @@ class EngineRunner:
     def _read_outputs(self, session: _Session) -> dict[str, np.ndarray]:
         views = {}
         for name, info in self.outputs.items():
-            view = self._buffers[name].view(session.shapes[name], storage_dtype(info.dtype))
-            self._stream.copy_to_host(self._buffers[name], view.nbytes)
+            buffer = self._buffers[name]
+            view = buffer.view(session.shapes[name], storage_dtype(info.dtype))
+            self._stream.copy(buffer.host, buffer.device, view.nbytes)
             views[name] = view
         self._stream.synchronize()
         return {name: from_storage(view, self.outputs[name].dtype) for name, view in views.items()}

@@ -33,14 +33,12 @@ SUMMARY = EngineSummary(
     built_with="10.6.0.26",
     tensorrt_version="10.6.0.post1",
     gpu="NVIDIA H0",
-    verbosity="DETAILED",
     layers=102,
     inputs=(TensorReport("images", (-1, 3, 8, 8), "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)),),
     outputs=(TensorReport("boxes", (-1, 300, 4), "float32"),),
     profiles=2,
     device_memory_bytes=5 * 2**20,
     loaded_bytes=7 * 2**20,
-    streamable_weights_bytes=0,
     auxiliary_streams=1,
 )
 

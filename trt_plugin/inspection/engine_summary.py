@@ -56,13 +56,11 @@ class EngineSummary:
         engine_bytes: size of its file.
         built_with: TensorRT's version that built it; "" if the file does not tell it.
         tensorrt_version, gpu: TensorRT and GPU that loaded it.
-        verbosity: its profiling verbosity: DETAILED, LAYER_NAMES_ONLY or NONE.
         layers: number of its layers.
         inputs, outputs: in the engine's order.
         profiles: number of its optimization profiles.
         device_memory_bytes: memory of a context for intermediate results, at the largest shapes.
         loaded_bytes: GPU memory that loading it took, mostly for weights.
-        streamable_weights_bytes: weights that TensorRT can stream from the host; 0 without weight streaming.
         auxiliary_streams: number of streams beside the caller's.
     """
 
@@ -70,14 +68,12 @@ class EngineSummary:
     built_with: str
     tensorrt_version: str
     gpu: str
-    verbosity: str
     layers: int
     inputs: tuple[TensorReport, ...]
     outputs: tuple[TensorReport, ...]
     profiles: int
     device_memory_bytes: int
     loaded_bytes: int
-    streamable_weights_bytes: int
     auxiliary_streams: int
 
 
@@ -136,14 +132,12 @@ def read_engine(
         built_with=version,
         tensorrt_version=trt.__version__,
         gpu=call("cudaGetDeviceProperties", device).name.decode().rstrip("\0"),
-        verbosity=engine.profiling_verbosity.name,
         layers=engine.num_layers,
         inputs=tuple(_describe(engine, name, is_input=True) for name in inputs),
         outputs=tuple(_describe(engine, name, is_input=False) for name in names if name not in inputs),
         profiles=engine.num_optimization_profiles,
         device_memory_bytes=int(engine.device_memory_size_v2),
         loaded_bytes=max(0, int(loaded)),
-        streamable_weights_bytes=int(engine.streamable_weights_size),
         auxiliary_streams=int(engine.num_aux_streams),
     )
     found, information = LayerList((), detailed=False), ""

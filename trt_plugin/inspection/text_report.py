@@ -51,7 +51,6 @@ def shorten(text: str, width: int) -> str:
 def summary_table(summary: EngineSummary, precision: str | None, build_seconds: float | None) -> Table:
     """Size, memory, inputs and outputs of an engine."""
     built = f"built by {summary.built_with}, " if summary.built_with else ""
-    streamable = summary.streamable_weights_bytes
     rows = {
         "TensorRT": f"{built}loaded by {summary.tensorrt_version} on {summary.gpu}",
         "engine": format_bytes(summary.engine_bytes),
@@ -62,7 +61,6 @@ def summary_table(summary: EngineSummary, precision: str | None, build_seconds: 
         "profiles": str(summary.profiles) if summary.profiles > 1 else "",
         "intermediate results": f"{format_bytes(summary.device_memory_bytes)} of GPU memory a context",
         "weights and code": f"{format_bytes(summary.loaded_bytes)} of GPU memory taken by loading",
-        "streamable weights": streamable and format_bytes(streamable),
         "auxiliary streams": summary.auxiliary_streams and str(summary.auxiliary_streams),
     }
     table = Table.grid(padding=(0, 2))
