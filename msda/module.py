@@ -120,7 +120,7 @@ class MultiScaleDeformableAttention(nn.Module):
         return self.output_proj(attended)
 
 
-def star(num_heads: int, points_per_level: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+def star(num_heads: int, points_per_level: Sequence[int], device: torch.device | None = None) -> Tensor:
     """Returns the initial offsets in cells: head m has direction 2 pi m / M, point p lies p + 1 cells away.
 
     Returns:
