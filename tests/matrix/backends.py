@@ -24,6 +24,7 @@ from msda import derivatives
 from tests.engines.plugin_engines import no_plugin
 from tests.matrix import drawn_cases, emulated_kernels
 from tests.matrix.against_reference import autograd_gradients, operator_of, run_msda
+from tests.matrix.cuda_emulator import compile_for_cpu
 
 Inputs = AttentionInputs | FusedInputs
 
@@ -253,7 +254,7 @@ ALL = (
         "emulator",
         device="cpu",
         run=emulated_kernels.forward,
-        missing=emulated_kernels.missing,
+        missing=lambda dtype: compile_for_cpu.missing(),
         gradients=emulated_kernels.backward,
         unchecked=emulated_kernels.forward,
         emulated=True,

@@ -75,11 +75,6 @@ class _Tensor(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
 
-def missing(dtype: torch.dtype = torch.float32) -> str | None:
-    """Returns the reason why the emulator cannot be compiled, or None."""
-    return compile_for_cpu.missing()
-
-
 @functools.cache
 def library(*sources: Path) -> ctypes.CDLL:
     """Sources compiled for the emulator, by default those of the operators."""

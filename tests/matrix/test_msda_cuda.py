@@ -84,16 +84,6 @@ def test_more_than_2_to_31_elements() -> None:
     assert_result(result, operator_errors.truth(last), last, torch.float16)
 
 
-@pytest.mark.parametrize("variable", ["MSDA_FORWARD", "MSDA_BACKWARD"])
-def test_unknown_kernel(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = make(Problem("typo", 1, ((4, 5), (2, 2)), 6, 2, 16), "attention", torch.float32, "cuda")
-    inputs.value.requires_grad_()
-    output = run_msda(inputs)
-    monkeypatch.setenv(variable, "genral")
-    with pytest.raises(RuntimeError, match=f"{variable}: expected one of general, .*, got 'genral'"):
-        run_msda(inputs) if variable == "MSDA_FORWARD" else output.sum().backward()
-
-
 def test_unknown_kernel_in_an_engine(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
     if reason := backends.no_tensorrt():
         pytest.skip(reason)

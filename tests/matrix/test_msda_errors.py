@@ -11,7 +11,9 @@ import torch
 
 import msda
 from benchmarks.problems import Problem
-from tests.matrix import backends, emulated_kernels
+from tests.matrix import backends
+from tests.matrix.against_reference import make, normal_grad_output
+from tests.matrix.backends import Backend
 
 EQUAL = Problem("equal", 2, ((3, 4), (2, 2)), 5, num_heads=2, head_dim=4, num_points=3)
 RAGGED = Problem("ragged", 2, ((3, 4), (2, 2)), 5, 2, 4, points_per_level=(1, 4))
@@ -194,17 +196,20 @@ NAMES = {"MSDA_FORWARD": "general, many, medium, few", "MSDA_BACKWARD": "general
 
 
 @pytest.mark.parametrize("variable", NAMES)
-def test_unknown_kernel(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@backends.matrix(lambda backend: backend.name in ("emulator", "torch-cuda"))
+def test_unknown_kernel(
+    backend: Backend, operator: str, dtype: torch.dtype, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A misspelt kernel is an error that lists the names; an empty name leaves the choice to the library."""
-    if reason := emulated_kernels.missing():
-        pytest.skip(reason)
-    inputs = EQUAL.attention_inputs()
+    backend.skip_unless_ready(dtype)
+    inputs = make(EQUAL, operator, dtype, backend.device)
+    grad_output = normal_grad_output(inputs, 0)
     expected = f"{variable}: expected one of {NAMES[variable]}, or no value, got 'genral'"
     for name in ("genral", ""):
         monkeypatch.setenv(variable, name)
-        error = pytest.raises(emulated_kernels.EmulatorError, match=f"^{expected}$")
+        error = pytest.raises(RuntimeError, match=expected)
         with error if name else contextlib.nullcontext():
             if variable == "MSDA_FORWARD":
-                emulated_kernels.forward(inputs)
+                backend.compute(inputs)
             else:
-                emulated_kernels.backward(inputs, torch.ones(2, 5, 8))
+                backend.differentiate(inputs, grad_output)
