@@ -189,11 +189,11 @@ def _verified(
         raise NotAttention(regions[0].reason)
     probes = subject.probes
     roles = [recognise(region, probe) for region, probe in zip(regions, probes, strict=True)]
-    draft, error, note = None, 0.0, ""
+    op_type, draft, error, note = operator.FUSED_ATTENTION, None, 0.0, ""
     if fuse and target == "msda":
         try:
             fused = [recognise_fused(one, probe) for one, probe in zip(roles, probes, strict=True)]
-            draft = draft_attention(operator.FUSED_ATTENTION, roles, fused, probes)
+            draft = draft_attention(op_type, roles, fused, probes)
             error = _proven(subject, draft, target)
         except REFUSALS as reason:
             draft = None
@@ -205,7 +205,7 @@ def _verified(
     sizes = roles[0].sizes
     replacement = Replacement(
         output=draft.end.name,
-        op_type=draft.operator.op_type,
+        op_type=op_type,
         levels=len(sizes.levels),
         points=sizes.points,
         heads=sizes.heads,

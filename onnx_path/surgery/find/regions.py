@@ -136,28 +136,20 @@ def _group(
 
 def _chain(last: ir.Value, flows, parents, reasons) -> list[ir.Value]:
     """Returns the sum and its views up to the last value of a flow; empty if that is no weighted sum."""
-    if not _is_sum(flows[last]) or (last in reasons and not _is_summed(flows[last])):
+    if flows[last][0].weights is None or (last in reasons and not _is_summed(flows[last])):
         return []
     chain = [last]
     while len(parents[chain[0]]) == 1:
         (before,) = parents[chain[0]]
-        if not _is_sum(flows[before]) or not _same_sum(flows[before], flows[chain[0]]):
-            break
+        sizes = [[len(term.summed) for term in flows[x]] for x in (before, chain[0])]
+        if not _is_summed(flows[before]) or sizes[0] != sizes[1]:
+            break  # the node between them adds to the sum: it moves no elements, and adds more than zeros
         chain.insert(0, before)
     return chain
 
 
-def _is_sum(flow: Flow) -> bool:
-    return flow[0].weights is not None
-
-
 def _is_summed(flow: Flow) -> bool:
     return all(term.summed for term in flow)
-
-
-def _same_sum(before: Flow, after: Flow) -> bool:
-    """Returns whether a node added nothing to a sum: it moved elements, or added zeros."""
-    return _is_summed(before) and [len(x.summed) for x in before] == [len(x.summed) for x in after]
 
 
 def _read_elsewhere(values: Iterable[ir.Value], inside: Collection[ir.Value]) -> str | None:

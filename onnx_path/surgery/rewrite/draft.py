@@ -22,7 +22,6 @@ class Draft:
 
     Attributes:
         nodes: in an order in which they can run.
-        operator: the MSDA node.
         stand_ins: by the graph's tensors.
         constants: new initializers; drafts of one model share those of one name.
         kinds: the graph's tensors that the operator's inputs are made from, and the kind of their numbers,
@@ -32,7 +31,6 @@ class Draft:
     """
 
     nodes: tuple[ir.Node, ...]
-    operator: ir.Node
     stand_ins: Mapping[ir.Value, ir.Value]
     constants: tuple[ir.Value, ...]
     kinds: Mapping[ir.Value, str]

@@ -55,14 +55,13 @@ def draft_attention(
         ragged = {"points_per_level": list(sizes.points)} if sizes.ragged else {}
         attributes = operator.PLUGIN_ATTRIBUTES | ragged
         result = draft.add(op_type, [value, *shapes, *others], operator.DOMAIN, **attributes)
-    node = draft.nodes[-1]
     if op_type == NVIDIA:  # [N, Q, M, D]
         four = [(s.images, s.queries, s.heads, s.head_dim) for s in (r.sizes for r in roles)]
         result = draft.reshape(result, four, [(*n[:2], n[2] * n[3]) for n in four])
     end, views = _best_end(roles)
     result = draft.cast(draft.reshaped(result, views), end.dtype or value.dtype)
     constants = tuple(draft.constants.values())
-    return Draft(tuple(draft.nodes), node, draft.stand_ins, constants, draft.kinds, result, end)
+    return Draft(tuple(draft.nodes), draft.stand_ins, constants, draft.kinds, result, end)
 
 
 def _best_end(roles: Sequence[Roles]) -> tuple[ir.Value, list[View]]:
