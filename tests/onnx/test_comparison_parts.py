@@ -107,6 +107,12 @@ def test_nvidia_s_nodes_get_a_body(tmp_path):
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
 
+def test_reference_gives_marks_beside_outputs_and_forgets_them(model):
+    run = OnnxruntimeReference(onnx.load(model), model.parent, {"images": np.ones((1, 16, 16), np.float32)})
+    assert list(run(["tanh_1", "score", "sum_2"])) == ["features", "score", "tanh_1", "sum_2"]
+    assert list(run()) == ["features", "score"]
+
+
 # Tensors of two files.
 
 

@@ -31,15 +31,22 @@ class Engines:
     Args:
         outputs: that all have.
         differs: tells of a tensor, and of the marks of its engine, whether it differs.
+        lacking: tensors that no engine gives.
     """
 
-    def __init__(self, outputs: Sequence[str], differs: Callable[[str, Collection[str]], bool]) -> None:
-        self.outputs, self.differs = outputs, differs
+    def __init__(
+        self,
+        outputs: Sequence[str],
+        differs: Callable[[str, Collection[str]], bool],
+        lacking: Collection[str] = (),
+    ) -> None:
+        self.outputs, self.differs, self.lacking = outputs, differs, lacking
         self.asked: list[list[str]] = []
 
     def __call__(self, marks: Sequence[str]) -> dict[str, TensorError]:
         self.asked.append(list(marks))
-        return {name: error(name, self.differs(name, marks)) for name in {*marks, *self.outputs}}
+        names = [x for x in {*marks, *self.outputs} if x not in self.lacking]
+        return {name: error(name, self.differs(name, marks)) for name in names}
 
 
 def chain(length: int) -> ComparableTensors:
@@ -85,6 +92,14 @@ def test_a_difference_that_a_later_tensor_hides_is_found():
     engines = Engines(["t6"], lambda name, _: name in ("t2", "t6"))
     found = first_difference(graph_of(edges, ["t6"]), ["t6"], engines, marks=1)
     assert (found.error.name, [x.name for x in found.inputs]) == ("t2", ["t1"])
+
+
+def test_tensors_that_an_engine_does_not_give_are_passed_over():
+    engines = Engines(["t9"], lambda name, _: int(name[1:]) >= 5, lacking={"t4", "t5", "t7"})
+    found = first_difference(chain(10), ["t9"], engines, marks=2)
+    assert found.outcome is SearchOutcome.NODE and found.error.name == "t6"
+    assert [x.name for x in found.inputs] == ["t3"]
+    assert [x.name for x in found.nodes] == ["node t4", "node t5", "node t6"]
 
 
 @pytest.mark.parametrize("marks", [3, 100])

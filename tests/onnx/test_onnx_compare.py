@@ -38,6 +38,7 @@ refuse = functools.partial(refuse_by, compare.main)
         (("--input", "images=arrays.npz"), "an archive of arrays, see --inputs"),
         (("--input", "image=flat.npy"), "--input: expected an input of the file (images), got image"),
         (("--input", "images=flat.npy"), "expected images [batch, 16, 16], as in the file, got 2x16"),
+        (("--input", "images=large.npy"), "--input images=large.npy: expected images as the engine takes it"),
         (("--input", "images=integers.npy"), "--input: images: expected float32, got int64"),
         (("--inputs", "x.npz"), "--inputs"),
         (("--inputs", "model.onnx"), "--inputs model.onnx: cut off, or not an .npz file"),
@@ -55,6 +56,7 @@ def test_wrong_options_are_named(model, tmp_path, capsys, monkeypatch, machine, 
     model.with_suffix(".engine").write_bytes(model.read_bytes())
     attention_file(tmp_path / "other.onnx")
     np.save("flat.npy", np.zeros((2, 16)))
+    np.save("large.npy", np.zeros((5, 16, 16)))
     np.save("integers.npy", np.zeros((1, 16, 16), int))
     np.savez("arrays.npz", images=np.zeros((1, 16, 16)))
     assert words in refuse(capsys, tmp_path, "model.onnx", "model.engine", *options)
