@@ -186,17 +186,15 @@ def _layer(
 
 
 _SWAPPED = ("pred_boxes", "logits")
-_DEFORMABLE_DETR = "SenseTime/deformable-detr"
-_TWO_STAGES = f"{_DEFORMABLE_DETR}-with-box-refine-two-stage"
 _ALL = (
     _model(
         *("deformable_detr", 3, (4,) * 4, 8, 4),
-        *(_DEFORMABLE_DETR, 12),
+        *("SenseTime/deformable-detr", 12),
         dynamic=_IMAGE | _MASK,
     ),
     _model(
         *("deformable_detr_two_stage", 3, (4,) * 4, 8, 4),
-        *(_TWO_STAGES, 12),
+        *("SenseTime/deformable-detr-with-box-refine-two-stage", 12),
         exporters=("torchscript",),
         dynamic=_IMAGE | _MASK,
     ),

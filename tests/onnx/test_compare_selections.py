@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -15,21 +14,12 @@ from onnx_path import build, compare
 from onnx_path.surgery.verify import selections
 from tests.onnx.selecting_models import SCORES, masking, selecting
 
-
-class Case(NamedTuple):
-    """A model with changed scores: by a rounding that changes the selection, or by a fault."""
-
-    model: Callable[[float], onnx.ModelProto]
-    rounding: float
-    fault: float
-    selection: str
-
-
 CASES = pytest.mark.parametrize(
-    "case",
-    [Case(selecting, 2**-21, 0.02, "best"), Case(masking, -(2**-22), -0.02, "mask")],
+    ("make", "rounding", "selection"),
+    [(selecting, 2**-21, "best"), (masking, -(2**-22), "mask")],
     ids=["TopK", "threshold"],
 )
+"""Models, a change of their scores that is a rounding and changes the selection, and the selection."""
 
 
 @pytest.fixture
@@ -47,8 +37,8 @@ def status_of(folder: Path, model: onnx.ModelProto, other: onnx.ModelProto, *opt
 
 
 @CASES
-def test_near_ties_are_no_difference_where_the_engine_tells_them(folder, capsys, case):
-    exact, off, selection = case.model(0), case.model(case.rounding), case.selection
+def test_near_ties_are_no_difference_where_the_engine_tells_them(folder, capsys, make, rounding, selection):
+    exact, off = make(0), make(rounding)
     hint = "scores that nearly tie may be the reason: TopK or thresholds select 1 times"
     assert status_of(folder, exact, off) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(hint)
@@ -64,31 +54,31 @@ def test_near_ties_are_no_difference_where_the_engine_tells_them(folder, capsys,
 
 
 @CASES
-def test_a_fault_in_what_is_selected_from_is_one(folder, capsys, case):
+def test_a_fault_in_what_is_selected_from_is_one(folder, capsys, make, rounding, selection):
     """Both sides select the same, as the engine told."""
-    wrong = selections.telling(case.model(case.fault), [case.selection])
-    assert status_of(folder, case.model(0), wrong, "--tolerance", "1e-3") == 1
+    wrong = selections.telling(make(math.copysign(0.02, rounding)), [selection])
+    assert status_of(folder, make(0), wrong, "--tolerance", "1e-3") == 1
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if line.startswith(selections.scores_name(case.selection))]
+    (row,) = [line for line in lines if line.startswith(selections.scores_name(selection))]
     assert "DIFFERS" in row
     assert "--tell-selections" not in lines[-1]
 
 
 @CASES
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_build_gives_the_selections(tmp_path, machine, capsys, case, precision):
+def test_a_build_gives_the_selections(tmp_path, machine, capsys, make, rounding, selection, precision):
     source = tmp_path / "model.onnx"
-    model = case.model(0)
+    model = make(0)
     onnx.save(model, source)
     argv = [str(source), "--out", str(tmp_path / "out"), "--precision", precision, "--tell-selections"]
     assert build.main(argv) == 0, capsys.readouterr().err
     ((_, _, built),) = machine
     types = {x.name: x.type.tensor_type.elem_type for x in built.graph.output}
-    choice = onnx.TensorProto.INT64 if case.model is selecting else onnx.TensorProto.BOOL
+    choice = onnx.TensorProto.INT64 if make is selecting else onnx.TensorProto.BOOL
     assert types == {
         **{x.name: onnx.TensorProto.FLOAT for x in model.graph.output},
-        selections.scores_name(case.selection): onnx.TensorProto.FLOAT,
-        selections.choice_name(case.selection): choice,
+        selections.scores_name(selection): onnx.TensorProto.FLOAT,
+        selections.choice_name(selection): choice,
     }
     onnx.checker.check_model(built, full_check=True)
 
@@ -99,12 +89,12 @@ def test_a_build_gives_the_selections(tmp_path, machine, capsys, case, precision
 @pytest.mark.gpu
 @CASES
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_engine_tells_its_selections(tensorrt, tmp_path, capsys, case, precision):
+def test_an_engine_tells_its_selections(tensorrt, tmp_path, capsys, make, rounding, selection, precision):
     np.save(tmp_path / "x.npy", SCORES)
-    onnx.save(case.model(0), tmp_path / "model.onnx")
-    onnx.save(case.model(case.rounding), tmp_path / "off.onnx")
+    onnx.save(make(0), tmp_path / "model.onnx")
+    onnx.save(make(rounding), tmp_path / "off.onnx")
     argv = [str(tmp_path / "off.onnx"), "--out", str(tmp_path), "--precision", precision]
     assert build.main([*argv, "--tell-selections"]) == 0, capsys.readouterr().err
     files = [str(tmp_path / "model.onnx"), str(tmp_path / "off.engine")]
     assert compare.main([*files, "--input", f"x={tmp_path / 'x.npy'}"]) == 0, capsys.readouterr().out
-    assert f"onnxruntime takes the engine's: {case.selection}" in capsys.readouterr().out
+    assert f"onnxruntime takes the engine's: {selection}" in capsys.readouterr().out

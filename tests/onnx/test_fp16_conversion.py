@@ -25,7 +25,6 @@ from tests.onnx.text_models import text_model
 
 FLOAT, HALF, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
 QUICK = ("deformable_detr", "d_fine", "bevformer_spatial")  # the last one's attention is not fused
-SLOW = tuple(name for name in ZOO if name not in QUICK)
 HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
 BOXES = {"mask2former": "masks_queries_logits", "omdet_turbo": "decoder_coord_logits"}
 # Number of products that stay float32: means of distributions, arguments of sines, references of constant
@@ -142,7 +141,7 @@ def operated(name: str, folder: Path, target: str = "msda") -> onnx.ModelProto:
 # Whole models
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in ZOO])
 def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
     model = operated(name, zoo_folder)
     typed, report = converted(model)

@@ -89,7 +89,7 @@ def run_onnx(path: Path, inputs: dict[str, Tensor]) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, seed: int = 0) -> None:
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Draws weights with which offsets, weights and scores differ, so that no two outputs are alike.
 
     Published initialisations make scores equal to the last bit: offsets and logits of MSDA start at zero
@@ -111,6 +111,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
     for parameter in model.parameters():
         if parameter.dim() >= 2 and (parameter == parameter.flatten()[0]).all():
             parameter.normal_(0, 0.3, generator=generator)
+    return model
 
 
 class Exportable(nn.Module):

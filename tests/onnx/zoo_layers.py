@@ -6,16 +6,13 @@ DINOv2's segmentation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.onnx.attention_layers import by_stack
+from tests.onnx.attention_layers import Levels, by_stack
 from tests.onnx.zoo_exporters import randomise
 
-Levels = Sequence[tuple[int, int]]
 HEADS, POINTS = 4, 4
 WIDTH = 32
 
@@ -198,13 +195,13 @@ def centres(levels: Levels) -> Tensor:
 def bevformer_temporal(full: bool):
     cells = TemporalAttention.level[0] * TemporalAttention.level[1]
     inputs = {"view": torch.randn(1, cells, WIDTH), "previous": torch.randn(1, cells, WIDTH)}
-    return _randomised(TemporalAttention()), inputs | {"shift": 0.1 * torch.randn(1, 1, 1, 2)}
+    return randomise(TemporalAttention()), inputs | {"shift": 0.1 * torch.randn(1, 1, 1, 2)}
 
 
 def bevformer_spatial(full: bool):
     layer = SpatialAttention()
     cells = sum(h * w for h, w in layer.levels)
-    return _randomised(layer), {
+    return randomise(layer), {
         "view": torch.randn(1, 30, WIDTH),
         "features": torch.randn(layer.cameras, cells, WIDTH),
         "references": torch.rand(layer.cameras, 30, layer.heights, 2) * 1.4 - 0.2,
@@ -212,13 +209,8 @@ def bevformer_spatial(full: bool):
 
 
 def mask_dino(full: bool):
-    return _randomised(MaskDino()), {"pixel_values": torch.randn(1, 3, 64, 80)}
+    return randomise(MaskDino()), {"pixel_values": torch.randn(1, 3, 64, 80)}
 
 
 def vit_adapter(full: bool):
-    return _randomised(VitAdapter()), {"pixel_values": torch.randn(1, 3, 128, 192)}
-
-
-def _randomised(module: nn.Module) -> nn.Module:
-    randomise(module)
-    return module
+    return randomise(VitAdapter()), {"pixel_values": torch.randn(1, 3, 128, 192)}

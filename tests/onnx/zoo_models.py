@@ -274,8 +274,7 @@ def co_dino(full: bool, golden: str, published: str) -> Built:
             # The third stage has blocks with and without a window shift.
             backbone = dataclasses.replace(config.backbone, depths=(1, 1, 2, 1))
             config = dataclasses.replace(config, backbone=backbone, decoder_layers=2)
-    model = codetr.CoDino(config)
-    randomise(model)
+    model = randomise(codetr.CoDino(config))
     inputs = {
         "images": torch.randn(1, 3, height, width),
         "image_shapes": torch.tensor([[height - height // 8, width - width // 4]]),
@@ -313,8 +312,7 @@ def _exportable(
     patches: Callable[[], list] = list,
     **fixed: Tensor,
 ) -> Built:
-    randomise(model)
-    return Exportable(model, inputs, outputs, patches, **fixed), inputs
+    return Exportable(randomise(model), inputs, outputs, patches, **fixed), inputs
 
 
 def _resnet() -> dict:
