@@ -40,6 +40,9 @@ IS_FIXED = "is fixed in the file that --engine gives, leave it out"
     ("network", "options", "message"),
     [
         (FIXED, "--threshold 2", "--threshold: Value 2 not in range 0.000000 to 1.000000"),
+        (FIXED, "--nms fast", "--nms: fast not in {soft,hard,none}"),
+        (FIXED, "--top 1.5", "--top: Value 1.5 not in range 1 to 999999999"),
+        (FIXED, "--height 32", "--height requires --width"),
         (FIXED, "--height 32 --width 32 --max-size 32", "--max-size excludes --height"),
         (FIXED, "--max-size 32", f"--max-size: {IS_FIXED}"),
         (FIXED, "--height 32 --width 32", f"--height: {IS_FIXED}"),
