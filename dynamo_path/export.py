@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codetr.cli.program import complain, run_program
+from codetr.errors import ArgumentError
 from codetr.export.output_folder import stage, staged_folder
 from codetr.export.request import ExportRequest
 
@@ -45,6 +46,9 @@ def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
     )
     from dynamo_path.saved_modules import write_program
 
+    if request.quantized:
+        problem = f"expected fp32, tf32, fp16 or bf16 for the dynamo path, got {request.precision}"
+        raise ArgumentError("precision", problem)
     device = pick_device(request.device)
     if device.type == "cuda":
         import_requirements()

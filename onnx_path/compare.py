@@ -19,7 +19,7 @@ from codetr.export.output_folder import check_output, stage
 from onnx_path.build import check_machine
 from onnx_path.optimization_profiles import check_shapes, inputs_of, parse_shapes
 from trt_plugin.atomic_files import write_json
-from trt_plugin.metadata import Precision
+from trt_plugin.metadata import AnyPrecision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ def compare(
     inputs: Annotated[InputFile | None, Parameter(group=_INPUTS)] = None,
     seed: Annotated[NonNegativeInt, Parameter(group=_INPUTS)] = 0,
     shapes: Annotated[tuple[str, ...], Parameter(metavar="NAME:SHAPE", group=_INPUTS)] = (),
-    precision: Precision | None = None,
+    precision: AnyPrecision | None = None,
     tolerance: NonNegativeFloat | None = None,
     layers: Annotated[bool, Parameter(group=_LAYERS)] = False,
     parsed: Annotated[InputFile | None, Parameter(group=_LAYERS)] = None,
@@ -72,7 +72,7 @@ def compare(
         precision: precision of the engine, which decides the tolerance. Default: as its metadata, its
             layers or MODEL tell, in this order. Layers do not tell tf32.
         tolerance: largest relative error of an output. Default: 1e-4 for fp32, 1e-2 for tf32 and fp16, 8e-2
-            for bf16.
+            for bf16, 0.2 for int8 and fp8.
         layers: if an output differs, build engines with tensors between layers as outputs, and find the first
             node that differs.
         parsed: file that the engine was built of. Default: the file that onnx_path.build wrote beside the
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find_precision(
-    model: onnx.ModelProto, engine: Path, given: Precision | None, of_layers: str | None
+    model: onnx.ModelProto, engine: Path, given: AnyPrecision | None, of_layers: str | None
 ) -> tuple[str, str]:
     """Returns the engine's precision and the source that tells it."""
     from onnx_path.model_for_tensorrt import sixteen_bit_tensor

@@ -64,10 +64,14 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         subject, model, build_seconds = prepare(request), folder / "model.onnx", None
         with stage("export model.onnx"):
             program = export_program(subject.module(), example_inputs(request), dynamic_shapes(request))
-            counts = write_onnx(program, model, not no_function_body, request.output_names)
+            # The calibration runs the bodies of MSDA nodes.
+            bodies = request.quantized or not no_function_body
+            counts = write_onnx(program, model, bodies, request.output_names)
             del program
         msda = sum(counts[name] for name in OPERATORS)
         print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA", flush=True)
+        if request.quantized:
+            quantize_file(model, request, function_bodies=not no_function_body)
         if builds:
             settings = Settings(
                 profiles=profiles_of(request),
@@ -91,6 +95,45 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         reason = "" if onnx_only else "; stopped there: no GPU to build a TensorRT engine for"
         print(f"wrote model.onnx and model.json in {request.out}{reason}")
     return 0
+
+
+def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) -> None:
+    """Quantises an exported detector in place, with the request's calibration data.
+
+    Args:
+        model: an ONNX file of the request's `model_precision`.
+        function_bodies: leave the bodies of MSDA nodes in the file.
+    """
+    import onnx
+    import onnx_ir
+
+    from codetr.cli.console import progress
+    from codetr.detector.preprocess import Preprocessor
+    from codetr.weights import cache_folder
+    from onnx_path.model_for_tensorrt import save_model
+    from onnx_path.operator import remove_function_bodies
+    from onnx_path.quantization import calibration_data
+    from onnx_path.quantization.quantizer import DEFAULT_METHODS, Quantizer
+
+    original = onnx.load(model)
+    config, sizes = request.config, request.sizes
+    fitted = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
+    rule = calibration_data.PictureRule(config.mean, config.std, 1.0, preprocessor=fitted)
+    files = calibration_data.find_pictures(request.calibration_data, "train", request.calibration_images)
+    data = calibration_data.picture_data(onnx_ir.from_proto(original), files, rule)
+    quantizer = Quantizer(original)
+    method = DEFAULT_METHODS[request.precision]
+    with stage("calibrate model.onnx"), progress(data.runs, "calibrating") as advance:
+        quantizer.calibrate(data, method, cache_folder() / "ranges", advance=advance)
+    result = quantizer.quantize(request.precision, quantizer.layers)
+    kept = ", ".join(f"{count} ({reason})" for reason, count in quantizer.kept.items())
+    print(
+        f"model.onnx: {len(quantizer.layers)} layers in {request.precision}; layers kept: {kept}", flush=True
+    )
+    if not function_bodies:
+        remove_function_bodies(result)
+    save_model(result, model, model.parent)
+    onnx.checker.check_model(model, full_check=True)
 
 
 def profiles_of(request: ExportRequest) -> dict:

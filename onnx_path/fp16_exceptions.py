@@ -111,6 +111,9 @@ FOLLOWING = MOVES | _words(
 Their results are about as large as their inputs. TensorRT computes Softmax in float32 inside.
 """
 
+QUANTISES = _words("QuantizeLinear DequantizeLinear")
+"""16 bits from opset 19 on: a tensor is quantised from its own type, and every one dequantised to 16 bits."""
+
 COMPARES = _words("Equal Greater GreaterOrEqual Less LessOrEqual ArgMax ArgMin")
 """16 bits unless one of the inputs is float32."""
 

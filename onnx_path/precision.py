@@ -34,6 +34,8 @@ from onnx_path.surgery.rewrite.recast import Recast, drop_idle_casts, is_constan
 
 NARROW_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 OLDEST_OPSET = {"fp16": 11, "bf16": 13}
+OPSET_OF_NARROW_SCALES = 19
+"""Opset from which QuantizeLinear and DequantizeLinear have 16-bit types."""
 
 _FLOAT = ir.DataType.FLOAT
 _ANY_TYPE = ("Shape", "Size", "Cast")  # operators that read every type
@@ -174,10 +176,11 @@ class _Plan:
             return rules.RANGE
         if any(x is not None and self.types.of.get(x) is None for x in node.inputs):
             return rules.UNKNOWN
-        known = is_op(node, *rules.HEAVY, *rules.FOLLOWING, *rules.COMPARES)
+        known = is_op(node, *rules.HEAVY, *rules.FOLLOWING, *rules.COMPARES, *rules.QUANTISES)
         if not known and (node.domain, node.op_type) not in ATTENTIONS:
             return rules.UNKNOWN if floats or not is_op(node, node.op_type) else rules.FOLLOWS
-        if any(is_op(x.producer(), "DequantizeLinear") for x in floats):
+        dequantised = any(is_op(x.producer(), "DequantizeLinear") for x in floats)
+        if dequantised and self._opset < OPSET_OF_NARROW_SCALES:
             return rules.QUANTIZED
         if self._narrow == ir.DataType.BFLOAT16 and is_op(node, *rules.NOT_IN_BFLOAT16):
             return f"{node.op_type}: TensorRT has no bfloat16"
@@ -221,7 +224,7 @@ class _Plan:
         return is_op(producer, "Softmax")
 
     def _reason_by_inputs(self, node: ir.Node) -> str | None:
-        if not is_op(node, *rules.FOLLOWING, *rules.COMPARES):
+        if not is_op(node, "QuantizeLinear", *rules.FOLLOWING, *rules.COMPARES):
             return None
         inputs = [x for x in self.types.floats(node.inputs) if not is_constant(x)]
         wide = [x for x in inputs if not self.is_narrow(x)]
@@ -235,6 +238,8 @@ class _Plan:
         return rules.RANGE if before and after else None
 
     def _reason_by_constants(self, node: ir.Node) -> str | None:
+        if is_op(node, *rules.QUANTISES):
+            return None  # small scales stay numbers of the 16-bit type
         for place in self.types.narrow_places(node, self._narrow)[0]:
             value = node.inputs[place]
             large, small = self._extremes_of(value)

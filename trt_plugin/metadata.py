@@ -22,6 +22,9 @@ FORMAT = 1
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 """Precision of a network. tf32 is fp32 with matrix products of 10 mantissa bits."""
+EightBits = Literal["int8", "fp8"]
+"""8-bit type of most linear layers and convolutions; fp8 is E4M3. The rest of the network is float16."""
+AnyPrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
 
 
 class TensorEntry(TypedDict):
@@ -69,7 +72,8 @@ class ArtifactMetadata:
             suppression in the graph, or of the default post-processing if the graph has none.
         nms_in_graph: whether the graph applies non-maximum suppression. The outputs are then the final
             detections, padded with boxes 0, scores 0, labels -1. False in older files, which lack the field.
-        precision: "fp32", "tf32" (float32, multiplied with 10 bits of mantissa), "fp16" or "bf16".
+        precision: "fp32", "tf32" (float32, multiplied with 10 bits of mantissa), "fp16", "bf16", or
+            the 8-bit type of most layers, "int8" or "fp8".
         batch: N of the inputs; for a dynamic N, the usual one.
         tensorrt_version, plugin_version, torch_version: versions that built the engine.
         gpu: name of the GPU that built it.
@@ -93,7 +97,7 @@ class ArtifactMetadata:
     resize: ResizeEntry
     max_per_img: PositiveInt
     nms: dict[str, Any]
-    precision: Precision
+    precision: AnyPrecision
     batch: PositiveInt
     tensorrt_version: str
     plugin_version: str

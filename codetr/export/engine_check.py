@@ -129,9 +129,10 @@ def _require_agreement(found: BoxAgreement, check: EngineCheck, request: ExportR
         count, share, least = found.equal, found.equal_share, FP32_LEAST_SHARE
         how = "equal"
     else:
-        rounded = compare_detections(check.detections["fp32"], check.detections[request.precision])
+        precision = request.model_precision
+        rounded = compare_detections(check.detections["fp32"], check.detections[precision])
         count, share, least = found.matched, found.matched_share, ROUNDED_LEAST_SHARE * rounded.matched_share
-        how = f"matched with fp32's, where PyTorch {request.precision} has {rounded.matched}"
+        how = f"matched with fp32's, where PyTorch {precision} has {rounded.matched}"
     if share >= least:
         return
     needed = math.ceil(least * found.count)

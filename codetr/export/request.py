@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter, types
 
@@ -16,7 +16,7 @@ from codetr.detector.sizes import SIZE_DIVISOR, InputSizes, SizeRange, fixed
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import check_output
 from codetr.weights import choose_weights, model_config
-from trt_plugin.metadata import Precision
+from trt_plugin.metadata import AnyPrecision, EightBits, Precision
 
 INPUT_NAMES = ("images", "image_shapes")
 OUTPUT_NAMES = ("boxes", "scores", "labels")
@@ -81,8 +81,12 @@ class ExportRequest:
     """Dynamic height and width, such as 512-768x1152-1344: HEIGHTxWIDTH or one number, multiples of 32."""
     batch: Annotated[SizeRange, parsed_by(_batch_range, "N|A-B")] = fixed(1)  # noqa: RUF009
     """Images in a run. 1-8 is a dynamic batch tuned for 1 image, 1-4-8 one tuned for 4."""
-    precision: Precision = "fp32"
-    """tf32 is fp32 with matrix products of 10 mantissa bits."""
+    precision: AnyPrecision = "fp32"
+    """tf32 is fp32 with matrix products of 10 mantissa bits; int8 and fp8 are fp16 with 8-bit layers."""
+    calibration_data: Folder | None = None
+    """With int8 and fp8: photographs or a COCO dataset (its split train), to measure ranges on."""
+    calibration_images: types.PositiveInt = 64
+    """Largest number of these pictures."""
     nms: Annotated[list[Literal["hard", "none"]] | None, Parameter(consume_multiple=(0, 1))] = None
     """--nms or --nms hard puts greedy non-maximum suppression into the graph. Its outputs are then final."""
     nms_iou: Annotated[types.NormFloat | None, Parameter(metavar="IOU")] = None
@@ -107,6 +111,26 @@ class ExportRequest:
             if self.dynamic_size is not None and getattr(self, name) is not None:
                 raise ArgumentError(name, f"expected none with --dynamic-size, got {getattr(self, name)}")
         check_output("timing_cache", self.timing_cache)
+        if self.quantized and (self.calibration_data is None or not self.calibration_data.is_dir()):
+            problem = f"expected a folder of pictures with {self.precision}, got {self.calibration_data}"
+            raise ArgumentError("calibration_data", problem)
+        if self.quantized and self.refittable:
+            problem = (
+                f"expected no {self.precision} with it: the scales in the engine fit its own weights only"
+            )
+            raise ArgumentError("refittable", problem)
+        if not self.quantized and self.calibration_data is not None:
+            raise ArgumentError("calibration_data", f"expected int8 or fp8 with it, got {self.precision}")
+
+    @property
+    def quantized(self) -> bool:
+        """Whether layers become 8 bits."""
+        return self.precision in get_args(EightBits)
+
+    @property
+    def model_precision(self) -> Precision:
+        """Precision of the model before its layers become 8 bits, in which PyTorch runs it."""
+        return "fp16" if self.quantized else self.precision
 
     @property
     def nms_method(self) -> str:

@@ -64,9 +64,9 @@ def prepare(request: ExportRequest) -> ExportSubject:
     if request.nms_method != "none":
         iou = config.nms.iou_threshold if request.nms_iou is None else request.nms_iou
         nms = dataclasses.replace(config.nms, method=request.nms_method, iou_threshold=iou)
-    names = " and ".join(dict.fromkeys(("fp32", request.precision)))
+    names = " and ".join(dict.fromkeys(("fp32", request.model_precision)))
     with stage(f"detect with PyTorch {names}") if device.type == "cuda" else contextlib.nullcontext():
-        checks = make_checks(model, batches, request.precision, device, nms)
+        checks = make_checks(model, batches, request.model_precision, device, nms)
     return ExportSubject(model.cpu(), nms, checks, request.source_weights)
 
 

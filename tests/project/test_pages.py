@@ -26,7 +26,7 @@ def runs(block: Block) -> bool:
 
 
 TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
-SLOW = ("detect.md", "engines.md", "training.md")
+SLOW = ("detect.md", "engines.md", "quantization.md", "training.md")
 
 
 def copy_pictures(folder: Path) -> None:
@@ -64,7 +64,10 @@ FILES: dict[str, Callable[[Path], object]] = {
     "detect photos": lambda folder: copy_pictures(folder / "photos"),
     "more/**": make_more,
     "--data data": make_dataset,
+    "--calibration-data data": make_dataset,
     "model.onnx rewritten.onnx": lambda folder: make_detr(folder, "deformable_detr", "model.onnx"),
+    "quantize model.onnx": lambda folder: make_detr(folder, "deformable_detr", "model.onnx"),
+    "--data photos": lambda folder: copy_pictures(folder / "photos"),
     "build dynamic.onnx": lambda folder: make_detr(folder, "rt_detr_v2", "dynamic.onnx", dynamic=True),
     "finetuned.safetensors": lambda folder: shutil.copy(
         ROOT / "codetr" / "demo" / "co_dino_demo.safetensors", folder / "finetuned.safetensors"

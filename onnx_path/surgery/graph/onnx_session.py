@@ -1,8 +1,8 @@
-"""Running models in onnxruntime on the CPU."""
+"""Running models in onnxruntime, on the CPU unless a caller names another provider."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ from onnx_path.surgery.graph.float32_models import NARROW, in_float32
 
 STAND_IN = "the original's float64 nodes ran in float32: onnxruntime's CPU provider samples no other"
 
+CPU = ("CPUExecutionProvider",)
+
 ort.set_default_logger_severity(4)  # fatal errors only; onnxruntime's C++ code writes straight to stderr
 
 
@@ -21,13 +23,15 @@ class CannotRun(ValueError):
 
 
 class Session:
-    """A model loaded by onnxruntime on the CPU; its 16-bit tensors run in float32.
+    """A model loaded by onnxruntime; its 16-bit tensors run in float32.
 
     Attributes:
         stand_in: whether float64 tensors are float32 too, see `STAND_IN`.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path | None = None, providers: Sequence[str] = CPU
+    ) -> None:
         """Loads a model; its weights outside the model lie in `folder`.
 
         Raises:
@@ -35,12 +39,13 @@ class Session:
         """
         self.stand_in = False
         try:
-            self._session = _load(in_float32(model), folder)
+            self._session = _load(in_float32(model), folder, providers)
         except CannotRun as error:
             if "GridSample" not in str(error) or "NOT_IMPLEMENTED" not in str(error):
                 raise
             self.stand_in = True
-            self._session = _load(in_float32(model, (*NARROW, onnx.TensorProto.DOUBLE)), folder)
+            kinds = (*NARROW, onnx.TensorProto.DOUBLE)
+            self._session = _load(in_float32(model, kinds), folder, providers)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Returns all outputs.
@@ -66,7 +71,7 @@ def run(
     return Session(model, folder).run(inputs)
 
 
-def _load(model: onnx.ModelProto, folder: Path | None) -> ort.InferenceSession:
+def _load(model: onnx.ModelProto, folder: Path | None, providers: Sequence[str]) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.enable_mem_pattern = False
@@ -76,6 +81,6 @@ def _load(model: onnx.ModelProto, folder: Path | None) -> ort.InferenceSession:
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions have no other common base
         raise CannotRun(" ".join(str(error).split())) from error

@@ -1,0 +1,233 @@
+"""Inserts Q/DQ nodes into an onnx_ir graph, where TensorRT fuses them.
+
+A tensor is quantised once, right behind the node that computes it, for all products that read it. Reshapes,
+window partitions and rolls between the two then move 8-bit numbers. Weights are stored in 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_path.quantization.products import Product
+from onnx_path.surgery.graph.traversal import constant, is_op, static_values
+
+Edge = tuple[ir.Node, int]
+"""A node and the place of one of its inputs."""
+
+_MOVES = (
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Transpose",
+    "Slice",
+    "Squeeze",
+    "Unsqueeze",
+    "Split",
+    "Expand",
+    "Pad",
+)
+"""Nodes of one tensor through which Q/DQ nodes move up: they give its numbers, or zeros."""
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """An 8-bit type.
+
+    Attributes:
+        name: "int8" or "fp8".
+        type: of the quantised tensors.
+        largest: number that the largest magnitude of a range becomes.
+        per_channel: whether each output channel of weights has a scale of its own.
+    """
+
+    name: str
+    type: ir.DataType
+    largest: float
+    per_channel: bool
+
+    def encode(self, array: np.ndarray) -> np.ndarray:
+        """Rounds scaled numbers to the type, half to even."""
+        clipped = np.clip(array, -self.largest, self.largest)
+        return (np.rint(clipped) if self.type == ir.DataType.INT8 else clipped).astype(self.type.numpy())
+
+
+FORMATS = {
+    "int8": NumberFormat("int8", ir.DataType.INT8, 127.0, per_channel=True),
+    "fp8": NumberFormat("fp8", ir.DataType.FLOAT8E4M3FN, 448.0, per_channel=False),
+}
+
+
+def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, dict[Edge, set[Product]]]:
+    """Returns the tensors to quantise, the inputs that read them in 8 bits, and the products behind these.
+
+    The skip connection of a convolutional block reads 8 bits too, where the block's input is quantised, so
+    that TensorRT adds it in the convolution's kernel.
+    """
+    finder = _SourceFinder({product.node: product for product in products}, static_values(graph))
+    sources: dict[ir.Value, dict[Edge, set[Product]]] = {}
+    for product in finder.products.values():
+        value, edges = finder.climb(product.source, {(product.node, 0)})
+        for edge in edges:
+            sources.setdefault(value, {}).setdefault(edge, set()).add(product)
+    for node in graph:
+        if not is_op(node, "Add"):
+            continue
+        for place, (value, other) in enumerate((node.inputs, node.inputs[::-1])):
+            convolution = finder.products.get(other.producer())
+            if value in sources and convolution is not None and convolution.is_convolution:
+                sources[value][node, place] = set()
+    return sources
+
+
+class _SourceFinder:
+    def __init__(self, products: Mapping[ir.Node, Product], static: set[ir.Value]) -> None:
+        self.products = products
+        self._static = static
+        self._alone: dict[ir.Value, bool] = {}
+
+    def climb(self, value: ir.Value, edges: set[Edge]) -> tuple[ir.Value, set[Edge]]:
+        """Returns the value above the moves that give `value`, and its edges to them.
+
+        Args:
+            value: a tensor that products read.
+            edges: the edges through which they read it.
+        """
+        node = value.producer()
+        if not (self._is_move(node) or is_op(node, "Concat")) or not all(map(self._is_alone, node.outputs)):
+            return value, edges
+        inputs = range(len(node.inputs)) if is_op(node, "Concat") else (0,)
+        climbed = [self.climb(node.inputs[place], {(node, place)}) for place in inputs]
+        tops = {top for top, _ in climbed}
+        if len(tops) > 1 or tops & self._static:
+            return value, edges
+        return tops.pop(), set().union(*(found for _, found in climbed))
+
+    def _is_alone(self, value: ir.Value) -> bool:
+        """Returns whether only products that become 8 bits read a value, if anything does."""
+        if value not in self._alone:
+            self._alone[value] = not value.is_graph_output() and all(
+                (use.node in self.products and use.idx == 0)
+                or (
+                    ((self._is_move(use.node) and use.idx == 0) or is_op(use.node, "Concat"))
+                    and all(map(self._is_alone, use.node.outputs))
+                )
+                for use in value.uses()
+            )
+        return self._alone[value]
+
+    def _is_move(self, node: ir.Node | None) -> bool:
+        if is_op(node, "Pad"):
+            fill = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+            return node.attributes.get_string("mode", "constant") == "constant" and (
+                len(node.inputs) < 3 or node.inputs[2] is None or (fill is not None and not fill.any())
+            )
+        return is_op(node, *_MOVES)
+
+
+def insert_nodes(
+    graph: ir.Graph,
+    sources: Mapping[ir.Value, Mapping[Edge, set[Product]]],
+    ranges: Mapping[Product, float],
+    form: NumberFormat,
+) -> None:
+    """Quantises tensors and the weights of the products that read them, in place.
+
+    Args:
+        graph: of opset 19 or later.
+        sources: result of `find_sources`.
+        ranges: largest magnitude of each product's input, positive and finite.
+        form: the 8-bit type.
+    """
+    writer = _Writer(graph, form)
+    products: dict[Product, None] = {}
+    for value, edges in sources.items():
+        readers = set().union(*edges.values())
+        products |= dict.fromkeys(readers)
+        quantized = writer.quantize(value, max(ranges[product] for product in readers))
+        for node, place in edges:
+            node.replace_input_with(place, quantized)
+    for product in products:
+        product.node.replace_input_with(1, writer.store(product))
+
+
+class _Writer:
+    def __init__(self, graph: ir.Graph, form: NumberFormat) -> None:
+        self._graph, self._form = graph, form
+        values = {x for node in graph for x in (*node.inputs, *node.outputs) if x is not None}
+        self._names = {x.name for x in (*values, *graph.inputs, *graph.initializers.values())}
+        self._stored: dict[tuple[str, int], ir.Value] = {}
+        self._zero: ir.Value | None = None
+
+    def quantize(self, value: ir.Value, largest: float) -> ir.Value:
+        """Adds the Q/DQ nodes of a tensor and returns their result."""
+        kind = ir.DataType.FLOAT if value.dtype is None else value.dtype
+        scale = self._constant(f"{value.name}/scale", self._scale(np.float32(largest)).astype(kind.numpy()))
+        if self._zero is None:
+            self._zero = self._constant("zero_point", np.zeros((), self._form.type.numpy()))
+        narrow = self._value(f"{value.name}/{self._form.name}", self._form.type, value.shape)
+        wide = self._value(f"{value.name}/dequantized", kind, value.shape)
+        nodes = [
+            ir.node("QuantizeLinear", [value, scale, self._zero], outputs=[narrow], name=narrow.name),
+            ir.node("DequantizeLinear", [narrow, scale, self._zero], outputs=[wide], name=wide.name),
+        ]
+        if value.producer() is None:
+            self._graph.insert_before(self._graph[0], nodes)
+        else:
+            self._graph.insert_after(value.producer(), nodes)
+        return wide
+
+    def store(self, product: Product) -> ir.Value:
+        """Adds the weights of a product in 8 bits, once for all products that share them."""
+        axis, weight = product.output_axis, product.weight
+        key = (product.key, axis)
+        if key not in self._stored:
+            others = tuple(i for i in range(weight.ndim) if i != axis or not self._form.per_channel)
+            largest = np.abs(weight.astype(np.float32)).max(others, keepdims=True, initial=0.0)
+            scale = self._scale(largest)
+            name = product.node.inputs[1].name
+            narrow = self._constant(
+                f"{name}/{self._form.name}", self._form.encode(weight.astype(np.float32) / scale)
+            )
+            scales = self._constant(
+                f"{name}/scale",
+                (scale.reshape(-1) if self._form.per_channel else scale.reshape(())).astype(weight.dtype),
+            )
+            self._stored[key] = self._value(
+                f"{name}/dequantized", ir.DataType.from_numpy(weight.dtype), ir.Shape(weight.shape)
+            )
+            node = ir.node(
+                "DequantizeLinear",
+                [narrow, scales],
+                {"axis": axis} if self._form.per_channel else {},
+                outputs=[self._stored[key]],
+                name=f"{name}/dequantize",
+            )
+            self._graph.insert_before(self._graph[0], node)
+        return self._stored[key]
+
+    def _scale(self, largest: np.ndarray) -> np.ndarray:
+        """Returns scales that float16 holds too, so that a conversion to 16 bits changes no number."""
+        scale = np.where(largest > 0, largest, self._form.largest) / np.float32(self._form.largest)
+        half = scale.astype(np.float16)
+        half = np.where(half.astype(np.float32) < scale, np.nextafter(half, np.float16(np.inf)), half)
+        return np.where(np.isfinite(half), half.astype(np.float32), scale)
+
+    def _constant(self, name: str, array: np.ndarray) -> ir.Value:
+        name = self._name(name)
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        self._graph.register_initializer(value)
+        return value
+
+    def _value(self, name: str, kind: ir.DataType, shape: ir.Shape | None) -> ir.Value:
+        return ir.Value(name=self._name(name), type=ir.TensorType(kind), shape=shape)
+
+    def _name(self, name: str) -> str:
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name

@@ -1,0 +1,138 @@
+"""A model that becomes 8 bits, once its ranges are measured, as often and as far as a caller asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from codetr.errors import UsageError
+from onnx_path.opset import opset_of, raise_opset
+from onnx_path.quantization import ranges
+from onnx_path.quantization.calibration_data import CalibrationData
+from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
+from onnx_path.quantization.policy import Policy
+from onnx_path.quantization.products import Product, find_products
+from onnx_path.surgery.graph.onnx_session import CPU
+
+DEFAULT_METHODS = {"int8": "percentile", "fp8": "minmax"}
+"""Calibrator by precision. FP8 has fine steps near zero, so a few large numbers cost it nothing."""
+OPSET = 19
+"""Version of the standard operators that has 16-bit scales and FP8."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer or convolution that can become 8 bits.
+
+    Attributes:
+        name: name of its node, for messages and for the caller's patterns.
+        group: block and kind, such as "block 12, FFN". Blocks end at sums of two features.
+        index: number of the product in the model.
+    """
+
+    name: str
+    group: str
+    index: int
+
+
+class Quantizer:
+    """Quantises a model.
+
+    Attributes:
+        model: copy of the model in an opset that has 8 bits, with its weights.
+        layers: the layers that can become 8 bits, in the order of the nodes.
+        kept: the number of other layers, by the reason to keep them.
+        ranges_file: file with the ranges; None before `calibrate`.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: Path = Path()) -> None:
+        """Copies a model and decides its layers.
+
+        Args:
+            model: in float32 or 16 bits; with the bodies of its MSDA nodes, so that onnxruntime runs it.
+            folder: folder of weights outside of the model.
+
+        Raises:
+            UsageError: the model is quantised already, its opset is too old, or it has no such layer.
+        """
+        for node in model.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                raise UsageError(
+                    f"the file is quantised already: {node.op_type} {node.name or node.output[0]}"
+                )
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        onnx.load_external_data_for_model(self.model, str(folder))
+        raise_opset(self.model, OPSET)
+        graph = ir.from_proto(self.model).graph
+        policy = Policy(graph, opset_of(self.model))
+        _, self.kept = policy.counts()
+        if not policy.quantized:
+            raise UsageError(f"the file has no layer that can become 8 bits; kept: {self.kept or 'none'}")
+        self._products = policy.quantized
+        order = {product: index for index, product in enumerate(policy.products)}
+        groups = policy.groups()
+        self.layers = [Layer(x.node.name or x.output.name, groups[x], order[x]) for x in policy.quantized]
+        self.ranges_file: Path | None = None
+        self._ranges: dict[Product, float] = {}
+
+    def calibrate(
+        self,
+        data: CalibrationData,
+        method: str,
+        cache: Path,
+        providers: Sequence[str] = CPU,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> bool:
+        """Reads the ranges from their file, or measures them and writes it.
+
+        Args:
+            data: inputs of the model.
+            method: "minmax", "entropy" or "percentile", onnxruntime's calibrators.
+            cache: folder of the files.
+            providers: onnxruntime's execution providers.
+            advance: called with 1 after each run.
+
+        Returns:
+            Whether the file was there.
+
+        Raises:
+            UsageError: the file is damaged.
+            CannotRun: onnxruntime does not run the model.
+        """
+        names = ranges.product_names(self._products)
+        store = ranges.RangeCache(cache, ranges.model_key(self._products), data.key, method)
+        known = store.read()
+        if known is None:
+            self._ranges = ranges.measure_ranges(self.model, self._products, data, method, providers, advance)
+            store.write({names[product]: largest for product, largest in self._ranges.items()})
+        else:
+            self._ranges = {product: known[name] for product, name in names.items()}
+        self.ranges_file = store.path
+        return known is not None
+
+    def quantize(self, precision: str, layers: Collection[Layer]) -> onnx.ModelProto:
+        """Returns a copy of the model with Q/DQ nodes before some of its layers.
+
+        Args:
+            precision: "int8" or "fp8".
+            layers: of `layers`.
+
+        Raises:
+            RangeError: the range of a tensor is zero or not finite.
+        """
+        chosen = {layer.index for layer in layers}
+        pairs = zip(self.layers, self._products, strict=True)
+        measured = {layer.index: product for layer, product in pairs if layer.index in chosen}
+        ranges.check_ranges({product: self._ranges[product] for product in measured.values()})
+        copy = ir.from_proto(self.model)
+        products = {i: x for i, x in enumerate(find_products(copy.graph)) if i in chosen}
+        sources = find_sources(copy.graph, products.values())
+        largest = {product: self._ranges[measured[index]] for index, product in products.items()}
+        insert_nodes(copy.graph, sources, largest, FORMATS[precision])
+        ir.passes.common.RemoveUnusedNodesPass()(copy)
+        return ir.to_proto(copy)

@@ -1,0 +1,220 @@
+"""The layers that become 8 bits: over the zoo, and in graphs that hypothesis draws."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from codetr.cli import main
+from onnx_path.operator import add_function_bodies
+from onnx_path.opset import opset_of
+from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
+from onnx_path.quantization.policy import CONVOLUTIONS, DECODER, HEADS, SAMPLING, Policy
+from onnx_path.surgeon import operate
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.verify.random_inputs import input_shapes, random_inputs
+from tests.onnx import model_zoo
+from tests.onnx.model_zoo import ZOO
+
+# Layers in 8 bits, and layers kept: sampling, heads, decoder, convolutions.
+COUNTS = {
+    "bevformer_spatial": (1, 2, 1, 0, 0),
+    "bevformer_temporal": (1, 2, 1, 0, 0),
+    "co_dino_r50": (24, 4, 10, 6, 8),
+    "co_dino_swin": (38, 6, 13, 8, 1),
+    "d_fine": (40, 4, 17, 14, 87),
+    "deformable_detr": (27, 6, 9, 4, 5),
+    "deformable_detr_two_stage": (21, 6, 19, 11, 5),
+    "grounding_dino": (56, 6, 15, 27, 1),
+    "mask2former": (47, 4, 11, 12, 2),
+    "mask_dino": (3, 7, 5, 1, 0),
+    "omdet_turbo": (82, 4, 9, 16, 1),
+    "rf_detr": (32, 4, 9, 12, 1),
+    "rt_detr": (61, 4, 13, 14, 8),
+    "rt_detr_v2": (61, 4, 13, 14, 8),
+    "vit_adapter": (4, 4, 1, 0, 4),
+}
+REASONS = (SAMPLING, HEADS, DECODER, CONVOLUTIONS)
+
+
+FAST = ("co_dino_r50", "rf_detr", "vit_adapter")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ZOO]
+)
+@pytest.mark.parametrize("precision", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_every_model_is_quantized(name: str, precision: str, zoo_folder: Path, tmp_path: Path):
+    """By the command, before surgery; the result runs. After surgery the same layers are chosen."""
+    ZOO[name].require()
+    path = model_zoo.export(name, zoo_folder)
+    original = onnx.load(path)
+    model = ir.from_proto(original)
+    inputs = random_inputs(model, input_shapes(model, 0), 0)
+    np.savez(tmp_path / "data.npz", **inputs)
+    out, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    command = ["quantize", path, out, "--precision", precision, "--method", "minmax", "--json", report]
+    assert main([*map(str, command), "--data", str(tmp_path / "data.npz")]) == 0
+    found = json.loads(report.read_text())
+    counts = (found["layers"], *(found["kept"].get(reason, 0) for reason in REASONS))
+    assert counts == COUNTS[name]
+    quantized = onnx.load(out)
+    nodes = Counter(node.op_type for node in quantized.graph.node)
+    assert nodes["DequantizeLinear"] > nodes["QuantizeLinear"] > 0
+    outputs = onnx_session.run(quantized, inputs)
+    for one, other in zip(outputs, onnx_session.run(original, inputs), strict=True):
+        assert one.shape == other.shape and np.isfinite(one).all() == np.isfinite(other).all()
+    operated, _ = operate(original, check=False)
+    layers, kept = Policy(ir.from_proto(operated).graph, opset_of(operated)).counts()
+    assert (layers, kept) == (found["layers"], found["kept"])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of ranges."""
+    monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ranges"
+
+
+CHANNELS, SIDE, HEADS_OF_MSDA, QUERIES = 16, 8, 2, 10
+
+
+class Drawing:
+    """A graph that grows by blocks. Names of layers tell what the policy has to do: "eight" or "sixteen"."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, np.ndarray] = {}
+        self.random = np.random.default_rng(0)
+        images = self.weight((CHANNELS, CHANNELS, 3, 3))
+        cells = self.add("Conv", "images", images, name="eight_stem", pads=[1, 1, 1, 1])
+        flat = self.add("Reshape", cells, self.constant([1, CHANNELS, -1]))
+        self.x = self.memory = self.add("Transpose", flat, perm=[0, 2, 1])
+        self.cells = True
+
+    def constant(self, value: object) -> str:
+        name = f"constant_{len(self.weights)}"
+        self.weights[name] = np.asarray(value)
+        return name
+
+    def weight(self, shape: tuple[int, ...]) -> str:
+        return self.constant(self.random.standard_normal(shape).astype(np.float32))
+
+    def add(
+        self, op_type: str, *inputs: str, name: str = "", domain: str = "", outputs: int = 1, **options
+    ) -> str:
+        made = [f"{name or op_type}_{len(self.nodes)}_{i}" for i in range(outputs)]
+        self.nodes.append(
+            helper.make_node(op_type, inputs, made, name=made[0], domain=domain or None, **options)
+        )
+        return made[-1]
+
+    def linear(self, x: str, outputs: int, name: str, inputs: int = CHANNELS) -> str:
+        product = self.add("MatMul", x, self.weight((inputs, outputs)), name=name)
+        return self.add("Add", product, self.weight((outputs,)))
+
+    def norm(self) -> None:
+        self.x = self.add("LayerNormalization", self.x, self.weight((CHANNELS,)))
+
+    def roll(self) -> None:
+        """A roll of rows, as of shifted windows."""
+        parts = [
+            self.add("Slice", self.x, *(self.constant([place]) for place in places))
+            for places in ((3, 99, 1), (0, 3, 1))
+        ]
+        self.x = self.add("Concat", *parts, axis=1)
+
+    def feedforward(self) -> None:
+        up = self.add("Relu", self.linear(self.x, 48, "eight"))
+        self.x = self.add("Add", self.x, self.linear(up, CHANNELS, "eight", 48))
+
+    def attention(self) -> None:
+        name = "eight" if self.cells else "sixteen"
+        q, k, v = (self.linear(self.x, CHANNELS, name) for _ in range(3))
+        scores = self.add("MatMul", q, self.add("Transpose", k, perm=[0, 2, 1]))
+        mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), v)
+        self.x = self.add("Add", self.x, self.linear(mixed, CHANNELS, name))
+
+    def msda(self) -> None:
+        """Rows attend to the stem's cells."""
+        samples = HEADS_OF_MSDA * 4
+        rows = SIDE * SIDE if self.cells else QUERIES
+        value = self.linear(self.memory, CHANNELS, "eight")
+        offsets, logits = (self.linear(self.x, n, "sixteen") for n in (2 * samples, samples))
+        inputs = [
+            self.add("Reshape", value, self.constant([1, -1, HEADS_OF_MSDA, CHANNELS // HEADS_OF_MSDA])),
+            self.constant([[SIDE, SIDE]]),
+            self.constant([0]),
+            self.constant(np.full((1, rows, 1, 2), 0.5, np.float32)),
+            self.add("Reshape", offsets, self.constant([1, -1, HEADS_OF_MSDA, 1, 4, 2])),
+            self.add("Reshape", logits, self.constant([1, -1, HEADS_OF_MSDA, 4])),
+        ]
+        found = self.add("FusedMultiScaleDeformableAttention", *inputs, domain="msda")
+        name = "eight" if self.cells else "sixteen"
+        self.x = self.add("Add", self.x, self.linear(found, CHANNELS, name))
+
+    def select(self) -> None:
+        """The best rows become queries."""
+        if self.cells:
+            scores = self.add("Squeeze", self.linear(self.x, 1, "sixteen"), self.constant([2]))
+            indices = self.add("TopK", scores, self.constant([QUERIES]), outputs=2)
+            columns = self.add(
+                "Expand", self.add("Unsqueeze", indices, self.constant([2])), self.constant([1, 1, CHANNELS])
+            )
+            self.x = self.add("GatherElements", self.x, columns, axis=1)
+            self.cells = False
+
+    def finish(self) -> onnx.ModelProto:
+        """Adds a class and a box head."""
+        boxes = self.linear(self.add("Relu", self.linear(self.x, CHANNELS, "sixteen")), 4, "sixteen")
+        outputs = [self.linear(self.x, 5, "sixteen"), self.add("Sigmoid", boxes)]
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            self.nodes,
+            "drawn",
+            [info("images", TensorProto.FLOAT, [1, CHANNELS, SIDE, SIDE])],
+            [info(name, TensorProto.FLOAT, [1, "rows", n]) for name, n in zip(outputs, (5, 4))],
+            [onnx.numpy_helper.from_array(x, name) for name, x in self.weights.items()],
+        )
+        imports = [helper.make_opsetid("", 20), helper.make_opsetid("msda", 1)]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=9)
+        add_function_bodies(model)
+        return model
+
+
+BLOCKS = (Drawing.norm, Drawing.roll, Drawing.feedforward, Drawing.attention, Drawing.msda, Drawing.select)
+MOVES = ("Reshape", "Transpose", "Slice", "Concat", "Expand")
+
+
+@given(st.lists(st.sampled_from(BLOCKS), max_size=8), st.sampled_from(list(FORMATS.values())))
+def test_drawn_graphs(blocks, form):
+    """Only layers that may be 8 bits read Q/DQ nodes, be it through moves, and all of them do."""
+    drawing = Drawing()
+    for block in blocks:
+        block(drawing)
+    drawing.norm()
+    model = ir.from_proto(drawing.finish())
+    policy = Policy(model.graph, 20)
+    insert_nodes(
+        model.graph, find_sources(model.graph, policy.quantized), dict.fromkeys(policy.quantized, 4.0), form
+    )
+    quantized: set[ir.Value] = set()
+    for node in model.graph:
+        reads = [x in quantized for x in node.inputs]
+        if node.op_type == "DequantizeLinear" or (node.op_type in MOVES and any(reads)):
+            quantized.update(node.outputs)
+        elif node.op_type in ("MatMul", "Conv"):
+            weighted = node.name.startswith(("eight", "sixteen"))
+            assert reads == [weighted and node.name.startswith("eight")] * 2, node.name
+        else:
+            assert not any(reads), node.name
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)

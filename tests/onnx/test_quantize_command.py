@@ -1,0 +1,270 @@
+"""`codetr quantize`: files, calibration data, the cache of ranges, sensitivity, and errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+from codetr.cli import main
+from onnx_path.precision import convert_precision
+from onnx_path.quantization import ranges
+from onnx_path.surgery.graph import onnx_session
+
+SIZE = 32
+COLOURS = ["--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
+
+
+def network(opset: int = 17) -> onnx.ModelProto:
+    """A stem of three channels, a convolutional block, an FFN, and a head with scores."""
+    random = np.random.default_rng(0)
+    shapes = {
+        "stem": (16, 3, 3, 3),
+        "first": (16, 16, 3, 3),
+        "second": (16, 16, 3, 3),
+        "up": (16, 48),
+        "down": (48, 16),
+        "boxes": (16, 4),
+    }
+    weights = {name: random.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    weights |= {"ones": np.ones(16, np.float32), "tokens": np.array([1, 16, -1])}
+    text = f"""
+    <ir_version: 8, opset_import: ["" : {opset}]>
+    net (float[1, 3, {SIZE}, {SIZE}] images) => (float[1, n, 4] result) {{
+        a = Conv <pads = [1, 1, 1, 1], strides = [4, 4]> (images, stem)
+        b = Relu (a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, first)
+        d = Relu (c)
+        e = Conv <pads = [1, 1, 1, 1]> (d, second)
+        f = Add (e, b)
+        g = Relu (f)
+        h = Reshape (g, tokens)
+        i = Transpose <perm = [0, 2, 1]> (h)
+        j = LayerNormalization (i, ones)
+        k = MatMul (j, up)
+        l = Relu (k)
+        m = MatMul (l, down)
+        n_ = Add (j, m)
+        o = LayerNormalization (n_, ones)
+        p = MatMul (o, boxes)
+        result = Sigmoid (p)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of ranges, which does not exist yet."""
+    monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ranges"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """The network, and a folder with photographs of several sizes."""
+    onnx.save(network(), tmp_path / "in.onnx")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    random = np.random.default_rng(1)
+    for index, size in enumerate([(40, 50), (32, 32), (64, 20)]):
+        pixels = random.integers(0, 255, (*size, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(photos / f"{index}.png")
+    return tmp_path / "in.onnx", photos
+
+
+def run(model: Path, out: Path, data: Path, *options: str, precision: str = "int8") -> int:
+    """Runs the command."""
+    return main(["quantize", str(model), str(out), "--precision", precision, "--data", str(data), *options])
+
+
+def nodes_before(model: onnx.ModelProto, place: int, *types: str) -> dict[str, str]:
+    """Returns the producers' types of an input of the nodes of some types, by the nodes' names."""
+    producers = {name: node.op_type for node in model.graph.node for name in node.output}
+    nodes = (node for node in model.graph.node if node.op_type in types)
+    return {node.name: producers.get(node.input[place], "") for node in nodes}
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_file(precision: str, files, tmp_path):
+    """Q/DQ stand before the block and the FFN alone; the skip connection is 8 bits, the FFN's is not."""
+    model, photos = files
+    out, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    assert run(model, out, photos, *COLOURS, "--json", str(report), precision=precision) == 0
+    quantized = onnx.load(out)
+    quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
+    assert nodes_before(quantized, 0, "Conv", "MatMul") == {
+        "node_a": "",
+        "node_c": dequantize,
+        "node_e": dequantize,
+        "node_k": dequantize,
+        "node_m": dequantize,
+        "node_p": "LayerNormalization",
+    }
+    assert nodes_before(quantized, 1, "Add") == {"node_f": dequantize, "node_n_": "MatMul"}
+    assert set(nodes_before(quantized, 0, quantize).values()) == {"Relu", "LayerNormalization"}
+    kinds = {x.data_type for x in quantized.graph.initializer if x.name.endswith(f"/{precision}")}
+    assert kinds == {onnx.TensorProto.INT8 if precision == "int8" else onnx.TensorProto.FLOAT8E4M3FN}
+    found = json.loads(report.read_text())
+    assert (found["layers"], sum(found["kept"].values()), found["images"]) == (4, 2, 3)
+    images = np.random.default_rng(2).standard_normal((1, 3, SIZE, SIZE)).astype(np.float32)
+    (one,), (other,) = (onnx_session.run(onnx.load(x), {"images": images}) for x in (model, out))
+    assert 1e-5 < np.abs(one - other).max() < 0.05
+
+
+def test_16_bits(files, tmp_path):
+    """A conversion to fp16 keeps the integers, and no Cast stands between Q/DQ nodes and layers."""
+    model, photos = files
+    assert run(model, tmp_path / "out.onnx", photos, *COLOURS) == 0
+    quantized = onnx.load(tmp_path / "out.onnx")
+    converted = onnx.load(tmp_path / "out.onnx")
+    convert_precision(converted, "fp16")
+    types = {x.name: x.data_type for x in converted.graph.initializer}
+    for node in converted.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            assert types[node.input[1]] == onnx.TensorProto.FLOAT16
+    places = (nodes_before(model, 0, "Conv", "MatMul", "QuantizeLinear") for model in (quantized, converted))
+    before, after = places
+    assert {name: kind for name, kind in before.items() if name != "node_a"} == {
+        name: kind for name, kind in after.items() if name != "node_a"
+    }
+    images = np.random.default_rng(2).standard_normal((1, 3, SIZE, SIZE)).astype(np.float32)
+    (one,), (other,) = (onnx_session.run(x, {"images": images}) for x in (quantized, converted))
+    assert np.abs(one - other).mean() < 1e-3
+
+
+def test_ranges_are_kept(files, tmp_path, cache, capsys, monkeypatch):
+    """The second run reads them, also for another batch size; other data, weights and methods do not."""
+    model, photos = files
+    out = tmp_path / "out.onnx"
+    measured = []
+    original = ranges.measure_ranges
+    monkeypatch.setattr(ranges, "measure_ranges", lambda *args: measured.append(1) or original(*args))
+
+    def count(model: Path, data: Path, *options: str) -> int:
+        """Runs the command and returns how many calibrations there were."""
+        measured.clear()
+        assert run(model, out, data, *COLOURS, *options) == 0
+        return len(measured)
+
+    assert count(model, photos) == 1
+    first = out.read_bytes()
+    assert count(model, photos) == 0
+    assert out.read_bytes() == first
+    assert "ranges read from" in capsys.readouterr().out
+    larger = network()
+    larger.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    larger.graph.initializer[-1].CopyFrom(onnx.numpy_helper.from_array(np.array([2, 16, -1]), "tokens"))
+    larger.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
+    onnx.save(larger, tmp_path / "larger.onnx")
+    assert count(tmp_path / "larger.onnx", photos) == 0
+    assert count(model, photos, "--method", "minmax") == 1
+    fewer = shutil.copytree(photos, tmp_path / "fewer")
+    (fewer / "2.png").unlink()
+    assert count(model, fewer) == 1
+    other = network()
+    weight = onnx.numpy_helper.to_array(other.graph.initializer[1]) * 2
+    other.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(weight, "first"))
+    onnx.save(other, tmp_path / "other.onnx")
+    assert count(tmp_path / "other.onnx", photos) == 1
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_damaged_ranges_are_refused(files, tmp_path, cache, capsys):
+    model, photos = files
+    run(model, tmp_path / "out.onnx", photos, *COLOURS)
+    (file,) = cache.iterdir()
+    content = json.loads(file.read_text())
+    for text in ("{", json.dumps({**content, "model": "another"})):
+        file.write_text(text)
+        assert run(model, tmp_path / "new.onnx", photos, *COLOURS) == 2
+        assert str(file) in capsys.readouterr().err
+    assert not (tmp_path / "new.onnx").exists()
+
+
+def test_an_interrupted_calibration_keeps_no_ranges(files, tmp_path, cache, monkeypatch):
+    model, photos = files
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ranges, "check_ranges", interrupt)  # after the file of ranges
+    monkeypatch.setattr("onnx_path.quantization.calibration_data.load_image", interrupt)
+    assert run(model, tmp_path / "out.onnx", photos, *COLOURS) == 130
+    assert not cache.exists() and not (tmp_path / "out.onnx").exists()
+
+
+def test_sensitivity(files, tmp_path):
+    """A budget that no group fits leaves all layers; a wide one leaves none."""
+    model, photos = files
+    folder, report = tmp_path / "study", tmp_path / "report.json"
+    options = ["--sensitivity", str(folder), "--json", str(report)]
+    assert run(model, tmp_path / "out.onnx", photos, *COLOURS, *options) == 0
+    found = json.loads((folder / "sensitivity.json").read_text())
+    drops = [group["drop"] for group in found["groups"]]
+    assert drops == sorted(drops, reverse=True) and drops[-1] > 0 and len(drops) == 2
+    assert {len(group["layers"]) for group in found["groups"]} == {2}
+    assert (folder / "sensitivity.png").stat().st_size > 1000
+    all_of_them = found["drop"]
+    budget = str((drops[-1] + all_of_them) / 2)
+    assert run(model, tmp_path / "some.onnx", photos, *COLOURS, "--max-drop", budget, *options[2:]) == 0
+    found = json.loads(report.read_text())
+    assert found["layers"] == 2 and found["kept"]["above --max-drop"] == 2
+    assert found["drop"] <= float(budget) < all_of_them
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--mean: expected three numbers"),
+        (["--mean", "0.5,0.5"], "expected three numbers for R, G and B"),
+        ([*COLOURS, "--size", "64x64"], "--size: expected 32x32, the file's own, got 64x64"),
+        ([*COLOURS, "--keep", "("], "--keep: expected a regular expression"),
+        ([*COLOURS, "--data", "."], "--data: expected pictures"),
+        ([*COLOURS, "--data", "missing"], "--data: expected a folder or an .npz file, got 'missing'"),
+        (["--data", "in.onnx"], "in.onnx: expected an .npz file"),
+        (["--data", "names.npz"], "names.npz: expected arrays images, got pictures"),
+        (
+            ["--data", "shapes.npz"],
+            "expected images of FLOAT [1,3,32,32], got float32 (2, 3, 16, 16)",
+        ),
+        (["--data", "zeros.npz", "--keep", "node_[ce]"], "is zero everywhere"),
+        (["--data", "infinite.npz"], "is not finite (nan)"),
+    ],
+)
+def test_errors(options, words, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    images = np.zeros((2, 3, SIZE, SIZE), np.float32)
+    np.savez("names.npz", pictures=images)
+    np.savez("shapes.npz", images=images[..., :16, :16])
+    np.savez("zeros.npz", images=images)
+    np.savez("infinite.npz", images=images + np.inf)
+    if options[-1:] == ["."]:
+        shutil.rmtree("photos")
+    data = [] if "--data" in options else ["--data", "photos"]
+    assert main(["quantize", "in.onnx", "out.onnx", "--precision", "int8", *data, *options]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not Path("out.onnx").exists()
+
+
+def test_files_that_cannot_be_quantized(files, tmp_path, capsys):
+    model, photos = files
+    out = tmp_path / "out.onnx"
+    assert run(model, out, photos, *COLOURS) == 0
+    assert run(out, tmp_path / "twice.onnx", photos, *COLOURS) == 2
+    assert "is quantised already: DequantizeLinear" in capsys.readouterr().err
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3] x) => (float[1, 3] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "relu.onnx")
+    assert run(tmp_path / "relu.onnx", tmp_path / "new.onnx", photos, *COLOURS) == 2
+    assert "no layer that can become 8 bits" in capsys.readouterr().err
+    assert not (tmp_path / "new.onnx").exists() and not (tmp_path / "twice.onnx").exists()
