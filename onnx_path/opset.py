@@ -51,7 +51,8 @@ def raise_opset(model: onnx.ModelProto, version: int) -> None:
     finally:
         del model.graph.initializer[:], model.graph.input[inputs:]
         model.graph.initializer.extend(weights)
-    del raised.graph.input[inputs:]
+    del raised.graph.input[inputs:], raised.graph.output[:]
+    raised.graph.output.extend(model.graph.output)  # with the names of dynamic sizes
     raised.graph.initializer.extend(large)
     raised.functions.extend(model.functions)
     for function in raised.functions:

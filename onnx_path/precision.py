@@ -21,9 +21,9 @@ import onnx_ir as ir
 from codetr.errors import ArgumentError
 from onnx_path import fp16_exceptions as rules
 from onnx_path.operator import NVIDIA_DOMAIN
+from onnx_path.opset import opset_of, raise_opset
 from onnx_path.surgery.graph.element_types import ATTENTIONS, Types
 from onnx_path.surgery.graph.traversal import (
-    STANDARD_DOMAINS,
     attribute,
     constant,
     has_subgraph,
@@ -34,6 +34,8 @@ from onnx_path.surgery.rewrite.recast import Recast, drop_idle_casts, is_constan
 
 NARROW_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 OLDEST_OPSET = {"fp16": 11, "bf16": 13}
+OPSET_OF_BFLOAT16 = 22
+"""Opset from which convolutions and pools have bfloat16. A conversion raises older files to it."""
 OPSET_OF_NARROW_SCALES = 19
 """Opset from which QuantizeLinear and DequantizeLinear have 16-bit types."""
 
@@ -65,8 +67,8 @@ def convert_precision(model: onnx.ModelProto, precision: str, keep: Sequence[str
 
     See `fp16_exceptions` for the nodes that stay float32. These stay float32 too: nodes that read float32
     only, nodes with constants that a 16-bit type cannot hold, subgraphs, NVIDIA's attention nodes (their
-    locations have the value's type), and operators that lack the type in TensorRT or in the model's opset.
-    Conv, for example, has bfloat16 from opset 22 on.
+    locations have the value's type), and operators that lack the type in TensorRT or in the model's opset. A
+    conversion to bfloat16 raises the opset to 22, from which convolutions have it.
 
     Very large numbers in additive masks become half of the type's largest, so that adding scores gives no
     infinity. Each weight is converted once. A weight outside of the model (`load_external_data=False`) gets a
@@ -79,14 +81,18 @@ def convert_precision(model: onnx.ModelProto, precision: str, keep: Sequence[str
 
     Raises:
         ArgumentError: the opset is too old.
+        UsageError: ONNX's converter cannot raise the opset.
     """
     patterns = [re.compile(pattern) for pattern in keep]
     narrow = NARROW_TYPES[precision]
-    changed = ir.from_proto(model)
-    opset = max(changed.opset_imports.get(domain, 0) for domain in STANDARD_DOMAINS)
+    opset = opset_of(model)
     if opset < OLDEST_OPSET[precision]:
         least = OLDEST_OPSET[precision]
         raise ArgumentError("precision", f"expected opset {least} or later for {precision}, got {opset}")
+    if precision == "bf16":
+        raise_opset(model, OPSET_OF_BFLOAT16)
+        opset = opset_of(model)
+    changed = ir.from_proto(model)
     plan = _Plan(changed.graph, narrow, opset, patterns)
     converted = plan.decide()
     kept = Counter({rules.ASKED: 0} if patterns else {})

@@ -84,6 +84,8 @@ class OnnxRuntimeBackend(FileBackend):
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self._index or 0, "use_tf32": 0}))
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
+        if self.precision == "fp8":  # onnxruntime moves Q/DQ nodes behind MaxPool, which has no FP8
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             session = onnxruntime.InferenceSession(self.file, options, providers=providers)
         except Exception as error:  # onnxruntime's own classes derive from Exception

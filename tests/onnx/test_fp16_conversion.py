@@ -19,6 +19,7 @@ from onnx_path import operator
 from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN
 from onnx_path.precision import convert_precision
 from onnx_path.surgeon import operate
+from onnx_path.surgery.graph import onnx_session
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 from tests.onnx.text_models import text_model
@@ -161,21 +162,22 @@ def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
     assert report.casts <= sum(x.op_type == "Cast" for x in typed.nodes) <= sources["Cast"] + report.casts
     assert report.casts < max(report.converted / 4, 10)  # single layers have a dozen nodes
 
-    bfloat16, kept = converted(model, "bf16")
+    bfloat16, _ = converted(model, "bf16")
     check_attentions(bfloat16, BFLOAT16)
     assert BFLOAT16 in types_of(bfloat16, "MatMul")
-    assert types_of(bfloat16, "Conv") <= {FLOAT}  # opset 17's Conv has no bfloat16
-    assert kept.kept.get("Conv of opset 17 has no bfloat16", 0) == sources["Conv"]
+    assert types_of(bfloat16, "Conv") == {x if x == FLOAT else BFLOAT16 for x in types_of(typed, "Conv")}
 
     inputs = {key: tensor.numpy() for key, tensor in ZOO[name].build()[1].items()}
-    narrow = copied(typed.model)
-    fix_picks(narrow, model, inputs)
-    for output, expected, found in zip(model.graph.output, run(model, inputs), run(narrow, inputs)):
-        if expected.dtype == np.float32:
-            assert found.dtype == np.float32
-            assert error(found, expected) <= 2e-2, output.name
-        else:
-            np.testing.assert_array_equal(found, expected)
+    # The CPU provider has no bfloat16: rounded weights and casts remain.
+    for narrow, runs, tolerance in ((typed.model, run, 2e-2), (bfloat16.model, onnx_session.run, 0.1)):
+        narrow = copied(narrow)
+        fix_picks(narrow, model, inputs)
+        for output, expected, found in zip(model.graph.output, run(model, inputs), runs(narrow, inputs)):
+            if expected.dtype == np.float32:
+                assert found.dtype == np.float32
+                assert error(found, expected) <= tolerance, output.name
+            else:
+                np.testing.assert_array_equal(found, expected)
 
 
 def check_attentions(typed: Typed, narrow: int) -> None:
@@ -387,8 +389,7 @@ def test_unknown_operators_stay() -> None:
 @pytest.mark.parametrize(
     ("node", "opset", "kind", "reason"),
     [
-        ("Relu(h)", 21, FLOAT, "Conv of opset 21 has no bfloat16"),
-        ("Relu(h)", 22, BFLOAT16, None),
+        ("Relu(h)", 17, BFLOAT16, None),
         (
             "InstanceNormalization(h, scale, bias)",
             22,
