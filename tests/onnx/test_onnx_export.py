@@ -204,6 +204,21 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     assert (types["boxes"], types["scores"]) == (single, single)
 
 
+@pytest.mark.parametrize("precision", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_command_in_8_bits(weights, tmp_path, monkeypatch, precision):
+    """The file runs in onnxruntime, by its metadata."""
+    monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+    pictures, out = GOLDEN.parent / "scenes" / "val", tmp_path / "out"
+    options = {"precision": precision, "calibration-data": pictures, "calibration-images": 2}
+    assert main([*arguments(weights, out, **options), "--onnx-only"]) == 0
+    nodes = Counter(node.op_type for node in onnx.load(out / "model.onnx").graph.node)
+    assert nodes["DequantizeLinear"] > nodes["QuantizeLinear"] > 10
+    with codetr.Detector(onnx=out / "model.onnx", device="cpu") as detector:
+        assert precision in detector.backend.load().description
+        (found,) = detector.detect(pictures / "000000.jpg", threshold=0.0)
+    assert len(found.scores) and (found.boxes_xyxy_px[:, 2:] >= found.boxes_xyxy_px[:, :2]).all()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -216,6 +231,8 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
         ({"photo": GOLDEN / "README.md"}, "README.md"),
         ({"out": GOLDEN / "README.md"}, "README.md"),
         ({"timing-cache": GOLDEN}, "--timing-cache"),
+        ({"precision": "int8"}, "--calibration-data: expected a folder of pictures with int8"),
+        ({"calibration-data": GOLDEN}, "--calibration-data: expected int8 or fp8 with it, got fp32"),
         ({"device": "cuda"}, "--device"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
