@@ -1,7 +1,7 @@
 """`python -m onnx_path.quantize`: makes an INT8 or FP8 network of an ONNX file, by Q/DQ nodes.
 
 TensorRT 11 takes 8 bits from the file alone, as QuantizeLinear and DequantizeLinear nodes; TensorRT 10 takes
-them too. `quantize_model` does the same to a model in memory; `onnx_path.quantization` tells how.
+them too. `onnx_path.quantization.quantizer.Quantizer` does the same to a model in memory.
 """
 
 from __future__ import annotations

@@ -84,8 +84,11 @@ class OnnxRuntimeBackend(FileBackend):
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self._index or 0, "use_tf32": 0}))
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
-        if self.precision == "fp8":  # onnxruntime moves Q/DQ nodes behind MaxPool, which has no FP8
+        if self.precision == "fp8":
+            # Onnxruntime 1.31 moves Q/DQ nodes behind MaxPool, which has no FP8, and its further
+            # optimizations give wrong numbers.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             session = onnxruntime.InferenceSession(self.file, options, providers=providers)
         except Exception as error:  # onnxruntime's own classes derive from Exception

@@ -61,25 +61,25 @@ FORMATS = {
 }
 
 
-def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, dict[Edge, set[Product]]]:
+def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, dict[Edge, list[Product]]]:
     """Returns the tensors to quantise, the inputs that read them in 8 bits, and the products behind these.
 
     The skip connection of a convolutional block reads 8 bits too, where the block's input is quantised, so
     that TensorRT adds it in the convolution's kernel.
     """
     finder = _SourceFinder({product.node: product for product in products}, static_values(graph))
-    sources: dict[ir.Value, dict[Edge, set[Product]]] = {}
+    sources: dict[ir.Value, dict[Edge, list[Product]]] = {}
     for product in finder.products.values():
         value, edges = finder.climb(product.source, {(product.node, 0)})
         for edge in edges:
-            sources.setdefault(value, {}).setdefault(edge, set()).add(product)
+            sources.setdefault(value, {}).setdefault(edge, []).append(product)
     for node in graph:
         if not is_op(node, "Add"):
             continue
         for place, (value, other) in enumerate((node.inputs, node.inputs[::-1])):
             convolution = finder.products.get(other.producer())
             if value in sources and convolution is not None and convolution.is_convolution:
-                sources[value][node, place] = set()
+                sources[value][node, place] = []
     return sources
 
 
@@ -130,7 +130,7 @@ class _SourceFinder:
 
 def insert_nodes(
     graph: ir.Graph,
-    sources: Mapping[ir.Value, Mapping[Edge, set[Product]]],
+    sources: Mapping[ir.Value, Mapping[Edge, Iterable[Product]]],
     ranges: Mapping[Product, float],
     form: NumberFormat,
 ) -> None:
@@ -143,14 +143,12 @@ def insert_nodes(
         form: the 8-bit type.
     """
     writer = _Writer(graph, form)
-    products: dict[Product, None] = {}
     for value, edges in sources.items():
-        readers = set().union(*edges.values())
-        products |= dict.fromkeys(readers)
-        quantized = writer.quantize(value, max(ranges[product] for product in readers))
+        largest = max(ranges[product] for products in edges.values() for product in products)
+        quantized = writer.quantize(value, largest)
         for node, place in edges:
             node.replace_input_with(place, quantized)
-    for product in products:
+    for product in ranges:
         product.node.replace_input_with(1, writer.store(product))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,15 @@ class Layer:
     """A linear layer or convolution that can become 8 bits.
 
     Attributes:
-        name: name of its node, for messages and for the caller's patterns.
+        name: name of its node.
         group: block and kind, such as "block 12, FFN". Blocks end at sums of two features.
-        index: number of the product in the model.
+        product: node and weights.
+        index: position among all products of the model.
     """
 
     name: str
     group: str
+    product: Product
     index: int
 
 
@@ -73,10 +75,12 @@ class Quantizer:
         _, self.kept = policy.counts()
         if not policy.quantized:
             raise UsageError(f"the file has no layer that can become 8 bits; kept: {self.kept or 'none'}")
-        self._products = policy.quantized
-        order = {product: index for index, product in enumerate(policy.products)}
         groups = policy.groups()
-        self.layers = [Layer(x.node.name or x.output.name, groups[x], order[x]) for x in policy.quantized]
+        self.layers = [
+            Layer(x.node.name or x.output.name, groups[x], x, index)
+            for index, x in enumerate(policy.products)
+            if x not in policy.kept
+        ]
         self.ranges_file: Path | None = None
         self._ranges: dict[Product, float] = {}
 
@@ -104,18 +108,19 @@ class Quantizer:
             UsageError: the file is damaged.
             CannotRun: onnxruntime does not run the model.
         """
-        names = ranges.product_names(self._products)
-        store = ranges.RangeCache(cache, ranges.model_key(self._products), data.key, method)
+        products = [layer.product for layer in self.layers]
+        names = ranges.product_names(products)
+        store = ranges.RangeCache(cache, ranges.model_key(products), data.key, method)
         known = store.read()
         if known is None:
-            self._ranges = ranges.measure_ranges(self.model, self._products, data, method, providers, advance)
+            self._ranges = ranges.measure_ranges(self.model, products, data, method, providers, advance)
             store.write({names[product]: largest for product, largest in self._ranges.items()})
         else:
             self._ranges = {product: known[name] for product, name in names.items()}
         self.ranges_file = store.path
         return known is not None
 
-    def quantize(self, precision: str, layers: Collection[Layer]) -> onnx.ModelProto:
+    def quantize(self, precision: str, layers: Sequence[Layer]) -> onnx.ModelProto:
         """Returns a copy of the model with Q/DQ nodes before some of its layers.
 
         Args:
@@ -125,14 +130,10 @@ class Quantizer:
         Raises:
             RangeError: the range of a tensor is zero or not finite.
         """
-        chosen = {layer.index for layer in layers}
-        pairs = zip(self.layers, self._products, strict=True)
-        measured = {layer.index: product for layer, product in pairs if layer.index in chosen}
-        ranges.check_ranges({product: self._ranges[product] for product in measured.values()})
+        ranges.check_ranges({layer.product: self._ranges[layer.product] for layer in layers})
         copy = ir.from_proto(self.model)
-        products = {i: x for i, x in enumerate(find_products(copy.graph)) if i in chosen}
-        sources = find_sources(copy.graph, products.values())
-        largest = {product: self._ranges[measured[index]] for index, product in products.items()}
-        insert_nodes(copy.graph, sources, largest, FORMATS[precision])
+        products = list(find_products(copy.graph))
+        largest = {products[layer.index]: self._ranges[layer.product] for layer in layers}
+        insert_nodes(copy.graph, find_sources(copy.graph, largest), largest, FORMATS[precision])
         ir.passes.common.RemoveUnusedNodesPass()(copy)
         return ir.to_proto(copy)
