@@ -82,13 +82,7 @@ class OnnxRuntimeBackend(FileBackend):
         if self._kind != "cpu" and has_cuda:
             # fp32 without TF32, as in the other backends; the provider's own default is TF32.
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self._index or 0, "use_tf32": 0}))
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        if self.precision == "fp8":
-            # Onnxruntime 1.31 moves Q/DQ nodes behind MaxPool, which has no FP8, and its further
-            # optimizations give wrong numbers.
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options = session_options(self.precision)
         try:
             session = onnxruntime.InferenceSession(self.file, options, providers=providers)
         except Exception as error:  # onnxruntime's own classes derive from Exception
@@ -97,3 +91,17 @@ class OnnxRuntimeBackend(FileBackend):
         if self._kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise RuntimeError(f"device {self.device}: onnxruntime's CUDA provider does not start here")
         return session
+
+
+def session_options(precision: str) -> Any:
+    """Returns onnxruntime's options for a file of a precision."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    if precision == "fp8":
+        # Onnxruntime 1.31 moves Q/DQ nodes behind MaxPool, which has no FP8, and its further optimizations
+        # give wrong numbers.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return options

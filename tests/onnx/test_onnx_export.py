@@ -20,7 +20,6 @@ from onnx_path import operator
 from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
 from onnx_path.model_for_tensorrt import parsed_file
-from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from tests.onnx.engine_stand_ins import attention_file
@@ -221,9 +220,6 @@ def test_command_in_8_bits(weights, tmp_path, monkeypatch, precision):
         inputs = {"images": batch.images, "image_shapes": batch.image_shapes}
         found = detector.backend(*inputs.values())
     assert found[1].max() > 0.5
-    if precision == "fp8":  # onnxruntime's INT8 kernels round elsewhere than the nodes of the file
-        _, scores, _ = onnx_session.run(onnx.load(out / "model.onnx"), inputs)  # without any optimization
-        np.testing.assert_allclose(found[1], scores, atol=0.01)
 
 
 @pytest.mark.parametrize(
