@@ -36,7 +36,7 @@ from codetr.export.request import INPUT_NAMES
 from codetr.weights import DEMO, choose_weights, model_config
 from trt_plugin import ArtifactMetadata, EngineRunner
 
-BOUNDS = {"fp32": 0.002, "tf32": 0.002, "fp16": 0.005, "bf16": 0.005}
+BOUNDS = {"fp32": 0.002, "tf32": 0.002, "fp16": 0.005, "bf16": 0.005, "int8": 0.01, "fp8": 0.01}
 """Largest difference of a variant's AP from the reference's, by precision."""
 
 WARMUP = 10

@@ -72,7 +72,7 @@ def compare(
         precision: precision of the engine, which decides the tolerance. Default: as its metadata, its
             layers or MODEL tell, in this order. Layers do not tell tf32.
         tolerance: largest relative error of an output. Default: 1e-4 for fp32, 1e-2 for tf32 and fp16, 8e-2
-            for bf16, 0.2 for int8 and fp8.
+            for bf16 and int8, 0.2 for fp8.
         layers: if an output differs, build engines with tensors between layers as outputs, and find the first
             node that differs.
         parsed: file that the engine was built of. Default: the file that onnx_path.build wrote beside the

@@ -10,15 +10,17 @@ import numpy as np
 
 from trt_plugin.engine_tensors import format_shape
 
-TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 8e-2}
+TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 8e-2, "int8": 8e-2, "fp8": 0.2}
 """Largest relative error by precision.
 
 One rounding is 6e-8 (fp32), 5e-4 (TF32 and fp16) or 4e-3 (bf16) of a number, and a deep network adds up many.
-The tolerance is twenty roundings for 16 bits. float32 has more room, for sums in another order.
+The tolerance is twenty roundings for 16 bits. float32 has more room, for sums in another order. A rounding is
+4e-3 of the largest number for INT8 and 3e-2 of a number for FP8, in the inputs of some layers only.
 """
 
-_LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
-_SMALLEST = {"fp16": 2.0**-24}
+_HALF = ("fp16", "int8", "fp8")  # the types of tensors in 8-bit engines are float16
+_LARGEST = dict.fromkeys(_HALF, 65504.0) | {"bf16": 3.3895313892515355e38}
+_SMALLEST = dict.fromkeys(_HALF, 2.0**-24)
 _CHUNK = 2**22  # elements that are float64 at a time
 
 

@@ -52,6 +52,25 @@ def test_onnxruntime_gives_the_same(tiny, onnx, tmp_path, capsys):
     assert len(found["per_class"]) == 80 and found["per_class"][1]["category_id"] == 3
 
 
+@pytest.mark.slow
+def test_quantisation_measures_average_precision(tiny, onnx, tmp_path, monkeypatch):
+    """The drop of a detector on a dataset is that of AP; the quantised file is evaluated like any other."""
+    from onnx_path.quantize import main
+
+    monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
+    out, report = tmp_path / "quantized.onnx", tmp_path / "report.json"
+    given = [onnx, out, "--precision", "int8", "--data", tiny.data, "--split", "val"]
+    given += ["--max-drop", 1, "--json", report]
+    assert main(list(map(str, given))) == 0
+    found = json.loads(report.read_text())
+    assert found["measure"] == "drop of AP" and len(found["groups"]) > 5 and found["images"] == 4
+    evaluated = ["--data", tiny.data, "--device", "cpu", "--onnx"]
+    assert command(*evaluated, onnx, "--out", tmp_path / "before") == 0
+    assert command(*evaluated, out, "--out", tmp_path / "after") == 0
+    before, after = (results(tmp_path / name)[0]["metrics"]["ap"] for name in ("before", "after"))
+    assert found["drop"] == pytest.approx(before - after, abs=1e-6)
+
+
 def test_benchmark(tiny, onnx, tmp_path, capsys):
     """Every variant of this machine on the same pictures, with table, picture and result file."""
     out = tmp_path / "accuracy.json"
