@@ -1,4 +1,5 @@
-"""Converters for Torch-TensorRT: msda.attention, fused_attention and packed_attention become plugin layers.
+"""Converters for Torch-TensorRT: msda.attention, fused_attention and packed_attention become plugin layers,
+quantize and dequantize Q/DQ layers.
 
 `add_plugin_layer` needs only TensorRT, `register` needs Torch-TensorRT.
 """
@@ -17,6 +18,7 @@ import torch
 import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
 from dynamo_path.packed_projections import packed_attention
+from dynamo_path.quantized_layers import dequantize, quantize
 
 ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 TARGETS = {
@@ -46,6 +48,8 @@ def register() -> None:
         ) from error
     for target in TARGETS:
         dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)(convert)
+    for target in (quantize, dequantize):
+        dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)(convert_scaling)
     dynamo_tensorrt_converter(
         torch.ops.aten.where.self,
         capability_validator=is_bfloat16,
@@ -83,6 +87,32 @@ def convert_where(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, 
         tensors[index] = tensor
     layer = ctx.net.add_select(*tensors)
     layer.name = f"where-[{name}]"
+    return layer.get_output(0)
+
+
+def convert_scaling(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
+    """Converts a call of `quantize` or `dequantize`. Arguments and result are those of `convert`."""
+    import tensorrt as trt
+    from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
+
+    value, scale, dtype = args
+    types = {
+        torch.int8: trt.int8,
+        torch.float8_e4m3fn: trt.fp8,
+        torch.float32: trt.float32,
+        torch.float16: trt.float16,
+        torch.bfloat16: trt.bfloat16,
+    }
+    tensor = get_trt_tensor(ctx, value, f"{name}_input")
+    # TensorRT takes scales in the floating type of the pair.
+    floating = tensor.dtype if target is quantize else types[dtype]
+    wanted = next(torch_type for torch_type, kind in types.items() if kind == floating)
+    scales = get_trt_tensor(ctx, torch.as_tensor(scale).to(wanted), f"{name}_scale")
+    add = ctx.net.add_quantize if target is quantize else ctx.net.add_dequantize
+    layer = add(tensor, scales, types[dtype])
+    if len(scales.shape):
+        layer.axis = 0
+    layer.name = f"{target.__name__}-[{name}]"
     return layer.get_output(0)
 
 

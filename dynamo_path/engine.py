@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
 from dynamo_path.packed_projections import pack_projections
+from dynamo_path.quantized_layers import quantize_layers
 
 Result = TypeVar("Result")
 
@@ -30,7 +31,10 @@ class UnsupportedOperators(RuntimeError):
 
 
 def build_engine(
-    program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...], request: ExportRequest
+    program: torch.export.ExportedProgram,
+    inputs: tuple[torch.Tensor, ...],
+    request: ExportRequest,
+    ranges: Mapping[str, float] | None = None,
 ) -> bytes:
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
@@ -38,13 +42,14 @@ def build_engine(
         program: result of `export_program`, on the GPU.
         inputs: its example inputs.
         request: output names, sizes, TF32, refitting, timing cache and optimization level.
+        ranges: ranges of the layers that become 8 bits, see `quantized_layers.quantize_layers`.
 
     Raises:
         UnsupportedOperators: Torch-TensorRT has no converter for some operators.
         RuntimeError: TensorRT cannot build the engine.
     """
     try:
-        return _convert(program, inputs, request)
+        return _convert(program, inputs, request, ranges=ranges)
     except UnsupportedOperators:
         raise
     except Exception as error:
@@ -86,6 +91,7 @@ def _convert(
     inputs: tuple[torch.Tensor, ...],
     request: ExportRequest,
     use: Callable[[Any], None] | None = None,
+    ranges: Mapping[str, float] | None = None,
 ) -> bytes:
     """Runs Torch-TensorRT's conversion and raises the error that its interpreter met."""
     from torch_tensorrt import dynamo
@@ -93,7 +99,7 @@ def _convert(
     with (
         tempfile.TemporaryDirectory() as folder,
         quiet(LOGGER),
-        patched_interpreter(request.output_names, use) as errors,
+        patched_interpreter(request, use, ranges) as errors,
     ):
         try:
             return dynamo.convert_exported_program_to_serialized_trt_engine(
@@ -172,13 +178,15 @@ def _input_specifications(inputs: tuple[torch.Tensor, ...], request: ExportReque
 
 @contextmanager
 def patched_interpreter(
-    names: Sequence[str], use: Callable[[Any], None] | None = None
+    request: ExportRequest,
+    use: Callable[[Any], None] | None = None,
+    ranges: Mapping[str, float] | None = None,
 ) -> Iterator[list[Exception]]:
     """Replaces Torch-TensorRT's interpreter by a subclass while the block runs, where it lacks settings.
 
-    The subclass names the outputs, keeps detailed layer information, simplifies reshapes, and packs the
-    projections of offsets and logits. It calls `use` with the network before the build, and raises if an
-    operator has no converter. The yielded list collects the interpreter's errors.
+    The subclass names the outputs, keeps detailed layer information, simplifies reshapes, packs the
+    projections of offsets and logits, and quantises layers. It calls `use` with the network before the build,
+    and raises if an operator has no converter. The yielded list collects the interpreter's errors.
     """
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
@@ -192,6 +200,8 @@ def patched_interpreter(
         def __init__(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
             pack_projections(module)
             simplify_reshapes(module)
+            if ranges is not None:
+                quantize_layers(module, ranges, request.precision)
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()
             if missing:
@@ -200,9 +210,9 @@ def patched_interpreter(
 
         def output(self, target: str, args: Any, kwargs: Any) -> list[Any]:
             outputs = super().output(target, args, kwargs)
-            for index, name in enumerate(names):
+            for index, name in enumerate(request.output_names):
                 self.ctx.net.get_output(index).name = name
-            self._output_names = list(names)
+            self._output_names = list(request.output_names)
             return outputs
 
         def _populate_trt_builder_config(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,8 @@ model.ts (a TorchScript module) hold the same engine for programs that run it by
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,20 +47,22 @@ def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
     )
     from dynamo_path.saved_modules import write_program
 
-    if request.quantized:
-        problem = f"expected fp32, tf32, fp16 or bf16 for the dynamo path, got {request.precision}"
-        raise ArgumentError("precision", problem)
+    if request.quantized and allow_fallback:
+        problem = f"expected fp32, tf32, fp16 or bf16 with it, got {request.precision}"
+        raise ArgumentError("allow_fallback", problem)
     device = pick_device(request.device)
     if device.type == "cuda":
         import_requirements()
     with staged_folder(request.out) as folder:
-        subject = prepare(request)
+        subject, ranges = prepare(request), None
+        if request.quantized and device.type == "cuda":
+            ranges = measure_ranges(subject, request)
         model, inputs = subject.module().to(device), example_inputs(request, device)
         with stage("export model.pt2"):
             program = export_program(model, inputs, dynamic_shapes(request))
             write_program(program, folder / "model.pt2")
         if device.type == "cuda":
-            _compile(program, subject, request, folder, allow_fallback)
+            _compile(program, subject, request, folder, allow_fallback, ranges)
         written = sorted(file.name for file in folder.iterdir())
     if device.type != "cuda":
         print(f"wrote {request.out / 'model.pt2'}; stopped there: no GPU to build a TensorRT engine for")
@@ -74,6 +77,7 @@ def _compile(
     request: ExportRequest,
     folder: Path,
     allow_fallback: bool,
+    ranges: Mapping[str, float] | None,
 ) -> None:
     """Builds once, writes model.engine, model.ep, model.ts and model.json, and compares all with PyTorch."""
     from codetr.export.artifact_metadata import write_metadata
@@ -86,7 +90,7 @@ def _compile(
     engine, compiled, script = (folder / name for name in ("model.engine", "model.ep", "model.ts"))
     try:
         with stage("build model.engine with Torch-TensorRT") as seconds:
-            plan = build_engine(program, inputs, request)
+            plan = build_engine(program, inputs, request, ranges)
             engine.write_bytes(plan)
     except UnsupportedOperators as error:
         if not allow_fallback:
@@ -104,6 +108,24 @@ def _compile(
             compare_engine(subject.checks, request, engine)
         for path in (compiled, script):
             compare_with_torch(subject.checks, request, path.name, saved_runner(path, request))
+
+
+def measure_ranges(subject: ExportSubject, request: ExportRequest) -> dict[str, float]:
+    """Returns the ranges of the layers that become 8 bits, see `quantized_layers.quantize_layers`.
+
+    Onnxruntime measures them on an ONNX file of the same model, so that both paths quantise alike.
+    """
+    from codetr.export.traced_model import dynamic_shapes, example_inputs, export_program
+    from onnx_path.export import calibrate_file, write_onnx
+
+    with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as folder:
+        file = Path(folder) / "model.onnx"
+        with stage("export an ONNX file for the calibration"):
+            program = export_program(subject.module(), example_inputs(request), dynamic_shapes(request))
+            write_onnx(program, file, output_names=request.output_names)
+            del program
+        quantizer = calibrate_file(file, request)
+    return quantizer.ranges_by_weights(quantizer.layers)
 
 
 def import_requirements() -> None:

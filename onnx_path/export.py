@@ -20,6 +20,8 @@ from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES, ExportRequest
 if TYPE_CHECKING:
     import torch
 
+    from onnx_path.quantization.quantizer import Quantizer
+
 LARGEST_CONSTANT = 2**27  # elements of a folded tensor
 
 
@@ -97,12 +99,14 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     return 0
 
 
-def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) -> None:
-    """Quantises an exported detector in place, with the request's calibration data.
+def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
+    """Measures the ranges of an exported detector on the request's calibration data.
 
     Args:
-        model: an ONNX file of the request's `model_precision`.
-        function_bodies: leave the bodies of MSDA nodes in the file.
+        model: an ONNX file of the request's `model_precision`, with the bodies of its MSDA nodes.
+
+    Returns:
+        The detector, ready to be quantised.
     """
     import onnx
     import onnx_ir
@@ -110,8 +114,6 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
     from codetr.cli.console import progress
     from codetr.detector.preprocess import Preprocessor
     from codetr.weights import cache_folder
-    from onnx_path.model_for_tensorrt import save_model
-    from onnx_path.operator import remove_function_bodies
     from onnx_path.quantization import calibration_data
     from onnx_path.quantization.quantizer import DEFAULT_METHODS, Quantizer
 
@@ -123,13 +125,26 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
     data = calibration_data.picture_data(onnx_ir.from_proto(original), files, rule)
     quantizer = Quantizer(original)
     method = DEFAULT_METHODS[request.precision]
-    with stage("calibrate model.onnx"), progress(data.runs, "calibrating") as advance:
+    with stage(f"calibrate with {data.images} pictures"), progress(data.runs, "calibrating") as advance:
         quantizer.calibrate(data, method, cache_folder() / "ranges", advance=advance)
-    result = quantizer.quantize(request.precision, quantizer.layers)
     kept = ", ".join(f"{count} ({reason})" for reason, count in quantizer.kept.items())
-    print(
-        f"model.onnx: {len(quantizer.layers)} layers in {request.precision}; layers kept: {kept}", flush=True
-    )
+    print(f"{len(quantizer.layers)} layers in {request.precision}; layers kept: {kept}", flush=True)
+    return quantizer
+
+
+def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) -> None:
+    """Quantises an exported detector in place, see `calibrate_file`.
+
+    Args:
+        function_bodies: leave the bodies of MSDA nodes in the file.
+    """
+    import onnx
+
+    from onnx_path.model_for_tensorrt import save_model
+    from onnx_path.operator import remove_function_bodies
+
+    quantizer = calibrate_file(model, request)
+    result = quantizer.quantize(request.precision, quantizer.layers)
     if not function_bodies:
         remove_function_bodies(result)
     save_model(result, model, model.parent)

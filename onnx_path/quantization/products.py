@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from codetr.export.weight_key import weight_key
 from onnx_path.fp16_exceptions import MOVES
 from onnx_path.surgery.graph.traversal import FLOATS, attribute, constant, is_op
 
@@ -79,16 +79,6 @@ def find_products(graph: ir.Graph) -> Iterator[Product]:
         else:
             axis = 0 if is_op(node, "Gemm") and attribute(node, "transB", 0) else 1
         yield Product(node, weight, axis)
-
-
-def weight_key(weight: np.ndarray) -> str:
-    """Hashes weights, output channels first.
-
-    Weights in 16 bits have another key than in float32, since their layers have other ranges.
-    """
-    content = hashlib.sha256(repr((weight.dtype.name, weight.shape)).encode())
-    content.update(np.ascontiguousarray(weight).view(np.uint8).data)
-    return content.hexdigest()[:32]
 
 
 def _folded(value: ir.Value | None) -> np.ndarray | None:

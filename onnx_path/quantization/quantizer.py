@@ -120,6 +120,17 @@ class Quantizer:
         self.ranges_file = store.path
         return known is not None
 
+    def ranges_by_weights(self, layers: Sequence[Layer]) -> dict[str, float]:
+        """Returns the ranges of layers by `ranges.product_names`, for a graph that is no ONNX model.
+
+        Raises:
+            RangeError: the range of a tensor is zero or not finite.
+        """
+        chosen = {layer.product: self._ranges[layer.product] for layer in layers}
+        ranges.check_ranges(chosen)
+        names = ranges.product_names([layer.product for layer in self.layers])
+        return {names[product]: largest for product, largest in chosen.items()}
+
     def quantize(self, precision: str, layers: Sequence[Layer]) -> onnx.ModelProto:
         """Returns a copy of the model with Q/DQ nodes before some of its layers.
 

@@ -60,3 +60,28 @@ def test_arguments_by_name_and_types(network, monkeypatch):
     assert "".join(tensor.label for tensor in tensors) == "abcdef"
     float32 = "torch.float32"
     assert [x.dtype.name for x in tensors] == ["HALF", "INT64", "INT64", float32, float32, "HALF"]
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5, 0.25])], ids=["one", "channels"])
+def test_quantisation_layers(network, scale, monkeypatch):
+    """Scales have the floating type of the pair; those of channels lie along the first axis."""
+    import tensorrt as trt
+
+    made = []
+
+    def constant(ctx: object, value: object, name: str) -> object:
+        if isinstance(value, torch.Tensor):
+            made.append(value.dtype)
+        return value
+
+    utils = SimpleNamespace(get_trt_tensor=constant)
+    for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
+    ctx, half = SimpleNamespace(net=network), SimpleNamespace(dtype=trt.float16)
+    converter.convert_scaling(ctx, converter.quantize, (half, scale, torch.float8_e4m3fn), {}, "node")
+    converter.convert_scaling(ctx, converter.dequantize, (Mock(), scale, torch.float16), {}, "node")
+    assert made == [torch.float16] * 2
+    assert network.add_quantize.call_args.args[2] == trt.fp8
+    assert network.add_dequantize.call_args.args[2] == trt.float16
+    assert ("axis" in vars(network.add_quantize.return_value)) == bool(scale.ndim)

@@ -1,0 +1,17 @@
+"""Names layers by their weights, so that both export paths and every file of a model know them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def weight_key(weight: np.ndarray) -> str:
+    """Hashes weights, output channels first.
+
+    Weights in 16 bits have another key than in float32, since their layers have other ranges.
+    """
+    content = hashlib.sha256(repr((weight.dtype.name, weight.shape)).encode())
+    content.update(np.ascontiguousarray(weight).view(np.uint8).data)
+    return content.hexdigest()[:32]
