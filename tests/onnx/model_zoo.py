@@ -32,10 +32,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import Tensor
 
+from onnx_path.surgeon import operate
 from tests.onnx import zoo_layers, zoo_models
 from tests.onnx.zoo_exporters import Exporter, Sampling, Simplifier, export_module, quiet, simplify
 
@@ -145,6 +147,17 @@ def export(
         export_module(model, inputs, partial, outputs=entry.outputs, dynamic=axes, **form)
     partial.replace(path)
     return path
+
+
+def operated(name: str, folder: Path, target: str = "msda") -> onnx.ModelProto:
+    """Returns a model of the zoo after the surgeon, whose result the folder keeps."""
+    path = export(name, folder)
+    result = path.with_suffix(f".{target}.onnx")
+    if not result.exists():
+        partial = result.with_suffix(f".{os.getpid()}")
+        onnx.save(operate(onnx.load(path), target=target, check=False)[0], partial)
+        partial.replace(result)
+    return onnx.load(result)
 
 
 _IMAGE = {"pixel_values": {0: "batch", 2: "height", 3: "width"}}

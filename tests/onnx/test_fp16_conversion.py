@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from codetr.errors import ArgumentError
 from onnx_path import operator
 from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN
 from onnx_path.precision import convert_precision
-from onnx_path.surgeon import operate
 from onnx_path.surgery.graph import onnx_session
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
@@ -132,19 +130,13 @@ def fix_picks(narrow: onnx.ModelProto, wide: onnx.ModelProto, inputs: dict[str, 
         narrow.graph.initializer.append(onnx.numpy_helper.from_array(picks, name))
 
 
-@functools.cache
-def operated(name: str, folder: Path, target: str = "msda") -> onnx.ModelProto:
-    """Returns a zoo model after the surgeon."""
-    ZOO[name].require()
-    return operate(onnx.load(model_zoo.export(name, folder)), target=target, check=False)[0]
-
-
 # Whole models
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in ZOO])
 def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
-    model = operated(name, zoo_folder)
+    ZOO[name].require()
+    model = model_zoo.operated(name, zoo_folder)
     typed, report = converted(model)
     attentions = [node for node in typed.nodes if node.domain == operator.DOMAIN]
     assert len(attentions) == ZOO[name].layers
@@ -193,7 +185,7 @@ def check_attentions(typed: Typed, narrow: int) -> None:
 
 
 def test_nvidia_s_nodes_stay(zoo_folder: Path) -> None:
-    typed, _ = converted(operated("deformable_detr", zoo_folder, target="nvidia"))
+    typed, _ = converted(model_zoo.operated("deformable_detr", zoo_folder, target="nvidia"))
     nodes = [node for node in typed.nodes if node.domain == operator.NVIDIA_DOMAIN]
     assert len(nodes) == ZOO["deformable_detr"].layers
     assert all(typed.types[x] != HALF for node in nodes for x in (*node.input, *node.output))
