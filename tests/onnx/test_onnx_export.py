@@ -205,17 +205,16 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     assert (types["boxes"], types["scores"]) == (single, single)
 
 
-@pytest.mark.parametrize("precision", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
-def test_command_in_8_bits(weights, tmp_path, monkeypatch, precision):
-    """The file runs in onnxruntime, by its metadata."""
+def test_command_in_8_bits(weights, tmp_path, monkeypatch):
+    """The file runs in onnxruntime, by its metadata; its backbone has a MaxPool, see `session_options`."""
     monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
     pictures, out = GOLDEN.parent / "scenes" / "val", tmp_path / "out"
-    options = {"precision": precision, "calibration-data": pictures, "calibration-images": 2}
+    options = {"precision": "fp8", "calibration-data": pictures, "calibration-images": 2}
     assert main([*arguments(weights, out, **options), "--onnx-only"]) == 0
     nodes = Counter(node.op_type for node in onnx.load(out / "model.onnx").graph.node)
     assert nodes["DequantizeLinear"] > nodes["QuantizeLinear"] > 10
     with codetr.Detector(onnx=out / "model.onnx", device="cpu") as detector:
-        assert precision in detector.backend.load().description
+        assert "fp8" in detector.backend.load().description
         batch = detector.backend.preprocessor.batch([load_image(pictures / "000000.jpg")])
         inputs = {"images": batch.images, "image_shapes": batch.image_shapes}
         found = detector.backend(*inputs.values())
