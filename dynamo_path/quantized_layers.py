@@ -8,19 +8,19 @@ used: it rounds to whole numbers before it converts to FP8.
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from codetr.export.weight_key import weight_key
+from codetr.export.quantization_scales import LARGEST, scales_of
+from codetr.export.weight_key import number_keys, weight_key
 from dynamo_path.packed_projections import LINEAR
 
 LAYERS = (LINEAR, torch.ops.aten.convolution.default, torch.ops.aten.conv2d.default)
 TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+_LARGEST = {TYPES[name]: number for name, number in LARGEST.items()}
 
 
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -57,20 +57,17 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
     Raises:
         RuntimeError: the graph lacks a layer of `ranges`.
     """
-    seen: Counter[str] = Counter()
-    chosen: dict[torch.fx.Node, Tensor] = {}
+    weights = {
+        node: operator.attrgetter(node.args[1].target)(module)
+        for node in module.graph.nodes
+        if node.target in LAYERS and node.args[1].op == "get_attr"
+    }
+    with unset_fake_temporarily():
+        names = number_keys(weight_key(weight.detach().cpu().numpy()) for weight in weights.values())
+    chosen = {node: name for node, name in zip(weights, names, strict=True) if name in ranges}
     sources: dict[torch.fx.Node, float] = {}
-    for node in module.graph.nodes:
-        if node.target not in LAYERS or node.args[1].op != "get_attr":
-            continue
-        weight = operator.attrgetter(node.args[1].target)(module)
-        with unset_fake_temporarily():
-            key = weight_key(weight.detach().cpu().numpy())
-        largest = ranges.get(f"{key}/{seen[key]}")
-        seen[key] += 1
-        if largest is not None:
-            chosen[node] = weight
-            sources[node.args[0]] = max(largest, sources.get(node.args[0], 0.0))
+    for node, name in chosen.items():
+        sources[node.args[0]] = max(ranges[name], sources.get(node.args[0], 0.0))
     if len(chosen) < len(ranges):
         missing = len(ranges) - len(chosen)
         raise RuntimeError(f"expected {len(ranges)} layers in 8 bits, {missing} are not in the graph")
@@ -78,13 +75,13 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
     inputs = {}
     for index, (source, largest) in enumerate(sources.items()):
         after = source.next
-        scale = _add_scale(module, after, f"input_scale_{index}", torch.tensor(largest), dtype)
+        scale = _add_scale(module, after, f"input_scale_{index}", torch.tensor(largest), precision)
         inputs[source] = _add_pair(module, after, source, scale, dtype, source)
-    for index, (node, weight) in enumerate(chosen.items()):
+    for index, node in enumerate(chosen):
         with unset_fake_temporarily():
-            axes = tuple(range(precision == "int8", weight.ndim))
-            largest = weight.detach().float().abs().amax(axes)
-        scale = _add_scale(module, node, f"weight_scale_{index}", largest, dtype)
+            axes = tuple(range(precision == "int8", weights[node].ndim))
+            largest = weights[node].detach().float().abs().amax(axes)
+        scale = _add_scale(module, node, f"weight_scale_{index}", largest, precision)
         pair = _add_pair(module, node, node.args[1], scale, dtype, node)
         node.args = (inputs[node.args[0]], pair, *node.args[2:])
     for node in module.graph.nodes:
@@ -109,15 +106,12 @@ def _with_quantized_skip(
 
 
 def _add_scale(
-    module: torch.fx.GraphModule, before: torch.fx.Node, name: str, largest: Tensor, dtype: torch.dtype
+    module: torch.fx.GraphModule, before: torch.fx.Node, name: str, largest: Tensor, precision: str
 ) -> torch.fx.Node:
-    """Adds scales as a constant. Float16 holds them too, as those of `onnx_path.quantization.placement`."""
+    """Adds scales as a constant."""
     with torch.no_grad(), unset_fake_temporarily():
-        scales = torch.where(largest > 0, largest, _LARGEST[dtype]) / _LARGEST[dtype]
-        half = scales.half()
-        above = torch.nextafter(half, torch.full_like(half, torch.inf))
-        half = torch.where(half.float() < scales, above, half)
-        module.register_buffer(name, torch.where(half.isfinite(), half.float(), scales))
+        scales = torch.from_numpy(scales_of(largest.cpu().numpy(), precision))
+        module.register_buffer(name, scales.to(largest.device))
     with module.graph.inserting_before(before):
         node = module.graph.get_attr(name)
     node.meta["val"] = getattr(module, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 from cyclopts.types import PositiveFloat
 
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, compile_patterns
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import check_output, stage, staged_folder
@@ -85,12 +84,7 @@ def build(
     check_output("json", json, [*taken, timing_cache])
     if keep_fp32 and precision not in CONVERTED:
         raise ArgumentError("keep_fp32", f"expected --precision {' or '.join(CONVERTED)} with it")
-    for pattern in keep_fp32:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            text = f"expected a regular expression, got {pattern!r} ({error})"
-            raise ArgumentError("keep_fp32", text) from error
+    compile_patterns("keep_fp32", keep_fp32)
 
     import onnx
 

@@ -119,10 +119,9 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
 
     original = onnx.load(model)
     config, sizes = request.config, request.sizes
-    fitted = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
-    rule = calibration_data.PictureRule(config.mean, config.std, 1.0, preprocessor=fitted)
+    preprocessor = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
     files = calibration_data.find_pictures(request.calibration_data, "train", request.calibration_images)
-    data = calibration_data.picture_data(onnx_ir.from_proto(original), files, rule)
+    data = calibration_data.picture_data(onnx_ir.from_proto(original), files, preprocessor)
     quantizer = Quantizer(original)
     method = DEFAULT_METHODS[request.precision]
     with stage(f"calibrate with {data.images} pictures"), progress(data.runs, "calibrating") as advance:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 from cyclopts.types import PositiveFloat, PositiveInt
 
-from codetr.cli.argument_types import Folder, InputFile, OutputFile, parsed_by
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, compile_patterns, parsed_by
 from codetr.cli.console import progress
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError
-from codetr.export.output_folder import check_output, stage
+from codetr.export.output_folder import check_output, check_positional_output, stage
 from codetr.weights import cache_folder
 from trt_plugin.atomic_files import new_folder, write_json
 from trt_plugin.metadata import ArtifactMetadata, EightBits
@@ -153,17 +153,9 @@ def quantize(
             of our detector drops AP; other data drop the mean relative difference of the outputs.
         json: also write the report to this file.
     """
-    try:
-        check_output("out", out, (model, model.with_suffix(".json"), json))
-    except ArgumentError as error:  # a positional argument, no option
-        raise UsageError(f"OUT.onnx: {error.problem}") from error
+    check_positional_output("OUT.onnx", out, (model, model.with_suffix(".json"), json))
     check_output("json", json, (model, out, model.with_suffix(".json"), out.with_suffix(".json")))
-    for pattern in keep:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            text = f"expected a regular expression, got {pattern!r} ({error})"
-            raise ArgumentError("keep", text) from error
+    patterns = compile_patterns("keep", keep)
 
     from onnx_path.quantization.quantizer import DEFAULT_METHODS, Quantizer
     from onnx_path.surgery.graph import model_files
@@ -180,7 +172,6 @@ def quantize(
     with stage("calibrate") as seconds, progress(data.runs, "calibrating") as advance:
         read = quantizer.calibrate(data, method, cache_folder() / "ranges", providers, advance)
     print(f"ranges {'read from' if read else 'kept in'} {quantizer.ranges_file}")
-    patterns = [re.compile(pattern) for pattern in keep]
     layers = [x for x in quantizer.layers if not any(pattern.search(x.name) for pattern in patterns)]
     report = QuantizationReport(
         model=str(model),
@@ -233,11 +224,11 @@ def read_data(model: onnx.ModelProto, file: Path, options: CalibrationOptions) -
         return calibration_data.array_data(graph, options.data, options.images)
     if not options.data.is_dir():
         raise ArgumentError("data", f"expected a folder or an .npz file, got {str(options.data)!r}")
-    rule = calibration_data.picture_rule(
+    preprocessor = calibration_data.choose_preprocessor(
         graph, file.with_suffix(".json"), options.mean, options.std, options.size
     )
     files = calibration_data.find_pictures(options.data, options.split, options.images)
-    return calibration_data.picture_data(graph, files, rule)
+    return calibration_data.picture_data(graph, files, preprocessor)
 
 
 def _search(

@@ -19,8 +19,8 @@ from cyclopts.types import NonNegativeInt
 
 from codetr.cli.argument_types import InputFile, OutputFile
 from codetr.cli.program import complain, run_program
-from codetr.errors import ArgumentError, UsageError, one_line
-from codetr.export.output_folder import check_output
+from codetr.errors import UsageError, one_line
+from codetr.export.output_folder import check_output, check_positional_output
 from trt_plugin.atomic_files import write_json
 
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ def surgeon(
         seed: seed of the random numbers.
         json: write the report to this file.
     """
-    try:
-        check_output("out", out, (model,))
-    except ArgumentError as error:  # a positional argument, no option
-        raise UsageError(f"OUT.onnx: {error.problem}") from error
+    check_positional_output("OUT.onnx", out, (model,))
     check_output("json", json, (model, out))
     from onnx_path.surgery.graph import model_files
     from onnx_path.surgery.graph.onnx_session import CannotRun

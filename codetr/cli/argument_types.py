@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 from cyclopts.types import ExistingFile
+
+from codetr.errors import ArgumentError
 
 
 def parsed_by(parse: Callable[[str], Any], metavar: str, several: bool = False, **settings: Any) -> Parameter:
@@ -38,3 +41,19 @@ OutputFile = Annotated[Path, parsed_by(_path, "FILE")]
 """A file to write."""
 Folder = Annotated[Path, parsed_by(_path, "DIR")]
 """A folder, read or written."""
+
+
+def compile_patterns(argument: str, patterns: Sequence[str]) -> list[re.Pattern]:
+    """Compiles regular expressions.
+
+    Raises:
+        ArgumentError: one of them is none.
+    """
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(re.compile(pattern))
+        except re.error as error:
+            text = f"expected a regular expression, got {pattern!r} ({error})"
+            raise ArgumentError(argument, text) from error
+    return compiled

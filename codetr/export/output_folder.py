@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from codetr.errors import ArgumentError
+from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import errors_about, new_folder
 
 
@@ -41,6 +41,18 @@ def check_output(argument: str, path: Path | None, taken: Iterable[Path | None] 
         raise ArgumentError(argument, f"expected a file that can be written, got {path}")
     if path.absolute() in {other.absolute() for other in taken if other is not None}:
         raise ArgumentError(argument, f"expected a file of its own, got {path}, which has another purpose")
+
+
+def check_positional_output(name: str, path: Path, taken: Iterable[Path | None]) -> None:
+    """Checks a file as `check_output` does, for an argument that is no option.
+
+    Raises:
+        UsageError: the file cannot be written, or is one of `taken`.
+    """
+    try:
+        check_output(name, path, taken)
+    except ArgumentError as error:
+        raise UsageError(f"{name}: {error.problem}") from error
 
 
 @contextmanager

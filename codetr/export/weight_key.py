@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,3 +17,13 @@ def weight_key(weight: np.ndarray) -> str:
     content = hashlib.sha256(repr((weight.dtype.name, weight.shape)).encode())
     content.update(np.ascontiguousarray(weight).view(np.uint8).data)
     return content.hexdigest()[:32]
+
+
+def number_keys(keys: Iterable[str]) -> list[str]:
+    """Names layers by their keys, with numbers for those that share weights: a/0, b/0, a/1."""
+    seen: Counter[str] = Counter()
+    names = []
+    for key in keys:
+        names.append(f"{key}/{seen[key]}")
+        seen[key] += 1
+    return names

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from codetr.dataset.coco_files import ONE_SPLIT_FILES, load_coco
-from codetr.detector.preprocess import IMAGE_SUFFIXES, Preprocessor, load_image, resize
+from codetr.detector.preprocess import IMAGE_SUFFIXES, Batch, Preprocessor, load_image, resize
 from codetr.errors import ArgumentError, one_line
 from trt_plugin.metadata import ArtifactMetadata
 
@@ -42,30 +42,25 @@ class CalibrationData:
 
 
 @dataclass(frozen=True)
-class PictureRule:
-    """How pictures become an input: fitted and padded as an exported file's metadata say, or stretched.
+class Stretch:
+    """Turns pictures into the input of a file without metadata: stretched to one size, and normalised.
 
     Attributes:
-        mean, std: of R, G, B. An image is normalised as (image - mean) / std.
-        unit: the number by which pixels of 0 to 255 are divided before: 1 or 255.
-        size: height and width of stretched pictures; None for `preprocessor`.
-        preprocessor: of a file with metadata.
+        mean, std: of R, G, B in 0..1. An image is normalised as (image - mean) / std.
+        size: height and width.
     """
 
     mean: Sequence[float]
     std: Sequence[float]
-    unit: float
-    size: tuple[int, int] | None = None
-    preprocessor: Preprocessor | None = None
+    size: tuple[int, int]
 
-    def batch(self, pictures: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns float32 [N, 3, H, W] and the sizes (h, w) inside of it, int64 [N, 2]."""
-        if self.preprocessor is not None:
-            batch = self.preprocessor.batch(pictures)
-            return batch.images, batch.image_shapes
-        pixels = np.stack([resize(picture, self.size) for picture in pictures]).astype(np.float32)
-        pixels = (pixels / np.float32(self.unit) - np.float32(self.mean)) / np.float32(self.std)
-        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), np.tile(self.size, (len(pictures), 1))
+    def batch(self, images: Sequence[np.ndarray]) -> Batch:
+        """Makes one `Batch` of images, uint8 [H_i, W_i, 3]."""
+        pixels = np.stack([resize(image, self.size) for image in images]).astype(np.float32)
+        pixels = (pixels / np.float32(255.0) - np.float32(self.mean)) / np.float32(self.std)
+        sizes = np.tile(self.size, (len(images), 1))
+        originals = np.array([image.shape[:2] for image in images])
+        return Batch(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), sizes, originals)
 
 
 def find_pictures(folder: Path, split: str, limit: int) -> list[Path]:
@@ -88,7 +83,9 @@ def find_pictures(folder: Path, split: str, limit: int) -> list[Path]:
     return [files[i * len(files) // count] for i in range(count)]
 
 
-def picture_data(model: ir.Model, files: Sequence[Path], rule: PictureRule) -> CalibrationData:
+def picture_data(
+    model: ir.Model, files: Sequence[Path], preprocessor: Preprocessor | Stretch
+) -> CalibrationData:
     """Makes the inputs of a model from pictures.
 
     The model has one input of images. Another one may be a mask of the pixels inside, which becomes ones, or
@@ -110,14 +107,15 @@ def picture_data(model: ir.Model, files: Sequence[Path], rule: PictureRule) -> C
 
     def read(run: int) -> Sample:
         chosen = [files[(run * batch + i) % len(files)] for i in range(batch)]  # a last batch is filled up
-        pixels, sizes = rule.batch([load_image(file) for file in chosen])
-        sample = {images[0].name: pixels.astype(images[0].dtype.numpy())}
+        made = preprocessor.batch([load_image(file) for file in chosen])
+        sample = {images[0].name: made.images.astype(images[0].dtype.numpy())}
         for value in others:
-            array = np.ones((batch, *pixels.shape[2:])) if _is_mask(value) else sizes
+            array = np.ones((batch, *made.images.shape[2:])) if _is_mask(value) else made.image_shapes
             sample[value.name] = array.astype(value.dtype.numpy())
         return sample
 
-    key = hashlib.sha256(repr((list(rule.mean), list(rule.std), rule.unit)).encode())
+    colours = type(preprocessor).__name__, list(preprocessor.mean), list(preprocessor.std)
+    key = hashlib.sha256(repr(colours).encode())
     for file in files:
         key.update(hashlib.sha256(file.read_bytes()).digest())
     return CalibrationData(key.hexdigest()[:32], len(files), count, read, files)
@@ -167,13 +165,13 @@ def array_data(model: ir.Model, file: Path, limit: int) -> CalibrationData:
     return CalibrationData(hashlib.sha256(file.read_bytes()).hexdigest()[:32], count, count, read)
 
 
-def picture_rule(
+def choose_preprocessor(
     model: ir.Model,
     metadata_file: Path,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     size: tuple[int, int] | None,
-) -> PictureRule:
+) -> Preprocessor | Stretch:
     """Chooses how pictures become the model's input: by its metadata, or as the caller says.
 
     Args:
@@ -188,8 +186,7 @@ def picture_rule(
         for name, value in (("mean", mean), ("std", std), ("size", size)):
             if value is not None:
                 raise ArgumentError(name, f"expected none, {metadata_file} has it")
-        metadata = ArtifactMetadata.load(metadata_file)
-        return PictureRule(metadata.mean, metadata.std, 1.0, preprocessor=Preprocessor.of_artifact(metadata))
+        return Preprocessor.of_artifact(ArtifactMetadata.load(metadata_file))
     for name, value in (("mean", mean), ("std", std)):
         if value is None:
             raise ArgumentError(name, "expected three numbers in 0..1 for a file without metadata, got none")
@@ -202,7 +199,7 @@ def picture_rule(
             raise ArgumentError(
                 "size", f"expected {own[0]}x{own[1]}, the file's own, got {size[0]}x{size[1]}"
             )
-    return PictureRule(mean, std, 255.0, size or tuple(own))
+    return Stretch(mean, std, size or tuple(own))
 
 
 def _is_mask(value: ir.Value) -> bool:

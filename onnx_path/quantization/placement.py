@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from codetr.export.quantization_scales import LARGEST, scales_of
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.traversal import constant, is_op, static_values
 
@@ -40,24 +41,23 @@ class NumberFormat:
     Attributes:
         name: "int8" or "fp8".
         type: of the quantised tensors.
-        largest: number that the largest magnitude of a range becomes.
         per_channel: whether each output channel of weights has a scale of its own.
     """
 
     name: str
     type: ir.DataType
-    largest: float
     per_channel: bool
 
     def encode(self, array: np.ndarray) -> np.ndarray:
         """Rounds scaled numbers to the type, half to even."""
-        clipped = np.clip(array, -self.largest, self.largest)
+        most = LARGEST[self.name]
+        clipped = np.clip(array, -most, most)
         return (np.rint(clipped) if self.type == ir.DataType.INT8 else clipped).astype(self.type.numpy())
 
 
 FORMATS = {
-    "int8": NumberFormat("int8", ir.DataType.INT8, 127.0, per_channel=True),
-    "fp8": NumberFormat("fp8", ir.DataType.FLOAT8E4M3FN, 448.0, per_channel=False),
+    "int8": NumberFormat("int8", ir.DataType.INT8, per_channel=True),
+    "fp8": NumberFormat("fp8", ir.DataType.FLOAT8E4M3FN, per_channel=False),
 }
 
 
@@ -163,7 +163,9 @@ class _Writer:
     def quantize(self, value: ir.Value, largest: float) -> ir.Value:
         """Adds the Q/DQ nodes of a tensor and returns their result."""
         kind = ir.DataType.FLOAT if value.dtype is None else value.dtype
-        scale = self._constant(f"{value.name}/scale", self._scale(np.float32(largest)).astype(kind.numpy()))
+        scale = self._constant(
+            f"{value.name}/scale", scales_of(np.float32(largest), self._form.name).astype(kind.numpy())
+        )
         if self._zero is None:
             self._zero = self._constant("zero_point", np.zeros((), self._form.type.numpy()))
         narrow = self._value(f"{value.name}/{self._form.name}", self._form.type, value.shape)
@@ -185,7 +187,7 @@ class _Writer:
         if key not in self._stored:
             others = tuple(i for i in range(weight.ndim) if i != axis or not self._form.per_channel)
             largest = np.abs(weight.astype(np.float32)).max(others, keepdims=True, initial=0.0)
-            scale = self._scale(largest)
+            scale = scales_of(largest, self._form.name)
             name = product.node.inputs[1].name
             narrow = self._constant(
                 f"{name}/{self._form.name}", self._form.encode(weight.astype(np.float32) / scale)
@@ -206,13 +208,6 @@ class _Writer:
             )
             self._graph.insert_before(self._graph[0], node)
         return self._stored[key]
-
-    def _scale(self, largest: np.ndarray) -> np.ndarray:
-        """Returns scales that float16 holds too, so that a conversion to 16 bits changes no number."""
-        scale = np.where(largest > 0, largest, self._form.largest) / np.float32(self._form.largest)
-        half = scale.astype(np.float16)
-        half = np.where(half.astype(np.float32) < scale, np.nextafter(half, np.float16(np.inf)), half)
-        return np.where(np.isfinite(half), half.astype(np.float32), scale)
 
     def _constant(self, name: str, array: np.ndarray) -> ir.Value:
         name = self._name(name)

@@ -57,6 +57,7 @@ class Policy:
         self._heads = HeadFinder(graph, types, self._products, self._static, selected)
         self._rows = find_rows(graph, self._products, self._static, selected)
         self.products = list(self._products.values())
+        self._hidden = {product: self._activated_product(product.source) for product in self.products}
         reasons = {product: self._reason(product) for product in self.products}
         self.kept: dict[Product, str] = {x: reason for x, reason in reasons.items() if reason is not None}
         self.quantized = [x for x in self.products if x not in self.kept]
@@ -95,11 +96,9 @@ class Policy:
 
     def _is_feedforward(self, product: Product) -> bool:
         """Returns whether a product is one of the two of an FFN, x + fc2(activation(fc1(x)))."""
-        first = self._activated_product(product.source)
-        second = product
+        first, second = self._hidden[product], product
         if first is None:
-            readers = (x for x in self.products if self._activated_product(x.source) is product)
-            first, second = product, next(readers, None)
+            first, second = product, next((x for x in self.products if self._hidden[x] is product), None)
         return second is not None and self._adds_to(second.output, first.source)
 
     def _activated_product(self, value: ir.Value) -> Product | None:

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,11 @@ import onnxruntime
 from onnxruntime.quantization import calibrate
 
 from codetr.errors import UsageError, one_line
+from codetr.export.weight_key import number_keys
 from onnx_path.model_for_tensorrt import LARGEST_FILE, save_model
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.float32_models import in_float32
-from onnx_path.surgery.graph.onnx_session import CannotRun
+from onnx_path.surgery.graph.onnx_session import CPU, CannotRun
 from trt_plugin.atomic_files import write_json
 
 CALIBRATORS = {
@@ -98,14 +98,9 @@ def model_key(products: Iterable[Product]) -> str:
     return hashlib.sha256(" ".join(sorted(x.key for x in products)).encode()).hexdigest()[:32]
 
 
-def product_names(products: Iterable[Product]) -> dict[Product, str]:
+def product_names(products: Sequence[Product]) -> dict[Product, str]:
     """Names products by their weights. Products that share weights are numbered in the order of the nodes."""
-    seen: Counter[str] = Counter()
-    names = {}
-    for product in products:
-        names[product] = f"{product.key}/{seen[product.key]}"
-        seen[product.key] += 1
-    return names
+    return dict(zip(products, number_keys(product.key for product in products), strict=True))
 
 
 def measure_ranges(
@@ -113,7 +108,7 @@ def measure_ranges(
     products: Sequence[Product],
     samples: Iterable[Mapping[str, np.ndarray]],
     method: str,
-    providers: Sequence[str] = ("CPUExecutionProvider",),
+    providers: Sequence[str] = CPU,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[Product, float]:
     """Runs a model over calibration data and returns the largest magnitude of each product's input.
