@@ -80,6 +80,30 @@ def test_every_model_is_quantized(name: str, precision: str, zoo_folder: Path, t
     assert (layers, kept) == (found["layers"], found["kept"])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ZOO)
+def test_engine_of_every_quantized_model(
+    tensorrt, name, precision, timing_cache, zoo_folder, tmp_path, capsys
+):
+    """Quantised after surgery; the engine agrees with onnxruntime on the quantised file."""
+    ZOO[name].require()
+    operated = model_zoo.operated(name, zoo_folder)
+    onnx.save(operated, tmp_path / "operated.onnx")
+    model = ir.from_proto(operated)
+    np.savez(tmp_path / "data.npz", **random_inputs(model, input_shapes(model, 0), 0))
+    out = tmp_path / "quantized.onnx"
+    command = ["quantize", tmp_path / "operated.onnx", out, "--precision", precision, "--method", "minmax"]
+    assert main([*map(str, command), "--data", str(tmp_path / "data.npz")]) == 0, capsys.readouterr().err
+    options = ["--out", tmp_path, "--precision", "fp16", "--optimization-level", "1"]
+    command = ["build", out, *options, "--timing-cache", timing_cache]
+    assert main([*map(str, command)]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    status = main(["compare", str(out), str(tmp_path / "quantized.engine")])
+    output = capsys.readouterr()
+    assert status == 0, output.out + output.err
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of ranges."""

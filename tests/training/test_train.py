@@ -29,7 +29,7 @@ from codetr.training.training_log import read_table
 from codetr.training.training_step import TrainingStep
 from tests.training.training_runs import (
     MODEL,
-    ROOT,
+    SUBPROCESS,
     arguments,
     assert_same_run,
     logged,
@@ -84,8 +84,7 @@ def test_a_killed_run_resumes(folder, uninterrupted, tmp_path):
     """SIGKILL after a state was written, then --resume: the same weights and the same log."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "codetr", *arguments(folder, out, workers=2)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, env=SUBPROCESS, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 120
         while not find_states(out):

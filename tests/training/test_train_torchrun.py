@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from codetr.dataset.coco_files import load_coco
 from codetr.training.training_batches import BatchOrder
-from tests.training.training_runs import ROOT, arguments, logged, scales_of, train
+from tests.training.training_runs import SUBPROCESS, arguments, logged, scales_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +20,7 @@ def torchrun(command: list[str]) -> subprocess.CompletedProcess:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.run(
         [*launcher, "-m", "codetr", *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=SUBPROCESS,
         capture_output=True,
         text=True,
         timeout=300,

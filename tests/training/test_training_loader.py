@@ -19,7 +19,7 @@ from codetr.training import batch_loader
 from codetr.training.augment import Augmentation
 from codetr.training.batch_loader import read_batches
 from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
-from tests.training.training_runs import ROOT, arguments
+from tests.training.training_runs import SUBPROCESS, arguments
 
 SECONDS = 180.0  # tells a hang from an end
 MARK = "CODETR_TEST_RUN"  # an environment variable that marks the processes of a run
@@ -109,7 +109,7 @@ def test_the_end_of_a_run_ends_its_workers(what, pipes, status, device, folder, 
     script.write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, script, what, pipes, *arguments(folder, tmp_path / "run", workers=2, device=device)],
-        env={**os.environ, MARK: str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**SUBPROCESS, MARK: str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ from codetr.training.run_weights import config_for, make_network
 from codetr.training.training_log import read_table
 from codetr.training.training_plan import make_scales
 
-ROOT = Path(__file__).resolve().parents[2]
+SUBPROCESS = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    ),
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment of a training run in a process of its own, which finds this checkout from any folder."""
 MODEL = {
     "backbone": {"type": "ResNet", "depth": 18, "base_channels": 8},
     "neck": {"in_channels": [8, 16, 32, 64], "out_channels": 32, "num_outs": 4, "gn_groups": 8},
