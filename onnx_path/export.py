@@ -122,7 +122,7 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     preprocessor = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
     files = calibration_data.find_pictures(request.calibration_data, "train", request.calibration_images)
     data = calibration_data.picture_data(onnx_ir.from_proto(original), files, preprocessor)
-    quantizer = Quantizer(original)
+    quantizer = Quantizer(original, request.precision)
     method = DEFAULT_METHODS[request.precision]
     with stage(f"calibrate with {data.images} pictures"), progress(data.runs, "calibrating") as advance:
         quantizer.calibrate(data, method, cache_folder() / "ranges", advance=advance)
@@ -143,7 +143,7 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
     from onnx_path.operator import remove_function_bodies
 
     quantizer = calibrate_file(model, request)
-    result = quantizer.quantize(request.precision, quantizer.layers)
+    result = quantizer.quantize(quantizer.layers)
     if not function_bodies:
         remove_function_bodies(result)
     save_model(result, model, model.parent)

@@ -134,9 +134,10 @@ def quantize(
 ) -> int:
     """Quantise an ONNX file to 8 bits, with scales measured on calibration data.
 
-    Linear layers and convolutions of backbone, encoder and FFNs become 8 bits. Sampling offsets, attention
-    weights, heads, query selection, normalisations and softmax stay. Measured ranges are kept in
-    $CODETR_CACHE, else ~/.cache/codetr, and read again for the same weights, data and method.
+    Linear layers and convolutions of backbone and encoder become 8 bits where TensorRT runs them faster.
+    Sampling offsets, attention weights, heads, query selection, normalisations and softmax stay. Measured
+    ranges are kept in $CODETR_CACHE, else ~/.cache/codetr, and read again for the same weights, data and
+    method.
 
     ```
     codetr quantize model.onnx model.int8.onnx --precision int8 --data coco
@@ -163,7 +164,7 @@ def quantize(
     original = model_files.load(model)
     model_files.check_valid(model, original)
     try:
-        quantizer = Quantizer(original, model.parent)
+        quantizer = Quantizer(original, precision, model.parent)
     except UsageError as error:
         raise UsageError(f"{model}: {error}") from error
     data = read_data(original, model, calibration)
@@ -193,7 +194,7 @@ def quantize(
         with new_folder(sensitivity):
             write_json(sensitivity / "sensitivity.json", dataclasses.asdict(report), allow_nan=False)
             plot(report.groups, drop.measure, sensitivity / "sensitivity.png")
-    result = quantizer.quantize(precision, layers)
+    result = quantizer.quantize(layers)
     model_files.save(result, out, model)
     metadata = model.with_suffix(".json")
     if metadata.is_file():
@@ -243,9 +244,9 @@ def _search(
 
     count = len({layer.group for layer in layers})
     with stage(f"measure {count} groups of layers"), progress(count, "measuring") as advance:
-        groups = measure_groups(quantizer, report.precision, layers, drop, advance)
+        groups = measure_groups(quantizer, layers, drop, advance)
     with stage("measure the result"):
-        chosen, left_out, found = leave_out(quantizer, report.precision, layers, drop, groups, budget)
+        chosen, left_out, found = leave_out(quantizer, layers, drop, groups, budget)
     kept = dict(report.kept)
     if left_out:
         kept[TOO_SENSITIVE] = len(layers) - len(chosen)

@@ -111,6 +111,8 @@ class HeadFinder:
             return place >= 3
         if node in self._products:
             return self.is_head(self._products[node])
+        if is_op(node, *rules.PRODUCTS):  # of two tensors, such as the similarity to the words of a prompt
+            return Leads.SCORES in self._leads_by(node, place)
         if any(x is value for x in rules.float32_inputs(node)[0]) or is_op(node, *rules.COMPARES):
             return True
         sums = is_op(node, "Add", "Sum") and sum(x not in self._static for x in node.inputs) > 1

@@ -1,7 +1,7 @@
 """Inserts Q/DQ nodes into an onnx_ir graph, where TensorRT fuses them.
 
-A tensor is quantised once, right behind the node that computes it, for all products that read it. Reshapes,
-window partitions and rolls between the two then move 8-bit numbers. Weights are stored in 8 bits.
+A tensor is quantised once, right behind the node that computes it, for all products that read it. Weights are
+stored in 8 bits.
 """
 
 from __future__ import annotations
@@ -14,24 +14,10 @@ import onnx_ir as ir
 
 from codetr.export.quantization_scales import LARGEST, scales_of
 from onnx_path.quantization.products import Product
-from onnx_path.surgery.graph.traversal import constant, is_op, static_values
+from onnx_path.surgery.graph.traversal import is_op
 
 Edge = tuple[ir.Node, int]
 """A node and the place of one of its inputs."""
-
-_MOVES = (
-    "Identity",
-    "Reshape",
-    "Flatten",
-    "Transpose",
-    "Slice",
-    "Squeeze",
-    "Unsqueeze",
-    "Split",
-    "Expand",
-    "Pad",
-)
-"""Nodes of one tensor through which Q/DQ nodes move up: they give its numbers, or zeros."""
 
 
 @dataclass(frozen=True)
@@ -67,65 +53,18 @@ def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value,
     The skip connection of a convolutional block reads 8 bits too, where the block's input is quantised, so
     that TensorRT adds it in the convolution's kernel.
     """
-    finder = _SourceFinder({product.node: product for product in products}, static_values(graph))
+    by_node = {product.node: product for product in products}
     sources: dict[ir.Value, dict[Edge, list[Product]]] = {}
-    for product in finder.products.values():
-        value, edges = finder.climb(product.source, {(product.node, 0)})
-        for edge in edges:
-            sources.setdefault(value, {}).setdefault(edge, []).append(product)
+    for product in by_node.values():
+        sources.setdefault(product.source, {})[product.node, 0] = [product]
     for node in graph:
         if not is_op(node, "Add"):
             continue
         for place, (value, other) in enumerate((node.inputs, node.inputs[::-1])):
-            convolution = finder.products.get(other.producer())
+            convolution = by_node.get(other.producer())
             if value in sources and convolution is not None and convolution.is_convolution:
                 sources[value][node, place] = []
     return sources
-
-
-class _SourceFinder:
-    def __init__(self, products: Mapping[ir.Node, Product], static: set[ir.Value]) -> None:
-        self.products = products
-        self._static = static
-        self._alone: dict[ir.Value, bool] = {}
-
-    def climb(self, value: ir.Value, edges: set[Edge]) -> tuple[ir.Value, set[Edge]]:
-        """Returns the value above the moves that give `value`, and its edges to them.
-
-        Args:
-            value: a tensor that products read.
-            edges: the edges through which they read it.
-        """
-        node = value.producer()
-        if not (self._is_move(node) or is_op(node, "Concat")) or not all(map(self._is_alone, node.outputs)):
-            return value, edges
-        inputs = range(len(node.inputs)) if is_op(node, "Concat") else (0,)
-        climbed = [self.climb(node.inputs[place], {(node, place)}) for place in inputs]
-        tops = {top for top, _ in climbed}
-        if len(tops) > 1 or tops & self._static:
-            return value, edges
-        return tops.pop(), set().union(*(found for _, found in climbed))
-
-    def _is_alone(self, value: ir.Value) -> bool:
-        """Returns whether only products that become 8 bits read a value, if anything does."""
-        if value not in self._alone:
-            self._alone[value] = not value.is_graph_output() and all(
-                (use.node in self.products and use.idx == 0)
-                or (
-                    ((self._is_move(use.node) and use.idx == 0) or is_op(use.node, "Concat"))
-                    and all(map(self._is_alone, use.node.outputs))
-                )
-                for use in value.uses()
-            )
-        return self._alone[value]
-
-    def _is_move(self, node: ir.Node | None) -> bool:
-        if is_op(node, "Pad"):
-            fill = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
-            return node.attributes.get_string("mode", "constant") == "constant" and (
-                len(node.inputs) < 3 or node.inputs[2] is None or (fill is not None and not fill.any())
-            )
-        return is_op(node, *_MOVES)
 
 
 def insert_nodes(

@@ -1,34 +1,45 @@
 """Decides which products become 8 bits, by what the nodes compute; names play no part.
 
-Linear layers and convolutions of backbone, encoder and FFNs become 8 bits. Everything that is no product
-stays as it is, such as MSDA, softmax, normalisations and TopK. Four kinds of products stay too:
+Linear layers and convolutions of backbone and encoder become 8 bits. Everything that is no product stays as
+it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 
 - the layers that give MSDA, or samplers in pieces, its offsets and weights;
 - heads: the layers that give outputs and top-k scores, and the layers that feed these alone;
-- the decoder but its FFNs: a few hundred rows gain less than quantising them costs;
-- convolutions that TensorRT does not run faster, such as the first one with its three channels.
+- the decoder: a few hundred rows gain less than quantising them costs;
+- the layers around attention, see `AttentionFinder`;
+- convolutions that TensorRT does not run faster, see `Policy._is_slow`;
+- linear layers whose memory traffic does not fall, see `saved_bytes`.
+
+The rules come from measured placements in Swin-L at 768x1152 and batch 1 (H200, TensorRT 10.6). Ten
+milliseconds in fp16 became 0.1 ms longer where the decoder's FFNs were 8 bits, 0.2 ms where the layers around
+window attention were, and 0.5 ms (INT8) or 0.7 ms (FP8) where the neck's convolutions before GroupNorm were.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 
 from onnx_path import fp16_exceptions as rules
 from onnx_path.quantization.heads import HeadFinder, Leads
 from onnx_path.quantization.products import Product, find_products
-from onnx_path.quantization.rows import Rows, find_rows, selected_indices
+from onnx_path.quantization.rows import Rows, find_rows, is_attention, selected_indices
 from onnx_path.surgery.graph.element_types import Types
 from onnx_path.surgery.graph.traversal import attribute, is_op, static_values
 
 SAMPLING = "sampling offsets and attention weights"
 HEADS = "heads and query selection"
 DECODER = "decoder"
-CONVOLUTIONS = "convolutions with groups or few channels"
+ATTENTION = "around attention"
+CONVOLUTIONS = "convolutions that 8 bits make no faster"
+TRAFFIC = "linear layers that 8 bits make no faster"
 
 FEWEST_CHANNELS = 16
 """Input channels from which a convolution becomes 8 bits."""
+BYTES_PER_STEP = 0.012
+"""Bytes that the GPU's memory moves in the time of a multiply-add in fp16: 4.3 TB/s and 350 T/s (H200)."""
 
 _NORMALISATIONS = (
     "LayerNormalization",
@@ -49,17 +60,20 @@ class Policy:
         kept: the reason of each other product.
     """
 
-    def __init__(self, graph: ir.Graph, opset: int) -> None:
+    def __init__(self, graph: ir.Graph, opset: int, precision: str) -> None:
+        """Decides for "int8" or "fp8"."""
         types = Types(graph, opset)
         selected = selected_indices(graph, types)
-        self._graph, self._static = graph, static_values(graph)
+        self._graph, self._static, self._precision = graph, static_values(graph), precision
         self._products = {product.node: product for product in find_products(graph)}
         self._heads = HeadFinder(graph, types, self._products, self._static, selected)
         self._rows = find_rows(graph, self._products, self._static, selected)
+        self._attention = AttentionFinder(self._products, self._static)
         self.products = list(self._products.values())
-        self._hidden = {product: self._activated_product(product.source) for product in self.products}
         reasons = {product: self._reason(product) for product in self.products}
         self.kept: dict[Product, str] = {x: reason for x, reason in reasons.items() if reason is not None}
+        linear = [x for x in self.products if x not in self.kept and not x.is_convolution]
+        self.kept |= dict.fromkeys(self._without_gain(linear), TRAFFIC)
         self.quantized = [x for x in self.products if x not in self.kept]
 
     def _reason(self, product: Product) -> str | None:
@@ -68,71 +82,128 @@ class Policy:
             samples = leads & {Leads.COORDINATES, Leads.SOFTMAX} and not leads & {Leads.SCORES, Leads.OUTPUTS}
             return SAMPLING if samples else HEADS
         if product.is_convolution:
-            grouped = attribute(product.node, "group", 1) > 1
-            few = product.channels[0] < FEWEST_CHANNELS or product.weight.ndim != 4
-            return CONVOLUTIONS if grouped or few else None
-        if self._rows[product.source] != Rows.CELLS and not self._is_feedforward(product):
+            return CONVOLUTIONS if self._is_slow(product) else None
+        if self._rows[product.source] != Rows.CELLS:
             return DECODER
-        return None
+        return ATTENTION if self._attention.is_around(product) else None
+
+    def _is_slow(self, convolution: Product) -> bool:
+        """Returns whether TensorRT 10.6 runs a convolution no faster in 8 bits.
+
+        Its FP8 convolutions are slow: R50 took 16.0 ms, 6.2 ms in fp16 (H200, 768x1152). A normalisation that
+        reads the result needs 16 bits in another layout.
+        """
+        few = convolution.channels[0] < FEWEST_CHANNELS or convolution.weight.ndim != 4
+        grouped = attribute(convolution.node, "group", 1) > 1
+        normalised = any(is_op(node, *_NORMALISATIONS) for node in self._readers(convolution.output))
+        return self._precision == "fp8" or few or grouped or normalised
+
+    def _without_gain(self, linear: Sequence[Product]) -> list[Product]:
+        """Returns the layers whose 8-bit input costs as much traffic as it saves.
+
+        The kernel that computes the input writes it in 8 bits, and in 16 bits too if others read it. The
+        product writes 8 bits itself if only others in 8 bits read its result, behind an activation.
+        """
+        sources: dict[ir.Value, list[Product]] = {}
+        for product in reversed(linear):
+            source = product.source
+            while is_op(source.producer(), "Cast", *rules.MOVES):
+                source = source.producer().inputs[0]
+            sources.setdefault(source, []).append(product)
+        chosen, found = {product.node for product in linear}, []
+        for source, readers in sources.items():
+            saved, width = 0.0, readers[0].channels[0]
+            for product in readers:
+                narrow = self._readers(product.output, "Add", *_ACTIVATIONS) <= chosen
+                saved += saved_bytes(*product.channels, output_bytes=1 if narrow else 2)
+            nodes = {product.node for product in readers}
+            if saved <= (-width if self._readers(source) <= nodes else width):
+                found += readers
+                chosen -= nodes
+        return found
+
+    def _readers(self, value: ir.Value, *through: str) -> set[ir.Node]:
+        """Returns the nodes that read a value, behind moves and nodes of more types."""
+        found = set()
+        for use in value.uses():
+            others = [x for x in use.node.inputs if x is not value and x not in self._static]
+            if is_op(use.node, "Cast", *rules.MOVES, *through) and not others:
+                found |= set().union(*(self._readers(x, *through) for x in use.node.outputs))
+            else:
+                found.add(use.node)
+        return found
 
     def counts(self) -> tuple[int, dict[str, int]]:
         """Returns the number of products in 8 bits, and of the others by reason, the most frequent first."""
         return len(self.quantized), dict(Counter(self.kept.values()).most_common())
 
     def groups(self) -> dict[Product, str]:
-        """Returns the group of each product, such as "block 12, FFN".
+        """Returns the group of each product, such as "block 12, linear".
 
-        A block ends with a sum of two features. Kinds are "convolution", "FFN" and "linear".
+        A block ends with a sum of two features. Kinds are "convolution" and "linear".
         """
         block, groups = 0, {}
         for node in self._graph:
             if product := self._products.get(node):
-                kind = "FFN" if self._is_feedforward(product) else "linear"
-                kind = "convolution" if product.is_convolution else kind
-                groups[product] = f"block {block}, {kind}"
+                groups[product] = f"block {block}, {'convolution' if product.is_convolution else 'linear'}"
             elif is_op(node, "Add") and not self._static & set(node.inputs):
                 block += all(Leads.FEATURES in self._heads.leads.get(x, ()) for x in node.inputs)
         return groups
 
-    def _is_feedforward(self, product: Product) -> bool:
-        """Returns whether a product is one of the two of an FFN, x + fc2(activation(fc1(x)))."""
-        first, second = self._hidden[product], product
-        if first is None:
-            first, second = product, next((x for x in self.products if self._hidden[x] is product), None)
-        return second is not None and self._adds_to(second.output, first.source)
 
-    def _activated_product(self, value: ir.Value) -> Product | None:
-        """Returns the product whose result a value is, after a bias and an activation."""
-        pending, active = [value], False
+class AttentionFinder:
+    """Finds the layers that give queries, keys and values, and those that read an attention's result.
+
+    TensorRT lays out queries, keys and values for its fused attention kernel inside the product, in 16 bits
+    only. Behind attention and MSDA, quantising takes a kernel of its own.
+    """
+
+    def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:
+        self._products, self._static = products, static
+
+    def is_around(self, product: Product) -> bool:
+        """Returns whether a linear layer feeds a product of two tensors, or reads an attention's result."""
+        return self._gives(product.output) or self._reads(product.source)
+
+    def _gives(self, value: ir.Value) -> bool:
+        for use in value.uses():
+            if self._is_product_of_two(use.node):
+                return True
+            others = [x for x in use.node.inputs if x is not value and x not in self._static]
+            passes = is_op(use.node, "Add", "Mul", "Div", "Cast", *rules.MOVES) and not others
+            if passes and any(map(self._gives, use.node.outputs)):
+                return True
+        return False
+
+    def _reads(self, value: ir.Value) -> bool:
+        pending, seen = [value], set()
         while pending:
-            node = pending.pop().producer()
-            if node in self._products:
-                return self._products[node] if active else None
-            active |= is_op(node, *_ACTIVATIONS)
-            computed = [x for x in node.inputs if x not in self._static] if node is not None else []
-            if not is_op(node, "Add", "Mul", "Div", "Cast", *_ACTIVATIONS, *rules.MOVES):
-                return None
-            if is_op(node, "Add") and len(computed) > 1:
-                return None
-            pending = computed[:1]
-        return None
+            value = pending.pop()
+            node = value.producer()
+            if node is None or value in seen or value in self._static:
+                continue
+            seen.add(value)
+            if self._is_product_of_two(node) or is_attention(node) or is_op(node, "GridSample"):
+                return True
+            if node not in self._products and not is_op(node, *_NORMALISATIONS, *_ACTIVATIONS):
+                pending.extend(x for x in node.inputs if x is not None)
+        return False
 
-    def _adds_to(self, result: ir.Value, source: ir.Value) -> bool:
-        """Returns whether a value is added to the stream of features that `source` is or normalises."""
-        stream = self._before_moves(source)
-        streams = {stream}
-        if is_op(stream.producer(), *_NORMALISATIONS):
-            streams.add(self._before_moves(stream.producer().inputs[0]))
-        while True:
-            reader = next((use.node for use in result.uses()), None)
-            if not is_op(reader, "Add", "Cast", *rules.MOVES):
-                return False
-            others = [x for x in reader.inputs if x is not result and x not in self._static]
-            if is_op(reader, "Add") and others:
-                return self._before_moves(others[0]) in streams
-            result = reader.outputs[0]
+    def _is_product_of_two(self, node: ir.Node) -> bool:
+        return (
+            is_op(node, *rules.PRODUCTS, "Attention")
+            and node not in self._products
+            and not self._static & set(node.inputs)
+        )
 
-    def _before_moves(self, value: ir.Value) -> ir.Value:
-        while is_op(value.producer(), "Cast", *rules.MOVES):
-            value = value.producer().inputs[0]
-        return value
+
+def saved_bytes(inputs: int, outputs: int, output_bytes: int = 2) -> float:
+    """Returns the memory traffic that 8-bit inputs save a linear layer, in bytes for each row.
+
+    A layer takes as long as its traffic or its multiply-adds, whichever is longer.
+
+    Args:
+        output_bytes: bytes of an output if the inputs are 8 bits.
+    """
+    steps = BYTES_PER_STEP * inputs * outputs
+    return max(2 * inputs + 2 * outputs, steps) - max(inputs + output_bytes * outputs, steps / 2)

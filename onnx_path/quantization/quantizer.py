@@ -30,7 +30,7 @@ class Layer:
 
     Attributes:
         name: name of its node.
-        group: block and kind, such as "block 12, FFN". Blocks end at sums of two features.
+        group: block and kind, such as "block 12, linear". Blocks end at sums of two features.
         product: node and weights.
         index: position among all products of the model.
     """
@@ -45,36 +45,39 @@ class Quantizer:
     """Quantises a model.
 
     Attributes:
+        precision: "int8" or "fp8".
         model: copy of the model in an opset that has 8 bits, with its weights.
         layers: the layers that can become 8 bits, in the order of the nodes.
         kept: the number of other layers, by the reason to keep them.
         ranges_file: file with the ranges; None before `calibrate`.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path = Path()) -> None:
+    def __init__(self, model: onnx.ModelProto, precision: str, folder: Path = Path()) -> None:
         """Copies a model and decides its layers.
 
         Args:
             model: in float32 or 16 bits; with the bodies of its MSDA nodes, so that onnxruntime runs it.
+            precision: "int8" or "fp8".
             folder: folder of weights outside of the model.
 
         Raises:
-            UsageError: the model is quantised already, its opset is too old, or it has no such layer.
+            UsageError: the model is quantised already, its opset is too old, or no layer gains.
         """
         for node in model.graph.node:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
                 raise UsageError(
                     f"the file is quantised already: {node.op_type} {node.name or node.output[0]}"
                 )
+        self.precision = precision
         self.model = onnx.ModelProto()
         self.model.CopyFrom(model)
         onnx.load_external_data_for_model(self.model, str(folder))
         raise_opset(self.model, OPSET)
         graph = ir.from_proto(self.model).graph
-        policy = Policy(graph, opset_of(self.model))
+        policy = Policy(graph, opset_of(self.model), precision)
         _, self.kept = policy.counts()
         if not policy.quantized:
-            raise UsageError(f"the file has no layer that can become 8 bits; kept: {self.kept or 'none'}")
+            raise UsageError(f"the file has no layer that 8 bits make faster; kept: {self.kept or 'none'}")
         groups = policy.groups()
         self.layers = [
             Layer(x.node.name or x.output.name, groups[x], x, index)
@@ -131,11 +134,10 @@ class Quantizer:
         names = ranges.product_names([layer.product for layer in self.layers])
         return {names[product]: largest for product, largest in chosen.items()}
 
-    def quantize(self, precision: str, layers: Sequence[Layer]) -> onnx.ModelProto:
+    def quantize(self, layers: Sequence[Layer]) -> onnx.ModelProto:
         """Returns a copy of the model with Q/DQ nodes before some of its layers.
 
         Args:
-            precision: "int8" or "fp8".
             layers: of `layers`.
 
         Raises:
@@ -145,6 +147,6 @@ class Quantizer:
         copy = ir.from_proto(self.model)
         products = list(find_products(copy.graph))
         largest = {products[layer.index]: self._ranges[layer.product] for layer in layers}
-        insert_nodes(copy.graph, find_sources(copy.graph, largest), largest, FORMATS[precision])
+        insert_nodes(copy.graph, find_sources(copy.graph, largest), largest, FORMATS[self.precision])
         ir.passes.common.RemoveUnusedNodesPass()(copy)
         return ir.to_proto(copy)

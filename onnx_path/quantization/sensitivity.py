@@ -112,7 +112,6 @@ class PrecisionDrop:
 
 def measure_groups(
     quantizer: Quantizer,
-    precision: str,
     layers: Sequence[Layer],
     drop: Drop,
     advance: Callable[[int], None],
@@ -123,7 +122,7 @@ def measure_groups(
         groups.setdefault(layer.group, []).append(layer)
     drops = []
     for name, its in groups.items():
-        found = drop(quantizer.quantize(precision, its))
+        found = drop(quantizer.quantize(its))
         drops.append(GroupDrop(name, tuple(layer.name for layer in its), found))
         advance(1)
     return sorted(drops, key=lambda group: -group.drop)
@@ -131,7 +130,6 @@ def measure_groups(
 
 def leave_out(
     quantizer: Quantizer,
-    precision: str,
     layers: Sequence[Layer],
     drop: Drop,
     groups: Sequence[GroupDrop],
@@ -143,7 +141,6 @@ def leave_out(
 
     Args:
         quantizer: the model.
-        precision: "int8" or "fp8".
         layers: the layers to quantise.
         drop: the measure.
         groups: result of `measure_groups`.
@@ -156,7 +153,7 @@ def leave_out(
     def trial(count: int) -> tuple[list[Layer], float]:
         names = {group.group for group in groups[:count]}
         chosen = [layer for layer in layers if layer.group not in names]
-        return chosen, drop(quantizer.quantize(precision, chosen)) if chosen else 0.0
+        return chosen, drop(quantizer.quantize(chosen)) if chosen else 0.0
 
     chosen, found = trial(0)
     if budget is None or found <= budget:
