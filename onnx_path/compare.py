@@ -178,7 +178,8 @@ def _find_precision(
 
 def _parsed_file(model: Path, engine: Path, precision: str) -> Path:
     """Returns the file that `onnx_path.build` wrote beside an engine of a precision, or MODEL.onnx."""
-    kinds = (precision, "tf32", "trt") if precision == "fp32" else (precision, "trt")
+    others = {"fp32": ("tf32",), "int8": ("fp16",), "fp8": ("fp16",)}  # --precision fp16 of a quantised file
+    kinds = (precision, *others.get(precision, ()), "trt")
     beside = (engine.with_name(f"{model.stem}.{kind}.onnx") for kind in kinds)
     return next((path for path in beside if path.is_file()), model)
 

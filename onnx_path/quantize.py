@@ -22,6 +22,7 @@ from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError
 from codetr.export.output_folder import check_output, check_positional_output, stage
 from codetr.weights import cache_folder
+from onnx_path.build import check_machine
 from trt_plugin.atomic_files import new_folder, write_json
 from trt_plugin.metadata import ArtifactMetadata, EightBits
 
@@ -98,6 +99,7 @@ class QuantizationReport:
         drop: of the result.
         groups: drop of each group of layers alone, the largest first.
         left_out: groups that stay in 16 bits for `--max-drop`.
+        engine_ms: GPU time of the engines in 8 bits and in 16 bits, in milliseconds, by `--time`.
     """
 
     model: str
@@ -113,6 +115,7 @@ class QuantizationReport:
     drop: float | None = None
     groups: Sequence[GroupDrop] = ()
     left_out: Sequence[str] = ()
+    engine_ms: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
         kept = ", ".join(f"{count} ({reason})" for reason, count in self.kept.items()) or "none"
@@ -130,6 +133,7 @@ def quantize(
     keep: Annotated[tuple[str, ...], Parameter(metavar="REGEX", group=_LAYERS)] = (),
     sensitivity: Annotated[Folder | None, Parameter(group=_LAYERS)] = None,
     max_drop: Annotated[PositiveFloat | None, Parameter(metavar="DROP", group=_LAYERS)] = None,
+    time: bool = False,
     json: OutputFile | None = None,
 ) -> int:
     """Quantise an ONNX file to 8 bits, with scales measured on calibration data.
@@ -152,6 +156,7 @@ def quantize(
         sensitivity: folder for sensitivity.json and .png, the drop by each group of layers alone.
         max_drop: leave the worst groups in 16 bits until the drop is at most this, such as 0.005. A dataset
             of our detector drops AP; other data drop the mean relative difference of the outputs.
+        time: build engines of both files and say which is faster. Needs a GPU.
         json: also write the report to this file.
     """
     check_positional_output("OUT.onnx", out, (model, model.with_suffix(".json"), json))
@@ -163,6 +168,8 @@ def quantize(
 
     original = model_files.load(model)
     model_files.check_valid(model, original)
+    if time:
+        check_machine((), original)
     try:
         quantizer = Quantizer(original, precision, model.parent)
     except UsageError as error:
@@ -202,6 +209,12 @@ def quantize(
             out.with_suffix(".json")
         )
     print(f"wrote {out}: {report}")
+    if time:
+        from onnx_path.quantization import engine_times
+
+        times = {precision: engine_times.engine_ms(out), "16 bits": engine_times.engine_ms(model)}
+        print(engine_times.describe(times))
+        report = dataclasses.replace(report, engine_ms=times)
     if json is not None:
         write_json(json, dataclasses.asdict(report), indent=2, allow_nan=False)
     return 0

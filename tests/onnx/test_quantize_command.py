@@ -230,6 +230,22 @@ def test_sensitivity(files, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("fast", "words"),
+    [(8.0, "int8 takes 8.000 ms, 16 bits 10.000 ms: 1.25 times as fast"), (11.0, "10.0% slower")],
+)
+def test_time(fast, words, files, tmp_path, monkeypatch, capsys):
+    """The command says by how much the engine in 8 bits is faster or slower."""
+    monkeypatch.setattr("onnx_path.quantize.check_machine", lambda plugins, model: [])
+    times = {"out.onnx": fast, "in.onnx": 10.0}
+    monkeypatch.setattr("onnx_path.quantization.engine_times.engine_ms", lambda path: times[path.name])
+    report = tmp_path / "report.json"
+    options = [*COLOURS, "--time", "--json", str(report)]
+    assert run(files[0], tmp_path / "out.onnx", files[1], *options) == 0
+    assert words in capsys.readouterr().out
+    assert json.loads(report.read_text())["engine_ms"] == {"int8": fast, "16 bits": 10.0}
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ([], "--mean: expected three numbers"),
