@@ -17,12 +17,13 @@ from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import atomic_write, write_json
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import engine_layers, engine_summary, text_report
+from trt_plugin.inspection.eight_bits import EightBitReport, find_eight_bits
 from trt_plugin.inspection.engine_layers import Layer
 from trt_plugin.metadata import ArtifactMetadata
 from trt_plugin.run import read_arrays
 
 SLOWEST = 15
-"""Layers that a profile lists without --table."""
+"""Layers that a list has without --table."""
 
 WRITTEN = Group("Files to write", sort_key=1)
 TIMED = Group("Times", sort_key=2)
@@ -58,8 +59,8 @@ def inspect(
     """Show the layers, memory and times of a TensorRT engine.
 
     Prints the engine's size, memory, inputs and outputs, and its layers by kind: MSDA, matrix products,
-    attention and so on. With --profile, also the time of each. Needs a GPU, or a file of trtexec
-    --exportLayerInfo.
+    attention and so on. With --profile, also the time of each. For a quantised engine it also prints the
+    products that fell back from 8 bits, and why. Needs a GPU, or a file of trtexec --exportLayerInfo.
 
     Example: codetr inspect model.engine --profile --chart times.svg --graph graph.svg
 
@@ -120,11 +121,18 @@ def inspect(
             raise EngineError(message)
         complain("warning", message)
 
+    eight_bits = find_eight_bits(found.layers)
     parts: list[Any] = [str(source)]
     build_seconds = metadata.build_seconds if metadata else None
-    parts += [text_report.summary_table(summary, found.precision, build_seconds)] if summary else []
+    types = " and ".join(found.precisions)
+    parts += [text_report.summary_table(summary, types, build_seconds)] if summary else []
     parts += ["", text_report.layers_line(found)] if found.layers else []
     parts += ["", text_report.kinds_table(found)] if found.detailed else []
+    if eight_bits:
+        parts += ["", text_report.eight_bits_table(eight_bits, found.time_ms)]
+    if eight_bits and eight_bits.fallen:
+        most = len(eight_bits.fallen) if table else SLOWEST
+        parts += ["", text_report.fallen_table(eight_bits, most)]
     parts += ["", text_report.times_line(measured, found)] if measured and found.layers else []
     if table and found.layers:
         parts += ["", text_report.layers_table(found.layers)]
@@ -141,6 +149,7 @@ def inspect(
             "precision": found.precision,
             "build_seconds": build_seconds,
             "gpu_ms": measured.gpu_ms if measured else None,
+            "eight_bits": _eight_bits_content(eight_bits, found.time_ms > 0) if eight_bits else None,
             **_layers_content(found.layers),
         }
         write_json(json, content)
@@ -180,14 +189,23 @@ def _metadata(engine: Path) -> ArtifactMetadata | None:
         return None
 
 
+def _eight_bits_content(found: EightBitReport, timed: bool) -> dict[str, Any]:
+    """Returns the layers of a quantised engine for JSON."""
+    groups = {name: _group_content(members, timed) for name, members in found.groups.items()}
+    return {"groups": groups, "fell_back": {product.layer.name: product.why for product in found.fallen}}
+
+
+def _group_content(layers: Sequence[Layer], timed: bool) -> dict[str, Any]:
+    return {"layers": len(layers)} | ({"ms": engine_layers.total_ms(layers)} if timed else {})
+
+
 def _layers_content(layers: Sequence[Layer]) -> dict[str, Any]:
     """Returns the layers and their kinds for JSON."""
     timed = engine_layers.total_ms(layers) > 0
-    kinds, rows = {}, []
-    for kind, members in engine_layers.layers_by_kind(layers).items():
-        kinds[kind] = {"layers": len(members)} | ({"ms": engine_layers.total_ms(members)} if timed else {})
+    by_kind = engine_layers.layers_by_kind(layers)
+    kinds, rows = {kind: _group_content(members, timed) for kind, members in by_kind.items()}, []
     for layer in layers:
-        told = {"kind": layer.kind, "module": ".".join(layer.origin.path)}
+        told = {"kind": layer.kind, "module": ".".join(layer.origin.path), "eight_bits": layer.eight_bits}
         rows.append(dataclasses.asdict(layer) | told | {"time_ms": layer.time_ms if timed else None})
     return {"kinds": kinds, "layers": rows}
 

@@ -44,7 +44,7 @@ SUMMARY = EngineSummary(
 
 
 def recorded(name: str) -> engine_layers.LayerList:
-    """Layers of a real engine with their times: "onnx" or "dynamo"."""
+    """Layers of a real engine with their times: "onnx", "dynamo", "int8" or "fp8"."""
     times = engine_layers.read_times(RECORDED / f"{name}_times.json")
     return engine_layers.read_file(RECORDED / f"{name}_layers.json").with_times(times)
 

@@ -70,6 +70,7 @@ def test_kind_of_a_generated_kernel(steps, node, kind):
         ("softmax", "SoftMax", "", "", ATTENTION),
         ("Reformatting CopyNode for Input Tensor 0 to conv", "Reformat", "", "", MOVEMENT),
         ("(Unnamed Layer* 4) [Shuffle]", "Shuffle", "", "", MOVEMENT),
+        ("pool", "CaskPooling", "sm50_xmma_pooling_coalescedC_NHWC_kMAX_3_False", "", OTHER),
         ("relu", "PointWiseV2", "", "ffn/Relu", OTHER),
         ("/encoder/layers.0/norm1/LayerNormalization", "", "", "", OTHER),
     ],

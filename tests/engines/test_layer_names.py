@@ -135,3 +135,10 @@ def test_origin_is_the_module_of_most_nodes():
     assert origin.path == ("a", "0", "attn")
     assert origin.operators == ("Add", "MatMul", "Mul")
     assert module_names.origin_of([]).path == ()
+
+
+def test_quantised_tensors_are_no_modules():
+    weights, conv = "neck.convs.0.conv.weight", "/neck/convs.0/conv/Conv"
+    for nodes in ([f"{weights}/int8 + {conv}"], [conv, "layer_norm_6/dequantized", f"{weights}/dequantize"]):
+        assert module_names.origin_of(nodes) == module_names.Origin(("neck", "convs", "0", "conv"), ("Conv",))
+    assert module_names.origin_of(["relu_1/fp8"]).path == ("relu_1",)

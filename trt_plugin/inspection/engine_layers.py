@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import layer_kinds, module_names
+from trt_plugin.metadata import EightBits
+
+EIGHT_BITS = get_args(EightBits)
 
 # TensorRT's words for types, in "Row major linear FP16 format" as in "Half", and bytes of an element.
 _DTYPES = {
@@ -94,6 +97,12 @@ class Layer:
         """One of `layer_kinds.LAYER_KINDS`."""
         return layer_kinds.classify(self.name, self.type, self.tactic, self.nodes, self.attributes)
 
+    @property
+    def eight_bits(self) -> str:
+        """The 8-bit type of the numbers that a matrix product or convolution multiplies; "" without one."""
+        narrow = (tensor.dtype for tensor in self.inputs if tensor.dtype in EIGHT_BITS)
+        return next(narrow, "") if self.kind == layer_kinds.GEMM else ""
+
     @cached_property
     def origin(self) -> module_names.Origin:
         """The module of the model that it comes from, and its operators."""
@@ -143,11 +152,18 @@ class LayerList:
 
     @property
     def precision(self) -> str | None:
-        """The narrowest floating-point type of a tensor or a weight; None if the inspector tells none."""
+        """The 8-bit type of products, else the narrowest type of a tensor or weight; None if unknown."""
+        return next(iter(self.precisions), None)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The 8-bit types of products, then the narrowest floating-point type of a tensor or a weight."""
+        products = {layer.eight_bits for layer in self.layers}
         tensors = (x for layer in self.layers for x in (*layer.inputs, *layer.constants, *layer.outputs))
         found = {tensor.dtype for tensor in tensors}
         found |= {dtype for layer in self.layers for dtype, _ in _weights(layer.attributes)}
-        return next((name for name in _FLOATS if name in found), None)
+        floats = [name for name in _FLOATS if name in found][:1]
+        return (*(name for name in EIGHT_BITS if name in products), *floats)
 
     @property
     def time_ms(self) -> float:

@@ -41,7 +41,7 @@ _PLUGINS = {
 }
 
 _RULES = (
-    (OTHER, "type", rf"^({'|'.join(IDLE_TYPES)})$"),
+    (OTHER, "type", rf"^({'|'.join(IDLE_TYPES)})$|^(cask)?pooling"),
     (ATTENTION, "name", r"_mha_|mha_v\d|fmha|flash_?att|fused_?attention"),
     (GEMM, "type", r"^(cask)?(gemm|(de)?conv(olution|$)|fusedconv|matrixmultiply|fullyconnected|einsum)"),
     (GEMM, "kernel", r"xmma|implicit_?gemm|cutlass|cublas|gemm|gemv|fprop|wgrad|dgrad|\bconv"),

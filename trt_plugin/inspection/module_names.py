@@ -23,6 +23,9 @@ _TORCH_TENSORRT_SPOILT = re.compile(r"\]_\[(?:.*/)?([^/\]]*)\]$")
 _SUFFIX = re.compile(r"_myl\d+_\d+$")
 _NUMBER = re.compile(r"_\d+(?=_|$)")
 
+QDQ_NODE = re.compile(r"(?:quantize(?:d|linear)?(?:_\d+)?|/(?:int8|fp8)_*)$|quantize-\[", re.I)
+"""Name of a node that quantises or dequantises. It is that of a tensor, not of a module."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -76,7 +79,8 @@ def split(name: str) -> tuple[ModulePath, str]:
 def origin_of(nodes: Sequence[str]) -> Origin:
     """Returns the origin of a layer from the names of its nodes."""
     # TensorRT joins names of fused nodes by " + " where there is no metadata.
-    parts = [split(part) for node in nodes for part in node.split(" + ")]
+    names = [part for node in nodes for part in node.split(" + ")]
+    parts = [split(name) for name in [x for x in names if not QDQ_NODE.search(x)] or names]
     counts = Counter(path for path, _ in parts)
     best = max(counts, key=lambda path: (counts[path], len(path)), default=())
     return Origin(best, tuple(dict.fromkeys(operator for _, operator in parts)))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trt_plugin.inspection.eight_bits import EightBitReport
 from trt_plugin.inspection.engine_layers import Layer, LayerList, layers_by_kind, total_ms
 from trt_plugin.inspection.layer_kinds import KIND_COLOURS
 from trt_plugin.inspection.module_names import path_text
@@ -94,6 +95,35 @@ def kinds_table(layers: LayerList) -> Table:
             bar = Text("█" * round(BAR * time / total), style=KIND_COLOURS[kind])
             row += [format_ms(time), f"{time / total:.1%}", bar]
         table.add_row(*row)
+    return table
+
+
+def eight_bits_table(found: EightBitReport, total: float) -> Table:
+    """Number and time of the products in 8 bits, of the others, and of conversions.
+
+    Args:
+        found: the layers of a quantised engine.
+        total: the time of all layers in milliseconds; 0 if it was not measured.
+    """
+    types = " and ".join(sorted({layer.eight_bits for layer in found.narrow}))
+    table = _table(types or "8 bits", ">layers", *((">ms", ">share") if total else ()))
+    for name, members in found.groups.items():
+        time = total_ms(members)
+        table.add_row(name, str(len(members)), *((format_ms(time), f"{time / total:.1%}") if total else ()))
+    return table
+
+
+def fallen_table(found: EightBitReport, most: int) -> Table:
+    """The slowest products that fell back from 8 bits, and why."""
+    ordered = sorted(found.fallen, key=lambda product: -product.layer.time_ms)
+    timed = any(product.layer.time_ms for product in ordered)
+    table = _table(*((">ms",) if timed else ()), "products that fell back", "type", "why")
+    for product in ordered[:most]:
+        layer = product.layer
+        types = ", ".join(dict.fromkeys(tensor.dtype for tensor in layer.outputs))
+        table.add_row(*((format_ms(layer.time_ms),) if timed else ()), layer.place, types, product.why)
+    if len(ordered) > most:
+        table.add_row(*(("",) if timed else ()), f"{len(ordered) - most} more: see --table", "", "")
     return table
 
 
