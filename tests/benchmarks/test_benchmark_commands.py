@@ -44,6 +44,13 @@ def test_without_gpu(module: str, capsys) -> None:
         ("report", [], "FILE"),
         ("sanitize", ["--bad"], "--bad"),
         ("sizes", [*WEIGHTS, *ENGINE, "--sizes", "768"], "--sizes: expected HEIGHTxWIDTH"),
+        ("quantization", [], "FILE.onnx"),
+        (
+            "quantization",
+            ["pyproject.toml", "--data", "onnx_path"],
+            "--data: expected a folder of photo",
+        ),
+        ("quantization", ["pyproject.toml", "--precision", "int4"], "--precision"),
         ("surgery", [], "FILE.onnx"),
         ("surgery", ["pyproject.toml"], "pyproject.toml: expected an ONNX file"),
         ("training", ["--problem", "co_dino_r50"], "expected MODEL:HEIGHTxWIDTH:BATCH"),
@@ -52,7 +59,7 @@ def test_without_gpu(module: str, capsys) -> None:
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:
     """They are one line before anything is measured, and need no GPU."""
     monkeypatch.chdir(ROOT)
-    if module == "surgery":
+    if module in ("surgery", "quantization"):
         pytest.importorskip("onnx", reason="onnx is not installed")
     assert importlib.import_module(f"benchmarks.{module}").main(arguments) == 2
     printed = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from benchmarks import result_files, surgery, timing
+from benchmarks import onnx_engines, result_files, surgery, timing
 from tests.onnx import model_zoo, zoo_files
 
 MODEL = "rt_detr"
@@ -19,7 +19,7 @@ MODEL = "rt_detr"
 def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
     """The surgeon is real. A build writes a report, and runs take 4 ms and, rewritten, 2 ms."""
     model_zoo.ZOO[MODEL].require()
-    original, real = zoo_files.write(MODEL, tmp_path, full=False), surgery.command
+    original, real = zoo_files.write(MODEL, tmp_path, full=False), onnx_engines.command
 
     def command(arguments, seconds):
         words = [str(word) for word in arguments]
@@ -35,7 +35,7 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
 
     def run(engine, inputs, iterations):
         assert [array.shape for array in inputs.values()] == [(1, 3, 96, 128)]
-        return [2.0 if "rewritten" in engine.name else 4.0] * iterations
+        return {}, [2.0 if "rewritten" in engine.name else 4.0] * iterations
 
     def failing(engine, inputs, iterations):
         if "rewritten" not in engine.name:
@@ -50,8 +50,8 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(timing, "require_gpu", lambda: None)
     monkeypatch.setattr(result_files, "describe", lambda module: {"gpu": {"name": "NVIDIA H0"}})
-    monkeypatch.setattr(surgery, "command", command)
-    monkeypatch.setattr(surgery, "run", run)
+    monkeypatch.setattr(onnx_engines, "command", command)
+    monkeypatch.setattr(onnx_engines, "run", run)
     row = measure(0)
     assert row["model"] == MODEL and row["configuration"] == "small"
     assert row["replaced"] == row["expected_attentions"] == model_zoo.ZOO[MODEL].layers
@@ -62,13 +62,13 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
     assert "original 4.000 ms  rewritten 2.000 ms  2.00 times" in capsys.readouterr().out
 
     # Further runs use the files of the first one.
-    monkeypatch.setattr(surgery, "command", None)
+    monkeypatch.setattr(onnx_engines, "command", None)
     monkeypatch.setattr(
-        surgery,
+        onnx_engines,
         "read_metadata",
         lambda path: {"model": path.stem, "configuration": "small", "expected_attentions": 9},
     )
-    monkeypatch.setattr(surgery, "run", failing)
+    monkeypatch.setattr(onnx_engines, "run", failing)
     row = measure(1)
     assert row["original"]["failure"] == "no kernel" and row["rewritten"]["timing"]["median_ms"] == 2.0
     assert surgery.failures(row)[1].endswith(" attentions replaced, expected 9")
@@ -86,4 +86,4 @@ def test_commands_that_fail(code, seconds, message, monkeypatch, tmp_path):
     (tmp_path / "bad.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match=f"^{message}$"):
-        surgery.command(["bad"], seconds)
+        onnx_engines.command(["bad"], seconds)

@@ -54,7 +54,7 @@ class ZooModel:
         name: its key in `ZOO`.
         attentions: the points of each level, of every MSDA in the order of the graph.
         heads, head_dim: of the small model's MSDA.
-        maker: full -> the module and example inputs by name. Call `build`.
+        maker: full, batch -> the module and example inputs by name. Call `build`.
         published: name of the configuration that `build(full=True)` makes; "" for a layer.
         published_layers: its number of MSDA.
         outputs: names of the outputs.
@@ -68,7 +68,7 @@ class ZooModel:
     attentions: tuple[tuple[int, ...], ...]
     heads: int
     head_dim: int
-    maker: Callable[[bool], zoo_models.Built] = field(repr=False)
+    maker: Callable[..., zoo_models.Built] = field(repr=False)
     published: str = ""
     published_layers: int = 0
     outputs: tuple[str, ...] = ("logits", "pred_boxes")
@@ -87,11 +87,14 @@ class ZooModel:
         if self.package and importlib.util.find_spec(self.package) is None:
             pytest.skip(f"{self.package} is not installed")
 
-    def build(self, full: bool = False) -> zoo_models.Built:
-        """Makes the module, in evaluation mode and with seeded weights, and example inputs by name."""
+    def build(self, full: bool = False, batch: int = 1) -> zoo_models.Built:
+        """Makes the module, in evaluation mode and with seeded weights, and example inputs by name.
+
+        Layers have a batch of 1.
+        """
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(0)
-            model, inputs = self.maker(full)
+            model, inputs = self.maker(full) if batch == 1 else self.maker(full, batch)
         return model.eval().requires_grad_(False), inputs
 
     def other_inputs(self, height: int = 160, width: int = 192, batch: int = 2) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import onnx
 from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from codetr.cli.argument_types import Folder
 from codetr.cli.program import run_program
@@ -32,33 +33,36 @@ def zoo_files(
     /,
     *,
     models: Annotated[tuple[Literal[MODELS], ...], Parameter(consume_multiple=True)] = MODELS,
+    batch: PositiveInt = 1,
 ) -> int:
-    """Export the zoo's models in their published configurations, for `python -m benchmarks.surgery`.
+    """Export the zoo's models in their published configurations, for benchmarks of ONNX files.
 
-    The files have random weights, one image of the usual size and static shapes. A file that exists is kept.
+    The files have random weights, images of the usual size and static shapes. A file that exists is kept.
 
     Args:
-        folder: of the files.
+        folder: folder for MODEL.onnx, or MODEL_bN.onnx with N images.
         models: models to export.
+        batch: number of images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in models:
-        print(write(name, folder), flush=True)
+        print(write(name, folder, batch=batch), flush=True)
     return 0
 
 
-def write(name: str, folder: Path, full: bool = True) -> Path:
+def write(name: str, folder: Path, full: bool = True, batch: int = 1) -> Path:
     """Exports a model with metadata that tell its configuration, unless the folder holds its file already.
 
     Args:
         name: a key of the zoo.
-        folder: for <name>.onnx.
+        folder: for <name>.onnx, or <name>_b<batch>.onnx with several images.
         full: the published configuration, not the small one.
+        batch: number of images.
     """
-    entry, path = ZOO[name], folder / f"{name}.onnx"
+    entry, path = ZOO[name], folder / (f"{name}.onnx" if batch == 1 else f"{name}_b{batch}.onnx")
     if path.exists():
         return path
-    model, inputs = entry.build(full)
+    model, inputs = entry.build(full, batch)
     height, width = next(iter(inputs.values())).shape[-2:]
     metadata = {
         "configuration": f"{entry.published}, {height}x{width}" if full else "small",

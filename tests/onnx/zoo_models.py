@@ -1,4 +1,4 @@
-"""The makers of the zoo's models (`tests.onnx.model_zoo`): full -> module and example inputs by name.
+"""The makers of the zoo's models (`tests.onnx.model_zoo`): full, batch -> module and example inputs by name.
 
 Small configurations have few layers, channels and pixels; all else is as published. Nothing is downloaded:
 backbones and text encoders have random weights too.
@@ -26,12 +26,14 @@ STAGES = ["stage2", "stage3", "stage4"]
 DETECTIONS = ("logits", "pred_boxes")
 
 
-def image(full: bool, usual: tuple[int, int], small: tuple[int, int] = (96, 128)) -> dict[str, Tensor]:
-    """One image of the usual or of the small size, [1, 3, H, W]."""
-    return {"pixel_values": torch.randn(1, 3, *(usual if full else small))}
+def images(
+    full: bool, batch: int, usual: tuple[int, int], small: tuple[int, int] = (96, 128)
+) -> dict[str, Tensor]:
+    """Images of the usual or of the small size, [batch, 3, H, W]."""
+    return {"pixel_values": torch.randn(batch, 3, *(usual if full else small))}
 
 
-def deformable_detr(full: bool, **options) -> Built:
+def deformable_detr(full: bool, batch: int = 1, **options) -> Built:
     from transformers import DeformableDetrConfig, DeformableDetrForObjectDetection, ResNetConfig
 
     if full:
@@ -40,16 +42,16 @@ def deformable_detr(full: bool, **options) -> Built:
         backbone = ResNetConfig(**_resnet(), out_features=STAGES)
         sizes = _encoder_and_decoder(heads=8) | {"num_queries": 12, "two_stage_num_proposals": 12}
     config = DeformableDetrConfig(backbone_config=backbone, disable_custom_kernels=True, **sizes, **options)
-    inputs = image(full, (800, 1333))
-    inputs["pixel_mask"] = torch.ones(1, *inputs["pixel_values"].shape[-2:], dtype=torch.int64)
+    inputs = images(full, batch, (800, 1333))
+    inputs["pixel_mask"] = torch.ones(batch, *inputs["pixel_values"].shape[-2:], dtype=torch.int64)
     return _exportable(DeformableDetrForObjectDetection(config), inputs)
 
 
-def deformable_detr_two_stage(full: bool) -> Built:
-    return deformable_detr(full, two_stage=True, with_box_refine=True)
+def deformable_detr_two_stage(full: bool, batch: int = 1) -> Built:
+    return deformable_detr(full, batch, two_stage=True, with_box_refine=True)
 
 
-def rt_detr(full: bool) -> Built:
+def rt_detr(full: bool, batch: int = 1) -> Built:
     from transformers import RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
 
     if full:
@@ -57,10 +59,10 @@ def rt_detr(full: bool) -> Built:
     else:
         backbone = RTDetrResNetConfig(**_resnet(), out_features=STAGES)
         config = RTDetrConfig(backbone_config=backbone, **_hybrid_encoder(heads=8))
-    return _exportable(RTDetrForObjectDetection(config), image(full, (640, 640)))
+    return _exportable(RTDetrForObjectDetection(config), images(full, batch, (640, 640)))
 
 
-def rt_detr_v2(full: bool) -> Built:
+def rt_detr_v2(full: bool, batch: int = 1) -> Built:
     from transformers import RTDetrResNetConfig, RTDetrV2Config, RTDetrV2ForObjectDetection
 
     if full:
@@ -68,10 +70,10 @@ def rt_detr_v2(full: bool) -> Built:
     else:
         backbone = RTDetrResNetConfig(**_resnet(), out_features=STAGES)
         config = RTDetrV2Config(backbone_config=backbone, **_hybrid_encoder(heads=2))
-    return _exportable(RTDetrV2ForObjectDetection(config), image(full, (640, 640)))
+    return _exportable(RTDetrV2ForObjectDetection(config), images(full, batch, (640, 640)))
 
 
-def d_fine(full: bool) -> Built:
+def d_fine(full: bool, batch: int = 1) -> Built:
     from transformers import DFineConfig, DFineForObjectDetection, HGNetV2Config
 
     points = [3, 6, 3]
@@ -95,10 +97,10 @@ def d_fine(full: bool) -> Built:
         )
         sizes = _hybrid_encoder(heads=4) | {"lqe_hidden_dim": 8, "max_num_bins": 8, "hidden_expansion": 0.5}
         config = DFineConfig(backbone_config=backbone, decoder_n_points=points, **sizes)
-    return _exportable(DFineForObjectDetection(config), image(full, (640, 640)))
+    return _exportable(DFineForObjectDetection(config), images(full, batch, (640, 640)))
 
 
-def grounding_dino(full: bool) -> Built:
+def grounding_dino(full: bool, batch: int = 1) -> Built:
     from transformers import BertConfig, GroundingDinoConfig, GroundingDinoForObjectDetection, SwinConfig
     from transformers.models.grounding_dino import modeling_grounding_dino as source
 
@@ -122,9 +124,9 @@ def grounding_dino(full: bool) -> Built:
             **_encoder_and_decoder(heads=4),
         )
     # "[CLS] word word . word . [SEP] [PAD]", the full stop being 1012
-    prompt = torch.tensor([[101, 1005, 1006, 1012, 1007, 1012, 102, 0]])
-    inputs = image(full, (800, 1333))
-    inputs["pixel_mask"] = torch.ones(1, *inputs["pixel_values"].shape[-2:], dtype=torch.int64)
+    prompt = torch.tensor([[101, 1005, 1006, 1012, 1007, 1012, 102, 0]] * batch)
+    inputs = images(full, batch, (800, 1333))
+    inputs["pixel_mask"] = torch.ones(batch, *inputs["pixel_values"].shape[-2:], dtype=torch.int64)
     model = GroundingDinoForObjectDetection(config)
     masks = source.generate_masks_with_special_tokens_and_transfer_map(
         prompt, special_tokens=model.model.special_tokens
@@ -146,7 +148,7 @@ def grounding_dino(full: bool) -> Built:
     return _exportable(model, inputs, patches=patches, token_type_ids=torch.zeros_like(prompt), **fixed)
 
 
-def mask2former(full: bool) -> Built:
+def mask2former(full: bool, batch: int = 1) -> Built:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
     stages = ["stage1", *STAGES]
@@ -168,11 +170,11 @@ def mask2former(full: bool) -> Built:
         )
     model = Mask2FormerForUniversalSegmentation(config)
     return _exportable(
-        model, image(full, (800, 1344)), outputs=("class_queries_logits", "masks_queries_logits")
+        model, images(full, batch, (800, 1344)), outputs=("class_queries_logits", "masks_queries_logits")
     )
 
 
-def omdet_turbo(full: bool) -> Built:
+def omdet_turbo(full: bool, batch: int = 1) -> Built:
     from transformers import CLIPTextConfig, OmDetTurboConfig, OmDetTurboForObjectDetection, SwinConfig
 
     # transformers' Swin normalises its outputs itself; timm's, of the published checkpoint, does not.
@@ -217,25 +219,25 @@ def omdet_turbo(full: bool) -> Built:
         )
         classes, words = 3, 98
     start, end = words, words + 1
-    names = torch.tensor([[start, 1 + index, end, 0] for index in range(classes)])
-    task = torch.tensor([[start, 1, 2, 3, end, 0]])
+    names = torch.tensor([[start, 1 + index, end, 0] for index in range(classes)] * batch)
+    task = torch.tensor([[start, 1, 2, 3, end, 0]] * batch)
     prompt = {
         "classes_input_ids": names,
         "classes_attention_mask": (names != 0).long(),
         "tasks_input_ids": task,
         "tasks_attention_mask": (task != 0).long(),
-        "classes_structure": torch.tensor([classes]),
+        "classes_structure": torch.tensor([classes] * batch),
     }
     model = OmDetTurboForObjectDetection(config).eval()
     outputs = ("decoder_class_logits", "decoder_coord_logits")
-    built = _exportable(model, image(full, (640, 640)), outputs=outputs, **prompt)
+    built = _exportable(model, images(full, batch, (640, 640)), outputs=outputs, **prompt)
     with torch.no_grad():
         embeddings = model.get_language_embedding(**prompt)
     model.get_language_embedding = lambda *_, **__: embeddings
     return built
 
 
-def rf_detr(full: bool) -> Built:
+def rf_detr(full: bool, batch: int = 1) -> Built:
     from rfdetr.config import RFDETRMediumConfig
     from rfdetr.models import build_model_from_config
     from rfdetr.models.backbone import dinov2
@@ -255,11 +257,11 @@ def rf_detr(full: bool) -> Built:
         model = build_model_from_config(RFDETRMediumConfig(**options)).eval()
     randomise(model)
     model.export()
-    inputs = image(full, (576, 576), (128, 128))
+    inputs = images(full, batch, (576, 576), (128, 128))
     return _First(model, 2), inputs
 
 
-def co_dino(full: bool, golden: str, published: str) -> Built:
+def co_dino(full: bool, batch: int = 1, *, golden: str, published: str) -> Built:
     if full:
         config, (height, width) = codetr.load_config(published), (768, 1152)
     else:
@@ -276,8 +278,8 @@ def co_dino(full: bool, golden: str, published: str) -> Built:
             config = dataclasses.replace(config, backbone=backbone, decoder_layers=2)
     model = randomise(codetr.CoDino(config))
     inputs = {
-        "images": torch.randn(1, 3, height, width),
-        "image_shapes": torch.tensor([[height - height // 8, width - width // 4]]),
+        "images": torch.randn(batch, 3, height, width),
+        "image_shapes": torch.tensor([[height - height // 8, width - width // 4]] * batch),
     }
     return _Decomposed(model), inputs
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from benchmarks.output_agreement import describe
 from benchmarks.report import digits, microseconds, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ COMPILED = "msda_compiled_h200.json"
 ACCURACY = "accuracy_co_dino_demo_640x640_h200.json"
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
+QUANTIZATION = "quantization_h200.json"
 REPEATS = "repeats_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 DETECTORS = {"Swin-L": "co_dino_swin_l_768x1152_h200.json", "R50": "co_dino_r50_768x1152_h200.json"}
@@ -314,6 +316,26 @@ def surgery() -> str:
         "build after, s": lambda row: f"{row['rewritten']['build_seconds']:.0f}",
     }
     return rows_table(SURGERY, columns, lambda row: -speedup(row))
+
+
+def quantization() -> str:
+    names = {**ZOO, "co_dino_r50": "Co-DINO R50", "co_dino_swin": "Co-DINO Swin-L"}
+    rows = []
+    for row in read(QUANTIZATION)["results"]:
+        base = row.get("fp16", {}).get("timing")
+        for precision in ("fp16", "int8", "fp8"):
+            part = row.get(precision, {})
+            cells = [names.get(row["model"], row["model"]), str(row.get("batch", "")), precision]
+            if "timing" not in part:
+                cells += ["failed" if "failure" in {**row, **part} else "", *[""] * 4]
+            else:
+                faster = base["median_ms"] / part["timing"]["median_ms"] if base else None
+                sizes = [f"{part[key] / 2**20:.0f}" for key in ("engine_bytes", "device_memory_bytes")]
+                agrees = describe(part["agreement"]) if "agreement" in part else ""
+                cells += [milliseconds(part), f"{faster:.2f}" if faster else "", *sizes, agrees]
+            rows.append(cells)
+    head = ["model", "batch", "precision", "ms", "times fp16's speed", "engine, MiB", "memory, MiB"]
+    return table([*head, "agreement with fp32"], rows) + source(QUANTIZATION)
 
 
 def speedup(row: dict) -> float:
