@@ -7,8 +7,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - heads: the layers that give outputs and top-k scores, and the layers that feed these alone;
 - the decoder: a few hundred rows gain less than quantising them costs;
 - the layers around attention, see `AttentionFinder`;
-- convolutions that TensorRT does not run faster, see `Policy._is_slow`;
-- linear layers whose memory traffic does not fall, see `saved_bytes`.
+- convolutions that TensorRT does not run faster, see `Policy._is_slow`.
 
 The rules come from measured placements in Swin-L at 768x1152 and batch 1 (H200, TensorRT 10.6). Ten
 milliseconds in fp16 became 0.1 ms longer where the decoder's FFNs were 8 bits, 0.2 ms where the layers around
@@ -18,7 +17,7 @@ window attention were, and 0.5 ms (INT8) or 0.7 ms (FP8) where the neck's convol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 import onnx_ir as ir
 
@@ -34,12 +33,9 @@ HEADS = "heads and query selection"
 DECODER = "decoder"
 ATTENTION = "around attention"
 CONVOLUTIONS = "convolutions that 8 bits make no faster"
-TRAFFIC = "linear layers that 8 bits make no faster"
 
 FEWEST_CHANNELS = 16
 """Input channels from which a convolution becomes 8 bits."""
-BYTES_PER_STEP = 0.012
-"""Bytes that the GPU's memory moves in the time of a multiply-add in fp16: 4.3 TB/s and 350 T/s (H200)."""
 
 _NORMALISATIONS = (
     "LayerNormalization",
@@ -72,8 +68,6 @@ class Policy:
         self.products = list(self._products.values())
         reasons = {product: self._reason(product) for product in self.products}
         self.kept: dict[Product, str] = {x: reason for x, reason in reasons.items() if reason is not None}
-        linear = [x for x in self.products if x not in self.kept and not x.is_convolution]
-        self.kept |= dict.fromkeys(self._without_gain(linear), TRAFFIC)
         self.quantized = [x for x in self.products if x not in self.kept]
 
     def _reason(self, product: Product) -> str | None:
@@ -95,43 +89,7 @@ class Policy:
         """
         few = convolution.channels[0] < FEWEST_CHANNELS or convolution.weight.ndim != 4
         grouped = attribute(convolution.node, "group", 1) > 1
-        normalised = any(is_op(node, *_NORMALISATIONS) for node in self._readers(convolution.output))
-        return self._precision == "fp8" or few or grouped or normalised
-
-    def _without_gain(self, linear: Sequence[Product]) -> list[Product]:
-        """Returns the layers whose 8-bit input costs as much traffic as it saves.
-
-        The kernel that computes the input writes it in 8 bits, and in 16 bits too if others read it. The
-        product writes 8 bits itself if only others in 8 bits read its result, behind an activation.
-        """
-        sources: dict[ir.Value, list[Product]] = {}
-        for product in reversed(linear):
-            source = product.source
-            while is_op(source.producer(), "Cast", *rules.MOVES):
-                source = source.producer().inputs[0]
-            sources.setdefault(source, []).append(product)
-        chosen, found = {product.node for product in linear}, []
-        for source, readers in sources.items():
-            saved, width = 0.0, readers[0].channels[0]
-            for product in readers:
-                narrow = self._readers(product.output, "Add", *_ACTIVATIONS) <= chosen
-                saved += saved_bytes(*product.channels, output_bytes=1 if narrow else 2)
-            nodes = {product.node for product in readers}
-            if saved <= (-width if self._readers(source) <= nodes else width):
-                found += readers
-                chosen -= nodes
-        return found
-
-    def _readers(self, value: ir.Value, *through: str) -> set[ir.Node]:
-        """Returns the nodes that read a value, behind moves and nodes of more types."""
-        found = set()
-        for use in value.uses():
-            others = [x for x in use.node.inputs if x is not value and x not in self._static]
-            if is_op(use.node, "Cast", *rules.MOVES, *through) and not others:
-                found |= set().union(*(self._readers(x, *through) for x in use.node.outputs))
-            else:
-                found.add(use.node)
-        return found
+        return self._precision == "fp8" or few or grouped or _is_normalised(convolution.output)
 
     def counts(self) -> tuple[int, dict[str, int]]:
         """Returns the number of products in 8 bits, and of the others by reason, the most frequent first."""
@@ -155,23 +113,24 @@ class AttentionFinder:
     """Finds the layers that give queries, keys and values, and those that read an attention's result.
 
     TensorRT lays out queries, keys and values for its fused attention kernel inside the product, in 16 bits
-    only. Behind attention and MSDA, quantising takes a kernel of its own.
+    only. MSDA reads values in 16 bits. Behind attention and MSDA, quantising takes a kernel of its own.
     """
 
     def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:
         self._products, self._static = products, static
 
     def is_around(self, product: Product) -> bool:
-        """Returns whether a linear layer feeds a product of two tensors, or reads an attention's result."""
+        """Returns whether a linear layer feeds attention or MSDA, or reads their result."""
         return self._gives(product.output) or self._reads(product.source)
 
     def _gives(self, value: ir.Value) -> bool:
         for use in value.uses():
-            if self._is_product_of_two(use.node):
+            if self._attends(use.node):
                 return True
-            others = [x for x in use.node.inputs if x is not value and x not in self._static]
-            passes = is_op(use.node, "Add", "Mul", "Div", "Cast", *rules.MOVES) and not others
-            if passes and any(map(self._gives, use.node.outputs)):
+            alone = all(x is value or x in self._static for x in use.node.inputs)
+            masks = is_op(use.node, "Mul", "Where")  # the cells in the padding
+            passes = is_op(use.node, "Add", "Div", "Cast", *rules.MOVES) and alone
+            if (masks or passes) and any(map(self._gives, use.node.outputs)):
                 return True
         return False
 
@@ -183,27 +142,24 @@ class AttentionFinder:
             if node is None or value in seen or value in self._static:
                 continue
             seen.add(value)
-            if self._is_product_of_two(node) or is_attention(node) or is_op(node, "GridSample"):
+            if self._attends(node):
                 return True
             if node not in self._products and not is_op(node, *_NORMALISATIONS, *_ACTIVATIONS):
                 pending.extend(x for x in node.inputs if x is not None)
         return False
 
-    def _is_product_of_two(self, node: ir.Node) -> bool:
-        return (
-            is_op(node, *rules.PRODUCTS, "Attention")
-            and node not in self._products
-            and not self._static & set(node.inputs)
-        )
+    def _attends(self, node: ir.Node) -> bool:
+        """Returns whether a node is MSDA, a sampler, or a product of two tensors."""
+        if is_attention(node) or is_op(node, "GridSample", "Attention"):
+            return True
+        of_two = is_op(node, *rules.PRODUCTS) and not self._static & set(node.inputs)
+        return of_two and node not in self._products
 
 
-def saved_bytes(inputs: int, outputs: int, output_bytes: int = 2) -> float:
-    """Returns the memory traffic that 8-bit inputs save a linear layer, in bytes for each row.
-
-    A layer takes as long as its traffic or its multiply-adds, whichever is longer.
-
-    Args:
-        output_bytes: bytes of an output if the inputs are 8 bits.
-    """
-    steps = BYTES_PER_STEP * inputs * outputs
-    return max(2 * inputs + 2 * outputs, steps) - max(inputs + output_bytes * outputs, steps / 2)
+def _is_normalised(value: ir.Value) -> bool:
+    """Returns whether a normalisation reads a value, through moves."""
+    return any(
+        is_op(use.node, *_NORMALISATIONS)
+        or (is_op(use.node, "Cast", *rules.MOVES) and any(map(_is_normalised, use.node.outputs)))
+        for use in value.uses()
+    )

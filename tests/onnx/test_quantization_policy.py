@@ -18,32 +18,32 @@ from codetr.cli import main
 from onnx_path.operator import add_function_bodies
 from onnx_path.opset import opset_of
 from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
-from onnx_path.quantization.policy import ATTENTION, CONVOLUTIONS, DECODER, HEADS, SAMPLING, TRAFFIC, Policy
+from onnx_path.quantization.policy import ATTENTION, CONVOLUTIONS, DECODER, HEADS, SAMPLING, Policy
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.verify.random_inputs import input_shapes, random_inputs
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 
-# Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions, traffic.
+# Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions.
 COUNTS = {
-    "bevformer_spatial": (1, 2, 1, 0, 0, 0, 0),
-    "bevformer_temporal": (0, 2, 1, 0, 0, 0, 1),
-    "co_dino_r50": (15, 4, 10, 8, 1, 12, 2),
-    "co_dino_swin": (17, 6, 13, 12, 11, 6, 1),
-    "d_fine": (31, 4, 17, 18, 4, 87, 1),
-    "deformable_detr": (15, 6, 9, 4, 7, 9, 1),
-    "deformable_detr_two_stage": (11, 6, 19, 15, 1, 9, 1),
-    "grounding_dino": (18, 6, 16, 31, 27, 5, 2),
-    "mask2former": (16, 4, 11, 16, 21, 6, 2),
-    "mask_dino": (0, 7, 5, 1, 1, 0, 2),
-    "omdet_turbo": (58, 4, 9, 20, 20, 1, 0),
-    "rf_detr": (8, 4, 9, 16, 12, 9, 0),
-    "rt_detr": (52, 4, 13, 18, 4, 8, 1),
-    "rt_detr_v2": (52, 4, 13, 18, 4, 8, 1),
-    "vit_adapter": (2, 4, 1, 0, 1, 4, 1),
+    "bevformer_spatial": (0, 2, 1, 0, 1, 0),
+    "bevformer_temporal": (0, 2, 1, 0, 1, 0),
+    "co_dino_r50": (15, 4, 10, 8, 3, 12),
+    "co_dino_swin": (15, 6, 13, 12, 14, 6),
+    "d_fine": (32, 4, 17, 18, 4, 87),
+    "deformable_detr": (13, 6, 9, 4, 10, 9),
+    "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9),
+    "grounding_dino": (17, 6, 16, 31, 30, 5),
+    "mask2former": (16, 4, 11, 16, 23, 6),
+    "mask_dino": (0, 7, 5, 1, 3, 0),
+    "omdet_turbo": (56, 4, 9, 20, 22, 1),
+    "rf_detr": (6, 4, 9, 16, 14, 9),
+    "rt_detr": (51, 4, 13, 18, 6, 8),
+    "rt_detr_v2": (51, 4, 13, 18, 6, 8),
+    "vit_adapter": (1, 4, 1, 0, 3, 4),
 }
-REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS, TRAFFIC)
-LAYERS_IN_FP8 = {"co_dino_r50": 2, "rf_detr": 8, "vit_adapter": 2}
+REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS)
+LAYERS_IN_FP8 = {"co_dino_r50": 2, "rf_detr": 6, "vit_adapter": 1}
 """Without convolutions. Tested in every run."""
 
 
@@ -60,7 +60,7 @@ LAYERS_IN_FP8 = {"co_dino_r50": 2, "rf_detr": 8, "vit_adapter": 2}
 def test_every_model_is_quantized(name, precision, zoo_folder, tmp_path, capsys):
     """By the command, before surgery; the result runs. After surgery the same layers are chosen.
 
-    In two files, each a single layer with MSDA, no product gains.
+    In three files, each a single layer with MSDA, no product gains.
     """
     ZOO[name].require()
     path = model_zoo.export(name, zoo_folder)
@@ -129,7 +129,7 @@ CHANNELS, SIDE, HEADS_OF_MSDA, QUERIES = 16, 8, 2, 10
 class Drawing:
     """A graph that grows by blocks. Names of layers tell what the policy has to do.
 
-    Names are "eight", "sixteen", or "either" for layers that depend on the format or on other layers.
+    Names are "eight", "sixteen", or "either" for the convolution, which is 8 bits in INT8 alone.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Drawing:
         """Rows attend to the stem's cells."""
         samples = HEADS_OF_MSDA * 4
         rows = SIDE * SIDE if self.cells else QUERIES
-        value = self.linear(self.memory, CHANNELS, "either")
+        value = self.linear(self.memory, CHANNELS, "sixteen")
         offsets, logits = (self.linear(self.x, n, "sixteen") for n in (2 * samples, samples))
         inputs = [
             self.add("Reshape", value, self.constant([1, -1, HEADS_OF_MSDA, CHANNELS // HEADS_OF_MSDA])),
