@@ -9,9 +9,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - the layers around attention, see `AttentionFinder`;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`.
 
-The rules come from measured placements in Swin-L at 768x1152 and batch 1 (H200, TensorRT 10.6). Ten
-milliseconds in fp16 became 0.1 ms longer where the decoder's FFNs were 8 bits, 0.2 ms where the layers around
-window attention were, and 0.5 ms (INT8) or 0.7 ms (FP8) where the neck's convolutions before GroupNorm were.
+The last three rules come from measured times, see `benchmarks.placements`.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ class Policy:
         kept: the reason of each other product.
     """
 
-    def __init__(self, graph: ir.Graph, opset: int, precision: str) -> None:
-        """Decides for "int8" or "fp8"."""
+    def __init__(self, graph: ir.Graph, opset: int, precision: str, without: Container[str] = ()) -> None:
+        """Decides for "int8" or "fp8", without some of the reasons to keep a product."""
         types = Types(graph, opset)
         selected = selected_indices(graph, types)
         self._graph, self._static, self._precision = graph, static_values(graph), precision
@@ -67,7 +65,9 @@ class Policy:
         self._attention = AttentionFinder(self._products, self._static)
         self.products = list(self._products.values())
         reasons = {product: self._reason(product) for product in self.products}
-        self.kept: dict[Product, str] = {x: reason for x, reason in reasons.items() if reason is not None}
+        self.kept = {
+            x: reason for x, reason in reasons.items() if reason is not None and reason not in without
+        }
         self.quantized = [x for x in self.products if x not in self.kept]
 
     def _reason(self, product: Product) -> str | None:
@@ -84,8 +84,8 @@ class Policy:
     def _is_slow(self, convolution: Product) -> bool:
         """Returns whether TensorRT 10.6 runs a convolution no faster in 8 bits.
 
-        Its FP8 convolutions are slow: R50 took 16.0 ms, 6.2 ms in fp16 (H200, 768x1152). A normalisation that
-        reads the result needs 16 bits in another layout.
+        Its FP8 convolutions fall back to slow kernels: R50 took 16.0 ms, 6.2 ms in fp16 (H200, 768x1152). A
+        normalisation that reads the result needs 16 bits in another layout.
         """
         few = convolution.channels[0] < FEWEST_CHANNELS or convolution.weight.ndim != 4
         grouped = attribute(convolution.node, "group", 1) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +52,16 @@ class Quantizer:
         ranges_file: file with the ranges; None before `calibrate`.
     """
 
-    def __init__(self, model: onnx.ModelProto, precision: str, folder: Path = Path()) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, precision: str, folder: Path = Path(), without: Container[str] = ()
+    ) -> None:
         """Copies a model and decides its layers.
 
         Args:
             model: in float32 or 16 bits; with the bodies of its MSDA nodes, so that onnxruntime runs it.
             precision: "int8" or "fp8".
             folder: folder of weights outside of the model.
+            without: reasons of `policy` that keep no layer, for measurements.
 
         Raises:
             UsageError: the model is quantised already, its opset is too old, or no layer gains.
@@ -74,7 +77,7 @@ class Quantizer:
         onnx.load_external_data_for_model(self.model, str(folder))
         raise_opset(self.model, OPSET)
         graph = ir.from_proto(self.model).graph
-        policy = Policy(graph, opset_of(self.model), precision)
+        policy = Policy(graph, opset_of(self.model), precision, without)
         _, self.kept = policy.counts()
         if not policy.quantized:
             raise UsageError(f"the file has no layer that 8 bits make faster; kept: {self.kept or 'none'}")
@@ -122,6 +125,10 @@ class Quantizer:
             self._ranges = {product: known[name] for product, name in names.items()}
         self.ranges_file = store.path
         return known is not None
+
+    def assume_ranges(self, largest: float) -> None:
+        """Sets the same range for all layers, in place of `calibrate`: the time of an engine is the same."""
+        self._ranges = {layer.product: largest for layer in self.layers}
 
     def ranges_by_weights(self, layers: Sequence[Layer]) -> dict[str, float]:
         """Returns the ranges of layers by `ranges.product_names`, for a graph that is no ONNX model.
