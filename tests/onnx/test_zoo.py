@@ -167,3 +167,19 @@ def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
     status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
     output = capsys.readouterr()
     assert status == 0, output.out + output.err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ZOO)
+def test_engine_in_bfloat16(tensorrt, name, timing_cache, zoo_folder, tmp_path, capsys):
+    """Files of opset 17 are raised to 22, whose convolutions are bfloat16 too."""
+    ZOO[name].require()
+    operated = tmp_path / "operated.onnx"
+    onnx.save(model_zoo.operated(name, zoo_folder), operated)
+    options = ["--out", str(tmp_path), "--precision", "bf16", "--tell-selections"]
+    options += ["--optimization-level", "1", "--timing-cache", str(timing_cache)]
+    assert build.main([str(operated), *options]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    status = compare.main([str(operated), str(tmp_path / "operated.engine")])
+    output = capsys.readouterr()
+    assert status == 0, output.out + output.err
