@@ -15,8 +15,8 @@ WITH_CUDA := $(or $(CUDA_ARCHITECTURES),$(shell nvidia-smi -L 2>/dev/null))
 IN_VENV := VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL := $(IN_VENV) $(UV) pip install -q -c constraints.txt
 PYTEST_FLAGS ?= -n 2 --dist worksteal
-# Workers on few cores: waiting threads must not spin where another worker could run.
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
+# Workers on few cores: a thread of one must not wait, or spin, where another worker could run.
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
 BUILT := $(VENV)/built-$(if $(WITH_CUDA),cuda-$(subst ;,-,$(CUDA_ARCHITECTURES)),cpu)
 

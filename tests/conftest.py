@@ -7,6 +7,7 @@ HYPOTHESIS_PROFILE=thorough draws many more examples, and others every time.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread_in_onnxruntime() -> Iterator[None]:
+    """Sessions take one thread: those of several workers would spin on each other's cores."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        yield
+        return
+
+    class Options(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", Options)
+        yield
 
 
 @pytest.fixture(scope="session")
