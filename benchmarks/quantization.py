@@ -19,8 +19,9 @@ from benchmarks.output_agreement import Arrays, compare_outputs, describe
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import Folder, InputFile, OutputFile
 from codetr.cli.program import run_program
-from codetr.detector.preprocess import IMAGE_SUFFIXES, load_image, resize
+from codetr.detector.preprocess import IMAGE_SUFFIXES, load_image
 from codetr.errors import ArgumentError, one_line
+from onnx_path.quantization.calibration_data import Stretch
 
 PRECISIONS = ("fp16", "int8", "fp8")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -145,9 +146,10 @@ def draw_samples(path: Path, data: Path | None, images: int) -> tuple[Arrays, Ar
         if name is None:
             raise ValueError(f"{path}: expected an input of images [N, 3, H, W], got {', '.join(inputs)}")
         files, count = find_pictures(data), batch * len(runs)
+        preprocessor = Stretch(MEAN, STD, inputs[name].shape[2:])
         for i in range(count):
-            pixels = resize(load_image(files[i * len(files) // count]), inputs[name].shape[2:]) / 255
-            runs[i // batch][name][i % batch] = ((pixels - MEAN) / STD).transpose(2, 0, 1)
+            picture = load_image(files[i * len(files) // count])
+            runs[i // batch][name][i % batch] = preprocessor.batch([picture]).images[0]
     return inputs, {name: np.concatenate([run[name] for run in runs[1:]]) for name in inputs}
 
 

@@ -47,29 +47,29 @@ FORMATS = {
 }
 
 
-def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, dict[Edge, list[Product]]]:
-    """Returns the tensors to quantise, the inputs that read them in 8 bits, and the products behind these.
+def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, list[Edge]]:
+    """Returns the tensors to quantise, and the inputs that read them in 8 bits.
 
     The skip connection of a convolutional block reads 8 bits too, where the block's input is quantised, so
     that TensorRT adds it in the convolution's kernel.
     """
     by_node = {product.node: product for product in products}
-    sources: dict[ir.Value, dict[Edge, list[Product]]] = {}
+    sources: dict[ir.Value, list[Edge]] = {}
     for product in by_node.values():
-        sources.setdefault(product.source, {})[product.node, 0] = [product]
+        sources.setdefault(product.source, []).append((product.node, 0))
     for node in graph:
         if not is_op(node, "Add"):
             continue
         for place, (value, other) in enumerate((node.inputs, node.inputs[::-1])):
             convolution = by_node.get(other.producer())
             if value in sources and convolution is not None and convolution.is_convolution:
-                sources[value][node, place] = []
+                sources[value].append((node, place))
     return sources
 
 
 def insert_nodes(
     graph: ir.Graph,
-    sources: Mapping[ir.Value, Mapping[Edge, Iterable[Product]]],
+    sources: Mapping[ir.Value, Iterable[Edge]],
     ranges: Mapping[Product, float],
     form: NumberFormat,
 ) -> None:
@@ -82,9 +82,11 @@ def insert_nodes(
         form: the 8-bit type.
     """
     writer = _Writer(graph, form)
+    largest: dict[ir.Value, float] = {}
+    for product, number in ranges.items():
+        largest[product.source] = max(number, largest.get(product.source, 0.0))
     for value, edges in sources.items():
-        largest = max(ranges[product] for products in edges.values() for product in products)
-        quantized = writer.quantize(value, largest)
+        quantized = writer.quantize(value, largest[value])
         for node, place in edges:
             node.replace_input_with(place, quantized)
     for product in ranges:
