@@ -120,6 +120,8 @@ def encoder_positions(
     counts = torch.arange(longest + 1, device=valid_sizes.device).float()  # [longest + 1]
     table = sine_embedding(counts / (valid_sizes + 1e-6), channels // 2, temperature).to(dtype)
     table = table + level_embeds.reshape(2 * num_levels, 1, channels // 2)  # [N, 2 L, longest + 1, C / 2]
+    # A sum of one summand ends TensorRT's fusion: it would compute sine and cosine again for every cell.
+    table = (table[..., None] * device_constant([1.0, 0.0], dtype, table.device)).sum(dim=-1)
 
     # The count of image cells along the axis, which stays at its end in the padding. A column outside of the
     # image has no image cells, so its y is 0. The same holds for x in a row outside.

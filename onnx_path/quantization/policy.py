@@ -6,6 +6,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - the layers that give MSDA, or samplers in pieces, its offsets and weights;
 - heads: the layers that give outputs and top-k scores, and the layers that feed these alone;
 - the decoder: a few hundred rows gain less than quantising them costs;
+- the layers that read the image;
 - the layers around attention, see `AttentionFinder`;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`.
 
@@ -30,6 +31,7 @@ SAMPLING = "sampling offsets and attention weights"
 HEADS = "heads and query selection"
 DECODER = "decoder"
 ATTENTION = "around attention"
+IMAGES = "layers that read the image"
 CONVOLUTIONS = "convolutions that 8 bits make no faster"
 
 FEWEST_CHANNELS = 16
@@ -79,6 +81,8 @@ class Policy:
             return CONVOLUTIONS if self._is_slow(product) else None
         if self._rows[product.source] != Rows.CELLS:
             return DECODER
+        if self._is_input(product.source):
+            return IMAGES
         return ATTENTION if self._attention.is_around(product) else None
 
     def _is_slow(self, convolution: Product) -> bool:
@@ -90,6 +94,13 @@ class Policy:
         few = convolution.channels[0] < FEWEST_CHANNELS or convolution.weight.ndim != 4
         grouped = attribute(convolution.node, "group", 1) > 1
         return self._precision == "fp8" or few or grouped or _is_normalised(convolution.output)
+
+    def _is_input(self, value: ir.Value) -> bool:
+        """Returns whether a value is an input of the graph, moved and normalised."""
+        others = [x for x in value.producer().inputs if x not in self._static] if value.producer() else []
+        if is_op(value.producer(), "Cast", "Add", "Sub", "Mul", "Div", *rules.MOVES) and len(others) == 1:
+            return self._is_input(others[0])
+        return value.is_graph_input()
 
     def counts(self) -> tuple[int, dict[str, int]]:
         """Returns the number of products in 8 bits, and of the others by reason, the most frequent first."""

@@ -54,8 +54,15 @@ class SwinBlock(nn.Module):
         self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor, windows: SlicedWindows | GatheredWindows) -> Tensor:
-        """A map in the form of `windows`, [N, H, W, C] or rows [N * H * W, C] -> the same form."""
-        attended = self.attn(windows.cut(self.norm1(x), self.shifted), windows.mask if self.shifted else None)
+        """A map in the form of `windows`, [N, H, W, C] or rows [N * H * W, C] -> the same form.
+
+        Where windows have no padding, the norm follows the cut: TensorRT then computes it in one kernel.
+        """
+        if windows.padded:
+            cells = windows.cut(self.norm1(x), self.shifted)
+        else:
+            cells = self.norm1(windows.cut(x, self.shifted))
+        attended = self.attn(cells, windows.mask if self.shifted else None)
         x = x + self.drop_path(windows.join(attended, self.shifted))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
@@ -77,7 +84,11 @@ class PatchMerging(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Turns patches of the image into vectors."""
+    """Turns patches of the image into vectors.
+
+    The convolution is computed as a linear layer of patches: for a convolution of the image TensorRT changes
+    the order of elements before and behind it, which takes longer than the product.
+    """
 
     def __init__(self, channels: int, patch_size: int, norm: bool) -> None:
         super().__init__()
@@ -88,10 +99,14 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, 3, H, W] -> [N, ceil(H / patch), ceil(W / patch), C]."""
         height, width = x.shape[2:]
-        bottom, right = -height % self.patch_size, -width % self.patch_size
+        side = self.patch_size
+        bottom, right = -height % side, -width % side
         if bottom or right:
             x = F.pad(x, (0, right, 0, bottom))
-        return self.norm(self.projection(x).permute(0, 2, 3, 1))
+        n, _, height, width = x.shape
+        x = x.reshape(n, 3, height // side, side, width // side, side).permute(0, 2, 4, 1, 3, 5)
+        patches = x.reshape(n, height // side, width // side, 3 * side**2)
+        return self.norm(F.linear(patches, self.projection.weight.flatten(1), self.projection.bias))
 
 
 class SwinStage(nn.Module):

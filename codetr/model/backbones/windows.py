@@ -17,11 +17,15 @@ class SlicedWindows:
     Args:
         x: a map of the stage, whose shape, type and device the windows have.
         size: side of a window in cells.
+
+    Attributes:
+        padded: whether windows have cells of padding.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
         self.size = size
         self.height, self.width = x.shape[1:3]
+        self.padded = self.height % size != 0 or self.width % size != 0
         # [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows
         self.mask = shifted_window_mask(*x.shape[:3], size, x.dtype, x.device)
 
@@ -54,6 +58,8 @@ class GatheredWindows:
     `join` take and give maps as rows, [N * H * W, C]. A map has fewer than 2^22 cells with padding, because
     cells are counted in fp32.
     """
+
+    padded = True  # at some sizes
 
     def __init__(self, x: Tensor, size: int) -> None:
         images, height, width, _ = x.shape
