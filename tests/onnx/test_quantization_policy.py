@@ -18,31 +18,32 @@ from codetr.cli import main
 from onnx_path.operator import add_function_bodies
 from onnx_path.opset import opset_of
 from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
-from onnx_path.quantization.policy import ATTENTION, CONVOLUTIONS, DECODER, HEADS, SAMPLING, Policy
+from onnx_path.quantization.policy import ATTENTION, CONVOLUTIONS, DECODER, HEADS, IMAGES, SAMPLING, Policy
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.verify.random_inputs import input_shapes, random_inputs
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 
-# Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions.
+# Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions,
+# layers that read the image.
 COUNTS = {
-    "bevformer_spatial": (0, 2, 1, 0, 1, 0),
-    "bevformer_temporal": (0, 2, 1, 0, 1, 0),
-    "co_dino_r50": (15, 4, 10, 8, 3, 12),
-    "co_dino_swin": (15, 6, 13, 12, 14, 6),
-    "d_fine": (32, 4, 17, 18, 4, 87),
-    "deformable_detr": (13, 6, 9, 4, 10, 9),
-    "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9),
-    "grounding_dino": (17, 6, 16, 31, 30, 5),
-    "mask2former": (16, 4, 11, 16, 23, 6),
-    "mask_dino": (0, 7, 5, 1, 3, 0),
-    "omdet_turbo": (56, 4, 9, 20, 22, 1),
-    "rf_detr": (6, 4, 9, 16, 14, 9),
-    "rt_detr": (51, 4, 13, 18, 6, 8),
-    "rt_detr_v2": (51, 4, 13, 18, 6, 8),
-    "vit_adapter": (1, 4, 1, 0, 3, 4),
+    "bevformer_spatial": (0, 2, 1, 0, 1, 0, 0),
+    "bevformer_temporal": (0, 2, 1, 0, 1, 0, 0),
+    "co_dino_r50": (15, 4, 10, 8, 3, 12, 0),
+    "co_dino_swin": (15, 6, 13, 12, 14, 5, 1),
+    "d_fine": (32, 4, 17, 18, 4, 87, 0),
+    "deformable_detr": (13, 6, 9, 4, 10, 9, 0),
+    "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9, 0),
+    "grounding_dino": (17, 6, 16, 31, 30, 5, 0),
+    "mask2former": (16, 4, 11, 16, 23, 6, 0),
+    "mask_dino": (0, 7, 5, 1, 3, 0, 0),
+    "omdet_turbo": (56, 4, 9, 20, 22, 1, 0),
+    "rf_detr": (6, 4, 9, 16, 14, 9, 0),
+    "rt_detr": (51, 4, 13, 18, 6, 8, 0),
+    "rt_detr_v2": (51, 4, 13, 18, 6, 8, 0),
+    "vit_adapter": (1, 4, 1, 0, 3, 4, 0),
 }
-REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS)
+REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS, IMAGES)
 LAYERS_IN_FP8 = {"co_dino_r50": 2, "rf_detr": 6, "vit_adapter": 1}
 """Without convolutions. Tested in every run."""
 
