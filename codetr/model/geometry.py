@@ -120,8 +120,8 @@ def encoder_positions(
     counts = torch.arange(longest + 1, device=valid_sizes.device).float()  # [longest + 1]
     table = sine_embedding(counts / (valid_sizes + 1e-6), channels // 2, temperature).to(dtype)
     table = table + level_embeds.reshape(2 * num_levels, 1, channels // 2)  # [N, 2 L, longest + 1, C / 2]
-    # A sum of one summand ends TensorRT's fusion: it would compute sine and cosine again for every cell.
-    table = (table[..., None] * device_constant([1.0, 0.0], dtype, table.device)).sum(dim=-1)
+    # The product with an identity ends TensorRT's fusion: it would compute sine and cosine for every cell.
+    table = table @ torch.eye(channels // 2, dtype=dtype, device=table.device)
 
     # The count of image cells along the axis, which stays at its end in the padding. A column outside of the
     # image has no image cells, so its y is 0. The same holds for x in a row outside.
@@ -133,7 +133,7 @@ def encoder_positions(
     images = torch.arange(valid_sizes.shape[0], device=counts.device).float()[:, None]  # [N, 1]
     slot = (images * num_levels + pyramid.level_of_cell.float()) * 2.0  # [N, S]
     index = torch.stack((slot * counts.shape[0] + y, (slot + 1.0) * counts.shape[0] + x), dim=-1)  # [N, S, 2]
-    rows = table.flatten(0, 2).index_select(0, index.long().flatten())
+    rows = table.flatten(0, 2).index_select(0, index.int().flatten())
     return rows.reshape(*y.shape, channels)
 
 

@@ -16,7 +16,7 @@ The last three rules come from measured times, see `benchmarks.placements`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import onnx_ir as ir
 
@@ -121,27 +121,32 @@ class Policy:
 
 
 class AttentionFinder:
-    """Finds the layers that give queries, keys and values, and those that read an attention's result.
+    """Finds the layers around attention that 8 bits make slower.
 
-    TensorRT lays out queries, keys and values for its fused attention kernel inside the product, in 16 bits
-    only. MSDA reads values in 16 bits. Behind attention and MSDA, quantising takes a kernel of its own.
+    TensorRT computes queries, keys and values in one product, in the layout that its attention kernel reads.
+    In 8 bits it does so for three layers that read the same tensor, not for one whose result is cut in three.
+    MSDA reads values in 16 bits. Behind attention and MSDA, quantising takes a kernel of its own.
     """
 
     def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:
         self._products, self._static = products, static
 
     def is_around(self, product: Product) -> bool:
-        """Returns whether a linear layer feeds attention or MSDA, or reads their result."""
-        return self._gives(product.output) or self._reads(product.source)
+        """Returns whether a linear layer gives attention or MSDA an input, or reads their result."""
+        if self._reads(product.source) or self._gives(product.output, _samples):
+            return True
+        readers = {use.node for use in product.source.uses() if use.node in self._products}
+        givers = [node for node in readers if self._gives(node.outputs[0], self._multiplies)]
+        return product.node in givers and len(givers) != 3
 
-    def _gives(self, value: ir.Value) -> bool:
+    def _gives(self, value: ir.Value, attends: Callable[[ir.Node], bool]) -> bool:
         for use in value.uses():
-            if self._attends(use.node):
+            if attends(use.node):
                 return True
             alone = all(x is value or x in self._static for x in use.node.inputs)
             masks = is_op(use.node, "Mul", "Where")  # the cells in the padding
             passes = is_op(use.node, "Add", "Div", "Cast", *rules.MOVES) and alone
-            if (masks or passes) and any(map(self._gives, use.node.outputs)):
+            if (masks or passes) and any(self._gives(output, attends) for output in use.node.outputs):
                 return True
         return False
 
@@ -153,18 +158,21 @@ class AttentionFinder:
             if node is None or value in seen or value in self._static:
                 continue
             seen.add(value)
-            if self._attends(node):
+            if _samples(node) or self._multiplies(node):
                 return True
             if node not in self._products and not is_op(node, *_NORMALISATIONS, *_ACTIVATIONS):
                 pending.extend(x for x in node.inputs if x is not None)
         return False
 
-    def _attends(self, node: ir.Node) -> bool:
-        """Returns whether a node is MSDA, a sampler, or a product of two tensors."""
-        if is_attention(node) or is_op(node, "GridSample", "Attention"):
-            return True
+    def _multiplies(self, node: ir.Node) -> bool:
+        """Returns whether a node is attention or a product of two tensors."""
         of_two = is_op(node, *rules.PRODUCTS) and not self._static & set(node.inputs)
-        return of_two and node not in self._products
+        return is_op(node, "Attention") or (of_two and node not in self._products)
+
+
+def _samples(node: ir.Node) -> bool:
+    """Returns whether a node is MSDA or a sampler."""
+    return is_attention(node) or is_op(node, "GridSample")
 
 
 def _is_normalised(value: ir.Value) -> bool:

@@ -64,7 +64,8 @@ class Product:
 def find_products(graph: ir.Graph) -> Iterator[Product]:
     """Yields the products of a main graph, in the order of its nodes.
 
-    A MatMul with its weights on the left, or with weights of more than two dimensions, is none.
+    A MatMul with its weights on the left, with weights of more than two dimensions, or with an identity is
+    none.
     """
     for node in graph:
         if not is_op(node, "MatMul", "Gemm", "Conv") or constant(node.inputs[0]) is not None:
@@ -74,7 +75,7 @@ def find_products(graph: ir.Graph) -> Iterator[Product]:
             continue
         if is_op(node, "Conv"):
             axis = 0
-        elif weight.ndim != 2 or (is_op(node, "Gemm") and attribute(node, "transA", 0)):
+        elif weight.ndim != 2 or attribute(node, "transA", 0) or np.array_equal(weight, np.eye(len(weight))):
             continue
         else:
             axis = 0 if is_op(node, "Gemm") and attribute(node, "transB", 0) else 1

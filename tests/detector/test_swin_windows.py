@@ -16,8 +16,8 @@ def test_shifted_window_mask(hw):
     padded = [length + -length % size for length in hw]
     cells = torch.cartesian_prod(*map(torch.arange, padded)).reshape(1, *padded, 2)
     sliced = SlicedWindows(cells, size)
-    before = sliced.cut(cells, shifted=False)  # position in the rolled map
-    after = sliced.cut(cells.roll((-shift, -shift), (1, 2)), shifted=False)  # position in the image
+    before = sliced.cut(cells, shifted=False).transpose(0, 1)  # positions in the rolled map
+    after = sliced.cut(cells.roll((-shift, -shift), (1, 2)), shifted=False).transpose(0, 1)  # in the image
     same = (before[:, :, None] - before[:, None] == after[:, :, None] - after[:, None]).all(-1)
     assert mask.shape == (2 * len(same), 1, size * size, size * size)
     assert torch.equal(mask[:, 0] == 0, same.repeat(2, 1, 1))
@@ -32,6 +32,8 @@ def test_gathered_windows_are_the_sliced_ones(size, hw):
     assert torch.equal(gathered.mask, sliced.mask)
     for shifted in (False, True):
         windows = sliced.cut(x, shifted)
-        assert torch.equal(gathered.cut(x.flatten(0, 2), shifted), windows)
+        cut = gathered.cut(x.flatten(0, 2), shifted)
+        assert torch.equal(gathered.clear_padding(cut, shifted), windows)
+        assert torch.equal(sliced.clear_padding(windows + 1.0, shifted), (windows + 1.0) * (windows != 0.0))
         changed = windows * torch.arange(1.0, 1.0 + len(windows))[:, None, None]
         assert torch.equal(gathered.join(changed, shifted), sliced.join(changed, shifted).flatten(0, 2))

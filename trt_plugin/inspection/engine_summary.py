@@ -122,8 +122,8 @@ def read_engine(
     try:
         runtime, engine = load_engine(path, device)
     except EngineError as error:
-        lacks_plugin = "plugin that is not registered" in str(error)
-        raise EngineError(f"{error}{'; name its library with --plugins FILE' * lacks_plugin}") from error
+        foreign = "plugin that is not registered: TensorRT" in str(error)
+        raise EngineError(f"{error}{'; name its library with --plugins FILE' * foreign}") from error
     loaded = free - call("cudaMemGetInfo")[0]
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]

@@ -1,4 +1,8 @@
-"""Two ways, with the same result, to cut the maps of Swin's blocks into windows and to join them again."""
+"""Two ways, with the same result, to cut the maps of Swin's blocks into windows and to join them again.
+
+Windows are [L, B, C]: L = size * size cells of each of B = N * windows windows. TensorRT's attention kernel
+reads queries, keys and values in this order; in the order [B, L, C] TensorRT would transpose them.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +23,36 @@ class SlicedWindows:
         size: side of a window in cells.
 
     Attributes:
-        padded: whether windows have cells of padding.
+        mask: [B, 1, L, L], 0 or -100, to add to the logits of shifted windows.
     """
 
     def __init__(self, x: Tensor, size: int) -> None:
         self.size = size
         self.height, self.width = x.shape[1:3]
-        self.padded = self.height % size != 0 or self.width % size != 0
-        # [N * windows, 1, L, L], L = size * size: 0 or -100, to add to the logits of shifted windows
+        padded = self.height % size != 0 or self.width % size != 0
+        self._inside = [self.cut(torch.ones_like(x[..., :1]), shifted) for shifted in (False, True) if padded]
         self.mask = shifted_window_mask(*x.shape[:3], size, x.dtype, x.device)
 
     def cut(self, x: Tensor, shifted: bool) -> Tensor:
-        """Cuts a map into [N * windows, L, C], windows row by row."""
+        """Cuts a map into windows [L, B, C], row by row."""
         x = pad_to_multiple(x, self.size)
         if shifted:
             x = x.roll((-(self.size // 2), -(self.size // 2)), dims=(1, 2))
         n, h, w, c = x.shape
         x = x.reshape(n, h // self.size, self.size, w // self.size, self.size, c).transpose(2, 3)
-        return x.reshape(-1, self.size**2, c)
+        return x.reshape(-1, self.size**2, c).transpose(0, 1)
+
+    def clear_padding(self, windows: Tensor, shifted: bool) -> Tensor:
+        """Returns the windows with zeros in the padding."""
+        return windows * self._inside[int(shifted)] if self._inside else windows
 
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
         """Inverts `cut` and drops the padding."""
         size, channels = self.size, windows.shape[-1]
         # Not by counts of windows, rounded up: PyTorch's older ONNX exporter fails on some of those.
         height, width = self.height + -self.height % size, self.width + -self.width % size
-        x = windows.reshape(-1, height // size, width // size, size, size, channels).transpose(2, 3)
-        x = x.reshape(-1, height, width, channels)
+        x = windows.transpose(0, 1).reshape(-1, height // size, width // size, size, size, channels)
+        x = x.transpose(2, 3).reshape(-1, height, width, channels)
         if shifted:
             x = x.roll((size // 2, size // 2), dims=(1, 2))
         return x[:, : self.height, : self.width]
@@ -59,8 +67,6 @@ class GatheredWindows:
     cells are counted in fp32.
     """
 
-    padded = True  # at some sizes
-
     def __init__(self, x: Tensor, size: int) -> None:
         images, height, width, _ = x.shape
         # No reshape leaves a size (-1) to PyTorch: as a symbol, such a size is a nested division.
@@ -70,8 +76,9 @@ class GatheredWindows:
         down, across = torch.ceil(height / size), torch.ceil(width / size)
         padded_height, padded_width = down * size, across * size
 
-        # The T = N * windows * L cells of all windows in the order of `cut`; [T] each.
-        window, cell = _split(torch.arange(self._count * self._cells, device=x.device).float(), self._cells)
+        # The T = L * B cells of all windows in the order of `cut`; [T] each.
+        count = device_size(images, x.device) * down * across
+        cell, window = _split(torch.arange(self._cells * self._count, device=x.device).float(), count)
         image_and_row, column = _split(window, across)
         image, row = _split(image_and_row, down)
         inner_row, inner_column = _split(cell, size)
@@ -82,9 +89,9 @@ class GatheredWindows:
             inside = ((source_row < height) & (source_column < width)).float()
             source = ((image * height + source_row) * width + source_column) * inside  # any cell for padding
             self._sources.append(source.long())
-            self._inside.append(inside.to(x.dtype).reshape(self._count, self._cells, 1))
+            self._inside.append(inside.to(x.dtype).reshape(self._cells, self._count, 1))
         region = 3.0 * _band(row, padded_height, size) + _band(column, padded_width, size)
-        self.mask = _mask_between(region.reshape(self._count, self._cells), x.dtype)
+        self.mask = _mask_between(region.reshape(self._cells, self._count).transpose(0, 1), x.dtype)
 
         # The U = N * H * W cells of the map in the order of `join`; [U] each.
         cells = torch.arange(x.shape[0] * x.shape[1] * x.shape[2], device=x.device).float()
@@ -95,12 +102,15 @@ class GatheredWindows:
             row_of_windows, inner_row = _split(_roll(row, -shift, padded_height), size)
             column_of_windows, inner_column = _split(_roll(column, -shift, padded_width), size)
             window = (image * down + row_of_windows) * across + column_of_windows
-            self._targets.append((window * self._cells + inner_row * size + inner_column).long())
+            self._targets.append(((inner_row * size + inner_column) * count + window).long())
 
     def cut(self, x: Tensor, shifted: bool) -> Tensor:
         """See `SlicedWindows.cut`."""
         windows = x.index_select(0, self._sources[int(shifted)])
-        windows = windows.reshape(self._count, self._cells, x.shape[-1])
+        return windows.reshape(self._cells, self._count, x.shape[-1])
+
+    def clear_padding(self, windows: Tensor, shifted: bool) -> Tensor:
+        """See `SlicedWindows.clear_padding`."""
         return windows * self._inside[int(shifted)]
 
     def join(self, windows: Tensor, shifted: bool) -> Tensor:
@@ -148,7 +158,7 @@ def shifted_window_mask(
         size: side of a window in cells.
 
     Returns:
-        [N * windows, 1, size * size, size * size], 0 or -100.
+        [B, 1, L, L], 0 or -100.
     """
     bands = []
     for length in (height, width):
