@@ -30,8 +30,18 @@ PLAIN = {
 }
 """The number of attentions whose softmax and locations stay outside, by model and simplifier."""
 
-VARIANTS = ("deformable_detr_two_stage", "co_dino_swin")
-"""Models that share their attention's structure with another one."""
+VARIANTS = ("deformable_detr_two_stage", "co_dino_swin", "rt_detr")
+"""Models that share their attention's structure with another one. They are tested in fewer forms."""
+
+FORMS = (
+    {"sampling": "GridSample"},
+    {"exporter": "dynamo"},
+    {"dynamic": True},
+    {"simplified": "onnxslim"},
+    {"simplified": "onnxsim"},
+    {"sampling": "gather"},
+)
+"""Options of `model_zoo.export`."""
 
 slow = pytest.mark.slow
 
@@ -72,18 +82,14 @@ def test_model(name: str, zoo_folder: Path):
 
 
 @slow
-@pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize(
-    "options",
+    ("options", "name"),
     [
-        {"sampling": "GridSample"},
-        {"exporter": "dynamo"},
-        {"dynamic": True},
-        {"simplified": "onnxslim"},
-        {"simplified": "onnxsim"},
-        {"sampling": "gather"},
+        pytest.param(options, name, id="-".join(map(str, [*next(iter(options.items())), name])))
+        for options in FORMS
+        for name in ZOO
+        if name not in VARIANTS or options in FORMS[:3]
     ],
-    ids=lambda options: "-".join(map(str, next(iter(options.items())))),
 )
 def test_model_in_every_form(name: str, options: dict, zoo_folder: Path):
     entry = ZOO[name]
