@@ -10,7 +10,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - the layers around attention, see `AttentionFinder`;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`.
 
-The last three rules come from measured times, see `benchmarks.placements`.
+The rules of decoder, attention and convolutions come from measured times, see `benchmarks.placements`.
 """
 
 from __future__ import annotations
