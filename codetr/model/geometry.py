@@ -120,8 +120,9 @@ def encoder_positions(
     counts = torch.arange(longest + 1, device=valid_sizes.device).float()  # [longest + 1]
     table = sine_embedding(counts / (valid_sizes + 1e-6), channels // 2, temperature).to(dtype)
     table = table + level_embeds.reshape(2 * num_levels, 1, channels // 2)  # [N, 2 L, longest + 1, C / 2]
-    # The product with an identity ends TensorRT's fusion: it would compute sine and cosine for every cell.
-    table = table @ torch.eye(channels // 2, dtype=dtype, device=table.device)
+    if torch.compiler.is_exporting():
+        # This product ends TensorRT's fusion, which would compute sine and cosine for every cell.
+        table = table @ torch.eye(channels // 2, dtype=dtype, device=table.device)
 
     # The count of image cells along the axis, which stays at its end in the padding. A column outside of the
     # image has no image cells, so its y is 0. The same holds for x in a row outside.
