@@ -97,10 +97,11 @@ class Policy:
 
     def _is_input(self, value: ir.Value) -> bool:
         """Returns whether a value is an input of the graph, moved and normalised."""
-        others = [x for x in value.producer().inputs if x not in self._static] if value.producer() else []
-        if is_op(value.producer(), "Cast", "Add", "Sub", "Mul", "Div", *rules.MOVES) and len(others) == 1:
-            return self._is_input(others[0])
-        return value.is_graph_input()
+        node = value.producer()
+        if not is_op(node, "Cast", "Add", "Sub", "Mul", "Div", *rules.MOVES):
+            return value.is_graph_input()
+        others = [x for x in node.inputs if x not in self._static]
+        return len(others) == 1 and self._is_input(others[0])
 
     def counts(self) -> tuple[int, dict[str, int]]:
         """Returns the number of products in 8 bits, and of the others by reason, the most frequent first."""

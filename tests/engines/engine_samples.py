@@ -67,9 +67,14 @@ def run_python(*arguments: str, gpu: bool = False, **environment: str) -> subpro
     )
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines, without the warning that TensorRT 10.6 prints when it is imported."""
+    return [line for line in text.splitlines() if "experimental in TensorRT" not in line]
+
+
 def only_error(done: subprocess.CompletedProcess) -> str:
     """The one line on stderr of a command that failed."""
     assert done.returncode == 1, (done.returncode, done.stderr)
-    (line,) = (line for line in done.stderr.splitlines() if "experimental in TensorRT" not in line)
+    (line,) = lines_of(done.stderr)
     assert "error: " in line
     return line

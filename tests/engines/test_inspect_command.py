@@ -236,7 +236,7 @@ def test_engine_that_tells_little(tmp_path, capsys, verbosity, tells):
 def test_engine_without_its_plugin_is_one_line(tmp_path):
     command = ("-m", "trt_plugin.inspect", str(save(tmp_path, plan("DETAILED"))))
     line = only_error(run_python(*command, gpu=True, MSDA_TRT_PLUGIN="/nowhere.so"))
-    assert "needs a plugin that is not registered" in line
+    assert "needs a plugin that is not registered" in line and "/nowhere.so does not exist" in line
     library = str(trt_plugin.library_path())
     done = run_python(*command, "--plugins", library, gpu=True, MSDA_TRT_PLUGIN="/nowhere.so")
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,7 @@ FORMS = (
     {"simplified": "onnxsim"},
     {"sampling": "gather"},
 )
-"""Options of `model_zoo.export`."""
+"""Options of `model_zoo.export`; the first two are those of `VARIANTS`."""
 
 slow = pytest.mark.slow
 

@@ -32,14 +32,13 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x: [L, B, C], B windows of L cells; mask: [B, 1, L, L], added to the logits -> [L, B, C]."""
         weights = self.qkv.weight.chunk(3)
-        offsets = (None, None, None) if self.qkv.bias is None else self.qkv.bias.chunk(3)
+        biases = (None, None, None) if self.qkv.bias is None else self.qkv.bias.chunk(3)
         query, key, value = (
             F.linear(x, *layer).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
-            for layer in zip(weights, offsets, strict=True)
+            for layer in zip(weights, biases, strict=True)
         )  # [B, heads, L, D] each
-        biases = self.relative_position_bias_table[self.relative_position_index]  # [L, L, heads]
-        bias = biases.permute(2, 0, 1)
-        logits = (query * self.scale) @ key.transpose(-2, -1) + bias  # [B, heads, L, L]
+        position_bias = self.relative_position_bias_table[self.relative_position_index]  # [L, L, heads]
+        logits = (query * self.scale) @ key.transpose(-2, -1) + position_bias.permute(2, 0, 1)
         if mask is not None:
             logits = logits + mask
         out = logits.softmax(dim=-1) @ value  # [B, heads, L, D]
