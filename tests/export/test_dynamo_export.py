@@ -83,11 +83,10 @@ def test_operators_without_a_converter_are_named_with_their_module():
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, timing_cache, tmp_path, capsys):
+def test_engine_detects_as_pytorch(torch_tensorrt, name, precision, weights, quick_build, tmp_path, capsys):
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
-    options |= {"timing-cache": timing_cache}
-    status = main(arguments(weights, tmp_path / "out", name, **options))
+    status = main([*arguments(weights, tmp_path / "out", name, **options), *quick_build])
     output = capsys.readouterr()
     assert status == 0, output.err
     names = {"model.pt2", "model.ep", "model.engine", "model.json", "model.ts"}

@@ -85,14 +85,13 @@ def test_wrong_arguments(weights, tmp_path, capsys, given, message):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("path", ["onnx_path", "dynamo_path"])
-def test_engine_gives_final_detections(weights, timing_cache, tmp_path, capsys, path, precision):
+def test_engine_gives_final_detections(weights, quick_build, tmp_path, capsys, path, precision):
     pytest.importorskip("tensorrt", reason="TensorRT is not installed")
     needed = {"onnx_path": "polygraphy", "dynamo_path": "torch_tensorrt"}[path]
     pytest.importorskip(needed, reason=f"{needed} is not installed")
     main = __import__(f"{path}.export", fromlist=["main"]).main
     options = {"batch": 2, "precision": precision, "nms": "hard", "nms-iou": IOU}
-    options |= {"timing-cache": timing_cache}
-    status = main(arguments(weights, tmp_path, NAME, **options))
+    status = main([*arguments(weights, tmp_path, NAME, **options), *quick_build])
     output = capsys.readouterr()
     assert status == 0, output.err
     assert f"engine {precision} against PyTorch fp32: " in output.out

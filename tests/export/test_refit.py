@@ -141,7 +141,7 @@ def test_request_is_that_of_the_export(engine):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_refitted_from_onnx_is_the_one_built(name, precision, timing_cache, tmp_path, capsys):
+def test_engine_refitted_from_onnx_is_the_one_built(name, precision, quick_build, tmp_path, capsys):
     pytest.importorskip("polygraphy", reason="polygraphy is not installed")
     from onnx_path import export as onnx_export
     from onnx_path import refit as onnx_refit
@@ -149,8 +149,8 @@ def test_engine_refitted_from_onnx_is_the_one_built(name, precision, timing_cach
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
     for folder, weights in (("a", save_weights(tmp_path)), ("b", other_weights(tmp_path, name))):
-        given = arguments(weights, tmp_path / folder, name, **options, **{"timing-cache": timing_cache})
-        assert onnx_export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
+        given = arguments(weights, tmp_path / folder, name, **options)
+        assert onnx_export.main([*given, "--refittable", *quick_build]) == 0, capsys.readouterr().err
     new = tmp_path / "new.engine"
     given = [str(tmp_path / path) for path in ("a/model.engine", "b/model.onnx")]
     assert onnx_refit.main([*given, "--out", str(new)]) == 0, capsys.readouterr().err
@@ -191,11 +191,12 @@ def detect(engine: Path, name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", ["static", "dynamic"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("sizes", "precision"), [("static", "fp32"), ("dynamic", "fp16"), ("static", "bf16")]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_refitted_engine_is_the_one_built(
-    torch_tensorrt, name, precision, sizes, timing_cache, tmp_path, capsys
+    torch_tensorrt, name, precision, sizes, quick_build, tmp_path, capsys
 ):
     """Every parameter of the two weights differs, frozen statistics included."""
     first, second = save_weights(tmp_path), other_weights(tmp_path, name)
@@ -204,10 +205,10 @@ def test_refitted_engine_is_the_one_built(
     if sizes == "dynamic":
         options = {"dynamic-size": f"96-{height}x{width}-256", "batch": "1-4", "precision": precision}
     for weights, folder in ((first, "a"), (second, "b")):
-        given = arguments(weights, tmp_path / folder, name, **options, **{"timing-cache": timing_cache})
+        given = arguments(weights, tmp_path / folder, name, **options)
         if sizes == "dynamic":
             given = without(given, "--height", "--width")
-        assert export.main([*given, "--refittable"]) == 0, capsys.readouterr().err
+        assert export.main([*given, "--refittable", *quick_build]) == 0, capsys.readouterr().err
     engine, new = tmp_path / "a/model.engine", tmp_path / "new.engine"
     config = str(GOLDEN / f"{name}.json")
     status = refit.main([str(engine), str(second[name]), "--out", str(new), "--model", config])
@@ -219,12 +220,14 @@ def test_refitted_engine_is_the_one_built(
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, timing_cache, tmp_path, capsys):
+def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, quick_build, tmp_path, capsys):
     """The command compares four sizes and batches."""
-    options = {"batch": "1-8", "precision": precision, "timing-cache": timing_cache}
+    options = {"batch": "1-8", "precision": precision}
     given = arguments(save_weights(tmp_path), tmp_path / "out", name, **options)
     given = without(given, "--height", "--width")
-    assert export.main([*given, "--dynamic-size", "96-128x160-320"]) == 0, capsys.readouterr().err
+    assert export.main([*given, "--dynamic-size", "96-128x160-320", *quick_build]) == 0, (
+        capsys.readouterr().err
+    )
     output = capsys.readouterr().out
     for file in ("engine", "model.ep", "model.ts"):
         for size in ("1 x 128 x 160", "8 x 96 x 96", "1 x 320 x 320", "8 x 96 x 160"):
@@ -232,13 +235,13 @@ def test_dynamic_engine_detects_as_pytorch(torch_tensorrt, name, precision, timi
 
 
 @pytest.mark.gpu
-def test_fallback_is_told_and_asked_for(torch_tensorrt, tmp_path, capsys, monkeypatch):
+def test_fallback_is_told_and_asked_for(torch_tensorrt, quick_build, tmp_path, capsys, monkeypatch):
     """An operator without a converter is an error that names it, or PyTorch runs it in model.ts."""
     from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
 
     export.import_requirements()
     monkeypatch.setattr(DYNAMO_CONVERTERS, "disallowed_targets", {torch.ops.aten.topk.default}, raising=False)
-    given = arguments(save_weights(tmp_path), tmp_path / "out", "codino_resnet_tiny")
+    given = [*arguments(save_weights(tmp_path), tmp_path / "out", "codino_resnet_tiny"), *quick_build]
     assert export.main(given) == 1
     assert "has no converter for aten.topk.default (in query_selection)" in capsys.readouterr().err
     assert export.main([*given, "--allow-fallback"]) == 0

@@ -226,7 +226,9 @@ def detr(tmp_path_factory, zoo_folder) -> tuple[Path, Path]:
     # Relative to the largest number. fp16: onnxruntime's own error on the converted file is 1e-3.
     [("fp32", 1e-4), ("fp16", 5e-3)],
 )
-def test_engine_with_dynamic_batch_is_onnxruntimes(tensorrt, detr, tmp_path, capsys, precision, tolerance):
+def test_engine_with_dynamic_batch_is_onnxruntimes(
+    tensorrt, quick_build, detr, tmp_path, capsys, precision, tolerance
+):
     import trt_plugin
 
     original, rewritten = detr
@@ -237,7 +239,7 @@ def test_engine_with_dynamic_batch_is_onnxruntimes(tensorrt, detr, tmp_path, cap
     ]
     report = tmp_path / "report.json"
     argv = [str(rewritten), "--out", str(tmp_path), "--precision", precision, "--json", str(report)]
-    status = build.main([*argv, *shapes, "--workspace", "2"])
+    status = build.main([*argv, *shapes, *quick_build, "--workspace", "2"])
     output = capsys.readouterr()
     assert status == 0, output.err
     content = json.loads(report.read_text())

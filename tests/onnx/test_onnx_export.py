@@ -255,11 +255,10 @@ def test_command_errors_are_one_line_and_leave_nothing(
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_detects_as_pytorch(tensorrt, name, precision, weights, timing_cache, tmp_path, capsys):
+def test_engine_detects_as_pytorch(tensorrt, name, precision, weights, quick_build, tmp_path, capsys):
     height, width = codetr.load_config(GOLDEN / f"{name}.json").input_hw
     options = {"height": height, "width": width, "batch": 2, "precision": precision}
-    options |= {"timing-cache": timing_cache}
-    status = main(arguments(weights, tmp_path / "out", name, **options))
+    status = main([*arguments(weights, tmp_path / "out", name, **options), *quick_build])
     output = capsys.readouterr()
     assert status == 0, output.err
     names = {"model.onnx", "model.engine", "model.json"}

@@ -97,7 +97,7 @@ def test_every_model_is_quantized(name, precision, zoo_folder, tmp_path, capsys)
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 @pytest.mark.parametrize("name", [name for name in ZOO if COUNTS[name][0]])
 def test_engine_of_every_quantized_model(
-    tensorrt, name, precision, timing_cache, zoo_folder, tmp_path, capsys
+    tensorrt, name, precision, quick_build, zoo_folder, tmp_path, capsys
 ):
     """Quantised after surgery; the engine agrees with onnxruntime on the quantised file."""
     ZOO[name].require()
@@ -108,9 +108,8 @@ def test_engine_of_every_quantized_model(
     out = tmp_path / "quantized.onnx"
     command = ["quantize", tmp_path / "operated.onnx", out, "--precision", precision, "--method", "minmax"]
     assert main([*map(str, command), "--data", str(tmp_path / "data.npz")]) == 0, capsys.readouterr().err
-    options = ["--out", tmp_path, "--precision", "fp16", "--optimization-level", "1"]
-    command = ["build", out, *options, "--timing-cache", timing_cache]
-    assert main([*map(str, command)]) == 0, capsys.readouterr().err
+    command = ["build", str(out), "--out", str(tmp_path), "--precision", "fp16", *quick_build]
+    assert main(command) == 0, capsys.readouterr().err
     capsys.readouterr()
     status = main(["compare", str(out), str(tmp_path / "quantized.engine")])
     output = capsys.readouterr()

@@ -158,16 +158,15 @@ def test_random_weights_are_not_degenerate(name: str):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ZOO)
 def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
-    tensorrt, name, timing_cache, zoo_folder, tmp_path, capsys
+    tensorrt, name, quick_build, zoo_folder, tmp_path, capsys
 ):
     entry = ZOO[name]
     entry.require()
     original, rewritten = model_zoo.export(name, zoo_folder), tmp_path / "rewritten.onnx"
     assert surgeon.main([str(original), str(rewritten)]) == 0, capsys.readouterr().err
     report = tmp_path / "report.json"
-    options = ["--out", str(tmp_path), "--json", str(report), "--optimization-level", "1"]
-    options += ["--timing-cache", str(timing_cache)]
-    assert build.main([str(rewritten), *options]) == 0, capsys.readouterr().err
+    options = ["--out", str(tmp_path), "--json", str(report)]
+    assert build.main([str(rewritten), *options, *quick_build]) == 0, capsys.readouterr().err
     assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == entry.layers
     capsys.readouterr()
     status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
@@ -177,14 +176,13 @@ def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ZOO)
-def test_engine_in_bfloat16(tensorrt, name, timing_cache, zoo_folder, tmp_path, capsys):
+def test_engine_in_bfloat16(tensorrt, name, quick_build, zoo_folder, tmp_path, capsys):
     """Files of opset 17 are raised to 22, whose convolutions are bfloat16 too."""
     ZOO[name].require()
     operated = tmp_path / "operated.onnx"
     onnx.save(model_zoo.operated(name, zoo_folder), operated)
     options = ["--out", str(tmp_path), "--precision", "bf16", "--tell-selections"]
-    options += ["--optimization-level", "1", "--timing-cache", str(timing_cache)]
-    assert build.main([str(operated), *options]) == 0, capsys.readouterr().err
+    assert build.main([str(operated), *options, *quick_build]) == 0, capsys.readouterr().err
     capsys.readouterr()
     status = compare.main([str(operated), str(tmp_path / "operated.engine")])
     output = capsys.readouterr()
