@@ -41,7 +41,12 @@ _DATA = Group("Calibration data", sort_key=1)
 _LAYERS = Group("Layers in 8 bits", sort_key=2)
 
 
-def _size(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
+    """Parses height and width, such as "640x480".
+
+    Raises:
+        ValueError: the text has another form.
+    """
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text, re.ASCII)
     if match is None:
         raise ValueError(f"expected HEIGHTxWIDTH, such as 640x640, got {text!r}")
@@ -73,7 +78,7 @@ class CalibrationOptions:
     """Mean of the model's pixels in 0..1, for a file without metadata. Of ImageNet: 0.485,0.456,0.406."""
     std: Annotated[tuple[float, ...] | None, parsed_by(_colour, "R,G,B")] = None
     """Standard deviation, likewise. Of ImageNet: 0.229,0.224,0.225; 1,1,1 for pixels in 0..1."""
-    size: Annotated[tuple[int, int] | None, parsed_by(_size, "HxW")] = None
+    size: Annotated[tuple[int, int] | None, parsed_by(parse_size, "HxW")] = None
     """Size of the pictures, for a file of dynamic sizes without metadata."""
     method: Literal["minmax", "entropy", "percentile"] | None = None
     """Onnxruntime's calibrator. Default: percentile for int8, minmax for fp8."""

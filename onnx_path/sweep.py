@@ -1,0 +1,394 @@
+"""`python -m onnx_path.sweep`: measures networks in every precision, batch size and runtime, in one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from cyclopts import Group, Parameter
+from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from codetr.cli.argument_types import Folder, InputFile, parsed_by
+from codetr.cli.program import complain, run_program
+from codetr.errors import ArgumentError, UsageError
+from onnx_path.quantize import parse_size
+from onnx_path.sweeping.cells import Cell, CellPrecision, Runtime, Shapes, plan
+from onnx_path.sweeping.gpu_monitor import GpuMonitor
+from onnx_path.sweeping.machine import describe_machine, gpu_name
+from onnx_path.sweeping.measure_cell import CellSpec
+from onnx_path.sweeping.networks import RANDOM, Network, find_network
+from trt_plugin.atomic_files import new_folder, write_json
+
+RESULTS_VERSION = 1
+
+_CELLS = Group("Cells", sort_key=1)
+_DATA = Group("Images", sort_key=2)
+_MEASURE = Group("Measurement", sort_key=3)
+
+
+def _several(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(text.split(","))
+        unknown = [word for word in words if word not in allowed]
+        if unknown:
+            raise ValueError(f"expected some of {','.join(allowed)}, got {unknown[0]!r}")
+        return words
+
+    return parse
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers) < 1:
+        raise ValueError(f"expected batch sizes such as 1,32, got {text!r}")
+    return numbers
+
+
+@Parameter(name="*", group=_CELLS)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CellOptions:
+    """The rows of the table."""
+
+    runtime: Annotated[
+        tuple[str, ...], parsed_by(_several(get_args(Runtime)), "torch,torch-compile,onnxruntime,tensorrt")
+    ] = ("torch", "tensorrt")
+    """Runtimes."""
+    precision: Annotated[
+        tuple[str, ...], parsed_by(_several(get_args(CellPrecision)), "fp32,tf32,fp16,bf16,int8,fp8")
+    ] = ("fp32", "fp16")
+    """Precisions."""
+    batch: Annotated[tuple[int, ...], parsed_by(_numbers, "1,32,…")] = (1,)
+    """Batch sizes."""
+    shapes: Annotated[tuple[str, ...], parsed_by(_several(get_args(Shapes)), "static,dynamic")] = ("static",)
+    """Engines and files for one batch size each, or one for all of them."""
+    opt_batch: PositiveInt | None = None
+    """Batch size that dynamic engines are tuned for. Default: the largest."""
+    size: Annotated[tuple[int, int] | None, parsed_by(parse_size, "HxW")] = None
+    """Size of the input. Default: the network's own."""
+
+
+@Parameter(name="*", group=_DATA)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """The images."""
+
+    dataset: Folder | None = None
+    """Folder of class folders, or dataset in COCO format; of its part val, if it has one. Without it no
+    accuracy is measured, and the inputs are random numbers."""
+    limit: PositiveInt | None = None
+    """Evaluate this number of images, the first ones. Default: all."""
+    calibration: Folder | None = None
+    """Images that the ranges of int8 and fp8 are measured on. Default: the dataset's part train, else random
+    numbers."""
+    calibration_images: PositiveInt = 64
+    """Their number."""
+    compare: bool = False
+    """Compare the outputs with those of PyTorch in fp32."""
+    inputs: PositiveInt = 5000
+    """Number of inputs to compare, of the dataset or random."""
+    rtol: NonNegativeFloat = 1e-3
+    """Relative tolerance of two equal numbers, see `numpy.isclose`."""
+    atol: NonNegativeFloat = 1e-8
+    """Absolute tolerance."""
+
+
+@Parameter(name="*", group=_MEASURE)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """Samples and limits."""
+
+    iterations: PositiveInt = 100
+    """Samples of each latency, after a warm-up of a tenth of that."""
+    seconds: PositiveFloat = 5.0
+    """Limit of the time of these samples."""
+    cell_seconds: PositiveInt = 3600
+    """Limit of the time of a cell with its build."""
+    again: Literal["none", "failed", "all"] = "none"
+    """Finished cells to measure again."""
+
+
+def sweep(
+    *networks: Annotated[str, Parameter(metavar="NETWORK")],
+    out: Folder | None = None,
+    network: str | None = None,
+    weights: Annotated[InputFile | None, Parameter(metavar="FILE")] = None,
+    random: bool = False,
+    cells: CellOptions = CellOptions(),  # noqa: B008
+    images: ImageOptions = ImageOptions(),  # noqa: B008
+    measurement: MeasureOptions = MeasureOptions(),  # noqa: B008
+    report: Folder | None = None,
+) -> int:
+    """Measure networks in every precision, batch size and runtime: accuracy, latency, memory, size.
+
+    ```
+    codetr sweep resnet18 mobilenet_v2 --dataset imagenet --precision fp32,fp16,int8 --batch 1,32 --out sweep
+    codetr sweep finetuned.pth --network resnet18 --dataset flowers --runtime torch,onnxruntime --out sweep
+    codetr sweep --report sweep
+    ```
+
+    Each cell of the table runs in a process of its own; one that fails is a row with its reason. A sweep that
+    was stopped goes on where it was. DIR gets report.html, report.md, results.json, results.csv and pictures.
+
+    Args:
+        networks: names of torchvision, timm or ultralytics (yolov8n-cls), detectors of this package, weights
+            (.pth, .pt, .safetensors), ONNX files or engines.
+        out: folder of the results, and of the files of all cells.
+        network: name of the network of a file of weights, such as resnet18.
+        weights: weights of the only network. Default: pretrained ones, which may be downloaded.
+        random: random weights, for times alone.
+        report: write the report of a folder of results again, and measure nothing.
+    """
+    from onnx_path.sweeping.report import write_report
+
+    if report is not None:
+        if networks or out is not None:
+            raise ArgumentError("report", f"expected no networks and no --out with it, got {report}")
+        for path in write_report(report):
+            print(f"wrote {path}")
+        return 0
+    if not networks or out is None:
+        raise UsageError("expected at least one NETWORK and --out DIR")
+    if weights is not None and (random or len(networks) > 1):
+        raise ArgumentError("weights", "expected one network with it, and no --random")
+    chosen = RANDOM if random else None if weights is None else str(weights)
+    found = [find_network(text, network, chosen, cells.size) for text in networks]
+    names = [x.name for x in found]
+    if len(set(names)) < len(names):
+        raise ArgumentError("networks", f"expected networks of different names, got {', '.join(names)}")
+    for name in ("dataset", "calibration"):
+        folder = getattr(images, name)
+        if folder is not None and not folder.is_dir():
+            raise ArgumentError(name, f"expected a folder, there is no {folder}")
+    planned = plan(
+        found, cells.runtime, cells.precision, cells.batch, cells.shapes, has_gpu=gpu_name() is not None
+    )
+    with new_folder(out):
+        run = Sweep(out, found, planned, cells, images, measurement)
+        run.measure()
+        for path in write_report(out):
+            print(f"wrote {path}")
+    return run.status
+
+
+class Sweep:
+    """Measures cells one after the other and keeps their results.
+
+    Attributes:
+        status: 1 if a cell failed.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        networks: Sequence[Network],
+        planned: Sequence[Cell],
+        cells: CellOptions,
+        images: ImageOptions,
+        measurement: MeasureOptions,
+    ) -> None:
+        self._out, self._networks, self._planned = out, {x.name: x for x in networks}, planned
+        self._cells, self._images, self._measurement = cells, images, measurement
+        self._machine, self._versions = describe_machine()
+        self._fingerprints = [_fingerprint(folder) for folder in (images.dataset, self._calibration)]
+        self._rows: dict[str, dict] = {}
+        self.status = 0
+
+    @property
+    def _calibration(self) -> Path | None:
+        return self._images.calibration or self._images.dataset
+
+    def measure(self) -> None:
+        """Measures the cells that have no valid result. results.json is written after each of them."""
+        with _progress(len(self._planned)) as (say, advance):
+            for cell in self._planned:
+                row = self._row(cell, say)
+                self._rows[cell.id] = row
+                self.status |= row["status"] == "failed"
+                self._write()
+                advance(_line(row))
+
+    def _row(self, cell: Cell, say: Callable[[str], None]) -> dict:
+        head = {
+            "id": cell.id,
+            **{x: getattr(cell, x) for x in ("network", "runtime", "precision", "batch", "shapes")},
+        }
+        if cell.reason is not None:
+            return {**head, "status": "missing", "reason": cell.reason}
+        spec = self._spec(cell)
+        key = _hash(spec.as_dict(), self._fingerprints, self._machine["gpu"], self._versions)
+        path = self._out / "cells" / f"{cell.id}.json"
+        again = self._measurement.again
+        if path.is_file() and again != "all":
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["key"] == key and not (again == "failed" and kept["row"]["status"] == "failed"):
+                return kept["row"]
+        say(cell.id)
+        if spec.compare:
+            self._make_reference(spec)
+        row = {**head, **self._run("cell", spec)}
+        write_json(path, {"key": key, "row": row})
+        return row
+
+    def _spec(self, cell: Cell) -> CellSpec:
+        images, cells = self._images, self._cells
+        largest = max(cells.batch)
+        return CellSpec(
+            network=self._networks[cell.network],
+            cell=cell,
+            folder=str(self._out / "files"),
+            dataset=None if images.dataset is None else str(images.dataset),
+            calibration=None if self._calibration is None else str(self._calibration),
+            calibration_images=images.calibration_images,
+            compare=images.inputs if images.compare else 0,
+            rtol=images.rtol,
+            atol=images.atol,
+            iterations=self._measurement.iterations,
+            seconds=self._measurement.seconds,
+            largest=largest,
+            best=min(cells.opt_batch or largest, largest),
+            limit=images.limit,
+        )
+
+    def _make_reference(self, spec: CellSpec) -> None:
+        from onnx_path.sweeping.subjects import reference_file
+
+        if reference_file(spec).is_file() or spec.network.source == "engine":
+            return
+        batch = spec.network.batch or min(32, spec.compare)
+        cell = Cell(spec.network.name, "torch", "fp32", batch, "any")
+        result = self._run("reference", dataclasses.replace(spec, cell=cell))
+        if result["status"] == "failed":
+            complain("note", f"{spec.network.name} has no outputs to compare with: {result['reason']}")
+
+    def _run(self, what: str, spec: CellSpec) -> dict:
+        """Runs a process of `onnx_path.sweeping.measure_cell` and watches the GPU."""
+        logs = self._out / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        stem = logs / (f"{spec.network.folder}-reference" if what == "reference" else spec.cell.id)
+        source, result = stem.with_name(f"{stem.name}.spec.json"), stem.with_name(f"{stem.name}.result.json")
+        write_json(source, spec.as_dict())
+        result.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "onnx_path.sweeping.measure_cell", what, str(source), str(result)]
+        started = time.monotonic()
+        log = stem.with_name(f"{stem.name}.log")
+        with GpuMonitor() as monitor, log.open("w") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            monitor.watch_process(process.pid)
+            try:
+                process.wait(self._measurement.cell_seconds)
+                reason = _ending(process.returncode, log)
+            except subprocess.TimeoutExpired:
+                reason = f"took longer than --cell-seconds {self._measurement.cell_seconds}"
+            finally:
+                process.kill()
+                process.wait()
+        content: dict[str, Any] = {"status": "failed", "reason": reason}
+        if result.is_file():
+            content = json.loads(result.read_text(encoding="utf-8"))
+            result.unlink()
+        source.unlink()
+        gpu, peak = monitor.report(content.pop("measured", []))
+        return {
+            **content,
+            "gpu": gpu,
+            "peak_gpu_bytes": peak,
+            "seconds": round(time.monotonic() - started, 2),
+        }
+
+    def _write(self) -> None:
+        rows = list(self._rows.values())
+        networks = []
+        for network in self._networks.values():
+            own = [row for row in rows if row["network"] == network.name and row["status"] == "ok"]
+            known = {
+                field: next((row[field] for row in own if row.get(field)), None) for field in _OF_NETWORK
+            }
+            networks.append(
+                {
+                    **{x: getattr(network, x) for x in ("name", "source", "task", "weights")},
+                    **known,
+                }
+            )
+        content = {
+            "version": RESULTS_VERSION,
+            "command": shlex.join(["codetr", *sys.argv[1:]]),
+            "machine": self._machine,
+            "versions": self._versions,
+            "networks": networks,
+            "cells": rows,
+        }
+        write_json(self._out / "results.json", content, allow_nan=False)
+
+
+_OF_NETWORK = ("parameters", "input")
+
+
+def _ending(status: int, log: Path) -> str:
+    """Describes the end of a process that left no result."""
+    if status < 0:
+        name = signal.Signals(-status).name
+        hint = ", as Linux does for want of memory" if name == "SIGKILL" else ""
+        return f"the process was killed by {name}{hint}"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return f"the process ended with status {status}: {lines[-1] if lines else 'no message'}"
+
+
+def _fingerprint(folder: Path | None) -> str | None:
+    """Returns a hash of the names, sizes and times of a dataset's files."""
+    if folder is None:
+        return None
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return _hash([(str(x.relative_to(folder)), x.stat().st_size, x.stat().st_mtime_ns) for x in files])
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Shows the cells done, the time left and the current cell; prints a line for each cell."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(line: str) -> None:
+            print(line, flush=True)
+            bar.advance(task)
+
+        yield lambda text: bar.update(task, description=text), advance
+
+
+def _line(row: dict) -> str:
+    if row["status"] != "ok":
+        return f"{row['id']}: {row['status']}: {row['reason']}"
+    parts = [f"{min(x['median'] for x in row['model_ms'].values() if x):.3f} ms a batch"]
+    parts.append(f"{row['images_per_s']:.0f} images/s")
+    accuracy = row["accuracy"] or {}
+    parts += [f"{name} {accuracy[name]:.4f}" for name in ("top1", "AP") if accuracy.get(name) is not None]
+    return f"{row['id']}: {', '.join(parts)}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
+    return run_program(sweep, argv, "python -m onnx_path.sweep")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cells of `codetr sweep`: plan, files, processes, measurements and report."""

@@ -1,0 +1,226 @@
+"""The files that cells run: exports, quantised files and engines, each made once and kept beside its key."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from codetr.errors import UsageError
+from onnx_path.sweeping.classifiers import Classifier
+from onnx_path.sweeping.networks import RANDOM, Network
+from trt_plugin.atomic_files import atomic_write, new_folder, write_json
+
+IMAGES = "images"
+OPSET = 20
+
+
+class ClassifierFiles:
+    """The files of a classifier.
+
+    Args:
+        network, classifier: the network.
+        folder: where its files are kept.
+        calibration: yields batches of images [N, 3, H, W] that ranges are measured on.
+        largest: largest batch size of a dynamic engine.
+        best: the one that it is tuned for.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        classifier: Classifier,
+        folder: Path,
+        calibration: Callable[[], Iterable[np.ndarray]],
+        largest: int,
+        best: int,
+    ) -> None:
+        self._network, self._classifier, self._folder = network, classifier, folder
+        self._calibration, self._batches = calibration, (1, best, largest)
+        self.timing_cache = folder.parent / "timing.cache"
+
+    def onnx(self, precision: str) -> Path:
+        """Returns the ONNX file with a dynamic batch size in a precision of onnxruntime."""
+        if precision in ("int8", "fp8"):
+            return self._quantized(precision)
+        if precision != "fp16":
+            return self._float32()
+        path = self._folder / "model.fp16.onnx"
+        if not path.is_file():
+            import onnx
+
+            from onnx_path.precision import convert_precision
+
+            model = onnx.load(self._float32())
+            convert_precision(model, "fp16", ())
+            with atomic_write(path) as temporary:
+                onnx.save(model, temporary)
+        return path
+
+    def engine(self, precision: str, batch: int, shapes: str) -> tuple[Path, float]:
+        """Returns an engine and the seconds of its build."""
+        eight = precision in ("int8", "fp8")
+        model = self._quantized(precision) if eight else self._float32()
+        least, best, largest = (batch,) * 3 if shapes == "static" else self._batches
+        name = f"b{batch}" if shapes == "static" else f"b{least}-{best}-{largest}"
+        path = self._folder / f"{precision}-{name}.engine"
+        side = self._classifier.preprocessing.crop
+        options = ["--precision", "fp16" if eight else precision, "--timing-cache", str(self.timing_cache)]
+        for option, size in (("--min", least), ("--opt", best), ("--max", largest)):
+            options += [option, f"{IMAGES}:{size}x3x{side}x{side}"]
+        return build_once(path, ["build", str(model), "--out", str(path), *options])
+
+    def _float32(self) -> Path:
+        path = self._folder / "model.onnx"
+        if not path.is_file():
+            import torch
+
+            side = self._classifier.preprocessing.crop
+            with quiet(), atomic_write(path) as temporary:
+                torch.onnx.export(
+                    self._classifier.module,
+                    (torch.zeros(2, 3, side, side),),
+                    str(temporary),
+                    input_names=[IMAGES],
+                    output_names=["logits"],
+                    dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                    opset_version=OPSET,
+                    dynamo=True,
+                    external_data=False,
+                )
+        return path
+
+    def _quantized(self, precision: str) -> Path:
+        path = self._folder / f"model.{precision}.onnx"
+        if not path.is_file():
+            arrays = self._folder / "calibration.npz"
+            with atomic_write(arrays) as temporary, temporary.open("wb") as file:
+                np.savez(file, **{IMAGES: np.concatenate([*self._calibration()])})
+            count = len(np.load(arrays)[IMAGES])
+            options = ["--precision", precision, "--data", str(arrays), "--images", str(count)]
+            run_command(["quantize", str(self._float32()), str(path), *options])
+            arrays.unlink()
+        return path
+
+
+class DetectorFiles:
+    """The files of a detector of this package, by `codetr export`.
+
+    Args:
+        network, folder, largest, best: as in `ClassifierFiles`.
+        size: height and width of the input.
+        calibration: folder of pictures that ranges are measured on; None without 8 bits.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        size: Sequence[int],
+        calibration: Path | None,
+        largest: int,
+        best: int,
+    ) -> None:
+        self._network, self._folder, self._size = network, folder, size
+        self._calibration, self._batches = calibration, (1, best, largest)
+        self.timing_cache = folder.parent / "timing.cache"
+
+    def onnx(self, precision: str) -> Path:
+        """Returns the ONNX file for all batch sizes in a precision, with its metadata beside it."""
+        least, _, largest = self._batches
+        form = "static" if least == largest else "dynamic"
+        return self._export(precision, largest, form, onnx_only=True)[0]
+
+    def engine(self, precision: str, batch: int, shapes: str) -> tuple[Path, float]:
+        """Returns an engine, with its metadata beside it, and the seconds of its export and build."""
+        return self._export(precision, batch, shapes, onnx_only=False)
+
+    def _export(self, precision: str, batch: int, shapes: str, onnx_only: bool) -> tuple[Path, float]:
+        least, best, largest = self._batches
+        sizes = str(batch) if shapes == "static" else f"{least}-{best}-{largest}"
+        out = self._folder / f"{precision}-b{sizes}{'-onnx' if onnx_only else ''}"
+        height, width = map(str, self._size)
+        command = ["export", "--model", self._network.architecture, "--batch", sizes, "--out", str(out)]
+        command += ["--height", height, "--width", width, "--precision", precision]
+        if precision in ("int8", "fp8"):
+            if self._calibration is None:
+                raise UsageError(f"expected --calibration or --dataset for {precision}, got none")
+            command += ["--calibration-data", str(self._calibration)]
+        command += ["--weights", self.weights()]
+        command += (
+            ["--onnx-only"] if onnx_only else ["--keep-unequal", "--timing-cache", str(self.timing_cache)]
+        )
+        return build_once(out / ("model.onnx" if onnx_only else "model.engine"), command)
+
+    def weights(self) -> str:
+        """Returns the weights as `codetr --weights` takes them."""
+        if self._network.weights != RANDOM:
+            return self._network.weights
+        path = self._folder / "random.safetensors"
+        if not path.is_file():
+            from safetensors.torch import save_file
+
+            import codetr
+
+            model = codetr.CoDino(codetr.load_config(self._network.architecture))
+            state = codetr.seeded_state_dict(model, 0)
+            with atomic_write(path) as temporary:
+                save_file({name: x.contiguous() for name, x in state.items()}, temporary)
+        return str(path)
+
+
+def build_once(path: Path, command: Sequence[str]) -> tuple[Path, float]:
+    """Runs a command that makes a file, if the file was not made by the same command and versions before.
+
+    Returns:
+        The file, and the seconds that the command took.
+    """
+    record = path.parent / f"{path.name}.made.json"
+    made_by = {"command": list(command), "versions": _versions()}
+    if path.is_file() and record.is_file():
+        content = json.loads(record.read_text())
+        if content["made_by"] == made_by:
+            return path, content["seconds"]
+    with new_folder(path.parent):
+        path.unlink(missing_ok=True)
+        started = time.monotonic()
+        run_command(command)
+        seconds = round(time.monotonic() - started, 3)
+        write_json(record, {"made_by": made_by, "seconds": seconds})
+    return path, seconds
+
+
+def run_command(words: Sequence[str]) -> None:
+    """Runs a command of `codetr` in this process.
+
+    Raises:
+        UsageError: the command failed, with its message.
+    """
+    from codetr.cli.app import main
+
+    errors = io.StringIO()
+    with quiet(), contextlib.redirect_stderr(errors):
+        status = main(list(words))
+    if status:
+        lines = [line for line in errors.getvalue().splitlines() if "error:" in line]
+        message = lines[-1].partition("error: ")[2] if lines else f"exit status {status}"
+        raise UsageError(f"codetr {words[0]}: {message}")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterable[None]:
+    """Keeps what a command prints on stdout away from the sweep's output."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def _versions() -> dict[str, str | None]:
+    from onnx_path.sweeping.machine import gpu_name, version_of
+
+    return {"gpu": gpu_name(), **{name: version_of(name) for name in ("tensorrt", "onnxruntime", "torch")}}
+

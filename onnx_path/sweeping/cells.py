@@ -1,0 +1,85 @@
+"""The cells of a sweep: every combination of network, runtime, precision, batch size and shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from onnx_path.sweeping.networks import Network
+from trt_plugin.metadata import EightBits
+
+Runtime = Literal["torch", "torch-compile", "onnxruntime", "tensorrt"]
+CellPrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
+Shapes = Literal["static", "dynamic"]
+
+_NO_FILE = {"onnx": "an ONNX file", "engine": "an engine"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A row of the table.
+
+    Attributes:
+        network: name of the network.
+        shapes: "static" or "dynamic" for TensorRT; "any" for runtimes that take all batch sizes.
+        reason: why it cannot exist; None for a cell to measure.
+    """
+
+    network: str
+    runtime: str
+    precision: str
+    batch: int
+    shapes: str
+    reason: str | None = None
+
+    @property
+    def id(self) -> str:
+        """A name for files, such as "resnet18-tensorrt-int8-b32-static"."""
+        parts = (self.network, self.runtime, self.precision, f"b{self.batch}", self.shapes)
+        return "-".join(part.replace("/", "_") for part in parts)
+
+
+def plan(
+    networks: Sequence[Network],
+    runtimes: Sequence[str],
+    precisions: Sequence[str],
+    batches: Sequence[int],
+    shapes: Sequence[str],
+    has_gpu: bool,
+) -> list[Cell]:
+    """Lists the cells, those of a network together, the ones that cannot exist with their reason.
+
+    PyTorch's reference in fp32 is first, which the others are compared with.
+    """
+    cells = []
+    for network, runtime, precision in itertools.product(networks, runtimes, precisions):
+        forms = shapes if runtime == "tensorrt" else ("any",)
+        for form, batch in itertools.product(forms, batches):
+            reason = missing(network, runtime, precision, batch, form, has_gpu)
+            cells.append(Cell(network.name, runtime, precision, batch, form, reason))
+    return cells
+
+
+def missing(
+    network: Network, runtime: str, precision: str, batch: int, shapes: str, has_gpu: bool
+) -> str | None:
+    """Returns why a cell cannot exist, or None."""
+    reasons = {
+        "TensorRT needs an NVIDIA GPU": runtime == "tensorrt" and not has_gpu,
+        f"PyTorch has no module for {_NO_FILE.get(network.source)}": (
+            runtime.startswith("torch") and network.source in _NO_FILE
+        ),
+        "an engine runs in TensorRT": network.source == "engine" and runtime != "tensorrt",
+        f"PyTorch runs no {precision}": runtime.startswith("torch") and precision in get_args(EightBits),
+        "TF32 is arithmetic of NVIDIA GPUs": precision == "tf32" and not has_gpu,
+        "onnxruntime has no switch to TF32 for all its kernels": (
+            precision == "tf32" and runtime == "onnxruntime"
+        ),
+        "onnxruntime lacks most kernels in bfloat16": precision == "bf16" and runtime == "onnxruntime",
+        f"the file has batch {network.batch}": network.batch is not None and batch != network.batch,
+        "the file has a static batch size": network.batch is not None and shapes == "dynamic",
+        f"the file is in {network.precision}": network.precision not in (None, precision),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

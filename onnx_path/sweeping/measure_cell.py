@@ -1,0 +1,161 @@
+"""`python -m onnx_path.sweeping.measure_cell SPEC OUT`: measures one cell in a process of its own.
+
+SPEC is a JSON file with the fields of `CellSpec`. OUT gets the cell's part of results.json. A failure is a
+result too: only a process that is killed leaves none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codetr.errors import UsageError, one_line
+from onnx_path.sweeping.cells import Cell
+from onnx_path.sweeping.latency import time_calls
+from onnx_path.sweeping.networks import Network
+from trt_plugin.atomic_files import atomic_write, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class CellSpec:
+    """Everything that a cell's process needs; its hash tells whether a finished cell is still valid.
+
+    Attributes:
+        network, cell: what to measure.
+        folder: files of all networks.
+        dataset: images to evaluate; None: no accuracy, random inputs.
+        calibration: images that ranges are measured on; None: random inputs.
+        calibration_images: their number.
+        compare: number of inputs whose outputs are compared; 0: none.
+        rtol, atol: tolerances of equal numbers.
+        iterations, seconds: samples of a latency, and limit of their time.
+        largest, best: batch sizes of dynamic engines.
+        limit: number of images to evaluate; None: all.
+    """
+
+    network: Network
+    cell: Cell
+    folder: str
+    dataset: str | None = None
+    calibration: str | None = None
+    calibration_images: int = 64
+    compare: int = 0
+    rtol: float = 1e-3
+    atol: float = 1e-8
+    iterations: int = 100
+    seconds: float = 5.0
+    largest: int = 1
+    best: int = 1
+    limit: int | None = None
+
+    @property
+    def files(self) -> Path:
+        """Folder of the network's files."""
+        return Path(self.folder) / self.network.folder
+
+    def as_dict(self) -> dict:
+        """Returns the fields for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_dict(cls, content: Mapping[str, Any]) -> CellSpec:
+        """Reads `as_dict`'s result."""
+        network = dict(content["network"])
+        network["size"] = None if network["size"] is None else tuple(network["size"])
+        return cls(**{**content, "network": Network(**network), "cell": Cell(**content["cell"])})
+
+
+def measure(spec: CellSpec) -> dict:
+    """Measures a cell; returns its part of results.json without status."""
+    from onnx_path.sweeping import subjects
+
+    subject = subjects.open_subject(spec)
+    runtime, facts = subject.open_runtime(spec.cell)
+    batch = next(subject.batches(spec.cell.batch, spec.cell.batch))
+    batch = subjects.fill(batch, spec.cell.batch)
+    started = time.time()
+    model_ms = runtime.time_model(batch, spec.iterations, spec.seconds)
+    total_ms = time_calls(lambda: runtime(batch), spec.iterations, spec.seconds)
+    measured = [[started, time.time()]]
+    quicker = min(stats["median"] for stats in model_ms.values() if stats is not None)
+    accuracy = subject.accuracy(runtime, spec.cell.batch) if spec.dataset else None
+    agreement = _compare(spec, subject, runtime) if spec.compare else None
+    runtime.close()
+    return {
+        "input": list(next(iter(batch.values())).shape[1:]),
+        "model_ms": model_ms,
+        "total_ms": total_ms,
+        "images_per_s": spec.cell.batch / quicker * 1e3,
+        "images_per_s_total": spec.cell.batch / total_ms["median"] * 1e3,
+        **runtime.facts,
+        **facts,
+        "accuracy": accuracy,
+        "agreement": agreement,
+        "measured": measured,
+    }
+
+
+def _compare(spec: CellSpec, subject: Any, runtime: Any) -> dict | None:
+    """Compares outputs with those of `make_reference`; None for a network that has no reference."""
+    from onnx_path.sweeping.subjects import reference_file
+
+    path = reference_file(spec)
+    if not path.is_file():
+        return None
+    with np.load(path) as content:
+        expected = [content[f"output_{i}"] for i in range(len(content.files))]
+    differences, done = subject.differences(), 0
+    for inputs in subject.batches(spec.compare, spec.cell.batch):
+        found = subject.outputs(runtime, inputs)
+        count = len(found[0])
+        part = [x[done : done + count] for x in expected]
+        done += count
+        if len(part) == 1:
+            differences.update(part[0], found[0])
+        else:
+            differences.update(part, found)
+    return {"data": "random" if spec.dataset is None else "dataset", **differences.report()}
+
+
+def make_reference(spec: CellSpec) -> None:
+    """Writes the outputs of the network in fp32."""
+    from onnx_path.sweeping.subjects import open_subject, reference_file
+
+    subject = open_subject(spec)
+    runtime = subject.open_reference()
+    parts = [subject.outputs(runtime, inputs) for inputs in subject.batches(spec.compare, spec.cell.batch)]
+    arrays = {f"output_{i}": np.concatenate(x) for i, x in enumerate(zip(*parts, strict=True))}
+    with atomic_write(reference_file(spec)) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures the cell of a file, or with the word "reference" computes the outputs to compare with."""
+    what, source, out = argv
+    spec = CellSpec.of_dict(json.loads(Path(source).read_text(encoding="utf-8")))
+    try:
+        result = {"status": "ok", "reason": None}
+        result |= make_reference(spec) or {} if what == "reference" else measure(spec)
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            reason = f"out of GPU memory at batch {spec.cell.batch}"
+        else:
+            reason = one_line(error)
+        if not isinstance(error, UsageError):
+            import traceback
+
+            traceback.print_exc()
+        result = {"status": "failed", "reason": reason}
+    write_json(Path(out), result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,198 @@
+"""The networks that a sweep takes: names of libraries and of this package, weights, ONNX files, engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import re
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from codetr.config import CONFIG_FOLDER, config_file
+from codetr.errors import ArgumentError
+from codetr.weights import choose_weights, fetch, model_config
+from onnx_path.build import ENGINE_SUFFIXES
+
+CHECKPOINTS = (".pth", ".pt", ".safetensors")
+PRETRAINED, RANDOM = "pretrained", "random"
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network, as a cell's process gets it.
+
+    Attributes:
+        name: as in the table.
+        source: "torchvision", "timm", "ultralytics", "detector", "onnx" or "engine".
+        architecture: name of the network in its source; the path of a file.
+        task: "classify", "detect", or "outputs" for a file that may compute anything.
+        weights: "pretrained", "random", or a file.
+        key: changes with everything that the network's outputs depend on.
+        batch: the only batch size of a file; None for any.
+        precision: the only precision of a file; None for any.
+        size: height and width of the input; None: the network's own.
+    """
+
+    name: str
+    source: str
+    architecture: str
+    task: str
+    weights: str
+    key: str
+    batch: int | None = None
+    precision: str | None = None
+    size: tuple[int, int] | None = None
+
+    @property
+    def folder(self) -> str:
+        """A name for the network's files, another one for other weights."""
+        return f"{re.sub(r'[^A-Za-z0-9._-]', '_', self.name)}-{self.key[:8]}"
+
+
+def find_network(
+    text: str, architecture: str | None, weights: str | None, size: tuple[int, int] | None
+) -> Network:
+    """Finds the network that a word of the command line means.
+
+    Args:
+        text: a name, or the path of weights, an ONNX file or an engine.
+        architecture: network of the weights; None unless `text` is a file of weights without metadata.
+        weights: "random", or a file; None is the pretrained weights.
+        size: height and width; None is the network's own.
+
+    Raises:
+        ArgumentError: there is no such network or file, or an argument does not fit it.
+    """
+    path = Path(text)
+    suffix = path.suffix.lower()
+    if suffix in (*ENGINE_SUFFIXES, ".onnx", *CHECKPOINTS):
+        if not path.is_file():
+            raise ArgumentError("networks", f"expected a file, there is no {text}")
+        if suffix in CHECKPOINTS:
+            name = architecture or _stated_architecture(path)
+            network = find_network(name, None, str(path), size)
+            return dataclasses.replace(network, name=path.stem)
+        return _file(path, suffix)
+    if architecture is not None:
+        raise ArgumentError("network", f"expected none with the name {text}; it is for a file of weights")
+    chosen = weights or PRETRAINED
+    if text in _detectors():
+        return _detector(text, chosen, size)
+    for source, has in _SOURCES.items():
+        if find_spec(source) is not None and has(text):
+            key = _hash(source, metadata.version(source), text, chosen, size, _content(chosen))
+            return Network(text, source, text, "classify", chosen, key, size=size)
+    missing = [source for source in _SOURCES if find_spec(source) is None]
+    close = difflib.get_close_matches(text, [*_detectors(), *_library_names()], 4)
+    problem = "expected a file, a model of this package, or a classifier of torchvision, timm or ultralytics"
+    problem += f"; got {text!r}" + (f", near {', '.join(close)}" if close else "")
+    problem += f"; not installed: {', '.join(missing)}" if missing else ""
+    raise ArgumentError("networks", problem)
+
+
+def _detectors() -> list[str]:
+    return sorted(file.stem for file in CONFIG_FOLDER.glob("*.json"))
+
+
+def _detector(name: str, weights: str, size: tuple[int, int] | None) -> Network:
+    given = None if weights in (PRETRAINED, RANDOM) else weights
+    if weights != RANDOM:
+        weights = choose_weights(name, model_config(name), given)
+        content = _content(str(fetch(weights)))
+    else:
+        content = RANDOM
+    key = _hash(config_file(name).read_text(), content, size)
+    return Network(name, "detector", name, "detect", weights, key, size=size)
+
+
+def _file(path: Path, suffix: str) -> Network:
+    source = "onnx" if suffix == ".onnx" else "engine"
+    batch = precision = None
+    if source == "onnx":
+        import onnx
+
+        from onnx_path.model_for_tensorrt import sixteen_bit_tensor
+
+        model = onnx.load(path, load_external_data=False)
+        first = next(
+            (x for x in model.graph.input if len(x.type.tensor_type.shape.dim) == 4), model.graph.input[0]
+        )
+        batch = first.type.tensor_type.shape.dim[0].dim_value or None
+        if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
+            eight = {onnx.TensorProto.INT8: "int8", onnx.TensorProto.FLOAT8E4M3FN: "fp8"}
+            precision = next(
+                (eight[x.data_type] for x in model.graph.initializer if x.data_type in eight), "int8"
+            )
+        elif sixteen_bit_tensor(model) is not None:
+            precision = "fp16"
+    metadata_file = path.with_suffix(".json")
+    task = "detect" if metadata_file.is_file() else "outputs"
+    key = _hash(_content(str(path)), metadata_file.read_text() if task == "detect" else "")
+    return Network(path.stem, source, str(path), task, str(path), key, batch, precision)
+
+
+def _stated_architecture(path: Path) -> str:
+    """Returns the network that our own training wrote into a file of weights."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, "numpy") as file:
+            stated = (file.metadata() or {}).get("network")
+        if stated:
+            return stated
+    raise ArgumentError("network", f"expected the network of the weights {path}, such as resnet18; got none")
+
+
+def _content(weights: str) -> str:
+    """Returns the hash of a file; the text itself if it names none."""
+    path = Path(weights)
+    if not path.is_file():
+        return weights
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _in_torchvision(name: str) -> bool:
+    import torchvision
+
+    return name in torchvision.models.list_models(module=torchvision.models)
+
+
+def _in_timm(name: str) -> bool:
+    import timm
+
+    return timm.is_model(name)
+
+
+def _in_ultralytics(name: str) -> bool:
+    return re.fullmatch(r"yolo(v8|11|26)[nsmlx]-cls", name) is not None
+
+
+_SOURCES: dict[str, Callable[[str], bool]] = {
+    "torchvision": _in_torchvision,
+    "ultralytics": _in_ultralytics,
+    "timm": _in_timm,
+}
+
+
+def _library_names() -> list[str]:
+    names = []
+    if find_spec("torchvision") is not None:
+        import torchvision
+
+        names += torchvision.models.list_models(module=torchvision.models)
+    if find_spec("timm") is not None:
+        import timm
+
+        names += timm.list_models()
+    return names

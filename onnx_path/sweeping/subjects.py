@@ -1,0 +1,403 @@
+"""A network as a cell sees it: its files, runtimes, inputs, accuracy and the outputs to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from codetr.classify.class_folders import ClassPicture, find_bad_pictures, load_class_folders
+from codetr.classify.pictures import read_batches
+from codetr.classify.top_k import TopK
+from codetr.detector.detector import Detector
+from codetr.detector.preprocess import Preprocessor, load_image
+from codetr.detector.sizes import ChosenSize, SizeRange
+from codetr.errors import UsageError
+from onnx_path.quantization.calibration_data import find_pictures
+from onnx_path.sweeping import output_differences, runtimes
+from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once
+from onnx_path.sweeping.cells import Cell
+
+if TYPE_CHECKING:
+    from onnx_path.sweeping.measure_cell import CellSpec
+
+Inputs = dict[str, np.ndarray]
+
+
+class Subject(Protocol):
+    """A network under measurement."""
+
+    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
+        """Makes the files of a cell and loads them.
+
+        Returns:
+            The runtime; the fields "file", "file_bytes", "parameters" and "build_s" of the result.
+        """
+
+    def open_reference(self) -> runtimes.Runtime:
+        """Loads the network in fp32, whose outputs all others are compared with."""
+
+    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+        """Yields the inputs to compare on, `count` images in batches; the last may be smaller."""
+
+    def differences(self) -> Any:
+        """Returns a collector of differences, see `onnx_path.sweeping.output_differences`."""
+
+    def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
+        """Runs a batch and returns the outputs to compare."""
+
+    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+        """Evaluates the network on the dataset."""
+
+
+def open_subject(spec: CellSpec) -> Subject:
+    """Opens the network of a cell."""
+    network = spec.network
+    if network.task == "classify":
+        return ClassifierSubject(spec)
+    if network.task == "detect":
+        return DetectorSubject(spec)
+    return FileSubject(spec)
+
+
+def random_images(count: int, batch: int, shape: Sequence[int]) -> Iterator[np.ndarray]:
+    """Yields normal random images [N, *shape]. An image does not depend on the batch size."""
+    for start in range(0, count, batch):
+        numbers = range(start, min(start + batch, count))
+        yield np.stack([np.random.default_rng(i).standard_normal(shape, np.float32) for i in numbers])
+
+
+def run_padded(runtime: runtimes.Runtime, inputs: Inputs, batch: int) -> list[np.ndarray]:
+    """Runs inputs that may be fewer than the batch size, which an engine of static shapes needs."""
+    count = len(next(iter(inputs.values())))
+    return [output[:count] for output in runtime(fill(inputs, batch))]
+
+
+def fill(inputs: Inputs, batch: int) -> Inputs:
+    """Repeats the last image until there are as many as the batch size."""
+    missing = batch - len(next(iter(inputs.values())))
+    return (
+        {name: np.concatenate([x, *[x[-1:]] * missing]) for name, x in inputs.items()} if missing else inputs
+    )
+
+
+class ClassifierSubject:
+    """A classifier; its inputs are images [N, 3, H, W] and its outputs logits [N, classes]."""
+
+    def __init__(self, spec: CellSpec) -> None:
+        from onnx_path.sweeping.classifiers import load_classifier
+
+        self._spec = spec
+        self._classifier = load_classifier(spec.network)
+        side = self._classifier.preprocessing.crop
+        self._shape = (3, side, side)
+        self._files = ClassifierFiles(
+            spec.network, self._classifier, spec.files, self._calibration, spec.largest, spec.best
+        )
+
+    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
+        parameters = sum(x.numel() for x in self._classifier.module.parameters())
+        facts: dict[str, Any] = {"parameters": parameters, "build_s": None, "file": None, "file_bytes": None}
+        if cell.runtime.startswith("torch"):
+            compiled = cell.runtime == "torch-compile"
+            runtime = runtimes.TorchRuntime(self._classifier.module, cell.precision, compiled)
+            return runtime, facts | {"file_bytes": runtime.facts["weights_bytes"]}
+        if cell.runtime == "onnxruntime":
+            path = self._files.onnx(cell.precision)
+            return runtimes.OnnxRuntime(path, cell.precision), facts | _file(path)
+        path, seconds = self._files.engine(cell.precision, cell.batch, cell.shapes)
+        return runtimes.TensorRTRuntime(path), facts | _file(path) | {"build_s": seconds}
+
+    def open_reference(self) -> runtimes.Runtime:
+        return runtimes.TorchRuntime(self._classifier.module, "fp32", compiled=False)
+
+    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+        if self._spec.dataset is None:
+            images = random_images(count, batch, self._shape)
+        else:
+            pictures = self._dataset().usable().pictures[:count]
+            images = (x for x, _ in read_batches(pictures, self._classifier.preprocessing, batch))
+        return ({IMAGES: x} for x in images)
+
+    def differences(self) -> output_differences.ClassifierDifferences:
+        spec = self._spec
+        return output_differences.ClassifierDifferences(spec.rtol, spec.atol, self._classifier.class_names)
+
+    def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
+        return run_padded(runtime, inputs, self._spec.cell.batch)
+
+    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+        bad = self._dataset()
+        counts, preprocessing = TopK(), self._classifier.preprocessing
+        pictures = bad.usable().pictures[: self._spec.limit]
+        for images, labels in read_batches(pictures, preprocessing, batch, bad):
+            (logits,) = self.outputs(runtime, {IMAGES: images})
+            counts.update(logits, labels)
+        left_out = len(bad.errors)
+        return {
+            "images": counts.images,
+            "bad_images": left_out,
+            "top1": counts.top1,
+            "top5": counts.top5,
+        }
+
+    def _dataset(self) -> Any:
+        folder = _split(Path(self._spec.dataset), "val")
+        return find_bad_pictures(load_class_folders(folder, self._classifier.folder_names))
+
+    def _calibration(self) -> Iterator[np.ndarray]:
+        spec = self._spec
+        if spec.calibration is None:
+            return random_images(spec.calibration_images, 8, self._shape)
+        files = find_pictures(_split(Path(spec.calibration), "train"), "train", spec.calibration_images)
+        pictures = [ClassPicture(i, file, 0) for i, file in enumerate(files)]
+        return (images for images, _ in read_batches(pictures, self._classifier.preprocessing, 8))
+
+
+class DetectorSubject:
+    """A detector of this package, by name or as an exported file with its metadata."""
+
+    def __init__(self, spec: CellSpec) -> None:
+        from codetr.export.request import own_size
+        from codetr.weights import model_config
+
+        self._spec, network = spec, spec.network
+        self._exported = network.source in ("onnx", "engine")
+        if self._exported:
+            from codetr.detector.file_backend import FileBackend
+
+            class Exported(FileBackend):
+                argument, kind = "networks", "exported file"
+
+            backend = Exported(network.architecture)
+            self._nms, self._names = backend.nms, backend.class_names
+            self._preprocessor = backend.preprocessor
+            shapes = {x["name"]: x["shape"] for x in backend.metadata.inputs}
+            self._size = tuple(shapes[IMAGES][2:])
+            return
+        self._config = model_config(network.architecture)
+        self._size = network.size or own_size(self._config)
+        self._nms, self._names = dataclasses.asdict(self._config.nms), self._config.label_names
+        self._preprocessor = Preprocessor.of_config(self._config, ChosenSize(None, *self._size, None))
+        given = spec.calibration or spec.dataset
+        self._files = DetectorFiles(
+            network, spec.files, self._size, given and Path(given), spec.largest, spec.best
+        )
+
+    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
+        facts: dict[str, Any] = {"parameters": None, "build_s": None, "file": None, "file_bytes": None}
+        if cell.runtime.startswith("torch"):
+            runtime = self._torch(cell.precision, cell.runtime == "torch-compile")
+            parameters = runtime.facts.pop("parameters")
+            return runtime, facts | {"parameters": parameters, "file_bytes": runtime.facts["weights_bytes"]}
+        seconds = None
+        if self._exported and (self._spec.network.source == "engine") == (cell.runtime == "tensorrt"):
+            path = Path(self._spec.network.architecture)
+        elif self._exported:
+            path, seconds = _build(self._spec, cell)
+        elif cell.runtime == "onnxruntime":
+            path = self._files.onnx(cell.precision)
+        else:
+            path, seconds = self._files.engine(cell.precision, cell.batch, cell.shapes)
+        facts |= _file(path) | {"build_s": seconds}
+        if cell.runtime == "onnxruntime":
+            return runtimes.OnnxRuntime(path, cell.precision), facts
+        return runtimes.TensorRTRuntime(path), facts
+
+    def open_reference(self) -> runtimes.Runtime:
+        if self._exported:
+            return runtimes.OnnxRuntime(Path(self._spec.network.architecture), "fp32")
+        return self._torch("fp32", compiled=False)
+
+    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+        if self._spec.dataset is None:
+            for images in random_images(count, batch, (3, *self._size)):
+                yield {IMAGES: images, "image_shapes": np.tile(np.int64(self._size), (len(images), 1))}
+            return
+        files = find_pictures(Path(self._spec.dataset), "val", count)
+        for start in range(0, len(files), batch):
+            made = self._preprocessor.batch([load_image(file) for file in files[start : start + batch]])
+            yield {IMAGES: made.images, "image_shapes": made.image_shapes}
+
+    def differences(self) -> output_differences.DetectorDifferences:
+        return output_differences.DetectorDifferences()
+
+    def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
+        return run_padded(runtime, inputs, self._spec.cell.batch)[:3]
+
+    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+        from codetr.dataset.bad_pictures import BadPictures
+        from codetr.dataset.coco_files import load_coco
+        from codetr.evaluation import coco_metrics, detect_all
+
+        data = load_coco(Path(self._spec.dataset), "val")
+        bad = BadPictures(dataclasses.replace(data, pictures=data.pictures[: self._spec.limit]))
+        bad.check()
+        data = bad.usable()
+        with Detector(backend=self._backend(runtime, batch)) as detector:
+            run = detect_all(detector, data, batch=batch, bad_pictures=bad)
+        metrics = coco_metrics(data, run.rows, run.pictures)
+        names = {"AP": "ap", "AP50": "ap50", "AP75": "ap75"}
+        names |= {"APs": "ap_small", "APm": "ap_medium", "APl": "ap_large"}
+        numbers = {name: getattr(metrics, field) for name, field in names.items()}
+        numbers = {name: None if np.isnan(x) else float(x) for name, x in numbers.items()}
+        return {"images": len(run.pictures), "bad_images": len(bad.errors), **numbers}
+
+    def _torch(self, precision: str, compiled: bool) -> runtimes.TorchRuntime:
+        from codetr.detector.torch_backend import TorchBackend
+
+        network = self._spec.network
+        model = TorchBackend(network.architecture, self._files.weights(), "cpu").load().model
+        parameters = sum(x.numel() for x in model.parameters())
+        runtime = runtimes.TorchRuntime(model, precision, compiled, lambda x, form: x.set_precision(form))
+        runtime.facts["parameters"] = parameters
+        return runtime
+
+    def _backend(self, runtime: runtimes.Runtime, batch: int) -> Any:
+        return _RuntimeBackend(runtime, self._preprocessor, self._names, self._nms, batch)
+
+
+class _RuntimeBackend:
+    """A `codetr.detector.backend.Backend` of a runtime."""
+
+    def __init__(
+        self,
+        runtime: runtimes.Runtime,
+        preprocessor: Preprocessor,
+        names: Sequence[str],
+        nms: Any,
+        batch: int,
+    ) -> None:
+        self._runtime, self._size = runtime, batch
+        self.preprocessor, self.class_names, self.nms = preprocessor, tuple(names), nms
+        self.batch: int | SizeRange | None = None
+        self.description = "a cell of a sweep"
+
+    def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> tuple[np.ndarray, ...]:
+        inputs = {IMAGES: images, "image_shapes": image_shapes}
+        return tuple(run_padded(self._runtime, inputs, self._size)[:3])
+
+    def load(self) -> _RuntimeBackend:
+        return self
+
+    def close(self) -> None:
+        """The cell closes its runtime."""
+
+
+class FileSubject:
+    """An ONNX file or engine that may compute anything; its inputs are random numbers."""
+
+    def __init__(self, spec: CellSpec) -> None:
+        if spec.dataset is not None:
+            problem = "expected a file with metadata for --dataset: this one may compute anything"
+            raise UsageError(f"{spec.network.architecture}: {problem}")
+        self._spec, self._path = spec, Path(spec.network.architecture)
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+
+    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
+        facts: dict[str, Any] = {"parameters": None, "build_s": None}
+        if self._spec.network.source == "engine":
+            return runtimes.TensorRTRuntime(self._path), facts | _file(self._path)
+        if cell.runtime == "onnxruntime":
+            if cell.precision != (self._spec.network.precision or "fp32"):
+                raise UsageError(
+                    "onnxruntime runs the file in its own precision; --runtime tensorrt converts it"
+                )
+            return runtimes.OnnxRuntime(self._path, cell.precision), facts | _file(self._path)
+        path, seconds = _build(self._spec, cell)
+        return runtimes.TensorRTRuntime(path), facts | _file(path) | {"build_s": seconds}
+
+    def open_reference(self) -> runtimes.Runtime:
+        if self._spec.network.source == "engine":
+            raise UsageError("an engine has no fp32 network to compare with")
+        return runtimes.OnnxRuntime(self._path, "fp32")
+
+    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+        for number in range(-(-count // batch)):
+            yield self._draw(number)
+
+    def differences(self) -> output_differences.OutputDifferences:
+        return output_differences.OutputDifferences(self._spec.rtol, self._spec.atol)
+
+    def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
+        return runtime(inputs)
+
+    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+        raise NotImplementedError
+
+    def _draw(self, seed: int) -> Inputs:
+        if self._spec.network.source == "engine":
+            from trt_plugin import EngineRunner
+            from trt_plugin.inspection.engine_summary import example_inputs
+
+            with EngineRunner(self._path) as runner:
+                return example_inputs(runner)
+        import onnx
+        import onnx_ir as ir
+
+        from onnx_path.surgery.verify.random_inputs import random_inputs
+
+        model = ir.from_proto(onnx.load(self._path, load_external_data=False))
+        return random_inputs(model, file_shapes(self._spec, self._spec.cell.batch), seed)
+
+
+def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each input of an ONNX file: its own, with the batch size and --size filled in.
+
+    Raises:
+        UsageError: another size is dynamic.
+    """
+    import onnx
+
+    model = onnx.load(spec.network.architecture, load_external_data=False)
+    weights = {x.name for x in model.graph.initializer}
+    shapes = {}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        given = [x.dim_value for x in value.type.tensor_type.shape.dim]
+        if given and not given[0]:
+            given[0] = batch
+        if spec.network.size is not None and len(given) == 4:
+            given[2:] = spec.network.size
+        if not all(given):
+            problem = f"input {value.name} has dynamic sizes beside the batch"
+            raise UsageError(f"{spec.network.architecture}: {problem}; give --size HEIGHTxWIDTH")
+        shapes[value.name] = tuple(given)
+    return shapes
+
+
+def _build(spec: CellSpec, cell: Cell) -> tuple[Path, float]:
+    """Builds the engine of an ONNX file."""
+    name = f"b{cell.batch}" if cell.shapes == "static" else f"b1-{spec.best}-{spec.largest}"
+    path = spec.files / f"{cell.precision}-{name}.engine"
+    command = ["build", spec.network.architecture, "--out", str(path)]
+    if spec.network.precision is None:
+        command += ["--precision", cell.precision]
+    if spec.network.batch is None or spec.network.size is not None:
+        sizes = (cell.batch,) * 3 if cell.shapes == "static" else (1, spec.best, spec.largest)
+        for option, size in zip(("--min", "--opt", "--max"), sizes, strict=True):
+            shapes = file_shapes(spec, size)
+            command += [option, ",".join(f"{key}:{'x'.join(map(str, x))}" for key, x in shapes.items())]
+    return build_once(path, [*command, "--timing-cache", str(spec.files.parent / "timing.cache")])
+
+
+def _split(folder: Path, split: str) -> Path:
+    """Returns the part of a dataset, or the folder itself if it has no such part."""
+    return folder / split if (folder / split).is_dir() else folder
+
+
+def _file(path: Path) -> dict[str, Any]:
+    beside = path.with_name(f"{path.name}.data")
+    size = path.stat().st_size + (beside.stat().st_size if beside.is_file() else 0)
+    return {"file": str(path), "file_bytes": size}
+
+
+def reference_file(spec: CellSpec) -> Path:
+    """Returns where the outputs in fp32 are kept that cells are compared with."""
+    data = (spec.dataset, spec.compare, spec.network.size)
+    return spec.files / f"reference-{hashlib.sha256(repr(data).encode()).hexdigest()[:8]}.npz"
