@@ -19,11 +19,13 @@ COMMANDS = (
     (PICTURES, "detect", "codetr.cli.detect:detect", "Detect objects in pictures."),
     (PICTURES, "train", "codetr.cli.train:train", "Train a model on a dataset in COCO format."),
     (PICTURES, "evaluate", "codetr.cli.evaluate:evaluate", "Compute COCO's average precision on a dataset."),
+    (PICTURES, "dataset", "codetr.cli.dataset:app", "Arrange datasets (imagenet)."),
     (FILES, "export", "codetr.cli.export:export", "Export a detector as ONNX file and TensorRT engine."),
     (FILES, "surgeon", "onnx_path.surgeon:surgeon", "Replace the MSDA of any DETR's ONNX file by one node."),
     (FILES, "quantize", "onnx_path.quantize:quantize", "Quantise any DETR's ONNX file to INT8 or FP8."),
     (FILES, "build", "onnx_path.build:build", "Build a TensorRT engine of an ONNX file."),
     (FILES, "compare", "onnx_path.compare:compare", "Compare an engine with its ONNX file, layer by layer."),
+    (FILES, "sweep", "onnx_path.sweep:sweep", "Measure networks in every precision, batch size and runtime."),
     (FILES, "inspect", "trt_plugin.inspect:inspect", "Show the layers, tensors and times of an engine."),
     (FILES, "refit", "codetr.cli.refit:refit", "Give an engine other weights without a new build."),
 )

@@ -104,6 +104,17 @@ class CocoDataset:
     def __len__(self) -> int:
         return len(self.pictures)
 
+    @property
+    def source(self) -> Path:
+        """The file that names the dataset in messages."""
+        return self.annotation_file
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each category that is left out."""
+        words = "is no class, it has no annotations and is the supercategory of others"
+        return tuple(f"{self.annotation_file}: category {name!r} {words}" for name in self.supercategories)
+
 
 def load_coco(
     folder: str | os.PathLike,

@@ -99,12 +99,18 @@ def detect_all(
 
 
 def read_ahead(
-    pictures: Sequence[CocoPicture], batch: int, bad_pictures: BadPictures | None = None
-) -> Iterator[tuple[Sequence[CocoPicture], list[np.ndarray]]]:
+    pictures: Sequence[Any],
+    batch: int,
+    bad_pictures: BadPictures | None = None,
+    read: Callable[[Any], np.ndarray] = read_picture,
+) -> Iterator[tuple[Sequence[Any], list[np.ndarray]]]:
     """Reads pictures in threads, two batches ahead of the consumer.
 
+    Args:
+        read: reads one picture. Default: pixels of a `CocoPicture`, uint8 [H, W, 3].
+
     Yields:
-        (pictures, their pixels as uint8 [H, W, 3]) of each batch; the last may be smaller.
+        (pictures, results of `read`) of each batch; the last may be smaller.
 
     Raises:
         DatasetError: a picture cannot be read, and `bad_pictures`, which would record it, is None or strict.
@@ -113,7 +119,7 @@ def read_ahead(
     coming = iter(pictures)
     with ThreadPoolExecutor(workers, "read") as pool:
         waiting = deque(
-            pool.submit(read_picture, picture) for picture in itertools.islice(coming, 2 * batch + workers)
+            pool.submit(read, picture) for picture in itertools.islice(coming, 2 * batch + workers)
         )
         try:
             chunk, images = [], []
@@ -126,7 +132,7 @@ def read_ahead(
                     if bad_pictures is None:
                         raise
                     bad_pictures.add(picture, error)
-                waiting.extend(pool.submit(read_picture, after) for after in itertools.islice(coming, 1))
+                waiting.extend(pool.submit(read, after) for after in itertools.islice(coming, 1))
                 if len(chunk) == batch:
                     yield chunk, images
                     chunk, images = [], []
