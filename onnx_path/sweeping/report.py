@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from onnx_path.sweeping.report_pictures import Picture, draw_pictures
+from onnx_path.sweeping.report_pictures import ReportPicture, draw_pictures
 from onnx_path.sweeping.report_rows import Row, csv_text, flat_row
 from onnx_path.sweeping.report_tables import (
     MARK,
@@ -25,8 +25,8 @@ from onnx_path.sweeping.results_schema import SweepResults, read_results
 from trt_plugin.atomic_files import atomic_write
 
 NOTES = (
-    "Times are medians a batch. Total is host to device, model, device to host. Images/s and speed-up are of "
-    "the model alone, with or without a CUDA graph, whichever is quicker. The speed-up is over PyTorch fp32 "
+    "Times are medians a batch. Total is host to device, model, device to host. Images/s and speedup are of "
+    "the model alone, with or without a CUDA graph, whichever is quicker. The speedup is over PyTorch fp32 "
     "without a CUDA graph at the same batch size. Change is the accuracy minus that of PyTorch fp32.",
     f"{MARK} marks rows whose times are in doubt: the GPU throttled, or its clocks were not watched.",
 )
@@ -60,7 +60,7 @@ def write_report(folder: Path) -> list[Path]:
     return [*(folder / name for name in texts), *(path for picture in pictures for path in picture.paths)]
 
 
-def _markdown(results: SweepResults, rows: list[Row], pictures: list[Picture]) -> str:
+def _markdown(results: SweepResults, rows: list[Row], pictures: list[ReportPicture]) -> str:
     parts = ["# Sweep", _summary(results), *NOTES]
     for network in results.networks:
         parts += [f"## {escape_markdown(network.name)}", escape_markdown(network_facts(network))]
@@ -86,7 +86,7 @@ def _markdown(results: SweepResults, rows: list[Row], pictures: list[Picture]) -
     return "\n\n".join(parts) + "\n"
 
 
-def _html(results: SweepResults, rows: list[Row], pictures: list[Picture]) -> str:
+def _html(results: SweepResults, rows: list[Row], pictures: list[ReportPicture]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from onnx_path.sweeping.report_tables import number
-from onnx_path.sweeping.results_schema import PRECISIONS, RUNTIMES, Cell, Network, SweepResults
+from onnx_path.sweeping.results_schema import PRECISIONS, RUNTIMES, CellResult, NetworkResult, SweepResults
 from trt_plugin.atomic_files import atomic_write
 
 COLOURS = dict(zip(PRECISIONS, ("#333333", "#CC79A7", "#0072B2", "#009E73", "#D55E00", "#E69F00")))
@@ -47,7 +47,7 @@ LABEL = 40
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportPicture:
     """A picture of the report. `path` is the SVG; a PNG of the same name lies beside it."""
 
     title: str
@@ -59,7 +59,7 @@ class Picture:
         return self.path, self.path.with_suffix(".png")
 
 
-def draw_pictures(results: SweepResults, folder: Path) -> list[Picture]:
+def draw_pictures(results: SweepResults, folder: Path) -> list[ReportPicture]:
     """Draws the pictures that the results have data for into a folder.
 
     Args:
@@ -87,11 +87,11 @@ Drawn = tuple[Figure, str, str] | None
 """Figure, title and caption; None if there is nothing to draw."""
 
 
-def _save(drawn: Drawn, path: Path) -> Iterator[Picture]:
+def _save(drawn: Drawn, path: Path) -> Iterator[ReportPicture]:
     if drawn is None:
         return
     figure, title, caption = drawn
-    picture = Picture(title, caption, path)
+    picture = ReportPicture(title, caption, path)
     for file in picture.paths:
         with atomic_write(file) as temporary:
             figure.savefig(temporary, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
@@ -137,7 +137,7 @@ def _draw_inference_time(results: SweepResults) -> Drawn:
         _plain_numbers(grid[-1, column].xaxis, log)
         grid[-1, column].set_xlabel("ms a batch, median" + (", log scale" if log else ""))
     dynamic = any(cell.shapes == "dynamic" for cell in cells)
-    marks = [Line2D([], [], color="black", marker="d", linestyle="", label="dynamic shapes")] * dynamic
+    marks = [Line2D([], [], color="black", marker="d", linestyle="", label="with dynamic shapes")] * dynamic
     marks += [Patch(facecolor="white", edgecolor="black", hatch="////", label="throttled")] * hatched
     if marks:
         figure.legend(handles=marks, loc="outside lower center", ncols=2, frameon=False)
@@ -145,7 +145,7 @@ def _draw_inference_time(results: SweepResults) -> Drawn:
     return figure, "Inference time", caption
 
 
-def _draw_time_bars(axis: Axes, cells: Sequence[Cell], series: Sequence[tuple[str, str]]) -> None:
+def _draw_time_bars(axis: Axes, cells: Sequence[CellResult], series: Sequence[tuple[str, str]]) -> None:
     for row, one in enumerate(series):
         same = {cell.shapes: cell for cell in cells if cell.series == one}
         dynamic = same.pop("dynamic", None)
@@ -179,7 +179,7 @@ def _draw_throughput(results: SweepResults) -> Drawn:
         return None
     figure, panels = _panels(len(networks))
     for axis, network in zip(panels, networks):
-        lines: dict[tuple, list[Cell]] = {}
+        lines: dict[tuple, list[CellResult]] = {}
         for cell in cells:
             if cell.network == network.name:
                 lines.setdefault((*cell.series, cell.shapes == "dynamic"), []).append(cell)
@@ -212,7 +212,7 @@ def _draw_throughput(results: SweepResults) -> Drawn:
 def _draw_accuracy(results: SweepResults) -> Drawn:
     """Draws accuracy against latency: a row of panels for each task, a column for each batch size."""
     cells = [x for x in results.measured() if x.best_ms and x.accuracy and x.accuracy.headline is not None]
-    tasks: dict[str, list[Cell]] = {}
+    tasks: dict[str, list[CellResult]] = {}
     for cell in cells:
         tasks.setdefault("AP" if cell.accuracy.top1 is None else "top-1", []).append(cell)
     if not cells:
@@ -250,7 +250,7 @@ def _draw_accuracy(results: SweepResults) -> Drawn:
     return figure, "Accuracy against latency", caption + pale
 
 
-def _pareto_front(points: Iterable[tuple[float, float, Cell]]) -> list[tuple[float, float]]:
+def _pareto_front(points: Iterable[tuple[float, float, CellResult]]) -> list[tuple[float, float]]:
     front: list[tuple[float, float]] = []
     for ms, share, _ in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or share > front[-1][1]:
@@ -306,7 +306,7 @@ def _draw_error_by_rank(results: SweepResults) -> Drawn:
     )
 
 
-def _draw_gpu(results: SweepResults, network: Network) -> Drawn:
+def _draw_gpu(results: SweepResults, network: NetworkResult) -> Drawn:
     """Draws GPU memory, SM utilisation and power over time, of a cell of each runtime and precision."""
     cells = [x for x in results.measured(network.name) if x.gpu and len(x.gpu.samples) > 1]
     chosen = []
@@ -355,17 +355,17 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[:count])
 
 
-def _networks_of(results: SweepResults, cells: Iterable[Cell]) -> list[Network]:
+def _networks_of(results: SweepResults, cells: Iterable[CellResult]) -> list[NetworkResult]:
     names = {cell.network for cell in cells}
     return [network for network in results.networks if network.name in names]
 
 
-def _series_of(cells: Iterable[Cell]) -> list[tuple[str, str]]:
+def _series_of(cells: Iterable[CellResult]) -> list[tuple[str, str]]:
     """Returns the runtimes and precisions of some cells, in the order of tables."""
     return list({cell.series: None for cell in sorted(cells, key=lambda cell: cell.order)})
 
 
-def _extreme_batches(cells: Iterable[Cell]) -> list[int]:
+def _extreme_batches(cells: Iterable[CellResult]) -> list[int]:
     """Returns the smallest and the largest batch size."""
     batches = {cell.batch for cell in cells}
     return sorted({min(batches), max(batches)})
@@ -379,7 +379,7 @@ def _line_style(series: tuple[str, str]) -> dict:
     return {"color": colour(series), "marker": RUNTIME_MARKERS.get(series[0], "*"), "markersize": 4.5}
 
 
-def _series_handles(cells: Iterable[Cell]) -> list[Line2D]:
+def _series_handles(cells: Iterable[CellResult]) -> list[Line2D]:
     return [Line2D([], [], label=_series_name(one), **_line_style(one)) for one in _series_of(cells)]
 
 
@@ -391,7 +391,8 @@ def _legend(figure: Figure, handles: Sequence, columns: int = 5) -> None:
 def _plain_numbers(axis, log: bool) -> None:
     """Writes the numbers of an axis without powers of ten."""
     if log:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1, 3)))
         axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping
 
-from onnx_path.sweeping.results_schema import Cell, SweepResults, TimeStatistics
+from onnx_path.sweeping.results_schema import CellResult, SweepResults, TimeStatistics
 
 Row = Mapping[str, object]
 
@@ -20,7 +20,7 @@ _AGREEMENT = ("inputs", "data", "rtol", "atol", "close", "matched")
 _TIMES = ("mean", "median", "p95", "p99", "max", "samples", "warmup")
 
 
-def flat_row(results: SweepResults, cell: Cell) -> Row:
+def flat_row(results: SweepResults, cell: CellResult) -> Row:
     """Returns the row of a cell. Values that the cell lacks are None.
 
     `speed` is how many times as fast the model alone is as PyTorch fp32 without a CUDA graph at the same
@@ -48,7 +48,7 @@ def flat_row(results: SweepResults, cell: Cell) -> Row:
     return row
 
 
-def clocks(results: SweepResults, cell: Cell) -> str | None:
+def clocks(results: SweepResults, cell: CellResult) -> str | None:
     """Returns why the times of a cell are in doubt; None if the clocks were watched and kept, or on a CPU."""
     if cell.throttled:
         reasons = ", ".join(cell.gpu.reasons) if cell.gpu else ""

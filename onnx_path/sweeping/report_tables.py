@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from onnx_path.sweeping.report_rows import Row, clocks
-from onnx_path.sweeping.results_schema import RUNTIMES, Cell, Network, SweepResults
+from onnx_path.sweeping.results_schema import RUNTIMES, CellResult, NetworkResult, SweepResults
 
 MARK = "⚠"
 """Marks a row whose times are in doubt."""
@@ -100,7 +100,7 @@ CELL_COLUMNS = (
     *_time_columns("total_ms", "total ms"),
     Column("images_per_s", "images/s", number),
     Column("images_per_s_total", "images/s in total", number, detail=True),
-    Column("speed", "speed-up", number),
+    Column("speed", "speedup", number),
     Column("top1", "top-1 %", percent),
     Column("top5", "top-5 %", percent),
     *(Column(key, f"{key} %", percent, detail=key != "AP") for key in ("AP", "AP50", "AP75")),
@@ -144,7 +144,7 @@ def problem_table(results: SweepResults) -> TextTable:
     return _table(_PROBLEMS, _join_batches(rows))
 
 
-def difference_table(results: SweepResults, network: Network) -> TextTable:
+def difference_table(results: SweepResults, network: NetworkResult) -> TextTable:
     """Returns how the outputs of a network's cells differ from PyTorch fp32.
 
     Cells that differ only in the batch share a row. Errors are those of ranks 1, 5 and 10.
@@ -174,7 +174,7 @@ def difference_table(results: SweepResults, network: Network) -> TextTable:
     return _table(columns, _join_batches(rows))
 
 
-def example_table(results: SweepResults, network: Network) -> TextTable:
+def example_table(results: SweepResults, network: NetworkResult) -> TextTable:
     """Returns the answers to one input side by side: of PyTorch fp32 and of each runtime and precision."""
     cells = [x for x in results.measured(network.name) if x.agreement and x.agreement.example]
     if not cells:
@@ -211,7 +211,7 @@ def escape_markdown(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\|`*[]" else letter for letter in text)
 
 
-def network_facts(network: Network) -> str:
+def network_facts(network: NetworkResult) -> str:
     """Returns a line about a network."""
     facts = [network.source, f"{network.weights} weights" if network.weights else None]
     facts.append(f"{network.parameters:,} parameters" if network.parameters else None)
@@ -219,7 +219,7 @@ def network_facts(network: Network) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
-def _identity(cell: Cell, mark: str = "") -> dict[str, object]:
+def _identity(cell: CellResult, mark: str = "") -> dict[str, object]:
     row = {column.key: getattr(cell, column.key) for column in _IDENTITY}
     return {**row, "batches": f"{cell.batch}{mark}"}
 

@@ -109,7 +109,7 @@ class GpuWatch(pydantic.BaseModel):
     samples: list[tuple[float, float | None, float | None, float | None, float | None, float | None]] = []
 
 
-class Network(pydantic.BaseModel):
+class NetworkResult(pydantic.BaseModel):
     """A network of the sweep."""
 
     name: str
@@ -120,7 +120,7 @@ class Network(pydantic.BaseModel):
     weights: str | None = None
 
 
-class Cell(pydantic.BaseModel):
+class CellResult(pydantic.BaseModel):
     """One measurement: a network in a runtime, at a precision, a batch size and a kind of shapes."""
 
     id: str
@@ -177,14 +177,14 @@ class Cell(pydantic.BaseModel):
 
 
 class SweepResults(pydantic.BaseModel):
-    """Content of results.json. The cells are sorted by `Cell.order` within each network."""
+    """Content of results.json. The cells are sorted by `CellResult.order` within each network."""
 
     version: Literal[1]
     command: str
     machine: dict[str, Any]
     versions: dict[str, Any]
-    networks: list[Network]
-    cells: list[Cell]
+    networks: list[NetworkResult]
+    cells: list[CellResult]
 
     @pydantic.model_validator(mode="after")
     def _sort_cells(self) -> SweepResults:
@@ -195,15 +195,15 @@ class SweepResults(pydantic.BaseModel):
         self.cells.sort(key=lambda cell: (names.index(cell.network), cell.order))
         return self
 
-    def measured(self, network: str | None = None) -> list[Cell]:
+    def measured(self, network: str | None = None) -> list[CellResult]:
         """Returns the cells with status "ok", of one network or of all."""
         return [cell for cell in self.cells if cell.status == "ok" and network in (None, cell.network)]
 
-    def reference(self, cell: Cell) -> Cell | None:
+    def reference(self, cell: CellResult) -> CellResult | None:
         """Returns the cell of PyTorch fp32 with the network and batch size of `cell`, if it was measured."""
         return next((x for x in self._references(cell) if x.batch == cell.batch), None)
 
-    def accuracy_change(self, cell: Cell) -> float | None:
+    def accuracy_change(self, cell: CellResult) -> float | None:
         """Returns the accuracy of `cell` minus that of PyTorch fp32, in shares of 1.
 
         A reference with the same batch size is preferred to the smallest.
@@ -214,7 +214,7 @@ class SweepResults(pydantic.BaseModel):
         reference = min(references, key=lambda x: (x.batch != cell.batch, x.batch))
         return cell.accuracy.headline - reference.accuracy.headline
 
-    def _references(self, cell: Cell) -> list[Cell]:
+    def _references(self, cell: CellResult) -> list[CellResult]:
         return [x for x in self.measured(cell.network) if x.series == ("torch", "fp32")]
 
 
