@@ -7,7 +7,7 @@ _EXTRAS = {
     "tensorrt": ("cuda", "polygraphy", "tensorrt"),
     "dynamo": ("torch_tensorrt",),
     "inspect": ("graphviz", "matplotlib"),
-    "train": ("pycocotools", "scipy"),
+    "train": ("pycocotools", "scipy", "torchvision"),
 }
 """Packages that each extra of the project installs."""
 

@@ -83,10 +83,8 @@ def load_class_folders(
         notes += [] if paths else [f"{places[name]}: the class folder has no pictures"]
     if not pictures:
         found = f"{len(places)} class folders without pictures" if places else "no class folders"
-        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise ArgumentError(
-            argument, f"expected a folder of class folders with pictures ({suffixes}), got {found} in {folder}"
-        )
+        expected = f"expected a folder of class folders with pictures ({', '.join(sorted(IMAGE_SUFFIXES))})"
+        raise ArgumentError(argument, f"{expected}, got {found} in {folder}")
     return ClassFolders(folder, tuple(class_names or sorted(places)), tuple(pictures), tuple(notes))
 
 

@@ -21,8 +21,8 @@ def read_wordnet_ids(ground_truth: Path, synsets: Path | None = None) -> list[st
     Args:
         ground_truth: a text file with one WordNet id a line, or with one number a line as the development
             kit's ILSVRC2012_validation_ground_truth.txt.
-        synsets: the table of these numbers: the kit's meta.mat, or a text file whose lines have the number and
-            the WordNet id. The kit's numbers do not follow the order of the WordNet ids.
+        synsets: the table of these numbers: the kit's meta.mat, or a text file with a number and a WordNet id
+            a line. The kit's numbers do not follow the order of the WordNet ids.
 
     Raises:
         ArgumentError: a file cannot be understood, or a number is not in the table.

@@ -1,4 +1,7 @@
-"""The pictures of a classifier: resized, cropped and normalised as torchvision and timm do. Imports no Torch."""
+"""The input of a classifier: pictures resized, cropped and normalised as torchvision and timm do.
+
+Imports no Torch.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ class ClassifierPreprocessing:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON; `ClassifierPreprocessing(**fields)` reads them."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+        }
 
     def picture(self, image: np.ndarray) -> np.ndarray:
         """Turns one picture, uint8 [H, W, 3] RGB, into float32 [3, crop, crop]."""

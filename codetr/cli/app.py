@@ -17,7 +17,7 @@ PICTURES = Group("Pictures and datasets", sort_key=1)
 FILES = Group("ONNX files and engines", sort_key=2)
 COMMANDS = (
     (PICTURES, "detect", "codetr.cli.detect:detect", "Detect objects in pictures."),
-    (PICTURES, "train", "codetr.cli.train:train", "Train a model on a dataset in COCO format."),
+    (PICTURES, "train", "codetr.cli.train:train", "Train a detector or a classifier on a dataset."),
     (PICTURES, "evaluate", "codetr.cli.evaluate:evaluate", "Compute COCO's average precision on a dataset."),
     (PICTURES, "dataset", "codetr.cli.dataset:app", "Arrange datasets (imagenet)."),
     (FILES, "export", "codetr.cli.export:export", "Export a detector as ONNX file and TensorRT engine."),

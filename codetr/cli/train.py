@@ -12,7 +12,7 @@ from codetr.training.train_options import TrainOptions
 
 
 def train(*, options: TrainOptions) -> int:
-    """Train a model on a dataset in COCO format.
+    """Train a detector on a dataset in COCO format, or a classifier on class folders.
 
     The run starts from published weights, from yours or from scratch. It takes one GPU, or several with
     torchrun.
@@ -22,6 +22,7 @@ def train(*, options: TrainOptions) -> int:
     torchrun --nproc-per-node 4 -m codetr train --data fruit/ --model my.json --init none --minutes 60 \\
         --batch 16 --out runs/scratch
     codetr detect apple.jpg --model runs/fruit
+    codetr train --task classify --data crops --network resnet18 --epochs 30 --out runs/crops
     ```
 
     The folder --data has one of these layouts, here for the split train:
@@ -33,6 +34,9 @@ def train(*, options: TrainOptions) -> int:
                The split val is its folder valid/.
     one file   annotations.json or _annotations.coco.json and images/
     ```
+
+    With --task classify, DIR/train and DIR/val have a folder of pictures for each class. RUN gets
+    model.safetensors, training.json with the top-1 by epoch, and a state after each epoch.
 
     A category without annotations that is only the supercategory of others, such as category 0 of Roboflow,
     is no class. Pictures that are missing, damaged, or of another size than the annotation file states are
@@ -47,6 +51,10 @@ def train(*, options: TrainOptions) -> int:
     # OpenMP threads that spin while they wait would take the cores from the processes that read pictures.
     # OpenMP reads the variable when Torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if options.task == "classify":
+        from codetr.classify.training import train_classifier
+
+        return train_classifier(options)
     from codetr.training.training_run import run_training
 
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1

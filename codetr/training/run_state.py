@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from codetr.errors import UsageError
+from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import atomic_write
 
 STATE_FORMAT = 1
@@ -18,6 +18,21 @@ KEPT = 2
 def find_states(folder: Path) -> list[Path]:
     """Returns the states in the folder of a run, the newest last."""
     return sorted(folder.glob("state-*.pt"))
+
+
+def newest_state(folder: Path, resume: bool) -> Path | None:
+    """Returns the state that a run continues from, None for a new run.
+
+    Raises:
+        ArgumentError: there is no state to resume from, or the folder belongs to another run.
+    """
+    states = find_states(folder)
+    if resume and not states:
+        raise ArgumentError("resume", f"expected a state in {folder}, got none; start without --resume")
+    if states and not resume:
+        found = f"{folder} with {states[-1].name}; --resume continues that run"
+        raise ArgumentError("out", f"expected a new folder, got {found}")
+    return states[-1] if resume else None
 
 
 def save_state(folder: Path, step: int, options: Mapping[str, Any], content: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from cyclopts import Group, Parameter, types
 from cyclopts.validators import Number
 
 from codetr.cli.argument_types import Folder, parsed_by
+from codetr.errors import ArgumentError
 
 _DATA = Parameter(group=Group("Dataset and results", sort_key=1))
 _MODEL = Parameter(group=Group("Model", sort_key=2))
@@ -19,6 +21,7 @@ _OPTIMISATION = Parameter(
 )
 _PICTURES = Parameter(group=Group("Pictures", sort_key=5))
 _RUNNING = Parameter(group=Group("Running", sort_key=6))
+_CLASSIFIER = Parameter(group=Group("Classifiers (--task classify: SGD, cosine schedule)", sort_key=7))
 
 Share = Annotated[float, Parameter(validator=Number(gt=0, lte=1))]
 Size = tuple[int, int]
@@ -73,6 +76,8 @@ class TrainOptions:
     the machine.
     """
 
+    task: Annotated[Literal["detect", "classify"], _DATA] = "detect"
+    """classify trains a classifier of torchvision on class folders."""
     data: Annotated[Folder, _DATA]
     """Folder of the dataset, see above."""
     train_split: Annotated[str, _DATA] = "train"
@@ -86,9 +91,9 @@ class TrainOptions:
     resume: Annotated[bool, _DATA] = False
     """Continue from the newest state in RUN, with the same options."""
 
-    model: Annotated[str, Parameter(metavar="NAME|RUN|JSON"), _MODEL]
-    """A published configuration, the folder of a run, or a configuration file. Its classes become those of
-    the dataset."""
+    model: Annotated[str | None, Parameter(metavar="NAME|RUN|JSON"), _MODEL] = None
+    """A published configuration, the folder of a run, or a configuration file; required for detectors. Its
+    classes become those of the dataset."""
     init: Annotated[str | None, Parameter(metavar="NAME|FILE|URL|none"), _MODEL] = None
     """Initial weights; none trains from scratch. Default: the file beside the configuration, or the published
     weights."""
@@ -106,10 +111,11 @@ class TrainOptions:
     time_limit: Annotated[types.PositiveFloat | None, _LENGTH] = None
     """Minutes after which the run saves its state and stops. --resume continues it."""
 
-    batch: Annotated[types.PositiveInt, _OPTIMISATION] = 2
-    """Pictures of a step and process."""
-    lr: Annotated[types.PositiveFloat, _OPTIMISATION] = 1e-4
-    """Learning rate."""
+    batch: Annotated[types.PositiveInt | None, _OPTIMISATION] = None
+    """Pictures of a step and process. Default: 2, for classifiers 64."""
+    lr: Annotated[types.PositiveFloat | None, _OPTIMISATION] = None
+    """Learning rate. Default: 1e-4. For classifiers with --weights none 0.1 for 256 pictures a step and in
+    proportion for others, else a fifth of it."""
     backbone_lr_factor: Annotated[types.NormFloat | None, _OPTIMISATION] = None
     """Learning rate of the backbone, as a share of --lr. Default: 0.1, from scratch 1."""
     final_lr_factor: Annotated[types.NormFloat, _OPTIMISATION] = 0.01
@@ -157,3 +163,28 @@ class TrainOptions:
     """Steps between two validations; 0 skips validation. Default: ten validations in a run."""
     save_precision: Annotated[Literal["fp32", "fp16"], _RUNNING] = "fp32"
     """Precision of model.safetensors."""
+
+    network: Annotated[str | None, Parameter(metavar="NAME"), _CLASSIFIER] = None
+    """A classifier of torchvision, such as resnet18; required for classifiers."""
+    weights: Annotated[str, Parameter(metavar="pretrained|none|FILE"), _CLASSIFIER] = "pretrained"
+    """Initial weights: torchvision's, random, or a file. Tensors of other shapes stay random."""
+    image_size: Annotated[types.PositiveInt, Parameter(metavar="PX"), _CLASSIFIER] = 224
+    """Side of the network's input. Validation resizes the shorter side to 256/224 of it, and crops."""
+    label_smoothing: Annotated[float, Parameter(validator=Number(gte=0, lt=1)), _CLASSIFIER] = 0.1
+    """Share of the label that is spread over all classes."""
+
+    def __post_init__(self) -> None:
+        classify = self.task == "classify"
+        for field in dataclasses.fields(self):
+            foreign = field.name not in _OF_CLASSIFIERS if classify else field.name in _ONLY_OF_CLASSIFIERS
+            if foreign and getattr(self, field.name) != field.default:
+                other = "detect" if classify else "classify"
+                raise ArgumentError(field.name, f"expected it with --task {other} only")
+
+
+_ONLY_OF_CLASSIFIERS = ("network", "weights", "image_size", "label_smoothing")
+_OF_CLASSIFIERS = (
+    *("task", "data", "train_split", "val_split", "strict", "out", "resume", "epochs", "batch", "lr"),
+    *("final_lr_factor", "warmup", "weight_decay", "precision", "crop_least", "flip", "colour", "device"),
+    *("workers", "seed", *_ONLY_OF_CLASSIFIERS),
+)

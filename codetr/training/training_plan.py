@@ -19,7 +19,7 @@ from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import CocoDataset, DatasetError, load_coco, split_file
 from codetr.detector.preprocess import rescale_size
 from codetr.errors import ArgumentError
-from codetr.training.run_state import find_states
+from codetr.training.run_state import newest_state
 from codetr.training.run_weights import FROM_SCRATCH, config_for, initial_source
 from codetr.training.torchrun_processes import Processes
 from codetr.training.train_options import Size, TrainOptions
@@ -62,9 +62,15 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
     given = [name for name in ("steps", "epochs", "minutes") if getattr(options, name) is not None]
     if len(given) > 1:
         raise ArgumentError(given[1], f"expected no --{given[0]} with it, got both")
+    if options.model is None:
+        raise ArgumentError("model", "expected a configuration such as co_dino_r50, got none")
+    own = {"batch": 2, "lr": 1e-4}  # a classifier has others
+    options = dataclasses.replace(
+        options, **{name: value for name, value in own.items() if getattr(options, name) is None}
+    )
     published = model_config(options.model)
     source = initial_source(options.model, published, options.init)
-    state = _newest_state(options.out, options.resume)
+    state = newest_state(options.out, options.resume)
     data, validation_data = _load(options)
     config = config_for(published, data, options.size)
     scales = make_scales(config.resize_scale, options.multi_scale)
@@ -89,16 +95,6 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
         fingerprint=_fingerprint(options, config, data, scales, processes.world),
         state=state,
     )
-
-
-def _newest_state(folder: Path, resume: bool) -> Path | None:
-    states = find_states(folder)
-    if resume and not states:
-        raise ArgumentError("resume", f"expected a state in {folder}, got none; start without --resume")
-    if states and not resume:
-        found = f"{folder} with {states[-1].name}; --resume continues that run"
-        raise ArgumentError("out", f"expected a new folder, got {found}")
-    return states[-1] if resume else None
 
 
 def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:

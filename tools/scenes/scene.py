@@ -15,7 +15,7 @@ from tools.scenes.sources import SPLITS
 DEFAULT_SIZE_PX = 640
 _LEAST_OBJECT_PX = 16.0
 _ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0, 1.0, 1.2, 0.85)
-_STRENGTH = {"train": 1.0, "val": 0.75}  # of light, blur and noise
+STRENGTH = {"train": 1.0, "val": 0.75}  # of light, blur and noise
 _EMPTY_SHARE = {"train": 0.03, "val": 0.0}  # scenes with distractors only
 
 
@@ -55,7 +55,7 @@ def make_scene(seed: int, split: str, index: int, size: int = DEFAULT_SIZE_PX) -
     for label, size_px in _plan(rng, split, width, height):
         canvas.add(label, size_px)
     image = camera_effects.apply(
-        rng, canvas.image, canvas.smallest_px, canvas.least_contrast, _STRENGTH[split]
+        rng, canvas.image, canvas.smallest_px, canvas.least_contrast, STRENGTH[split]
     )
     return Scene(
         image,

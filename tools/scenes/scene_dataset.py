@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 
 from tools.scenes.object_classes import CLASS_NAMES
 from tools.scenes.scene import DEFAULT_SIZE_PX, make_scene
@@ -52,7 +53,8 @@ def write_split(
     annotation_file(folder, split).parent.mkdir(exist_ok=True)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for image, objects in _run(functools.partial(_write_scene, pictures, split, seed, size), count, workers):
+    write = functools.partial(_write_scene, pictures, split, seed, size)
+    for image, objects in run_in_processes(write, count, workers):
         images.append(image)
         annotations += [{"id": id, **entry} for id, entry in enumerate(objects, len(annotations) + 1)]
         advance(1)
@@ -65,7 +67,7 @@ def write_split(
     annotation_file(folder, split).write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
 
 
-def _run(write: Callable[[int], Any], count: int, workers: int) -> Iterator[Any]:
+def run_in_processes(write: Callable[[int], Any], count: int, workers: int) -> Iterator[Any]:
     """Yields the results of `write` for 0 to `count` in order, in this process if one worker is enough."""
     if workers == 1 or count <= _CHUNK:
         yield from map(write, range(count))
@@ -81,13 +83,18 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the pool ends the workers
 
 
+def write_jpeg(path: Path, image: np.ndarray, quality: int) -> None:
+    """Writes a picture, uint8 [H, W, 3] RGB, as JPEG file of a quality from 0 to 100."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality]
+    _, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
+    path.write_bytes(data)
+
+
 def _write_scene(folder: Path, split: str, seed: int, size: int, index: int) -> tuple[dict, list[dict]]:
     """Writes the picture of a scene. Returns COCO's entries of the image, and of its objects without ids."""
     scene = make_scene(seed, split, index, size)
     path = folder / f"{index:06d}.jpg"
-    options = [cv2.IMWRITE_JPEG_QUALITY, scene.jpeg_quality]
-    _, data = cv2.imencode(".jpg", cv2.cvtColor(scene.image, cv2.COLOR_RGB2BGR), options)
-    path.write_bytes(data)
+    write_jpeg(path, scene.image, scene.jpeg_quality)
     height, width = scene.image.shape[:2]
     objects = [
         {
