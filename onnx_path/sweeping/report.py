@@ -24,11 +24,13 @@ from onnx_path.sweeping.report_tables import (
 from onnx_path.sweeping.results_schema import SweepResults, read_results
 from trt_plugin.atomic_files import atomic_write
 
-NOTES = (
+NOTE = (
     "Times are medians a batch. Total is host to device, model, device to host. Images/s and speedup are of "
     "the model alone, with or without a CUDA graph, whichever is quicker. The speedup is over PyTorch fp32 "
-    "without a CUDA graph at the same batch size. Change is the accuracy minus that of PyTorch fp32.",
-    f"{MARK} marks rows whose times are in doubt: the GPU throttled, or its clocks were not watched.",
+    "without a CUDA graph at the same batch size. Change is the accuracy minus that of PyTorch fp32."
+)
+NOTE_ON_MARKS = (
+    f"{MARK} marks rows whose times are in doubt: the GPU throttled, or its clocks were not watched."
 )
 
 
@@ -61,7 +63,7 @@ def write_report(folder: Path) -> list[Path]:
 
 
 def _markdown(results: SweepResults, rows: list[Row], pictures: list[ReportPicture]) -> str:
-    parts = ["# Sweep", _summary(results), *NOTES]
+    parts = ["# Sweep", _summary(results), *_notes(rows)]
     for network in results.networks:
         parts += [f"## {escape_markdown(network.name)}", escape_markdown(network_facts(network))]
         own = [{**row, "network": None} for row in rows if row["network"] == network.name]
@@ -97,7 +99,7 @@ def _html(results: SweepResults, rows: list[Row], pictures: list[ReportPicture])
     datatables = importlib.resources.files("itables") / "html"
     return environment.get_template("report.html.jinja").render(
         summary=_summary(results),
-        notes=NOTES,
+        notes=_notes(rows),
         networks=[
             {
                 "name": network.name,
@@ -116,6 +118,10 @@ def _html(results: SweepResults, rows: list[Row], pictures: list[ReportPicture])
         datatables_js=_base64((datatables / "dt_bundle.js").read_bytes()),
         datatables_css=_base64((datatables / "dt_bundle.css").read_bytes()),
     )
+
+
+def _notes(rows: list[Row]) -> list[str]:
+    return [NOTE, *([NOTE_ON_MARKS] if any(row["clocks"] for row in rows) else [])]
 
 
 def _summary(results: SweepResults) -> str:

@@ -162,7 +162,7 @@ def test_pictures_without_data_are_not_drawn(tmp_path):
     write_report(write(tmp_path, content))
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} == {"inference_time"}
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "top-1" not in text and "GPU memory" not in text and "| ⚠" not in text
+    assert "top-1" not in text and "GPU memory" not in text and "⚠" not in text
 
 
 def test_sweep_without_a_measured_cell_has_a_report(tmp_path):
