@@ -24,10 +24,9 @@ from codetr.cli.argument_types import Folder, InputFile, parsed_by
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantize import parse_size
-from onnx_path.sweeping.cells import Cell, CellPrecision, Runtime, Shapes, plan
+from onnx_path.sweeping.cells import Cell, CellPrecision, CellSpec, Runtime, Shapes, plan
 from onnx_path.sweeping.gpu_monitor import GpuMonitor
 from onnx_path.sweeping.machine import describe_machine, gpu_name
-from onnx_path.sweeping.measure_cell import CellSpec
 from onnx_path.sweeping.networks import RANDOM, Network, find_network
 from trt_plugin.atomic_files import new_folder, write_json
 
@@ -206,6 +205,7 @@ class Sweep:
         self._machine, self._versions = describe_machine()
         self._fingerprints = [_fingerprint(folder) for folder in (images.dataset, self._calibration)]
         self._rows: dict[str, dict] = {}
+        self._references: set[Path] = set()  # tried in this run
         self.status = 0
 
     @property
@@ -230,7 +230,7 @@ class Sweep:
         if cell.reason is not None:
             return {**head, "status": "missing", "reason": cell.reason}
         spec = self._spec(cell)
-        key = _hash(spec.as_dict(), self._fingerprints, self._machine["gpu"], self._versions)
+        key = _hash(spec.as_dict(), self._machine["gpu"], self._versions)
         path = self._out / "cells" / f"{cell.id}.json"
         again = self._measurement.again
         if path.is_file() and again != "all":
@@ -262,13 +262,17 @@ class Sweep:
             largest=largest,
             best=min(cells.opt_batch or largest, largest),
             limit=images.limit,
+            dataset_key=self._fingerprints[0],
+            calibration_key=self._fingerprints[1],
         )
 
     def _make_reference(self, spec: CellSpec) -> None:
         from onnx_path.sweeping.subjects import reference_file
 
-        if reference_file(spec).is_file() or spec.network.source == "engine":
+        path = reference_file(spec)
+        if path.is_file() or path in self._references or spec.network.source == "engine":
             return
+        self._references.add(path)
         batch = spec.network.batch or min(32, spec.compare)
         cell = Cell(spec.network.name, "torch", "fp32", batch, "any")
         result = self._run("reference", dataclasses.replace(spec, cell=cell))

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from codetr.errors import UsageError
+from onnx_path.sweeping.cells import CellSpec
 from onnx_path.sweeping.classifiers import Classifier
-from onnx_path.sweeping.networks import RANDOM, Network
+from onnx_path.sweeping.networks import RANDOM
 from trt_plugin.atomic_files import atomic_write, new_folder, write_json
 
 IMAGES = "images"
@@ -24,25 +25,16 @@ class ClassifierFiles:
     """The files of a classifier.
 
     Args:
-        network, classifier: the network.
-        folder: where its files are kept.
+        spec: the cell, of whose network and batch sizes the files are.
+        classifier: the network.
         calibration: yields batches of images [N, 3, H, W] that ranges are measured on.
-        largest: largest batch size of a dynamic engine.
-        best: the one that it is tuned for.
     """
 
     def __init__(
-        self,
-        network: Network,
-        classifier: Classifier,
-        folder: Path,
-        calibration: Callable[[], Iterable[np.ndarray]],
-        largest: int,
-        best: int,
+        self, spec: CellSpec, classifier: Classifier, calibration: Callable[[], Iterable[np.ndarray]]
     ) -> None:
-        self._network, self._classifier, self._folder = network, classifier, folder
-        self._calibration, self._batches = calibration, (1, best, largest)
-        self.timing_cache = folder.parent / "timing.cache"
+        self._spec, self._classifier, self._calibration = spec, classifier, calibration
+        self._folder, self._batches = spec.files, (1, spec.best, spec.largest)
 
     def onnx(self, precision: str) -> Path:
         """Returns the ONNX file with a dynamic batch size in a precision of onnxruntime."""
@@ -70,7 +62,12 @@ class ClassifierFiles:
         name = f"b{batch}" if shapes == "static" else f"b{least}-{best}-{largest}"
         path = self._folder / f"{precision}-{name}.engine"
         side = self._classifier.preprocessing.crop
-        options = ["--precision", "fp16" if eight else precision, "--timing-cache", str(self.timing_cache)]
+        options = [
+            "--precision",
+            "fp16" if eight else precision,
+            "--timing-cache",
+            str(timing_cache(self._spec)),
+        ]
         for option, size in (("--min", least), ("--opt", best), ("--max", largest)):
             options += [option, f"{IMAGES}:{size}x3x{side}x{side}"]
         return build_once(path, ["build", str(model), "--out", str(path), *options])
@@ -96,7 +93,8 @@ class ClassifierFiles:
         return path
 
     def _quantized(self, precision: str) -> Path:
-        path = self._folder / f"model.{precision}.onnx"
+        key = f"{self._spec.calibration_key or 'random'}"[:8]
+        path = self._folder / f"model.{precision}-{key}-{self._spec.calibration_images}.onnx"
         if not path.is_file():
             arrays = self._folder / "calibration.npz"
             with atomic_write(arrays) as temporary, temporary.open("wb") as file:
@@ -112,23 +110,14 @@ class DetectorFiles:
     """The files of a detector of this package, by `codetr export`.
 
     Args:
-        network, folder, largest, best: as in `ClassifierFiles`.
+        spec: the cell, of whose network and batch sizes the files are.
         size: height and width of the input.
         calibration: folder of pictures that ranges are measured on; None without 8 bits.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        folder: Path,
-        size: Sequence[int],
-        calibration: Path | None,
-        largest: int,
-        best: int,
-    ) -> None:
-        self._network, self._folder, self._size = network, folder, size
-        self._calibration, self._batches = calibration, (1, best, largest)
-        self.timing_cache = folder.parent / "timing.cache"
+    def __init__(self, spec: CellSpec, size: Sequence[int], calibration: Path | None) -> None:
+        self._spec, self._size, self._calibration = spec, size, calibration
+        self._folder, self._batches = spec.files, (1, spec.best, spec.largest)
 
     def onnx(self, precision: str) -> Path:
         """Returns the ONNX file for all batch sizes in a precision, with its metadata beside it."""
@@ -145,43 +134,56 @@ class DetectorFiles:
         sizes = str(batch) if shapes == "static" else f"{least}-{best}-{largest}"
         out = self._folder / f"{precision}-b{sizes}{'-onnx' if onnx_only else ''}"
         height, width = map(str, self._size)
-        command = ["export", "--model", self._network.architecture, "--batch", sizes, "--out", str(out)]
+        command = ["export", "--model", self._spec.network.architecture, "--batch", sizes, "--out", str(out)]
         command += ["--height", height, "--width", width, "--precision", precision]
         if precision in ("int8", "fp8"):
             if self._calibration is None:
                 raise UsageError(f"expected --calibration or --dataset for {precision}, got none")
             command += ["--calibration-data", str(self._calibration)]
+            command += ["--calibration-images", str(self._spec.calibration_images)]
         command += ["--weights", self.weights()]
-        command += (
-            ["--onnx-only"] if onnx_only else ["--keep-unequal", "--timing-cache", str(self.timing_cache)]
+        if onnx_only:
+            command.append("--onnx-only")
+        else:
+            command += ["--keep-unequal", "--timing-cache", str(timing_cache(self._spec))]
+        return build_once(
+            out / ("model.onnx" if onnx_only else "model.engine"), command, self._spec.calibration_key
         )
-        return build_once(out / ("model.onnx" if onnx_only else "model.engine"), command)
 
     def weights(self) -> str:
         """Returns the weights as `codetr --weights` takes them."""
-        if self._network.weights != RANDOM:
-            return self._network.weights
+        network = self._spec.network
+        if network.weights != RANDOM:
+            return network.weights
         path = self._folder / "random.safetensors"
         if not path.is_file():
             from safetensors.torch import save_file
 
             import codetr
 
-            model = codetr.CoDino(codetr.load_config(self._network.architecture))
+            model = codetr.CoDino(codetr.load_config(network.architecture))
             state = codetr.seeded_state_dict(model, 0)
             with atomic_write(path) as temporary:
                 save_file({name: x.contiguous() for name, x in state.items()}, temporary)
         return str(path)
 
 
-def build_once(path: Path, command: Sequence[str]) -> tuple[Path, float]:
+def timing_cache(spec: CellSpec) -> Path:
+    """Returns TensorRT's timing cache of the sweep."""
+    return Path(spec.folder) / "timing.cache"
+
+
+def build_once(path: Path, command: Sequence[str], data: str | None = None) -> tuple[Path, float]:
     """Runs a command that makes a file, if the file was not made by the same command and versions before.
+
+    Args:
+        data: changes with the data that the command reads.
 
     Returns:
         The file, and the seconds that the command took.
     """
     record = path.parent / f"{path.name}.made.json"
-    made_by = {"command": list(command), "versions": _versions()}
+    made_by = {"command": list(command), "data": data, "versions": _versions()}
     if path.is_file() and record.is_file():
         content = json.loads(record.read_text())
         if content["made_by"] == made_by:
@@ -223,4 +225,3 @@ def _versions() -> dict[str, str | None]:
     from onnx_path.sweeping.machine import gpu_name, version_of
 
     return {"gpu": gpu_name(), **{name: version_of(name) for name in ("tensorrt", "onnxruntime", "torch")}}
-

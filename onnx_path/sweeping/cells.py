@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from onnx_path.sweeping.networks import Network
 from trt_plugin.metadata import EightBits
@@ -39,6 +40,58 @@ class Cell:
         """A name for files, such as "resnet18-tensorrt-int8-b32-static"."""
         parts = (self.network, self.runtime, self.precision, f"b{self.batch}", self.shapes)
         return "-".join(part.replace("/", "_") for part in parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class CellSpec:
+    """Everything that a cell's process needs; its hash tells whether a finished cell is still valid.
+
+    Attributes:
+        network, cell: what to measure.
+        folder: files of all networks.
+        dataset: images to evaluate; None: no accuracy, random inputs.
+        calibration: images that ranges are measured on; None: random inputs.
+        calibration_images: their number.
+        compare: number of inputs whose outputs are compared; 0: none.
+        rtol, atol: tolerances of equal numbers.
+        iterations, seconds: samples of a latency, and limit of their time.
+        largest, best: batch sizes of dynamic engines.
+        limit: number of images to evaluate; None: all.
+        dataset_key, calibration_key: change with the files of these folders.
+    """
+
+    network: Network
+    cell: Cell
+    folder: str
+    dataset: str | None = None
+    calibration: str | None = None
+    calibration_images: int = 64
+    compare: int = 0
+    rtol: float = 1e-3
+    atol: float = 1e-8
+    iterations: int = 100
+    seconds: float = 5.0
+    largest: int = 1
+    best: int = 1
+    limit: int | None = None
+    dataset_key: str | None = None
+    calibration_key: str | None = None
+
+    @property
+    def files(self) -> Path:
+        """Folder of the network's files."""
+        return Path(self.folder) / self.network.folder
+
+    def as_dict(self) -> dict:
+        """Returns the fields for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_dict(cls, content: Mapping[str, Any]) -> CellSpec:
+        """Reads `as_dict`'s result."""
+        network = dict(content["network"])
+        network["size"] = None if network["size"] is None else tuple(network["size"])
+        return cls(**{**content, "network": Network(**network), "cell": Cell(**content["cell"])})
 
 
 def plan(

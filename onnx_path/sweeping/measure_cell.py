@@ -1,75 +1,24 @@
 """`python -m onnx_path.sweeping.measure_cell SPEC OUT`: measures one cell in a process of its own.
 
-SPEC is a JSON file with the fields of `CellSpec`. OUT gets the cell's part of results.json. A failure is a
-result too: only a process that is killed leaves none.
+SPEC is a JSON file with the fields of `onnx_path.sweeping.cells.CellSpec`. OUT gets the cell's part of
+results.json. A failure is a result too: only a process that is killed leaves none.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from codetr.errors import UsageError, one_line
-from onnx_path.sweeping.cells import Cell
+from onnx_path.sweeping.cells import CellSpec
 from onnx_path.sweeping.latency import time_calls
-from onnx_path.sweeping.networks import Network
 from trt_plugin.atomic_files import atomic_write, write_json
-
-
-@dataclasses.dataclass(frozen=True)
-class CellSpec:
-    """Everything that a cell's process needs; its hash tells whether a finished cell is still valid.
-
-    Attributes:
-        network, cell: what to measure.
-        folder: files of all networks.
-        dataset: images to evaluate; None: no accuracy, random inputs.
-        calibration: images that ranges are measured on; None: random inputs.
-        calibration_images: their number.
-        compare: number of inputs whose outputs are compared; 0: none.
-        rtol, atol: tolerances of equal numbers.
-        iterations, seconds: samples of a latency, and limit of their time.
-        largest, best: batch sizes of dynamic engines.
-        limit: number of images to evaluate; None: all.
-    """
-
-    network: Network
-    cell: Cell
-    folder: str
-    dataset: str | None = None
-    calibration: str | None = None
-    calibration_images: int = 64
-    compare: int = 0
-    rtol: float = 1e-3
-    atol: float = 1e-8
-    iterations: int = 100
-    seconds: float = 5.0
-    largest: int = 1
-    best: int = 1
-    limit: int | None = None
-
-    @property
-    def files(self) -> Path:
-        """Folder of the network's files."""
-        return Path(self.folder) / self.network.folder
-
-    def as_dict(self) -> dict:
-        """Returns the fields for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of_dict(cls, content: Mapping[str, Any]) -> CellSpec:
-        """Reads `as_dict`'s result."""
-        network = dict(content["network"])
-        network["size"] = None if network["size"] is None else tuple(network["size"])
-        return cls(**{**content, "network": Network(**network), "cell": Cell(**content["cell"])})
 
 
 def measure(spec: CellSpec) -> dict:

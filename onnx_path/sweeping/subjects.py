@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from codetr.detector.sizes import ChosenSize, SizeRange
 from codetr.errors import UsageError
 from onnx_path.quantization.calibration_data import find_pictures
 from onnx_path.sweeping import output_differences, runtimes
-from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once
-from onnx_path.sweeping.cells import Cell
-
-if TYPE_CHECKING:
-    from onnx_path.sweeping.measure_cell import CellSpec
+from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once, timing_cache
+from onnx_path.sweeping.cells import Cell, CellSpec
 
 Inputs = dict[str, np.ndarray]
 
@@ -95,9 +92,7 @@ class ClassifierSubject:
         self._classifier = load_classifier(spec.network)
         side = self._classifier.preprocessing.crop
         self._shape = (3, side, side)
-        self._files = ClassifierFiles(
-            spec.network, self._classifier, spec.files, self._calibration, spec.largest, spec.best
-        )
+        self._files = ClassifierFiles(spec, self._classifier, self._calibration)
 
     def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
         parameters = sum(x.numel() for x in self._classifier.module.parameters())
@@ -184,9 +179,7 @@ class DetectorSubject:
         self._nms, self._names = dataclasses.asdict(self._config.nms), self._config.label_names
         self._preprocessor = Preprocessor.of_config(self._config, ChosenSize(None, *self._size, None))
         given = spec.calibration or spec.dataset
-        self._files = DetectorFiles(
-            network, spec.files, self._size, given and Path(given), spec.largest, spec.best
-        )
+        self._files = DetectorFiles(spec, self._size, given and Path(given))
 
     def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
         facts: dict[str, Any] = {"parameters": None, "build_s": None, "file": None, "file_bytes": None}
@@ -383,7 +376,7 @@ def _build(spec: CellSpec, cell: Cell) -> tuple[Path, float]:
         for option, size in zip(("--min", "--opt", "--max"), sizes, strict=True):
             shapes = file_shapes(spec, size)
             command += [option, ",".join(f"{key}:{'x'.join(map(str, x))}" for key, x in shapes.items())]
-    return build_once(path, [*command, "--timing-cache", str(spec.files.parent / "timing.cache")])
+    return build_once(path, [*command, "--timing-cache", str(timing_cache(spec))])
 
 
 def _split(folder: Path, split: str) -> Path:
@@ -399,5 +392,5 @@ def _file(path: Path) -> dict[str, Any]:
 
 def reference_file(spec: CellSpec) -> Path:
     """Returns where the outputs in fp32 are kept that cells are compared with."""
-    data = (spec.dataset, spec.compare, spec.network.size)
+    data = (spec.dataset_key, spec.compare)
     return spec.files / f"reference-{hashlib.sha256(repr(data).encode()).hexdigest()[:8]}.npz"

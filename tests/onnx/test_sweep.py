@@ -1,0 +1,298 @@
+"""`codetr sweep` without a GPU: cells, processes, resuming, accuracy, differences, failures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytest.importorskip("timm", reason="timm is not installed")
+
+from onnx_path import sweep
+from onnx_path.sweeping import gpu_monitor
+from onnx_path.sweeping.cells import Cell, CellSpec, plan
+from onnx_path.sweeping.classifiers import load_classifier
+from onnx_path.sweeping.latency import summarise
+from onnx_path.sweeping.measure_cell import make_reference, measure
+from onnx_path.sweeping.networks import Network, find_network
+from onnx_path.sweeping.output_differences import (
+    ClassifierDifferences,
+    DetectorDifferences,
+    OutputDifferences,
+)
+
+CLASSES = ("apple", "pear")
+SMALL = "test_resnet"  # a network of timm for tests
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Weights of a classifier of two classes, and 40 images in a dataset with one more that is damaged."""
+    root = tmp_path_factory.mktemp("sweep")
+    import timm
+
+    torch.manual_seed(0)
+    torch.save(timm.create_model(SMALL, num_classes=2).state_dict(), root / "own.pth")
+    random = np.random.default_rng(0)
+    for i in range(40):
+        place = root / "data" / ("train" if i % 2 else "val") / f"class {i // 2 % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (50, 60, 3), np.uint8)).save(place / f"{i}.png")
+    (root / "data/val/class 0/damaged.png").write_bytes(b"no picture")
+    return root
+
+
+def command(folder: Path, dataset: Path, out: Path, *options: str) -> list[str]:
+    given = [str(folder / "own.pth"), "--network", SMALL, "--dataset", str(dataset), "--out", str(out)]
+    given += ["--iterations", "6", "--seconds", "1", "--size", "32x32", "--calibration-images", "8"]
+    return [*given, "--compare", "--inputs", "12", *options]
+
+
+def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    options = ("--runtime", "torch,onnxruntime,tensorrt", "--precision", "fp32,int8", "--batch", "1,4")
+    given = command(folder, folder / "data", out, *options)
+    assert sweep.main(given) == 0, capsys.readouterr().err
+    rows = {row["id"]: row for row in json.loads((out / "results.json").read_text())["cells"]}
+    assert rows["own-torch-int8-b1-any"]["reason"] == "PyTorch runs no int8"
+    measured = {name: row for name, row in rows.items() if row["status"] == "ok"}
+    assert set(measured) == {
+        f"own-{kind}-b{batch}-any"
+        for kind in ("torch-fp32", "onnxruntime-fp32", "onnxruntime-int8")
+        for batch in (1, 4)
+    }
+    exact, eight = measured["own-onnxruntime-fp32-b4-any"], measured["own-onnxruntime-int8-b4-any"]
+    for row in measured.values():
+        assert row["accuracy"]["images"] == 20 and row["accuracy"]["bad_images"] == 1
+        assert row["model_ms"]["eager"]["samples"] >= 5 and row["images_per_s"] > 0
+        assert row["agreement"]["inputs"] == 12
+    assert exact["agreement"]["close"] > 0.9 > eight["agreement"]["close"]
+    assert exact["accuracy"]["top1"] == measured["own-torch-fp32-b1-any"]["accuracy"]["top1"]
+    assert eight["file_bytes"] < exact["file_bytes"]
+    for name in (
+        "report.html",
+        "report.md",
+        "results.csv",
+        "pictures/throughput.png",
+        "pictures/accuracy.png",
+    ):
+        assert (out / name).stat().st_size > 1000, name
+
+    # A second run measures nothing, and another dataset everything.
+    started = []
+    monkeypatch.setattr(
+        sweep.Sweep,
+        "_run",
+        lambda self, what, spec: started.append(spec.cell.id) or {"status": "failed", "reason": "not run"},
+    )
+    assert sweep.main(given) == 0
+    assert started == []
+    other = tmp_path / "other"
+    shutil.copytree(folder / "data", other)
+    assert sweep.main(command(folder, other, out, *options)) == 1
+    assert len(started) == 6  # the same pictures: the outputs to compare with are kept
+
+
+@pytest.mark.parametrize(
+    ("process", "limit", "reason"),
+    [
+        (
+            ["sh", "-c", "kill -9 $$"],
+            "60",
+            "the process was killed by SIGKILL, as Linux does for want of memory",
+        ),
+        (["sh", "-c", "sleep 20"], "1", "took longer than --cell-seconds 1"),
+        (["sh", "-c", "echo no such GPU; exit 3"], "60", "the process ended with status 3: no such GPU"),
+    ],
+)
+def test_a_lost_process_is_a_row(folder, tmp_path, monkeypatch, capsys, process, limit, reason):
+    popen = sweep.subprocess.Popen
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, **options: popen(process, **options))
+    given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out")]
+    assert sweep.main([*given, "--runtime", "torch", "--precision", "fp32", "--cell-seconds", limit]) == 1
+    (row,) = json.loads((tmp_path / "out/results.json").read_text())["cells"]
+    assert (row["status"], row["reason"]) == ("failed", reason)
+    assert f"own-torch-fp32-b1-any: failed: {reason}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "expected at least one NETWORK and --out DIR"),
+        (["resnet19", "--out", "o"], "'resnet19', near resnet18"),
+        (["own.pth", "--out", "o"], "--network: expected the network of the weights own.pth"),
+        (["none.onnx", "--out", "o"], "there is no none.onnx"),
+        (["resnet18", "--network", "resnet34", "--out", "o"], "--network: expected none with the name"),
+        (["resnet18", "--random", "--weights", "own.pth", "--out", "o"], "--weights: expected one network"),
+        (["resnet18", "--random", "--dataset", "none", "--out", "o"], "--dataset: expected a folder"),
+        (["resnet18", "--precision", "fp32,fp4", "--out", "o"], "expected some of fp32,"),
+        (["resnet18", "--batch", "0", "--out", "o"], "expected batch sizes"),
+        (["--report", "none"], "results.json"),
+    ],
+)
+def test_command_errors(folder, tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "own.pth", "own.pth")
+    assert sweep.main(options) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert [file.name for file in tmp_path.iterdir()] == ["own.pth"]
+
+
+def test_a_class_folder_that_the_network_does_not_know(folder, tmp_path):
+    (tmp_path / "val" / "class 2").mkdir(parents=True)
+    spec = spec_of(folder, tmp_path, dataset=str(tmp_path))
+    with pytest.raises(ValueError, match="class 2"):
+        measure(spec)
+
+
+def spec_of(folder: Path, tmp_path: Path, **changes: object) -> CellSpec:
+    network = find_network(str(folder / "own.pth"), SMALL, None, (32, 32))
+    cell = Cell("own", "torch", "fp32", 2, "any")
+    return CellSpec(**{"network": network, "cell": cell, "folder": str(tmp_path), "iterations": 5, **changes})
+
+
+def test_an_onnx_file_that_may_compute_anything(tmp_path):
+    path = tmp_path / "sum.onnx"
+    torch.onnx.export(
+        torch.nn.Conv2d(3, 4, 1),
+        (torch.zeros(2, 3, 8, 8),),
+        str(path),
+        dynamo=True,
+        external_data=False,
+        dynamic_shapes=({0: torch.export.Dim("n")},),
+    )
+    network = find_network(str(path), None, None, None)
+    cell = Cell("sum", "onnxruntime", "fp32", 3, "any")
+    spec = CellSpec(network=network, cell=cell, folder=str(tmp_path), compare=6, iterations=5)
+    make_reference(spec)
+    found = measure(spec)
+    assert found["agreement"]["close"] == 1.0 and found["agreement"]["inputs"] == 6
+    assert found["input"] == [3, 8, 8] and found["layers"] == 1
+
+
+def test_specs_survive_json(folder, tmp_path):
+    spec = spec_of(folder, tmp_path)
+    assert CellSpec.of_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+
+
+def test_random_weights_are_the_same_and_their_outputs_moderate():
+    network = find_network(SMALL, None, "random", (32, 32))
+    one, other = (load_classifier(network) for _ in range(2))
+    images = torch.randn(4, 3, 32, 32)
+    with torch.inference_mode():
+        logits = one.module(images)
+        torch.testing.assert_close(logits, other.module(images), rtol=0, atol=0)
+    assert 1e-3 < logits.std() < 100
+    assert len(one.class_names) == len(one.folder_names) == 1000
+    assert one.folder_names[0] == "n01440764"
+
+
+def test_weights_of_another_network(folder):
+    with pytest.raises(ValueError, match=r"own\.pth: expected weights of resnet18"):
+        load_classifier(find_network(str(folder / "own.pth"), "resnet18", None, None))
+
+
+@pytest.mark.parametrize(
+    ("source", "runtime", "precision", "batch", "shapes", "gpu", "reason"),
+    [
+        ("torchvision", "tensorrt", "int8", 8, "dynamic", True, None),
+        ("torchvision", "tensorrt", "int8", 8, "dynamic", False, "TensorRT needs an NVIDIA GPU"),
+        ("torchvision", "torch", "fp8", 1, "any", True, "PyTorch runs no fp8"),
+        ("torchvision", "torch", "tf32", 1, "any", False, "TF32 is arithmetic of NVIDIA GPUs"),
+        ("onnx", "torch", "fp32", 1, "any", True, "PyTorch has no module for an ONNX file"),
+        ("engine", "onnxruntime", "fp16", 1, "any", True, "an engine runs in TensorRT"),
+        ("onnx", "tensorrt", "fp16", 2, "static", True, "the file has batch 1"),
+        ("onnx", "tensorrt", "fp16", 1, "dynamic", True, "the file has a static batch size"),
+        ("onnx", "tensorrt", "fp32", 1, "static", True, "the file is in fp16"),
+    ],
+)
+def test_cells_that_cannot_exist(source, runtime, precision, batch, shapes, gpu, reason):
+    own = {"batch": 1, "precision": "fp16"} if source == "onnx" else {}
+    network = Network("net", source, "net", "classify", "random", "key", **own)
+    (cell,) = plan([network], [runtime], [precision], [batch], [shapes], gpu)
+    assert cell.reason == reason
+
+
+def test_statistics_of_latencies():
+    found = summarise([*range(1, 100), 1000], 10)
+    assert (found["median"], found["p95"], found["p99"], found["max"]) == (50.5, 96, 1000, 1000)
+    low, high = found["ci95"]
+    assert found["mean"] == pytest.approx(59.5)
+    assert low < found["mean"] < high
+    assert high - low == pytest.approx(2 * 1.96 * np.std([*range(1, 100), 1000], ddof=1) / 10)
+
+
+def test_differences_of_outputs():
+    differences = OutputDifferences(1e-3, 0)
+    differences.update(np.float32([[1, 2], [3, 4]]), np.float32([[1.0005, 2.1], [3, 4]]))
+    assert differences.report()["close"] == 0.75
+
+
+def test_differences_of_classifiers():
+    differences = ClassifierDifferences(1e-3, 0, ["a", "b", "c"])
+    expected = np.log(np.float32([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]))
+    differences.update(expected, np.log(np.float32([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2]])))
+    report = differences.report()
+    assert [row["disagreement"] for row in report["by_rank"]] == [0, 0.5, 0.5]
+    assert [row["mean_abs_error"] for row in report["by_rank"]] == pytest.approx([0, 0, 0], abs=1e-6)
+    assert [name for name, _ in report["example"]["got"]] == ["a", "c", "b"]
+
+
+def test_differences_of_detectors():
+    boxes = np.float32([[[0, 0, 10, 10], [20, 20, 40, 40], [0, 0, 0, 0]]])
+    scores, labels = np.float32([[0.5, 0.9, 0]]), np.int64([[1, 2, -1]])
+    moved = boxes + np.float32([1, 0, 0, 0])
+    differences = DetectorDifferences()
+    differences.update((boxes, scores, labels), (moved, scores - 0.25, np.int64([[3, 2, -1]])))
+    report = differences.report()
+    assert report["matched"] == 0.5
+    assert report["by_rank"] == [{"rank": 1, "box_px": 1.0, "score": pytest.approx(0.25)}]
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [(0x1, []), (0x20 | 0x4, ["power cap", "thermal slowdown (software)"]), (None, ["unknown"])],
+)
+def test_throttling_is_named(monkeypatch, bits, reasons):
+    class NVMLError(Exception):
+        pass
+
+    def reasons_of(handle):
+        if bits is None:
+            raise NVMLError
+        return bits
+
+    process = SimpleNamespace(pid=7, usedGpuMemory=2**30)
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlClocksThrottleReasonSwPowerCap=0x4,
+        nvmlClocksThrottleReasonSwThermalSlowdown=0x20,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=2**30),
+        nvmlDeviceGetPowerUsage=lambda handle: 300_000,
+        nvmlDeviceGetClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetTemperature=lambda handle, kind: 40,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [process],
+        nvmlDeviceGetCurrentClocksEventReasons=reasons_of,
+        nvmlDeviceGetCurrentClocksThrottleReasons=reasons_of,
+    )
+    monkeypatch.setattr(gpu_monitor, "import_nvml", lambda: nvml)
+    monkeypatch.setattr(gpu_monitor, "PERIOD_S", 0.01)
+    with gpu_monitor.GpuMonitor() as monitor:
+        monitor.watch_process(7)
+        monitor._stop.wait(0.1)
+    gpu, peak = monitor.report([[0, sys.maxsize]])
+    assert (gpu["throttled"], gpu["reasons"], peak) == (bool(reasons), reasons, 2**30)
+    assert gpu["samples"][0][1:] == [50, 1024.0, 300.0, 1980, 40]
