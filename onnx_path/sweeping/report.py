@@ -29,7 +29,7 @@ NOTE = (
     "the model alone, with or without a CUDA graph, whichever is quicker. The speedup is over PyTorch fp32 "
     "without a CUDA graph at the same batch size. Change is the accuracy minus that of PyTorch fp32."
 )
-NOTE_ON_MARKS = (
+NOTE_ON_MARKS = f"{MARK} marks times in doubt: the GPU throttled, or its clocks were not watched."
     f"{MARK} marks rows whose times are in doubt: the GPU throttled, or its clocks were not watched."
 )
 
