@@ -30,8 +30,6 @@ NOTE = (
     "without a CUDA graph at the same batch size. Change is the accuracy minus that of PyTorch fp32."
 )
 NOTE_ON_MARKS = f"{MARK} marks times in doubt: the GPU throttled, or its clocks were not watched."
-    f"{MARK} marks rows whose times are in doubt: the GPU throttled, or its clocks were not watched."
-)
 
 
 def write_report(folder: Path) -> list[Path]:
