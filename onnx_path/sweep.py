@@ -328,9 +328,10 @@ class Sweep:
                     **known,
                 }
             )
+        words = sys.argv[2:] if sys.argv[1:2] == ["sweep"] else sys.argv[1:]
         content = {
             "version": RESULTS_VERSION,
-            "command": shlex.join(["codetr", *sys.argv[1:]]),
+            "command": shlex.join(["codetr", "sweep", *words]),
             "machine": self._machine,
             "versions": self._versions,
             "networks": networks,

@@ -7,9 +7,10 @@ results.json. A failure is a result too: only a process that is killed leaves no
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,15 @@ def make_reference(spec: CellSpec) -> None:
         np.savez(file, **arrays)
 
 
+def _finite(value: Any) -> Any:
+    """Replaces non-finite numbers, such as errors of an output that overflowed, by None: JSON lacks them."""
+    if isinstance(value, Mapping):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def main(argv: Sequence[str]) -> int:
     """Measures the cell of a file, or with the word "reference" computes the outputs to compare with."""
     what, source, out = argv
@@ -102,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         result = {"status": "failed", "reason": reason}
-    write_json(Path(out), result)
+    write_json(Path(out), _finite(result))
     return 0
 
 
