@@ -58,7 +58,8 @@ def own_program(words: list[str]) -> tuple[tuple[str, ...], list[str]] | None:
     """
     for index, word in enumerate(words):
         if word == "codetr" and words[index + 1 :] and "-" not in words[index + 1][:1]:
-            return ("codetr", words[index + 1]), words[index + 2 :]
+            last = index + (3 if words[index + 1] == "dataset" else 2)  # codetr dataset imagenet
+            return ("codetr", *words[index + 1 : last]), words[last:]
         if word == "-m" and words[index + 1] != "codetr" and (ROOT / words[index + 1].split(".")[0]).is_dir():
             return ("python", words[index + 1]), words[index + 2 :]
     return None

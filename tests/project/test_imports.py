@@ -94,6 +94,7 @@ def test_kernels_include_only_cuda_and_themselves():
     "code",
     [
         "import codetr, codetr.detector.postprocess, codetr.evaluation, trt_plugin, codetr.cli.app",
+        "import codetr.classify.pictures, codetr.classify.top_k, codetr.classify.imagenet",
         "from codetr.cli import main; main(['--help'])",
         *(f"from codetr.cli import main; main(['{name}', '--help'])" for _, name, _, _ in COMMANDS),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.classify.class_pictures import write_classes
 from tests.evaluation.coco_folders import write_dataset
 from tools.scenes import __main__ as scenes
 from tools.scenes import sources
@@ -21,13 +22,16 @@ from codetr.cli.app import main
 sys.exit(main(sys.argv[2:]))
 """
 DATASET = ("--data", "data", "--model", "co_dino_demo", "--device", "cpu", "--out", "out")
+CLASSES = ("--data", "classes", "--weights", "none", "--device", "cpu", "--out", "out")
 SHAPE = ("--opt", "images:1x3x8x8")
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A dataset, an ONNX file and a file in place of an engine."""
+    """Datasets, an ONNX file and a file in place of an engine."""
     write_dataset(tmp_path / "data", annotations="annotations/instances_train.json", images="train")
+    for split in ("train", "val"):
+        write_classes(tmp_path / "classes" / split, 2, names=("blue", "green"))
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3, 8, 8] images) => (float[N, 3, 8, 8] y) '
@@ -42,6 +46,7 @@ def folder(tmp_path) -> Path:
     ("package", "command", "extra"),
     [
         ("scipy", ["train", "--init", "none", *DATASET], "train"),
+        ("torchvision", ["train", "--task", "classify", "--network", "resnet18", *CLASSES], "train"),
         ("pycocotools", ["evaluate", *DATASET], "train"),
         ("onnx", ["surgeon", "model.onnx", "out"], "onnx"),
         ("polygraphy", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),

@@ -27,9 +27,10 @@ def test_marks_give_a_reason():
 
 def help_of(program: tuple[str, ...], monkeypatch, capsys) -> str:
     """The help of a program, with lines long enough for every option."""
-    kind, name = program
+    kind, *names = program
+    name = names[0]
     monkeypatch.setenv("COLUMNS", "200")
-    module, arguments = ("codetr.cli", [name]) if kind == "codetr" else (name, [])
+    module, arguments = ("codetr.cli", names) if kind == "codetr" else (name, [])
     if kind == "python" and importlib.util.find_spec(name).submodule_search_locations:
         module = f"{name}.__main__"
     with contextlib.suppress(SystemExit):
