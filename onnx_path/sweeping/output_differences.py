@@ -79,7 +79,7 @@ class ClassifierDifferences(OutputDifferences):
 
     def _words(self, labels: np.ndarray, scores: np.ndarray) -> list[list]:
         rows = zip(labels[:SHOWN].tolist(), scores[:SHOWN].tolist(), strict=True)
-        return [[self._names[label], score] for label, score in rows]
+        return [[self._names[label], score] for label, score in rows if np.isfinite(score)]
 
 
 class DetectorDifferences:
