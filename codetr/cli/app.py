@@ -19,7 +19,7 @@ COMMANDS = (
     (PICTURES, "detect", "codetr.cli.detect:detect", "Detect objects in pictures."),
     (PICTURES, "train", "codetr.cli.train:train", "Train a detector or a classifier on a dataset."),
     (PICTURES, "evaluate", "codetr.cli.evaluate:evaluate", "Compute COCO's average precision on a dataset."),
-    (PICTURES, "dataset", "codetr.cli.dataset:app", "Arrange datasets (imagenet)."),
+    (PICTURES, "dataset", "codetr.cli.dataset:app", "Arrange downloaded datasets."),
     (FILES, "export", "codetr.cli.export:export", "Export a detector as ONNX file and TensorRT engine."),
     (FILES, "surgeon", "onnx_path.surgeon:surgeon", "Replace the MSDA of any DETR's ONNX file by one node."),
     (FILES, "quantize", "onnx_path.quantize:quantize", "Quantise any DETR's ONNX file to INT8 or FP8."),

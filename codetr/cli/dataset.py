@@ -1,4 +1,4 @@
-"""The commands `codetr dataset …`."""
+"""The commands `codetr dataset …`. The help of `app` is its line of `codetr.cli.app.COMMANDS`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from codetr.cli.argument_types import Folder, InputFile
 from codetr.cli.program import make_app
 from codetr.errors import ArgumentError
 
-app = make_app("dataset", "Arrange datasets.", version_flags=())
+app = make_app("dataset", "Arrange downloaded datasets.", version_flags=())
 
 
 @app.command
