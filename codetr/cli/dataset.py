@@ -7,9 +7,13 @@ from codetr.cli.program import make_app
 from codetr.errors import ArgumentError
 
 app = make_app("dataset", "Arrange downloaded datasets.", version_flags=())
+_imagenet = make_app(
+    "imagenet", version_flags=()
+)  # of a plain function the usage would name Python's program
+app.command(_imagenet)
 
 
-@app.command
+@_imagenet.default
 def imagenet(
     images: Folder,
     out: Folder,
