@@ -7,9 +7,8 @@ from codetr.cli.program import make_app
 from codetr.errors import ArgumentError
 
 app = make_app("dataset", "Arrange downloaded datasets.", version_flags=())
-_imagenet = make_app(
-    "imagenet", version_flags=()
-)  # of a plain function the usage would name Python's program
+# The usage of a plain function would begin with the running program, such as "-m pytest".
+_imagenet = make_app("imagenet", version_flags=())
 app.command(_imagenet)
 
 
