@@ -62,7 +62,7 @@ def load_initial_weights(model: nn.Module, network: str, weights: str) -> str:
     """
     if weights == "none":
         return "random weights"
-    given = _pretrained(network) if weights == "pretrained" else _read_tensors(weights)
+    given = _pretrained(network) if weights == "pretrained" else read_tensors(weights)
     own = model.state_dict()
     fitting = {name: value for name, value in given.items() if name in own and value.shape == own[name].shape}
     origin = f"{len(fitting)} of {len(own)} tensors of {weights}"
@@ -82,7 +82,12 @@ def _pretrained(network: str) -> Mapping[str, Tensor]:
         raise ArgumentError("weights", f"{words}; expected a file or none") from error
 
 
-def _read_tensors(path: str) -> Mapping[str, Tensor]:
+def read_tensors(path: str) -> Mapping[str, Tensor]:
+    """Reads the tensors of a state dict: .safetensors, or .pth with or without "state_dict" around it.
+
+    Raises:
+        ArgumentError: there is no such file, or it is damaged.
+    """
     if not Path(path).is_file():
         raise ArgumentError("weights", f"expected pretrained, none or a file, got {path!r}")
     try:
@@ -107,6 +112,15 @@ def save_classifier(
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, {_ENTRY: json.dumps(content, ensure_ascii=False)})
+
+
+def stated_network(path: Path) -> str | None:
+    """Returns the network that `save_classifier` wrote into a file; None for other files."""
+    if path.suffix != ".safetensors":
+        return None
+    with safe_open(path, "pt") as file:
+        entry = (file.metadata() or {}).get(_ENTRY)
+    return None if entry is None else json.loads(entry)["network"]
 
 
 def load_classifier(path: str | Path) -> nn.Module:

@@ -10,11 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from codetr.classify import classifier_file
+from codetr.classify.classifier_file import read_tensors, stated_network
 from codetr.classify.pictures import ClassifierPreprocessing
 from codetr.errors import UsageError, one_line
 from onnx_path.sweeping.networks import PRETRAINED, RANDOM, Network
 
 IMAGENET_CLASSES = 1000
+
+Made = tuple[nn.Module, ClassifierPreprocessing, list[str] | None]
+"""Module, preprocessing, and names of the classes if the library knows them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,68 +49,43 @@ def load_classifier(network: Network) -> Classifier:
         UsageError: the weights cannot be downloaded, or are another network's.
     """
     torch.manual_seed(0)
-    own = network.weights not in (PRETRAINED, RANDOM)
-    trained = _read_weights(Path(network.weights)) if own else None
-    classes = None if trained is None else _count_classes(trained.state)
+    own = None if network.weights in (PRETRAINED, RANDOM) else Path(network.weights)
+    if own is not None and stated_network(own) is not None:  # of `codetr train --task classify`
+        module = classifier_file.load_classifier(own)
+        return Classifier(module, _resized(module.preprocessing, network), *[module.class_names] * 2)
+    state = None if own is None else read_tensors(str(own))
     try:
         module, preprocessing, names = _MAKERS[network.source](
-            network.architecture, network.weights == PRETRAINED, classes
+            network.architecture, network.weights == PRETRAINED, state and _count_classes(state)
         )
     except (OSError, RuntimeError) as error:
         if network.weights != PRETRAINED:
             raise
         problem = f"the pretrained weights of {network.name} cannot be had here ({one_line(error)})"
         raise UsageError(f"{problem}; --random times it without, --weights takes a file") from error
-    if trained is not None:
+    if state is not None:
         try:
-            module.load_state_dict(trained.state)
+            module.load_state_dict(state)
         except RuntimeError as error:
             problem = f"expected weights of {network.architecture} ({one_line(error)})"
-            raise UsageError(f"{network.weights}: {problem}") from error
-        preprocessing = {**preprocessing, **trained.preprocessing}
-        names = trained.class_names or names
-    if network.size is not None:
-        preprocessing = {**preprocessing, "resize": network.size[0] * 8 // 7, "crop": network.size[0]}
-    module = module.eval()
+            raise UsageError(f"{own}: {problem}") from error
+    preprocessing, module = _resized(preprocessing, network), module.eval()
     if network.weights == RANDOM:
-        _set_statistics(module, preprocessing["crop"])
+        _set_statistics(module, preprocessing.crop)
     with torch.inference_mode():
-        count = module(torch.zeros(1, 3, preprocessing["crop"], preprocessing["crop"])).shape[-1]
-    if names is None or len(names) != count:
-        names = _imagenet_words() if count == IMAGENET_CLASSES else [f"class {i}" for i in range(count)]
-    folders = (
-        _imagenet_ids() if count == IMAGENET_CLASSES and not (trained and trained.class_names) else names
-    )
-    return Classifier(module, ClassifierPreprocessing(**preprocessing), tuple(names), tuple(folders))
+        count = module(torch.zeros(1, 3, preprocessing.crop, preprocessing.crop)).shape[-1]
+    if count == IMAGENET_CLASSES:
+        return Classifier(module, preprocessing, tuple(names or _imagenet_words()), tuple(_imagenet_ids()))
+    names = tuple(names or (f"class {i}" for i in range(count)))
+    return Classifier(module, preprocessing, names, names)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Weights:
-    state: dict[str, Tensor]
-    preprocessing: dict[str, Any]
-    class_names: list[str] | None
-
-
-def _read_weights(path: Path) -> _Weights:
-    if path.suffix == ".safetensors":
-        import json
-
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            stated = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        read = {key: json.loads(stated[key]) for key in ("resize", "crop", "mean", "std") if key in stated}
-        read |= {key: stated[key] for key in ("interpolation",) if key in stated}
-        names = json.loads(stated["class_names"]) if "class_names" in stated else None
-        return _Weights(state, read, names)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle's, zipfile's and Torch's own classes
-        raise UsageError(f"{path}: expected a state dict of tensors ({one_line(error)})") from error
-    for key in ("state_dict", "model"):
-        state = state[key] if isinstance(state.get(key), dict) else state
-    return _Weights({name.removeprefix("module."): x for name, x in state.items()}, {}, None)
+def _resized(preprocessing: ClassifierPreprocessing, network: Network) -> ClassifierPreprocessing:
+    """Returns the preprocessing for the size that the network was asked for, with the usual margin."""
+    if network.size is None:
+        return preprocessing
+    side = network.size[0]
+    return dataclasses.replace(preprocessing, resize=side * 8 // 7, crop=side)
 
 
 def _count_classes(state: Mapping[str, Tensor]) -> int:
@@ -113,9 +93,7 @@ def _count_classes(state: Mapping[str, Tensor]) -> int:
     return [x for x in state.values() if x.ndim == 2][-1].shape[0]
 
 
-def _make_torchvision(
-    name: str, pretrained: bool, classes: int | None
-) -> tuple[nn.Module, dict, list | None]:
+def _make_torchvision(name: str, pretrained: bool, classes: int | None) -> Made:
     from torchvision import models
 
     weights = models.get_model_weights(name).DEFAULT
@@ -125,30 +103,22 @@ def _make_torchvision(
     if name in ("googlenet", "inception_v3"):
         module.aux_logits = False
     made = weights.transforms()
-    preprocessing = {
-        "resize": made.resize_size[0],
-        "crop": made.crop_size[0],
-        "mean": list(made.mean),
-        "std": list(made.std),
-        "interpolation": made.interpolation.value,
-    }
+    preprocessing = ClassifierPreprocessing(
+        made.resize_size[0], made.crop_size[0], made.mean, made.std, made.interpolation.value
+    )
     return module, preprocessing, list(weights.meta["categories"]) if classes is None else None
 
 
-def _make_timm(name: str, pretrained: bool, classes: int | None) -> tuple[nn.Module, dict, list | None]:
+def _make_timm(name: str, pretrained: bool, classes: int | None) -> Made:
     import timm
 
     options = {} if classes is None else {"num_classes": classes}
     module = timm.create_model(name, pretrained=pretrained, **options)
     config = timm.data.resolve_data_config({}, model=module)
     side = config["input_size"][-1]
-    preprocessing = {
-        "resize": int(side / config["crop_pct"]),
-        "crop": side,
-        "mean": list(config["mean"]),
-        "std": list(config["std"]),
-        "interpolation": config["interpolation"],
-    }
+    preprocessing = ClassifierPreprocessing(
+        int(side / config["crop_pct"]), side, config["mean"], config["std"], config["interpolation"]
+    )
     return module, preprocessing, None
 
 
@@ -166,9 +136,7 @@ class _Logits(nn.Module):
         return self.network.load_state_dict(state, *args, **options)
 
 
-def _make_ultralytics(
-    name: str, pretrained: bool, classes: int | None
-) -> tuple[nn.Module, dict, list | None]:
+def _make_ultralytics(name: str, pretrained: bool, classes: int | None) -> Made:
     from ultralytics import YOLO
 
     if pretrained:
@@ -178,13 +146,7 @@ def _make_ultralytics(
 
         network = ClassificationModel(f"{name}.yaml", nc=classes, verbose=False)
     names = list(network.names.values()) if pretrained else None
-    preprocessing = {
-        "resize": 224,
-        "crop": 224,
-        "mean": [0.0] * 3,
-        "std": [1.0] * 3,
-        "interpolation": "bilinear",
-    }
+    preprocessing = ClassifierPreprocessing(224, 224, (0.0,) * 3, (1.0,) * 3)
     return _Logits(network), preprocessing, names
 
 

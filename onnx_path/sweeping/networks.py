@@ -136,13 +136,11 @@ def _file(path: Path, suffix: str) -> Network:
 
 def _stated_architecture(path: Path) -> str:
     """Returns the network that our own training wrote into a file of weights."""
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
+    from codetr.classify.classifier_file import stated_network
 
-        with safe_open(path, "numpy") as file:
-            stated = (file.metadata() or {}).get("network")
-        if stated:
-            return stated
+    stated = stated_network(path)
+    if stated is not None:
+        return stated
     raise ArgumentError("network", f"expected the network of the weights {path}, such as resnet18; got none")
 
 

@@ -196,6 +196,22 @@ def test_random_weights_are_the_same_and_their_outputs_moderate():
     assert one.folder_names[0] == "n01440764"
 
 
+def test_weights_of_our_training_state_their_network(tmp_path):
+    from codetr.classify.classifier_file import make_classifier, save_classifier
+    from codetr.classify.pictures import ClassifierPreprocessing
+
+    path = tmp_path / "trained.safetensors"
+    model = make_classifier("resnet18", 2).eval()
+    save_classifier(path, model, "resnet18", CLASSES, ClassifierPreprocessing(36, 32))
+    network = find_network(str(path), None, None, None)
+    found = load_classifier(network)
+    assert (network.name, network.source, network.architecture) == ("trained", "torchvision", "resnet18")
+    assert (found.folder_names, found.preprocessing.crop) == (CLASSES, 32)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(images), model(images))
+
+
 def test_weights_of_another_network(folder):
     with pytest.raises(ValueError, match=r"own\.pth: expected weights of resnet18"):
         load_classifier(find_network(str(folder / "own.pth"), "resnet18", None, None))
