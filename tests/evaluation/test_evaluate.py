@@ -166,9 +166,13 @@ def test_other_classes(small):
 def test_read_ahead(small, monkeypatch):
     """In order, ahead of the consumer, but not all at once."""
     pictures, started, taken = small.pictures * 10, [], []
-    monkeypatch.setattr(detect_dataset, "read_picture", lambda picture: started.append(picture) or picture.id)
+
+    def read(picture):
+        started.append(picture)
+        return picture.id
+
     monkeypatch.setattr(detect_dataset.os, "cpu_count", lambda: 2)
-    for chunk, images in read_ahead(pictures, 4):
+    for chunk, images in read_ahead(pictures, 4, read=read):
         assert images == [picture.id for picture in chunk]
         taken += chunk
         assert len(started) <= len(taken) + 2 * 4 + 2
