@@ -17,6 +17,7 @@ from benchmarks import onnx_engines
 from benchmarks.option_types import OneOrMore
 from benchmarks.output_agreement import Arrays, compare_outputs, describe
 from benchmarks.result_files import ResultFile
+from codetr.classify.pictures import IMAGENET_MEAN, IMAGENET_STD
 from codetr.cli.argument_types import Folder, InputFile, OutputFile
 from codetr.cli.program import run_program
 from codetr.detector.preprocess import IMAGE_SUFFIXES, load_image
@@ -24,8 +25,6 @@ from codetr.errors import ArgumentError, one_line
 from onnx_path.quantization.calibration_data import Stretch
 
 PRECISIONS = ("fp16", "int8", "fp8")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet, R, G, B in 0..1: the normalisation of all models of the zoo."""
 
 
 def measure_quantization(
@@ -146,7 +145,7 @@ def draw_samples(path: Path, data: Path | None, images: int) -> tuple[Arrays, Ar
         if name is None:
             raise ValueError(f"{path}: expected an input of images [N, 3, H, W], got {', '.join(inputs)}")
         files, count = find_pictures(data), batch * len(runs)
-        preprocessor = Stretch(MEAN, STD, inputs[name].shape[2:])
+        preprocessor = Stretch(IMAGENET_MEAN, IMAGENET_STD, inputs[name].shape[2:])  # as the zoo
         for i in range(count):
             picture = load_image(files[i * len(files) // count])
             runs[i // batch][name][i % batch] = preprocessor.batch([picture]).images[0]

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks import timing
 from codetr.export.output_folder import check_output
+from onnx_path.sweeping.machine import cpu_name
 from trt_plugin.atomic_files import write_json
 from trt_plugin.engine_error import EngineError, import_tensorrt
 
@@ -87,7 +88,7 @@ def describe(module: str) -> dict:
         "date_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": commit(),
         "gpu": gpu,
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cpu_threads": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -120,13 +121,6 @@ def _tensorrt_version() -> str | None:
         return import_tensorrt().__version__
     except (EngineError, OSError):
         return None
-
-
-def _cpu() -> str:
-    file = Path("/proc/cpuinfo")
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return name[1].strip() if name else platform.processor()
 
 
 def _nvidia_smi(field: str) -> str:

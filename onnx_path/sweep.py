@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shlex
 import signal
@@ -27,7 +26,7 @@ from onnx_path.quantize import parse_size
 from onnx_path.sweeping.cells import Cell, CellPrecision, CellSpec, Runtime, Shapes, plan
 from onnx_path.sweeping.gpu_monitor import GpuMonitor
 from onnx_path.sweeping.machine import describe_machine, gpu_name
-from onnx_path.sweeping.networks import RANDOM, Network, find_network
+from onnx_path.sweeping.networks import RANDOM, Network, find_network, hash_of
 from trt_plugin.atomic_files import new_folder, write_json
 
 RESULTS_VERSION = 1
@@ -203,7 +202,8 @@ class Sweep:
         self._out, self._networks, self._planned = out, {x.name: x for x in networks}, planned
         self._cells, self._images, self._measurement = cells, images, measurement
         self._machine, self._versions = describe_machine()
-        self._fingerprints = [_fingerprint(folder) for folder in (images.dataset, self._calibration)]
+        folders = {images.dataset, self._calibration}
+        self._fingerprints = {folder: _fingerprint(folder) for folder in folders if folder is not None}
         self._rows: dict[str, dict] = {}
         self._references: set[Path] = set()  # tried in this run
         self.status = 0
@@ -213,14 +213,13 @@ class Sweep:
         return self._images.calibration or self._images.dataset
 
     def measure(self) -> None:
-        """Measures the cells that have no valid result. results.json is written after each of them."""
+        """Measures the cells that have no valid result, and writes results.json after each of them."""
         with _progress(len(self._planned)) as (say, advance):
             for cell in self._planned:
                 row = self._row(cell, say)
-                self._rows[cell.id] = row
                 self.status |= row["status"] == "failed"
-                self._write()
                 advance(_line(row))
+        self._write()
 
     def _row(self, cell: Cell, say: Callable[[str], None]) -> dict:
         head = {
@@ -228,20 +227,21 @@ class Sweep:
             **{x: getattr(cell, x) for x in ("network", "runtime", "precision", "batch", "shapes")},
         }
         if cell.reason is not None:
-            return {**head, "status": "missing", "reason": cell.reason}
+            return self._rows.setdefault(cell.id, {**head, "status": "missing", "reason": cell.reason})
         spec = self._spec(cell)
-        key = _hash(spec.as_dict(), self._machine["gpu"], self._versions)
+        key = hash_of(spec.as_dict(), self._machine["gpu"], self._versions)
         path = self._out / "cells" / f"{cell.id}.json"
         again = self._measurement.again
         if path.is_file() and again != "all":
             kept = json.loads(path.read_text(encoding="utf-8"))
             if kept["key"] == key and not (again == "failed" and kept["row"]["status"] == "failed"):
-                return kept["row"]
+                return self._rows.setdefault(cell.id, kept["row"])
         say(cell.id)
         if spec.compare:
             self._make_reference(spec)
-        row = {**head, **self._run("cell", spec)}
+        row = self._rows[cell.id] = {**head, **self._run("cell", spec)}
         write_json(path, {"key": key, "row": row})
+        self._write()
         return row
 
     def _spec(self, cell: Cell) -> CellSpec:
@@ -262,8 +262,8 @@ class Sweep:
             largest=largest,
             best=min(cells.opt_batch or largest, largest),
             limit=images.limit,
-            dataset_key=self._fingerprints[0],
-            calibration_key=self._fingerprints[1],
+            dataset_key=self._fingerprints.get(images.dataset),
+            calibration_key=self._fingerprints.get(self._calibration),
         )
 
     def _make_reference(self, spec: CellSpec) -> None:
@@ -353,16 +353,10 @@ def _ending(status: int, log: Path) -> str:
     return f"the process ended with status {status}: {lines[-1] if lines else 'no message'}"
 
 
-def _fingerprint(folder: Path | None) -> str | None:
+def _fingerprint(folder: Path) -> str:
     """Returns a hash of the names, sizes and times of a dataset's files."""
-    if folder is None:
-        return None
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return _hash([(str(x.relative_to(folder)), x.stat().st_size, x.stat().st_mtime_ns) for x in files])
-
-
-def _hash(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return hash_of([(str(x.relative_to(folder)), x.stat().st_size, x.stat().st_mtime_ns) for x in files])
 
 
 @contextmanager

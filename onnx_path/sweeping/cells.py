@@ -102,10 +102,7 @@ def plan(
     shapes: Sequence[str],
     has_gpu: bool,
 ) -> list[Cell]:
-    """Lists the cells, those of a network together, the ones that cannot exist with their reason.
-
-    PyTorch's reference in fp32 is first, which the others are compared with.
-    """
+    """Lists the cells, those of a network together, the ones that cannot exist with their reason."""
     cells = []
     for network, runtime, precision in itertools.product(networks, runtimes, precisions):
         forms = shapes if runtime == "tensorrt" else ("any",)

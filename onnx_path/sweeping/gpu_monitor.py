@@ -37,9 +37,6 @@ class GpuMonitor:
     """Samples GPU 0 of this process from a thread, between `__enter__` and `__exit__`.
 
     The measuring process is another one, so that its timing shares no interpreter with the samples.
-
-    Args:
-        process: returns the number of the watched process, whose memory is measured.
     """
 
     def __init__(self) -> None:
@@ -47,7 +44,7 @@ class GpuMonitor:
         self._samples: list[list[float]] = []
         self._reasons: list[int | None] = []
         self._peak_bytes = 0
-        self._process: int | None = None
+        self._process: int | None = None  # whose memory is measured
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

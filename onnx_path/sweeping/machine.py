@@ -51,17 +51,22 @@ def version_of(package: str) -> str | None:
     return None
 
 
+def cpu_name() -> str:
+    """Returns the name of the CPU."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return name[1].strip() if name else platform.processor()
+
+
 def describe_machine() -> tuple[dict, dict[str, str]]:
     """Returns the machine and the versions of the packages, for results.json."""
     nvml = import_nvml()
     driver = None if nvml is None else nvml.nvmlSystemGetDriverVersion()
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    cpu = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     machine = {
         "gpu": gpu_name(),
         "driver": driver.decode() if isinstance(driver, bytes) else driver,
-        "cpu": cpu[1].strip() if cpu else platform.processor(),
+        "cpu": cpu_name(),
         "cpu_threads": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

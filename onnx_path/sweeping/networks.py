@@ -83,7 +83,7 @@ def find_network(
         return _detector(text, chosen, size)
     for source, has in _SOURCES.items():
         if find_spec(source) is not None and has(text):
-            key = _hash(source, metadata.version(source), text, chosen, size, _content(chosen))
+            key = hash_of(source, metadata.version(source), text, chosen, size, _content(chosen))
             return Network(text, source, text, "classify", chosen, key, size=size)
     missing = [source for source in _SOURCES if find_spec(source) is None]
     close = difflib.get_close_matches(text, [*_detectors(), *_library_names()], 4)
@@ -104,7 +104,7 @@ def _detector(name: str, weights: str, size: tuple[int, int] | None) -> Network:
         content = _content(str(fetch(weights)))
     else:
         content = RANDOM
-    key = _hash(config_file(name).read_text(), content, size)
+    key = hash_of(config_file(name).read_text(), content, size)
     return Network(name, "detector", name, "detect", weights, key, size=size)
 
 
@@ -130,7 +130,7 @@ def _file(path: Path, suffix: str) -> Network:
             precision = "fp16"
     metadata_file = path.with_suffix(".json")
     task = "detect" if metadata_file.is_file() else "outputs"
-    key = _hash(_content(str(path)), metadata_file.read_text() if task == "detect" else "")
+    key = hash_of(_content(str(path)), metadata_file.read_text() if task == "detect" else "")
     return Network(path.stem, source, str(path), task, str(path), key, batch, precision)
 
 
@@ -156,7 +156,8 @@ def _content(weights: str) -> str:
     return digest.hexdigest()
 
 
-def _hash(*parts: object) -> str:
+def hash_of(*parts: object) -> str:
+    """Returns a hash of values whose repr() tells them apart."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pydantic
 
 from codetr.errors import UsageError, one_line
+from onnx_path.sweeping.cells import CellPrecision
 from trt_plugin.schema_errors import first_problem
 
 RUNTIMES = {
@@ -19,7 +20,7 @@ RUNTIMES = {
 }
 """Runtimes in the order of tables, with their names in text."""
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
+PRECISIONS = get_args(CellPrecision)
 """Precisions in the order of tables."""
 
 SHAPES = ("any", "static", "dynamic")

@@ -136,12 +136,7 @@ class OnnxRuntime:
         }
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
-        types = {x.name: x.type for x in self._session.get_inputs()}
-        given = {
-            name: array.astype(np.float16) if types[name] == "tensor(float16)" else array
-            for name, array in inputs.items()
-        }
-        outputs = self._session.run(None, given)
+        outputs = self._session.run(None, self._cast(inputs))
         return [x.astype(np.float32) if x.dtype == np.float16 else x for x in outputs]
 
     def time_model(self, inputs: Arrays, iterations: int, seconds: float) -> dict[str, dict | None]:
@@ -149,10 +144,8 @@ class OnnxRuntime:
         import onnxruntime
 
         device = "cuda" if self._cuda else "cpu"
-        types = {x.name: x.type for x in self._session.get_inputs()}
-        for name, array in inputs.items():
-            given = array.astype(np.float16) if types[name] == "tensor(float16)" else array
-            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(given, device, 0))
+        for name, array in self._cast(inputs).items():
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0))
         for output in self._session.get_outputs():
             binding.bind_output(output.name, device, 0)
 
@@ -164,6 +157,11 @@ class OnnxRuntime:
 
     def close(self) -> None:
         self._session = None
+
+    def _cast(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Returns the inputs in the types of the file."""
+        half = {x.name for x in self._session.get_inputs() if x.type == "tensor(float16)"}
+        return {name: x.astype(np.float16) if name in half else x for name, x in inputs.items()}
 
 
 class TensorRTRuntime:

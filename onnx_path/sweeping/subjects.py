@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from codetr.classify.class_folders import ClassPicture, find_bad_pictures, load_class_folders
+from codetr.classify.class_folders import ClassFolders, ClassPicture, find_bad_pictures, load_class_folders
 from codetr.classify.pictures import read_batches
 from codetr.classify.top_k import TopK
+from codetr.dataset.bad_pictures import BadPictures
 from codetr.detector.detector import Detector
+from codetr.detector.network_options import FILE_BACKENDS
 from codetr.detector.preprocess import Preprocessor, load_image
-from codetr.detector.sizes import ChosenSize, SizeRange
+from codetr.detector.sizes import ChosenSize
 from codetr.errors import UsageError
 from onnx_path.quantization.calibration_data import find_pictures
 from onnx_path.sweeping import output_differences, runtimes
 from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once, timing_cache
 from onnx_path.sweeping.cells import Cell, CellSpec
+from onnx_path.sweeping.networks import hash_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 Inputs = dict[str, np.ndarray]
 
@@ -114,7 +120,7 @@ class ClassifierSubject:
         if self._spec.dataset is None:
             images = random_images(count, batch, self._shape)
         else:
-            pictures = self._dataset().usable().pictures[:count]
+            pictures = self._pictures[:count]
             images = (x for x, _ in read_batches(pictures, self._classifier.preprocessing, batch))
         return ({IMAGES: x} for x in images)
 
@@ -126,23 +132,27 @@ class ClassifierSubject:
         return run_padded(runtime, inputs, self._spec.cell.batch)
 
     def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
-        bad = self._dataset()
         counts, preprocessing = TopK(), self._classifier.preprocessing
-        pictures = bad.usable().pictures[: self._spec.limit]
-        for images, labels in read_batches(pictures, preprocessing, batch, bad):
+        pictures = self._pictures[: self._spec.limit]
+        for images, labels in read_batches(pictures, preprocessing, batch, self._bad_pictures):
             (logits,) = self.outputs(runtime, {IMAGES: images})
             counts.update(logits, labels)
-        left_out = len(bad.errors)
         return {
             "images": counts.images,
-            "bad_images": left_out,
+            "bad_images": len(self._bad_pictures.errors),
             "top1": counts.top1,
             "top5": counts.top5,
         }
 
-    def _dataset(self) -> Any:
+    @cached_property
+    def _bad_pictures(self) -> BadPictures[ClassFolders]:
         folder = _split(Path(self._spec.dataset), "val")
         return find_bad_pictures(load_class_folders(folder, self._classifier.folder_names))
+
+    @cached_property
+    def _pictures(self) -> Sequence[ClassPicture]:
+        """The pictures whose headers can be read, however the pixels of some turn out."""
+        return self._bad_pictures.usable().pictures
 
     def _calibration(self) -> Iterator[np.ndarray]:
         spec = self._spec
@@ -163,12 +173,8 @@ class DetectorSubject:
         self._spec, network = spec, spec.network
         self._exported = network.source in ("onnx", "engine")
         if self._exported:
-            from codetr.detector.file_backend import FileBackend
-
-            class Exported(FileBackend):
-                argument, kind = "networks", "exported file"
-
-            backend = Exported(network.architecture)
+            runtime = "onnxruntime" if network.source == "onnx" else "tensorrt"
+            backend = FILE_BACKENDS[runtime](network.architecture)  # reads the metadata only
             self._nms, self._names = backend.nms, backend.class_names
             self._preprocessor = backend.preprocessor
             shapes = {x["name"]: x["shape"] for x in backend.metadata.inputs}
@@ -223,22 +229,20 @@ class DetectorSubject:
         return run_padded(runtime, inputs, self._spec.cell.batch)[:3]
 
     def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
-        from codetr.dataset.bad_pictures import BadPictures
         from codetr.dataset.coco_files import load_coco
-        from codetr.evaluation import coco_metrics, detect_all
+        from codetr.evaluation import evaluate
 
         data = load_coco(Path(self._spec.dataset), "val")
         bad = BadPictures(dataclasses.replace(data, pictures=data.pictures[: self._spec.limit]))
         bad.check()
         data = bad.usable()
         with Detector(backend=self._backend(runtime, batch)) as detector:
-            run = detect_all(detector, data, batch=batch, bad_pictures=bad)
-        metrics = coco_metrics(data, run.rows, run.pictures)
+            metrics = evaluate(detector, data, batch=batch, bad_pictures=bad)
         names = {"AP": "ap", "AP50": "ap50", "AP75": "ap75"}
         names |= {"APs": "ap_small", "APm": "ap_medium", "APl": "ap_large"}
         numbers = {name: getattr(metrics, field) for name, field in names.items()}
         numbers = {name: None if np.isnan(x) else float(x) for name, x in numbers.items()}
-        return {"images": len(run.pictures), "bad_images": len(bad.errors), **numbers}
+        return {"images": metrics.pictures, "bad_images": len(bad.errors), **numbers}
 
     def _torch(self, precision: str, compiled: bool) -> runtimes.TorchRuntime:
         from codetr.detector.torch_backend import TorchBackend
@@ -267,7 +271,7 @@ class _RuntimeBackend:
     ) -> None:
         self._runtime, self._size = runtime, batch
         self.preprocessor, self.class_names, self.nms = preprocessor, tuple(names), nms
-        self.batch: int | SizeRange | None = None
+        self.batch = None
         self.description = "a cell of a sweep"
 
     def __call__(self, images: np.ndarray, image_shapes: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -289,7 +293,6 @@ class FileSubject:
             problem = "expected a file with metadata for --dataset: this one may compute anything"
             raise UsageError(f"{spec.network.architecture}: {problem}")
         self._spec, self._path = spec, Path(spec.network.architecture)
-        self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
         facts: dict[str, Any] = {"parameters": None, "build_s": None}
@@ -329,13 +332,20 @@ class FileSubject:
 
             with EngineRunner(self._path) as runner:
                 return example_inputs(runner)
+        from onnx_path.surgery.verify.random_inputs import random_inputs
+
+        return random_inputs(self._model, self._shapes, seed)
+
+    @cached_property
+    def _model(self) -> ir.Model:
         import onnx
         import onnx_ir as ir
 
-        from onnx_path.surgery.verify.random_inputs import random_inputs
+        return ir.from_proto(onnx.load(self._path, load_external_data=False))
 
-        model = ir.from_proto(onnx.load(self._path, load_external_data=False))
-        return random_inputs(model, file_shapes(self._spec, self._spec.cell.batch), seed)
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return file_shapes(self._spec, self._spec.cell.batch)
 
 
 def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
@@ -392,5 +402,4 @@ def _file(path: Path) -> dict[str, Any]:
 
 def reference_file(spec: CellSpec) -> Path:
     """Returns where the outputs in fp32 are kept that cells are compared with."""
-    data = (spec.dataset_key, spec.compare)
-    return spec.files / f"reference-{hashlib.sha256(repr(data).encode()).hexdigest()[:8]}.npz"
+    return spec.files / f"reference-{hash_of(spec.dataset_key, spec.compare)[:8]}.npz"
