@@ -30,13 +30,14 @@ class Classifier:
         module: images [N, 3, H, W] -> logits [N, classes].
         preprocessing: turns pictures into its input.
         class_names: name of each label.
-        folder_names: name of each label's folder in a dataset; WordNet ids for ImageNet's classes.
+        folder_names: name of each label's folder in a dataset; WordNet ids for ImageNet's classes. None for
+            weights that do not name their classes.
     """
 
     module: nn.Module
     preprocessing: ClassifierPreprocessing
     class_names: tuple[str, ...]
-    folder_names: tuple[str, ...]
+    folder_names: tuple[str, ...] | None
 
 
 def load_classifier(network: Network) -> Classifier:
@@ -76,8 +77,8 @@ def load_classifier(network: Network) -> Classifier:
         count = module(torch.zeros(1, 3, preprocessing.crop, preprocessing.crop)).shape[-1]
     if count == IMAGENET_CLASSES:
         return Classifier(module, preprocessing, tuple(names or _imagenet_words()), tuple(_imagenet_ids()))
-    names = tuple(names or (f"class {i}" for i in range(count)))
-    return Classifier(module, preprocessing, names, names)
+    known = tuple(names) if names else None
+    return Classifier(module, preprocessing, known or tuple(f"class {i}" for i in range(count)), known)
 
 
 def _resized(preprocessing: ClassifierPreprocessing, network: Network) -> ClassifierPreprocessing:

@@ -18,7 +18,7 @@ from codetr.detector.detector import Detector
 from codetr.detector.network_options import FILE_BACKENDS
 from codetr.detector.preprocess import Preprocessor, load_image
 from codetr.detector.sizes import ChosenSize
-from codetr.errors import UsageError
+from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantization.calibration_data import find_pictures
 from onnx_path.sweeping import output_differences, runtimes
 from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once, timing_cache
@@ -147,7 +147,12 @@ class ClassifierSubject:
     @cached_property
     def _bad_pictures(self) -> BadPictures[ClassFolders]:
         folder = _split(Path(self._spec.dataset), "val")
-        return find_bad_pictures(load_class_folders(folder, self._classifier.folder_names))
+        dataset = load_class_folders(folder, self._classifier.folder_names)
+        classes, found = len(self._classifier.class_names), len(dataset.class_names)
+        if found != classes:  # of weights without names, whose labels are the sorted folders
+            expected = f"expected a class folder for each of the network's {classes} classes"
+            raise ArgumentError("dataset", f"{expected}, got {found} in {folder}")
+        return find_bad_pictures(dataset)
 
     @cached_property
     def _pictures(self) -> Sequence[ClassPicture]:

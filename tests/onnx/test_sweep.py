@@ -147,11 +147,22 @@ def test_command_errors(folder, tmp_path, monkeypatch, capsys, options, message)
     assert [file.name for file in tmp_path.iterdir()] == ["own.pth"]
 
 
-def test_a_class_folder_that_the_network_does_not_know(folder, tmp_path):
-    (tmp_path / "val" / "class 2").mkdir(parents=True)
+def test_more_class_folders_than_classes(folder, tmp_path):
+    for name in "abc":
+        (tmp_path / "val" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(tmp_path / "val" / name / "0.png")
     spec = spec_of(folder, tmp_path, dataset=str(tmp_path))
-    with pytest.raises(ValueError, match="class 2"):
+    with pytest.raises(ValueError, match="for each of the network's 2 classes, got 3 in"):
         measure(spec)
+
+
+def test_labels_of_weights_without_names_are_the_sorted_folders(folder, tmp_path):
+    shutil.copytree(folder / "data" / "val" / "class 0", tmp_path / "val" / "daisy")
+    shutil.copytree(folder / "data" / "val" / "class 1", tmp_path / "val" / "tulip")
+    renamed, named = (
+        measure(spec_of(folder, tmp_path, dataset=str(data))) for data in (tmp_path, folder / "data")
+    )
+    assert renamed["accuracy"]["top1"] == named["accuracy"]["top1"] > 0
 
 
 def spec_of(folder: Path, tmp_path: Path, **changes: object) -> CellSpec:

@@ -26,7 +26,7 @@ def runs(block: Block) -> bool:
 
 
 TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
-SLOW = ("detect.md", "engines.md", "quantization.md", "training.md")
+SLOW = ("classifier.md", "detect.md", "engines.md", "quantization.md", "training.md")
 
 
 def copy_pictures(folder: Path) -> None:
@@ -50,6 +50,21 @@ def make_dataset(folder: Path) -> None:
         (folder / "data" / split).symlink_to(SCENES / "val")
 
 
+def make_classifier(folder: Path) -> None:
+    pytest.importorskip("timm")
+    import torchvision
+
+    torch.save(torchvision.models.resnet18(num_classes=2).state_dict(), folder / "own.pth")
+
+
+def make_class_folders(folder: Path) -> None:
+    for part in ("train", "val"):
+        for i, name in enumerate(("daisy", "tulip")):
+            (folder / "flowers" / part / name).mkdir(parents=True)
+            for j in range(4):
+                shutil.copy(SCENES / "val" / f"{4 * i + j:06}.jpg", folder / "flowers" / part / name)
+
+
 def make_detr(folder: Path, model: str, name: str, dynamic: bool = False) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
@@ -60,6 +75,8 @@ def make_detr(folder: Path, model: str, name: str, dynamic: bool = False) -> Non
 
 FILES: dict[str, Callable[[Path], object]] = {
     "assets/": lambda folder: (folder / "assets").symlink_to(ROOT / "assets"),
+    "own.pth": make_classifier,
+    "--dataset flowers": make_class_folders,
     "photo.jpg": lambda folder: shutil.copy(ROOT / "assets" / "scene.jpg", folder / "photo.jpg"),
     "detect photos": lambda folder: copy_pictures(folder / "photos"),
     "more/**": make_more,
