@@ -147,6 +147,13 @@ def test_command_errors(folder, tmp_path, monkeypatch, capsys, options, message)
     assert [file.name for file in tmp_path.iterdir()] == ["own.pth"]
 
 
+def test_a_class_folder_that_the_network_does_not_know(folder, tmp_path):
+    (tmp_path / "val" / "class 2").mkdir(parents=True)
+    network = find_network(SMALL, None, "random", (32, 32))  # knows ImageNet's classes
+    with pytest.raises(ValueError, match="class 2"):
+        measure(spec_of(folder, tmp_path, network=network, dataset=str(tmp_path)))
+
+
 def test_more_class_folders_than_classes(folder, tmp_path):
     for name in "abc":
         (tmp_path / "val" / name).mkdir(parents=True)
