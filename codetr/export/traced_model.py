@@ -88,8 +88,7 @@ def load_model(request: ExportRequest, shapes: list[tuple[int, ...]]) -> CoDino:
         _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
     load_checkpoint(model, request.source_weights)
     model.fold_batch_norms()
-    if request.sizes.resizable or request.precision == "bf16":
-        model.write_out_group_norms()
+    model.write_out_group_norms()
     if request.sizes.resizable:
         model.gather_windows()
     return model

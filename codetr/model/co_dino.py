@@ -166,7 +166,7 @@ class CoDino(nn.Module):
             raise ValueError(f"image_shapes: expected {expected}, got {list(image_shapes.shape)}")
         features = self.backbone(images.to(self.dtype))
         maps = self.neck(features)
-        x = torch.cat([feature.flatten(2).transpose(1, 2) for feature in maps], dim=1)  # [N, S, C]
+        x = torch.cat([feature.permute(0, 2, 3, 1).flatten(1, 2) for feature in maps], dim=1)  # [N, S, C]
         height, width = images.shape[2:]
         cells = x.shape[1]
         if cells < self.config.num_queries:

@@ -68,28 +68,31 @@ def thaw_batch_norms(model: nn.Module) -> None:
 class GroupNorm(nn.GroupNorm):
     """Group normalisation with a form of reductions and products in fp32, for exports.
 
-    Exporters turn PyTorch's own form into an InstanceNormalization between reshapes. With dynamic shapes
-    those reshapes compute their shapes at run time. TensorRT 10.6 runs InstanceNormalization in fp32 and fp16
-    only.
+    Exporters turn PyTorch's own form into an InstanceNormalization between reshapes. TensorRT 10.6 runs
+    InstanceNormalization in fp32 and fp16 only, and computes the reshapes' dynamic shapes at run time.
     """
 
     written_out = False  # whether `forward` uses the form for exports
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalises a map [N, C, H, W]; the form for exports expects its channels innermost in memory."""
         if not self.written_out:
             return super().forward(x)
-        # The channels' means and variances give those of a group, without a reshape of the whole map.
-        shape = x.shape[0], self.num_groups, x.shape[1] // self.num_groups  # [N, G, C / G]
-        x_mean = x.float().mean(dim=(2, 3), keepdim=True)  # [N, C, 1, 1]
-        centred = x.float() - x_mean
-        variance, mean = centred.square().mean(dim=(2, 3)).reshape(shape), x_mean.reshape(shape)
-        offset = mean - mean.mean(dim=-1, keepdim=True)
-        variance = (variance + offset.square()).mean(dim=-1, keepdim=True)  # [N, G, 1]
+        x = x.permute(0, 2, 3, 1)
+        shape = x.shape[0], self.num_groups, x.shape[3] // self.num_groups  # [N, G, C / G]
+        # Both moments take one pass over the map. The channels' moments give those of a group.
+        mean, square = (_mean_of_cells(y).reshape(shape) for y in (x.float(), x.float().square()))
+        mean, square = (moment.mean(dim=-1, keepdim=True) for moment in (mean, square))  # [N, G, 1]
         weight, bias = (parameter.float().reshape(1, *shape[1:]) for parameter in (self.weight, self.bias))
-        scale = torch.rsqrt(variance + self.eps) * weight  # [N, G, C / G]
-        shift = offset * scale + bias
-        maps = x.shape[0], x.shape[1], 1, 1
-        return (centred * scale.reshape(maps) + shift.reshape(maps)).to(x.dtype)
+        scale = torch.rsqrt(square - mean.square() + self.eps) * weight  # [N, G, C / G]
+        shift = bias - mean * scale
+        cells = x.shape[0], 1, 1, x.shape[3]
+        return (x.float() * scale.reshape(cells) + shift.reshape(cells)).to(x.dtype).permute(0, 3, 1, 2)
+
+
+def _mean_of_cells(x: Tensor) -> Tensor:
+    """[N, H, W, C] -> [N, C]. TensorRT reduces two axes faster one by one."""
+    return x.mean(dim=2).mean(dim=1)
 
 
 class DropPath(nn.Module):

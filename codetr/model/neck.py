@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codetr.config import NeckConfig
@@ -19,6 +20,9 @@ class ConvNorm(nn.Module):
         self.norm = GroupNorm(groups, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.norm.written_out and self.conv.kernel_size == (1, 1):
+            # A linear layer leaves the channels innermost, as the norm's form for exports expects.
+            return self.norm(F.linear(x.permute(0, 2, 3, 1), self.conv.weight.flatten(1)).permute(0, 3, 1, 2))
         return self.norm(self.conv(x))
 
 

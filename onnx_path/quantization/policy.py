@@ -8,6 +8,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - the decoder: a few hundred rows gain less than quantising them costs;
 - the layers that read the image;
 - the layers around attention, see `AttentionFinder`;
+- linear layers before a normalisation over cells, such as GroupNorm;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`.
 
 The rules of decoder, attention and convolutions come from measured times, see `benchmarks.placements`.
@@ -25,25 +26,21 @@ from onnx_path.quantization.heads import HeadFinder, Leads
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.quantization.rows import Rows, find_rows, is_attention, selected_indices
 from onnx_path.surgery.graph.element_types import Types
-from onnx_path.surgery.graph.traversal import attribute, is_op, static_values
+from onnx_path.surgery.graph.traversal import attribute, constant, is_op, static_values
 
 SAMPLING = "sampling offsets and attention weights"
 HEADS = "heads and query selection"
 DECODER = "decoder"
 ATTENTION = "around attention"
 IMAGES = "layers that read the image"
+NORMALISED = "before a normalisation over cells"
 CONVOLUTIONS = "convolutions that 8 bits make no faster"
 
 FEWEST_CHANNELS = 16
 """Input channels from which a convolution becomes 8 bits."""
 
-_NORMALISATIONS = (
-    "LayerNormalization",
-    "InstanceNormalization",
-    "GroupNormalization",
-    "RMSNormalization",
-    "BatchNormalization",
-)
+_CELL_NORMALISATIONS = ("InstanceNormalization", "GroupNormalization")
+_NORMALISATIONS = (*_CELL_NORMALISATIONS, "LayerNormalization", "RMSNormalization", "BatchNormalization")
 _ACTIVATIONS = ("Relu", "Gelu", "Erf", "Sigmoid", "HardSwish", "Swish", "Tanh", "Clip", "LeakyRelu", "Elu")
 
 
@@ -83,7 +80,9 @@ class Policy:
             return DECODER
         if self._is_input(product.source):
             return IMAGES
-        return ATTENTION if self._attention.is_around(product) else None
+        if self._attention.is_around(product):
+            return ATTENTION
+        return NORMALISED if _is_normalised(product.output, *_CELL_NORMALISATIONS) else None
 
     def _is_slow(self, convolution: Product) -> bool:
         """Returns whether TensorRT 10.6 runs a convolution no faster in 8 bits.
@@ -93,7 +92,8 @@ class Policy:
         """
         few = convolution.channels[0] < FEWEST_CHANNELS or convolution.weight.ndim != 4
         grouped = attribute(convolution.node, "group", 1) > 1
-        return self._precision == "fp8" or few or grouped or _is_normalised(convolution.output)
+        normalised = _is_normalised(convolution.output, *_NORMALISATIONS)
+        return self._precision == "fp8" or few or grouped or normalised
 
     def _is_input(self, value: ir.Value) -> bool:
         """Returns whether a value is an input of the graph, moved and normalised."""
@@ -176,10 +176,22 @@ def _samples(node: ir.Node) -> bool:
     return is_attention(node) or is_op(node, "GridSample")
 
 
-def _is_normalised(value: ir.Value) -> bool:
-    """Returns whether a normalisation reads a value, through moves."""
-    return any(
-        is_op(use.node, *_NORMALISATIONS)
-        or (is_op(use.node, "Cast", *rules.MOVES) and any(map(_is_normalised, use.node.outputs)))
-        for use in value.uses()
-    )
+def _is_normalised(value: ir.Value, *types: str) -> bool:
+    """Returns whether a normalisation of these types, or a mean over cells, reads a value through moves."""
+    for use in value.uses():
+        if is_op(use.node, *types) or _averages_cells(use.node):
+            return True
+        moves = is_op(use.node, "Cast", *rules.MOVES)
+        if moves and any(_is_normalised(output, *types) for output in use.node.outputs):
+            return True
+    return False
+
+
+def _averages_cells(node: ir.Node) -> bool:
+    """Returns whether a node is a mean, but not that of a LayerNorm, which is over the last axis."""
+    if not is_op(node, "ReduceMean"):
+        return False
+    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else attribute(node, "axes", None)
+    shape = node.inputs[0].shape
+    last = {-1} if shape is None else {-1, len(shape) - 1}
+    return axes is not None and not (len(axes) == 1 and int(axes[0]) in last)

@@ -166,6 +166,18 @@ class Drawing:
     def norm(self) -> None:
         self.x = self.add("LayerNormalization", self.x, self.weight((CHANNELS,)))
 
+    def centre_cells(self) -> None:
+        """A linear layer, then the mean over cells of a normalisation in single nodes."""
+        self.centre("sixteen", [1])
+
+    def centre_channels(self) -> None:
+        """A linear layer, then the mean over channels of a LayerNorm in single nodes."""
+        self.centre("eight" if self.cells else "sixteen", [-1])
+
+    def centre(self, name: str, axes: list[int]) -> None:
+        x = self.add("MatMul", self.x, self.weight((CHANNELS, CHANNELS)), name=name)
+        self.x = self.add("Sub", x, self.add("ReduceMean", x, self.constant(axes)))
+
     def feedforward(self) -> None:
         name = "eight" if self.cells else "sixteen"
         norm = self.add("LayerNormalization", self.x, self.weight((CHANNELS,)))
@@ -234,6 +246,8 @@ class Drawing:
 
 BLOCKS = (
     Drawing.norm,
+    Drawing.centre_cells,
+    Drawing.centre_channels,
     Drawing.feedforward,
     Drawing.attention,
     Drawing.packed_attention,
