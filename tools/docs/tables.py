@@ -26,6 +26,12 @@ MARKED = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 OPERATOR = "msda_h200.json"
 COMPILED = "msda_compiled_h200.json"
 ACCURACY = "accuracy_co_dino_demo_640x640_h200.json"
+ACCURACY_IN_8_BITS = "accuracy_co_dino_demo_8_bits_640x640_h200.json"
+ENGINES_IN_8_BITS = (
+    "engines_co_dino_swin_l_8_bits_768x1152_h200.json",
+    "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h200.json",
+    "engines_co_dino_r50_8_bits_batch_8_768x1152_h200.json",
+)
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
 QUANTIZATION = "quantization_h200.json"
@@ -255,14 +261,14 @@ def repeats() -> str:
     return rows_table(REPEATS, columns)
 
 
-def accuracy() -> str:
-    paths = {"fp32": "dynamo path", "fp16": "dynamo path", "onnx_fp16": "ONNX path", "bf16": "ONNX path"}
-    reference = read(ACCURACY)["results"][0]
+def accuracy(file: str = ACCURACY) -> str:
+    reference = read(file)["results"][0]
 
     def name(row: dict) -> str:
         if row["backend"] == "PyTorch":
             return f"PyTorch {row['precision']}"
-        return f"TensorRT {row['precision']}, {paths[row['variant']]}"
+        path = "ONNX" if "onnx" in row["variant"] or row["precision"] == "bf16" else "dynamo"
+        return f"TensorRT {row['precision']}, {path} path"
 
     def compared(text: Callable[[dict], str]) -> Callable[[dict], str]:
         return lambda row: "" if row is reference else text(row)
@@ -276,7 +282,27 @@ def accuracy() -> str:
         "detections that agree": compared(lambda row: f"{row['agreement']['share']:.2%}"),
         "ms": milliseconds,
     }
-    return rows_table(ACCURACY, columns)
+    return rows_table(file, columns)
+
+
+def accuracy_in_8_bits() -> str:
+    return accuracy(ACCURACY_IN_8_BITS)
+
+
+def engines_in_8_bits() -> str:
+    rows = []
+    for file in ENGINES_IN_8_BITS:
+        base: dict[str, float] = {}  # milliseconds of fp16 by path
+        for row in read(file)["results"]:
+            path = "dynamo" if row["variant"].startswith("dyn") else "ONNX"
+            base.setdefault(path, row["timing"]["median_ms"])
+            precision = row["precision"] + (", convolutions in fp16" if row["variant"] == "int8nc" else "")
+            faster = f"{base[path] / row['timing']['median_ms']:.2f}"
+            megabytes = [f"{row[key] / 2**20:.0f}" for key in ("engine_bytes", "device_memory_bytes")]
+            batch = str(row["inputs"]["images"][0])
+            rows.append([row["model"], batch, path, precision, milliseconds(row), faster, *megabytes])
+    head = ["768x1152", "batch", "path", "precision", "ms", "times fp16's speed", "engine, MiB"]
+    return table([*head, "memory, MiB"], rows) + source(*ENGINES_IN_8_BITS)
 
 
 def training() -> str:
