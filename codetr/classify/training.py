@@ -169,7 +169,6 @@ class _Run:
             parts = {part: getattr(self, part).state_dict() for part in ("model", "optimiser", "schedule")}
             save_state(options.out, epoch, self.plan.fingerprint, {"rows": self.rows, **parts})
             self._write_log()
-        self._write_log()
         save_classifier(
             options.out / WEIGHTS_FILE,
             self.model,
