@@ -345,7 +345,8 @@ def surgery() -> str:
 
 
 def quantization() -> str:
-    names = {**ZOO, "co_dino_r50": "Co-DINO R50", "co_dino_swin": "Co-DINO Swin-L"}
+    ours = {"co_dino_r50": "Co-DINO R50", "co_dino_swin": "Co-DINO Swin-L", "co_dino_demo": "Co-DINO demo"}
+    names = {**ZOO, **ours}
     rows = []
     for row in read(QUANTIZATION)["results"]:
         base = row.get("fp16", {}).get("timing")

@@ -1,0 +1,36 @@
+"""The neck's form for exports against PyTorch's convolutions and group norms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from codetr.config import NeckConfig
+from codetr.model.layers import GroupNorm
+from codetr.model.neck import ChannelMapper
+
+CHANNELS = (48, 96)
+
+
+@pytest.mark.parametrize(
+    ("offset", "dtype", "tolerance"),
+    # Variances as differences of moments lose precision where the mean is far from zero.
+    [(0.0, torch.float32, 1e-6), (30.0, torch.float32, 3e-6), (0.0, torch.float16, 1e-3)],
+)
+@torch.no_grad()
+def test_form_for_exports(offset, dtype, tolerance):
+    """Maps of two images, the second with another mean; the extra map has a convolution of 3 x 3."""
+    neck = ChannelMapper(NeckConfig(in_channels=CHANNELS, out_channels=64, num_outs=3, gn_groups=16)).eval()
+    for norm in (module for module in neck.modules() if isinstance(module, GroupNorm)):
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+    features = [torch.randn(2, c, 24 // i, 36 // i) + offset for i, c in enumerate(CHANNELS, 1)]
+    features = [feature * torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1) for feature in features]
+    expected = neck(features)
+    for module in neck.modules():
+        if isinstance(module, GroupNorm):
+            module.written_out = True
+    found = neck.to(dtype)([feature.to(dtype) for feature in features])
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype and one.shape == other.shape
+        assert (one.float() - other).norm() < tolerance * other.norm()
