@@ -84,7 +84,8 @@ class GroupNorm(nn.GroupNorm):
         mean, square = (_mean_of_cells(y).reshape(shape) for y in (x.float(), x.float().square()))
         mean, square = (moment.mean(dim=-1, keepdim=True) for moment in (mean, square))  # [N, G, 1]
         weight, bias = (parameter.float().reshape(1, *shape[1:]) for parameter in (self.weight, self.bias))
-        scale = torch.rsqrt(square - mean.square() + self.eps) * weight  # [N, G, C / G]
+        variance = (square - mean.square()).relu()  # rounding makes that of equal numbers negative
+        scale = torch.rsqrt(variance + self.eps) * weight  # [N, G, C / G]
         shift = bias - mean * scale
         cells = x.shape[0], 1, 1, x.shape[3]
         return (x.float() * scale.reshape(cells) + shift.reshape(cells)).to(x.dtype).permute(0, 3, 1, 2)
