@@ -71,7 +71,7 @@ def prepare(request: ExportRequest) -> ExportSubject:
 
 
 def load_model(request: ExportRequest, shapes: list[tuple[int, ...]]) -> CoDino:
-    """Loads the model on the CPU in float32, in the form that the request's sizes and precision need.
+    """Loads the model on the CPU in float32, in the form for exports of the request's sizes.
 
     Raises:
         ValueError, OSError: the weights do not fit, or the model refuses one of the shapes [N, 3, H, W].

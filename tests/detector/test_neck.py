@@ -21,15 +21,15 @@ CHANNELS = (48, 96)
 def test_form_for_exports(offset, dtype, tolerance):
     """Maps of two images, the second with another mean; the extra map has a convolution of 3 x 3."""
     neck = ChannelMapper(NeckConfig(in_channels=CHANNELS, out_channels=64, num_outs=3, gn_groups=16)).eval()
-    for norm in (module for module in neck.modules() if isinstance(module, GroupNorm)):
+    norms = [module for module in neck.modules() if isinstance(module, GroupNorm)]
+    for norm in norms:
         torch.nn.init.normal_(norm.weight)
         torch.nn.init.normal_(norm.bias)
     features = [torch.randn(2, c, 24 // i, 36 // i) + offset for i, c in enumerate(CHANNELS, 1)]
     features = [feature * torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1) for feature in features]
     expected = neck(features)
-    for module in neck.modules():
-        if isinstance(module, GroupNorm):
-            module.written_out = True
+    for norm in norms:
+        norm.written_out = True
     found = neck.to(dtype)([feature.to(dtype) for feature in features])
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype and one.shape == other.shape

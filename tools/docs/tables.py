@@ -109,6 +109,10 @@ def milliseconds(row: dict) -> str:
     return digits(row["timing"]["median_ms"])
 
 
+def mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f}"
+
+
 def variants(name: str) -> dict[tuple[str, str], dict]:
     """Results by (backend, variant)."""
     return {(row["backend"], row["variant"]): row for row in read(name)["results"]}
@@ -234,8 +238,7 @@ def engines() -> str:
             path = "ONNX" if "onnx" in row["variant"] else "dynamo"
             size = "x".join(map(str, row["inputs"]["images"][2:]))
             build = "" if row["build_seconds"] is None else f"{row['build_seconds']:.0f}"
-            megabytes = f"{row['engine_bytes'] / 2**20:.0f}"
-            rows.append([label.strip(), path, size, milliseconds(row), build, megabytes])
+            rows.append([label.strip(), path, size, milliseconds(row), build, mebibytes(row["engine_bytes"])])
     head = ["fp16 engine", "path", "timed at", "ms", "build, s", "MiB"]
     return table(head, rows) + source(*names.values())
 
@@ -262,13 +265,15 @@ def repeats() -> str:
 
 
 def accuracy(file: str = ACCURACY) -> str:
+    paths = {"fp32": "dynamo path", "fp16": "dynamo path", "onnx_fp16": "ONNX path", "bf16": "ONNX path"}
+    paths |= {f"{precision}_dynamo": "dynamo path" for precision in ("int8", "fp8")}
+    paths |= {f"{precision}_onnx": "ONNX path" for precision in ("int8", "fp8")}
     reference = read(file)["results"][0]
 
     def name(row: dict) -> str:
         if row["backend"] == "PyTorch":
             return f"PyTorch {row['precision']}"
-        path = "ONNX" if "onnx" in row["variant"] or row["precision"] == "bf16" else "dynamo"
-        return f"TensorRT {row['precision']}, {path} path"
+        return f"TensorRT {row['precision']}, {paths[row['variant']]}"
 
     def compared(text: Callable[[dict], str]) -> Callable[[dict], str]:
         return lambda row: "" if row is reference else text(row)
@@ -285,8 +290,7 @@ def accuracy(file: str = ACCURACY) -> str:
     return rows_table(file, columns)
 
 
-def accuracy_in_8_bits() -> str:
-    return accuracy(ACCURACY_IN_8_BITS)
+accuracy_in_8_bits = partial(accuracy, ACCURACY_IN_8_BITS)
 
 
 def engines_in_8_bits() -> str:
@@ -295,12 +299,13 @@ def engines_in_8_bits() -> str:
         base: dict[str, float] = {}  # milliseconds of fp16 by path
         for row in read(file)["results"]:
             path = "dynamo" if row["variant"].startswith("dyn") else "ONNX"
-            base.setdefault(path, row["timing"]["median_ms"])
+            if row["precision"] == "fp16":
+                base[path] = row["timing"]["median_ms"]
             precision = row["precision"] + (", convolutions in fp16" if row["variant"] == "int8nc" else "")
             faster = f"{base[path] / row['timing']['median_ms']:.2f}"
-            megabytes = [f"{row[key] / 2**20:.0f}" for key in ("engine_bytes", "device_memory_bytes")]
+            sizes = [mebibytes(row[key]) for key in ("engine_bytes", "device_memory_bytes")]
             batch = str(row["inputs"]["images"][0])
-            rows.append([row["model"], batch, path, precision, milliseconds(row), faster, *megabytes])
+            rows.append([row["model"], batch, path, precision, milliseconds(row), faster, *sizes])
     head = ["768x1152", "batch", "path", "precision", "ms", "times fp16's speed", "engine, MiB"]
     return table([*head, "memory, MiB"], rows) + source(*ENGINES_IN_8_BITS)
 
@@ -357,7 +362,7 @@ def quantization() -> str:
                 cells += ["failed" if "failure" in {**row, **part} else "", *[""] * 4]
             else:
                 faster = base["median_ms"] / part["timing"]["median_ms"] if base else None
-                sizes = [f"{part[key] / 2**20:.0f}" for key in ("engine_bytes", "device_memory_bytes")]
+                sizes = [mebibytes(part[key]) for key in ("engine_bytes", "device_memory_bytes")]
                 agrees = describe(part["agreement"]) if "agreement" in part else ""
                 cells += [milliseconds(part), f"{faster:.2f}" if faster else "", *sizes, agrees]
             rows.append(cells)
