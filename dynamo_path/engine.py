@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -247,6 +248,8 @@ def _unsupported(graph: torch.fx.Graph, missing: Iterable[str]) -> str:
     for node in graph.nodes:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         for name in missing:
+            if node.target is operator.getitem:  # a result of the operator that lacks the converter
+                continue
             if node.op == "call_function" and name.endswith(_get_qualified_name(node.target)):
                 places.setdefault(str(node.target), stack[-1][0] if stack else "")
     names = places or dict.fromkeys(missing, "")

@@ -71,13 +71,15 @@ def test_operators_without_a_converter_are_named_with_their_module():
             self.inner = torch.nn.Softsign()
 
         def forward(self, x):
-            return torch.linalg.inv(self.inner(x))
+            return torch.linalg.inv(self.inner(x)).topk(1)
 
     graph = torch.export.export(Model(), (torch.eye(3)[None],), strict=True).graph
-    missing = {"call_function torch.ops.aten.abs.default", "call_function torch.ops.aten.linalg_inv.default"}
-    message = _unsupported(graph, missing)
+    names = ("abs.default", "linalg_inv.default", "topk.default")
+    missing = {f"call_function torch.ops.aten.{name}" for name in names}
+    message = _unsupported(graph, missing | {"call_function _operator.getitem"})
     assert message.startswith("Torch-TensorRT has no converter for aten.")
     assert "aten.abs.default (in inner)" in message and "aten.linalg_inv.default" in message
+    assert message.endswith("aten.topk.default")  # without the getitem that reads its results
 
 
 @pytest.mark.gpu
