@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -118,6 +119,9 @@ class MeasureOptions:
     """Limit of the time of a cell with its build."""
     again: Literal["none", "failed", "all"] = "none"
     """Finished cells to measure again."""
+    jobs: PositiveInt = 1
+    """Engines that are built at the same time. With more than one, all are built before measurements start.
+    TensorRT then chooses kernels by times that other builds disturb."""
 
 
 def sweep(
@@ -215,11 +219,51 @@ class Sweep:
     def measure(self) -> None:
         """Measures the cells that have no valid result, and writes results.json after each of them."""
         with _progress(len(self._planned)) as (say, advance):
+            if self._measurement.jobs > 1:
+                self._build_engines(say)
             for cell in self._planned:
                 row = self._row(cell, say)
                 self.status |= row["status"] == "failed"
                 advance(_line(row))
         self._write()
+
+    def _build_engines(self, say: Callable[[str], None]) -> None:
+        """Builds the engines of the cells without a valid result, several at the same time.
+
+        A build that fails is told by its cell, which tries again.
+        """
+        engines: dict[tuple, CellSpec] = {}
+        for cell in self._planned:
+            own = self._networks[cell.network].source != "engine"
+            if cell.reason is None and cell.runtime == "tensorrt" and own:
+                spec = self._spec(cell)
+                batch = cell.batch if cell.shapes == "static" else "all"
+                if self._kept(spec) is None:
+                    engines.setdefault((cell.network, cell.precision, cell.shapes, batch), spec)
+        # The first engine of a network and precision makes the ONNX file that its others read.
+        leaders = list({key[:2]: key for key in reversed(engines)}.values())
+        done = 0
+        for keys in (leaders, [key for key in engines if key not in leaders]):
+            with ThreadPoolExecutor(self._measurement.jobs) as pool:
+                for _ in pool.map(lambda key: self._run("build", engines[key]), keys):
+                    done += 1
+                    say(f"built {done} of {len(engines)} engines")
+
+    def _kept(self, spec: CellSpec) -> dict | None:
+        """Returns the row of an earlier run, None if the cell is to be measured."""
+        path, again = self._result_file(spec), self._measurement.again
+        if again == "all" or not path.is_file():
+            return None
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["key"] != self._key(spec) or (again == "failed" and kept["row"]["status"] == "failed"):
+            return None
+        return kept["row"]
+
+    def _result_file(self, spec: CellSpec) -> Path:
+        return self._out / "cells" / f"{spec.cell.id}.json"
+
+    def _key(self, spec: CellSpec) -> str:
+        return hash_of(spec.as_dict(), self._machine["gpu"], self._versions)
 
     def _row(self, cell: Cell, say: Callable[[str], None]) -> dict:
         head = {
@@ -229,18 +273,14 @@ class Sweep:
         if cell.reason is not None:
             return self._rows.setdefault(cell.id, {**head, "status": "missing", "reason": cell.reason})
         spec = self._spec(cell)
-        key = hash_of(spec.as_dict(), self._machine["gpu"], self._versions)
-        path = self._out / "cells" / f"{cell.id}.json"
-        again = self._measurement.again
-        if path.is_file() and again != "all":
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["key"] == key and not (again == "failed" and kept["row"]["status"] == "failed"):
-                return self._rows.setdefault(cell.id, kept["row"])
+        kept = self._kept(spec)
+        if kept is not None:
+            return self._rows.setdefault(cell.id, kept)
         say(cell.id)
         if spec.compare:
             self._make_reference(spec)
         row = self._rows[cell.id] = {**head, **self._run("cell", spec)}
-        write_json(path, {"key": key, "row": row})
+        write_json(self._result_file(spec), {"key": self._key(spec), "row": row})
         self._write()
         return row
 

@@ -96,7 +96,7 @@ class ClassifierFiles:
         key = f"{self._spec.calibration_key or 'random'}"[:8]
         path = self._folder / f"model.{precision}-{key}-{self._spec.calibration_images}.onnx"
         if not path.is_file():
-            arrays = self._folder / "calibration.npz"
+            arrays = path.with_suffix(".npz")
             with atomic_write(arrays) as temporary, temporary.open("wb") as file:
                 np.savez(file, **{IMAGES: np.concatenate([*self._calibration()])})
             count = len(np.load(arrays)[IMAGES])

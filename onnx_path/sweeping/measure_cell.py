@@ -1,4 +1,4 @@
-"""`python -m onnx_path.sweeping.measure_cell SPEC OUT`: measures one cell in a process of its own.
+"""`python -m onnx_path.sweeping.measure_cell cell SPEC OUT`: measures one cell in a process of its own.
 
 SPEC is a JSON file with the fields of `onnx_path.sweeping.cells.CellSpec`. OUT gets the cell's part of
 results.json. A failure is a result too: only a process that is killed leaves none.
@@ -95,13 +95,21 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def build(spec: CellSpec) -> None:
+    """Makes the files of a cell, its engine among them."""
+    from onnx_path.sweeping.subjects import open_subject
+
+    runtime, _ = open_subject(spec).open_runtime(spec.cell)
+    runtime.close()
+
+
 def main(argv: Sequence[str]) -> int:
-    """Measures the cell of a file, or with the word "reference" computes the outputs to compare with."""
+    """Does a part of the work on the cell of a file: "cell" measures it, see `make_reference` and `build`."""
     what, source, out = argv
+    work = {"cell": measure, "reference": make_reference, "build": build}[what]
     spec = CellSpec.of_dict(json.loads(Path(source).read_text(encoding="utf-8")))
     try:
-        result = {"status": "ok", "reason": None}
-        result |= make_reference(spec) or {} if what == "reference" else measure(spec)
+        result = {"status": "ok", "reason": None} | (work(spec) or {})
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":
             reason = f"out of GPU memory at batch {spec.cell.batch}"

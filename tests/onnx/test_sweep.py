@@ -101,6 +101,29 @@ def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch)
     assert len(started) == 6  # the same pictures: the outputs to compare with are kept
 
 
+def test_engines_are_built_before_the_measurements(folder, tmp_path, monkeypatch):
+    """Each engine once, and the first of a network and precision, which makes its ONNX file, in front."""
+    started = []
+    monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
+    monkeypatch.setattr(
+        sweep.Sweep,
+        "_run",
+        lambda self, what, spec: started.append((what, spec.cell)) or {"status": "failed", "reason": "x"},
+    )
+    options = ("--runtime", "torch,tensorrt", "--precision", "fp32,int8", "--batch", "1,4", "--jobs", "2")
+    given = command(folder, folder / "data", tmp_path / "out", *options, "--shapes", "static,dynamic")
+    assert sweep.main(given) == 1
+    built = [cell for what, cell in started if what == "build"]
+    assert [what for what, _ in started[: len(built)]] == ["build"] * 6
+    assert {(cell.precision, cell.batch) for cell in built[:2]} == {("fp32", 1), ("int8", 1)}
+    engines = {(cell.precision, cell.shapes, cell.batch) for cell in built}
+    static = {(precision, "static", batch) for precision in ("fp32", "int8") for batch in (1, 4)}
+    assert engines == static | {("fp32", "dynamic", 1), ("int8", "dynamic", 1)}
+    started.clear()
+    assert sweep.main(given) == 1
+    assert not [cell for what, cell in started if what == "build"]
+
+
 @pytest.mark.parametrize(
     ("process", "limit", "reason"),
     [
