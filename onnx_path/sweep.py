@@ -148,7 +148,7 @@ def sweep(
 
     Args:
         networks: names of torchvision, timm or ultralytics (yolov8n-cls), detectors of this package, weights
-            (.pth, .pt, .safetensors), ONNX files or engines.
+            (.pth, .pt, .safetensors), folders of training runs, ONNX files or engines.
         out: folder of the results, and of the files of all cells.
         network: name of the network of a file of weights, such as resnet18.
         weights: weights of the only network. Default: pretrained ones, which may be downloaded.

@@ -11,7 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from codetr.config import CONFIG_FOLDER, config_file
+from codetr.config import CONFIG_FOLDER, RUN_CONFIG, config_file
 from codetr.errors import ArgumentError
 from codetr.weights import choose_weights, fetch, model_config
 from onnx_path.build import ENGINE_SUFFIXES
@@ -58,7 +58,7 @@ def find_network(
     """Finds the network that a word of the command line means.
 
     Args:
-        text: a name, or the path of weights, an ONNX file or an engine.
+        text: a name, or the path of weights, an ONNX file, an engine or the folder of a training run.
         architecture: network of the weights; None unless `text` is a file of weights without metadata.
         weights: "random", or a file; None is the pretrained weights.
         size: height and width; None is the network's own.
@@ -76,6 +76,14 @@ def find_network(
             network = find_network(name, None, str(path), size)
             return dataclasses.replace(network, name=path.stem)
         return _file(path, suffix)
+    run_config = path / RUN_CONFIG
+    run_weights = run_config.with_suffix(".safetensors")
+    if run_weights.is_file():
+        if run_config.is_file():
+            network = _detector(text, weights or PRETRAINED, size)
+        else:
+            network = find_network(str(run_weights), architecture, weights, size)
+        return dataclasses.replace(network, name=path.resolve().name)
     if architecture is not None:
         raise ArgumentError("network", f"expected none with the name {text}; it is for a file of weights")
     chosen = weights or PRETRAINED
@@ -101,7 +109,7 @@ def _detector(name: str, weights: str, size: tuple[int, int] | None) -> Network:
     given = None if weights in (PRETRAINED, RANDOM) else weights
     if weights != RANDOM:
         weights = choose_weights(name, model_config(name), given)
-        content = _content(str(fetch(weights)))
+        content = _content(weights if Path(weights).is_file() else str(fetch(weights)))
     else:
         content = RANDOM
     key = hash_of(config_file(name).read_text(), content, size)

@@ -16,6 +16,7 @@ from PIL import Image
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("timm", reason="timm is not installed")
 
+from codetr.config import config_file
 from onnx_path import sweep
 from onnx_path.sweeping import gpu_monitor
 from onnx_path.sweeping.cells import Cell, CellSpec, plan
@@ -241,16 +242,26 @@ def test_weights_of_our_training_state_their_network(tmp_path):
     from codetr.classify.classifier_file import make_classifier, save_classifier
     from codetr.classify.pictures import ClassifierPreprocessing
 
-    path = tmp_path / "trained.safetensors"
+    path = tmp_path / "trained/model.safetensors"
+    path.parent.mkdir()
     model = make_classifier("resnet18", 2).eval()
     save_classifier(path, model, "resnet18", CLASSES, ClassifierPreprocessing(36, 32))
-    network = find_network(str(path), None, None, None)
+    network = find_network(str(path.parent), None, None, None)
     found = load_classifier(network)
     assert (network.name, network.source, network.architecture) == ("trained", "torchvision", "resnet18")
     assert (found.folder_names, found.preprocessing.crop) == (CLASSES, 32)
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(found.module(images), model(images))
+
+
+def test_a_detector_of_a_training_run(tmp_path):
+    shutil.copy(config_file("co_dino_demo"), tmp_path / "model.json")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    network = find_network(str(tmp_path), None, None, None)
+    assert (network.name, network.task) == (tmp_path.name, "detect")
+    assert network.weights == str(tmp_path / "model.safetensors")
+    assert find_network(str(tmp_path), None, "random", None).weights == "random"
 
 
 def test_weights_of_another_network(folder):
