@@ -171,7 +171,7 @@ def sweep(
     found = [find_network(text, network, chosen, cells.size) for text in networks]
     names = [x.name for x in found]
     if len(set(names)) < len(names):
-        raise ArgumentError("networks", f"expected networks of different names, got {', '.join(names)}")
+        raise UsageError(f"expected networks of different names, got {', '.join(names)}")
     for name in ("dataset", "calibration"):
         folder = getattr(images, name)
         if folder is not None and not folder.is_dir():

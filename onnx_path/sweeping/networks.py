@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from codetr.config import CONFIG_FOLDER, RUN_CONFIG, config_file
-from codetr.errors import ArgumentError
+from codetr.errors import ArgumentError, UsageError
 from codetr.weights import choose_weights, fetch, model_config
 from onnx_path.build import ENGINE_SUFFIXES
 
@@ -64,13 +64,14 @@ def find_network(
         size: height and width; None is the network's own.
 
     Raises:
-        ArgumentError: there is no such network or file, or an argument does not fit it.
+        UsageError: there is no such network or file.
+        ArgumentError: an argument does not fit it.
     """
     path = Path(text)
     suffix = path.suffix.lower()
     if suffix in (*ENGINE_SUFFIXES, ".onnx", *CHECKPOINTS):
         if not path.is_file():
-            raise ArgumentError("networks", f"expected a file, there is no {text}")
+            raise UsageError(f"expected a file, there is no {text}")
         if suffix in CHECKPOINTS:
             name = architecture or _stated_architecture(path)
             network = find_network(name, None, str(path), size)
@@ -94,11 +95,11 @@ def find_network(
             key = hash_of(source, metadata.version(source), text, chosen, size, _content(chosen))
             return Network(text, source, text, "classify", chosen, key, size=size)
     missing = [source for source in _SOURCES if find_spec(source) is None]
-    close = difflib.get_close_matches(text, [*_detectors(), *_library_names()], 4)
+    close = difflib.get_close_matches(text, {*_detectors(), *_library_names()}, 4)
     problem = "expected a file, a model of this package, or a classifier of torchvision, timm or ultralytics"
     problem += f"; got {text!r}" + (f", near {', '.join(close)}" if close else "")
     problem += f"; not installed: {', '.join(missing)}" if missing else ""
-    raise ArgumentError("networks", problem)
+    raise UsageError(problem)
 
 
 def _detectors() -> list[str]:
