@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -160,8 +159,7 @@ def read_checkpoint(source: str | os.PathLike | Mapping[str, Tensor]) -> tuple[s
     if isinstance(source, Mapping):
         label, content = "checkpoint", source
     else:
-        known = source in weights.KNOWN_WEIGHTS and not Path(source).is_file()
-        path = weights.fetch(source) if known or weights.is_url(source) else Path(source)
+        path = weights.weights_file(source)
         if not path.is_file():
             raise ValueError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} weights file")
         label = str(path)

@@ -81,6 +81,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CODETR_CACHE") or Path.home() / ".cache" / "codetr")
 
 
+def weights_file(source: str | os.PathLike) -> Path:
+    """Returns the file of weights: the one that `fetch` finds, or the caller's own, which may be missing.
+
+    Args:
+        source: a name of `KNOWN_WEIGHTS`, a URL or a file. A file precedes a name.
+
+    Raises:
+        ValueError: see `fetch`.
+    """
+    known = source in KNOWN_WEIGHTS and not Path(source).is_file()
+    return fetch(source) if known or is_url(source) else Path(source)
+
+
 def fetch(source: str) -> Path:
     """Finds weights in the package or the cache, or downloads them into the cache.
 

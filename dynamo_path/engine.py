@@ -246,12 +246,12 @@ def _unsupported(graph: torch.fx.Graph, missing: Iterable[str]) -> str:
     """Returns a message that names operators without a converter, each with a module that has it."""
     places: dict[str, str] = {}
     for node in graph.nodes:
+        # A getitem lacks a converter because the operator whose result it reads does.
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
         stack = list((node.meta.get("nn_module_stack") or {}).values())
-        for name in missing:
-            if node.target is operator.getitem:  # a result of the operator that lacks the converter
-                continue
-            if node.op == "call_function" and name.endswith(_get_qualified_name(node.target)):
-                places.setdefault(str(node.target), stack[-1][0] if stack else "")
+        if any(name.endswith(_get_qualified_name(node.target)) for name in missing):
+            places.setdefault(str(node.target), stack[-1][0] if stack else "")
     names = places or dict.fromkeys(missing, "")
     listed = ", ".join(f"{name} (in {place})" if place else name for name, place in sorted(names.items()))
     return f"Torch-TensorRT has no converter for {listed}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from codetr.config import CONFIG_FOLDER, RUN_CONFIG, config_file
 from codetr.errors import ArgumentError, UsageError
-from codetr.weights import choose_weights, fetch, model_config
+from codetr.weights import choose_weights, model_config, weights_file
 from onnx_path.build import ENGINE_SUFFIXES
 
 CHECKPOINTS = (".pth", ".pt", ".safetensors")
@@ -77,19 +77,18 @@ def find_network(
             network = find_network(name, None, str(path), size)
             return dataclasses.replace(network, name=path.stem)
         return _file(path, suffix)
-    run_config = path / RUN_CONFIG
+    run_config = path / RUN_CONFIG  # of a detector; a classifier's run has weights alone
     run_weights = run_config.with_suffix(".safetensors")
-    if run_weights.is_file():
-        if run_config.is_file():
-            network = _detector(text, weights or PRETRAINED, size)
-        else:
-            network = find_network(str(run_weights), architecture, weights, size)
+    if run_weights.is_file() and not run_config.is_file():
+        network = find_network(str(run_weights), architecture, weights, size)
         return dataclasses.replace(network, name=path.resolve().name)
     if architecture is not None:
         raise ArgumentError("network", f"expected none with the name {text}; it is for a file of weights")
     chosen = weights or PRETRAINED
     if text in _detectors():
         return _detector(text, chosen, size)
+    if run_config.is_file():
+        return dataclasses.replace(_detector(text, chosen, size), name=path.resolve().name)
     for source, has in _SOURCES.items():
         if find_spec(source) is not None and has(text):
             key = hash_of(source, metadata.version(source), text, chosen, size, _content(chosen))
@@ -110,7 +109,7 @@ def _detector(name: str, weights: str, size: tuple[int, int] | None) -> Network:
     given = None if weights in (PRETRAINED, RANDOM) else weights
     if weights != RANDOM:
         weights = choose_weights(name, model_config(name), given)
-        content = _content(weights if Path(weights).is_file() else str(fetch(weights)))
+        content = _content(str(weights_file(weights)))
     else:
         content = RANDOM
     key = hash_of(config_file(name).read_text(), content, size)
