@@ -125,7 +125,7 @@ def measure_ranges(subject: ExportSubject, request: ExportRequest) -> dict[str, 
             write_onnx(program, file, output_names=request.output_names)
             del program
         quantizer = calibrate_file(file, request)
-    return quantizer.ranges_by_weights(quantizer.layers)
+    return quantizer.ranges_by_weights()
 
 
 def import_requirements() -> None:

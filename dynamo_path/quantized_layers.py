@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from codetr.export.quantization_scales import LARGEST, scales_of
-from codetr.export.weight_key import number_keys, weight_key
+from codetr.export.weight_key import OUTPUT, number_keys, weight_key
 from dynamo_path.packed_projections import LINEAR
 
 LAYERS = (LINEAR, torch.ops.aten.convolution.default, torch.ops.aten.conv2d.default)
@@ -48,7 +48,7 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
 
     Args:
         module: graph with constant weights.
-        ranges: largest magnitude of each layer's input, see `Quantizer.ranges_by_weights`.
+        ranges: largest magnitudes of tensors, see `Quantizer.ranges_by_weights`.
         precision: "int8" with a scale for each output channel of weights, or "fp8".
 
     Returns:
@@ -67,10 +67,13 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
     chosen = {node: name for node, name in zip(weights, names, strict=True) if name in ranges}
     sources: dict[torch.fx.Node, float] = {}
     for node, name in chosen.items():
-        sources[node.args[0]] = max(ranges[name], sources.get(node.args[0], 0.0))
-    if len(chosen) < len(ranges):
-        missing = len(ranges) - len(chosen)
-        raise RuntimeError(f"expected {len(ranges)} layers in 8 bits, {missing} are not in the graph")
+        sources[node.args[0]] = ranges[name]
+        if name + OUTPUT in ranges:
+            sources[node] = ranges[name + OUTPUT]
+    expected = sum(not name.endswith(OUTPUT) for name in ranges)
+    if len(chosen) < expected:
+        missing = expected - len(chosen)
+        raise RuntimeError(f"expected {expected} layers in 8 bits, {missing} are not in the graph")
     dtype = TYPES[precision]
     inputs = {}
     for index, (source, largest) in enumerate(sources.items()):

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+OUTPUT = " output"
+"""End of the name of a layer's output. The name alone is that of its input."""
+
 
 def weight_key(weight: np.ndarray) -> str:
     """Hashes weights, output channels first.

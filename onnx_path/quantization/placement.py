@@ -50,46 +50,45 @@ FORMATS = {
 def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, list[Edge]]:
     """Returns the tensors to quantise, and the inputs that read them in 8 bits.
 
-    The skip connection of a convolutional block reads 8 bits too, where the block's input is quantised, so
-    that TensorRT adds it in the convolution's kernel.
+    A sum that ends a convolutional block reads its skip connection in 8 bits, so that TensorRT adds it in the
+    kernel of the other convolution. The skip connection is the block's input, or a convolution of it.
     """
     by_node = {product.node: product for product in products}
+    convolutions = {product.output for product in by_node.values() if product.is_convolution}
     sources: dict[ir.Value, list[Edge]] = {}
     for product in by_node.values():
         sources.setdefault(product.source, []).append((product.node, 0))
     for node in graph:
-        if not is_op(node, "Add"):
+        if not is_op(node, "Add") or convolutions.isdisjoint(node.inputs):
             continue
-        for place, (value, other) in enumerate((node.inputs, node.inputs[::-1])):
-            convolution = by_node.get(other.producer())
-            if value in sources and convolution is not None and convolution.is_convolution:
-                sources[value].append((node, place))
+        one, other = node.inputs
+        if one in sources and other in convolutions:
+            sources[one].append((node, 0))
+        elif one in convolutions and (other in sources or other in convolutions):
+            sources.setdefault(other, []).append((node, 1))
     return sources
 
 
 def insert_nodes(
     graph: ir.Graph,
-    sources: Mapping[ir.Value, Iterable[Edge]],
-    ranges: Mapping[Product, float],
+    products: Iterable[Product],
+    ranges: Mapping[str, float],
     form: NumberFormat,
 ) -> None:
-    """Quantises tensors and the weights of the products that read them, in place.
+    """Quantises the weights of products and the tensors of `find_sources`, in place.
 
     Args:
         graph: of opset 19 or later.
-        sources: result of `find_sources`.
-        ranges: largest magnitude of each product's input, positive and finite.
+        products: of the graph.
+        ranges: largest magnitude of each tensor by its name, positive and finite.
         form: the 8-bit type.
     """
     writer = _Writer(graph, form)
-    largest: dict[ir.Value, float] = {}
-    for product, number in ranges.items():
-        largest[product.source] = max(number, largest.get(product.source, 0.0))
-    for value, edges in sources.items():
-        quantized = writer.quantize(value, largest[value])
+    for value, edges in find_sources(graph, products).items():
+        quantized = writer.quantize(value, ranges[value.name])
         for node, place in edges:
             node.replace_input_with(place, quantized)
-    for product in ranges:
+    for product in products:
         product.node.replace_input_with(1, writer.store(product))
 
 

@@ -70,7 +70,7 @@ def find_products(graph: ir.Graph) -> Iterator[Product]:
     for node in graph:
         if not is_op(node, "MatMul", "Gemm", "Conv") or constant(node.inputs[0]) is not None:
             continue
-        weight = _folded(node.inputs[1])
+        weight = folded_constant(node.inputs[1])
         if weight is None or weight.dtype not in [kind.numpy() for kind in FLOATS]:
             continue
         if is_op(node, "Conv"):
@@ -88,12 +88,12 @@ def _is_identity(weight: np.ndarray) -> bool:
     return rows == columns == np.count_nonzero(weight) and bool((weight.diagonal() == 1).all())
 
 
-def _folded(value: ir.Value | None) -> np.ndarray | None:
+def folded_constant(value: ir.Value | None) -> np.ndarray | None:
     """Returns the array of a constant, through the moves that exporters leave before its reader."""
     node = None if value is None else value.producer()
     if not is_op(node, *MOVES):
         return constant(value)
-    inputs = [_folded(x) for x in node.inputs if x is not None]
+    inputs = [folded_constant(x) for x in node.inputs if x is not None]
     if any(x is None for x in inputs):
         return None
     names = (x.name for x in node.inputs if x is not None)

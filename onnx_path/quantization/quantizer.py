@@ -12,6 +12,7 @@ import onnx_ir as ir
 from codetr.errors import UsageError
 from onnx_path.opset import opset_of, raise_opset
 from onnx_path.quantization import ranges
+from onnx_path.quantization.batch_norms import fold_batch_norms
 from onnx_path.quantization.calibration_data import CalibrationData
 from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import Policy
@@ -46,7 +47,8 @@ class Quantizer:
 
     Attributes:
         precision: "int8" or "fp8".
-        model: copy of the model in an opset that has 8 bits, with its weights.
+        model: copy of the model in an opset that has 8 bits, with its weights, and batch norms folded into
+            the convolutions before them.
         layers: the layers that can become 8 bits, in the order of the nodes.
         kept: the number of other layers, by the reason to keep them.
         ranges_file: file with the ranges; None before `calibrate`.
@@ -76,8 +78,11 @@ class Quantizer:
         self.model.CopyFrom(model)
         onnx.load_external_data_for_model(self.model, str(folder))
         raise_opset(self.model, OPSET)
-        graph = ir.from_proto(self.model).graph
-        policy = Policy(graph, opset_of(self.model), precision, without)
+        copy = ir.from_proto(self.model)
+        fold_batch_norms(copy.graph)
+        self.model = ir.to_proto(copy)
+        self._graph = copy.graph
+        policy = Policy(self._graph, opset_of(self.model), precision, without)
         _, self.kept = policy.counts()
         if not policy.quantized:
             raise UsageError(f"the file has no layer that 8 bits make faster; kept: {self.kept or 'none'}")
@@ -88,7 +93,7 @@ class Quantizer:
             if x not in policy.kept
         ]
         self.ranges_file: Path | None = None
-        self._ranges: dict[Product, float] = {}
+        self._ranges: dict[str, float] = {}  # by the names of tensors
 
     def calibrate(
         self,
@@ -114,32 +119,30 @@ class Quantizer:
             UsageError: the file is damaged.
             CannotRun: onnxruntime does not run the model.
         """
-        products = [layer.product for layer in self.layers]
-        names = ranges.product_names(products)
-        store = ranges.RangeCache(cache, ranges.model_key(products), data.key, method)
+        names = self._stable_names()
+        key = ranges.model_key(layer.product for layer in self.layers)
+        store = ranges.RangeCache(cache, key, data.key, method)
         known = store.read()
         if known is None:
-            self._ranges = ranges.measure_ranges(self.model, products, data, method, providers, advance)
-            store.write({names[product]: largest for product, largest in self._ranges.items()})
+            found = ranges.measure_ranges(self.model, names.values(), data, method, providers, advance)
+            store.write({name: found[tensor] for name, tensor in names.items()})
         else:
-            self._ranges = {product: known[name] for product, name in names.items()}
-        self.ranges_file = store.path
+            found = {tensor: known[name] for name, tensor in names.items()}
+        self._ranges, self.ranges_file = found, store.path
         return known is not None
 
     def assume_ranges(self, largest: float) -> None:
         """Sets the same range for all layers, in place of `calibrate`: the time of an engine is the same."""
-        self._ranges = {layer.product: largest for layer in self.layers}
+        self._ranges = dict.fromkeys(self._stable_names().values(), largest)
 
-    def ranges_by_weights(self, layers: Sequence[Layer]) -> dict[str, float]:
-        """Returns the ranges of layers by `ranges.product_names`, for a graph that is no ONNX model.
+    def ranges_by_weights(self) -> dict[str, float]:
+        """Returns the ranges of all layers by `ranges.stable_names`, for a graph that is no ONNX model.
 
         Raises:
             RangeError: the range of a tensor is zero or not finite.
         """
-        chosen = {layer.product: self._ranges[layer.product] for layer in layers}
-        ranges.check_ranges(chosen)
-        names = ranges.product_names([layer.product for layer in self.layers])
-        return {names[product]: largest for product, largest in chosen.items()}
+        ranges.check_ranges(self._ranges)
+        return {name: self._ranges[tensor] for name, tensor in self._stable_names().items()}
 
     def quantize(self, layers: Sequence[Layer]) -> onnx.ModelProto:
         """Returns a copy of the model with Q/DQ nodes before some of its layers.
@@ -150,10 +153,14 @@ class Quantizer:
         Raises:
             RangeError: the range of a tensor is zero or not finite.
         """
-        ranges.check_ranges({layer.product: self._ranges[layer.product] for layer in layers})
         copy = ir.from_proto(self.model)
         products = list(find_products(copy.graph))
-        largest = {products[layer.index]: self._ranges[layer.product] for layer in layers}
-        insert_nodes(copy.graph, find_sources(copy.graph, largest), largest, FORMATS[self.precision])
+        chosen = [products[layer.index] for layer in layers]
+        ranges.check_ranges({x.name: self._ranges[x.name] for x in find_sources(copy.graph, chosen)})
+        insert_nodes(copy.graph, chosen, self._ranges, FORMATS[self.precision])
         ir.passes.common.RemoveUnusedNodesPass()(copy)
         return ir.to_proto(copy)
+
+    def _stable_names(self) -> dict[str, str]:
+        products = [layer.product for layer in self.layers]
+        return ranges.stable_names(products, find_sources(self._graph, products))

@@ -8,18 +8,19 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from onnxruntime.quantization import calibrate
 
 from codetr.errors import UsageError, one_line
-from codetr.export.weight_key import number_keys
+from codetr.export.weight_key import OUTPUT, number_keys
 from onnx_path.model_for_tensorrt import LARGEST_FILE, save_model
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.float32_models import in_float32
@@ -31,7 +32,7 @@ CALIBRATORS = {
     "entropy": calibrate.EntropyCalibrater,
     "percentile": calibrate.PercentileCalibrater,
 }
-FORMAT = 1
+FORMAT = 2
 
 
 class RangeError(UsageError):
@@ -60,11 +61,11 @@ class RangeCache:
     @property
     def path(self) -> Path:
         """The file, which need not exist."""
-        key = hashlib.sha256(f"{self.model} {self.data} {self.method}".encode()).hexdigest()[:24]
+        key = hashlib.sha256(f"{FORMAT} {self.model} {self.data} {self.method}".encode()).hexdigest()[:24]
         return self.folder / f"{key}.json"
 
     def read(self) -> dict[str, float] | None:
-        """Returns the ranges by `product_names`; None without a file.
+        """Returns the ranges by `stable_names`; None without a file.
 
         Raises:
             UsageError: the file is damaged, or of another model, other data or another method.
@@ -98,24 +99,37 @@ def model_key(products: Iterable[Product]) -> str:
     return hashlib.sha256(" ".join(sorted(x.key for x in products)).encode()).hexdigest()[:32]
 
 
-def product_names(products: Sequence[Product]) -> dict[Product, str]:
-    """Names products by their weights. Products that share weights are numbered in the order of the nodes."""
-    return dict(zip(products, number_keys(product.key for product in products), strict=True))
+def stable_names(products: Sequence[Product], sources: Container[ir.Value]) -> dict[str, str]:
+    """Names tensors by weights, so that a name means the same tensor in every export of a model.
+
+    Products that share weights are numbered in the order of the nodes.
+
+    Args:
+        products: products of a graph, whose inputs get names.
+        sources: tensors to quantise. The outputs of products among them get names too, with the end `OUTPUT`.
+
+    Returns:
+        The names of tensors in the graph by their stable names.
+    """
+    names = dict(zip(number_keys(product.key for product in products), products, strict=True))
+    outputs = {name + OUTPUT: product.output for name, product in names.items() if product.output in sources}
+    inputs = {name: product.source for name, product in names.items()}
+    return {name: value.name for name, value in (inputs | outputs).items()}
 
 
 def measure_ranges(
     model: onnx.ModelProto,
-    products: Sequence[Product],
+    tensors: Iterable[str],
     samples: Iterable[Mapping[str, np.ndarray]],
     method: str,
     providers: Sequence[str] = CPU,
     advance: Callable[[int], None] = lambda count: None,
-) -> dict[Product, float]:
-    """Runs a model over calibration data and returns the largest magnitude of each product's input.
+) -> dict[str, float]:
+    """Runs a model over calibration data and returns the largest magnitude of each tensor.
 
     Args:
         model: with its weights, in float32 or 16 bits. It runs in float32.
-        products: of the model.
+        tensors: names of floating tensors of the model.
         samples: inputs of each run.
         method: key of `CALIBRATORS`.
         providers: onnxruntime's execution providers.
@@ -125,7 +139,7 @@ def measure_ranges(
         CannotRun: onnxruntime does not run the model.
         RangeError: a tensor has non-finite numbers.
     """
-    tensors = {product.source.name for product in products}
+    tensors = set(tensors)
     with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as temporary:
         file, augmented = (Path(temporary) / name for name in ("model.onnx", "augmented.onnx"))
         calibrated = onnx.ModelProto()
@@ -149,22 +163,22 @@ def measure_ranges(
                     calibrator.collect_data(_OneRun(inputs))
             except ValueError:  # a histogram of non-finite numbers, whose tensor the error does not name
                 if method != "minmax":
-                    check_ranges(measure_ranges(model, products, [inputs], "minmax", providers))
+                    check_ranges(measure_ranges(model, tensors, [inputs], "minmax", providers))
                 raise
             advance(1)
         with contextlib.redirect_stdout(io.StringIO()):
             found = calibrator.compute_data()
-    return {product: _largest(found[product.source.name].range_value) for product in products}
+    return {name: _largest(found[name].range_value) for name in tensors}
 
 
-def check_ranges(ranges: Mapping[Product, float]) -> None:
-    """Raises `RangeError` for the first range that gives no scale."""
-    for product, largest in ranges.items():
+def check_ranges(ranges: Mapping[str, float]) -> None:
+    """Raises `RangeError` for the first range, by the names of tensors, that gives no scale."""
+    for name, largest in ranges.items():
         if not math.isfinite(largest) or largest <= 0:
             found = "zero everywhere" if largest == 0 else f"not finite ({largest})"
             raise RangeError(
-                f"the input {product.source.name} of {product} is {found} on the calibration data; "
-                f"give other data, or leave the layer in 16 bits by --keep"
+                f"the tensor {name} is {found} on the calibration data; "
+                f"give other data, or leave the layers that read it in 16 bits by --keep"
             )
 
 

@@ -56,7 +56,7 @@ def lowered(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
 
 def test_same_as_the_onnx_file(exported):
     program, images, quantizer = exported
-    module, ranges = lowered(program), quantizer.ranges_by_weights(quantizer.layers)
+    module, ranges = lowered(program), quantizer.ranges_by_weights()
     assert quantize_layers(module, ranges, quantizer.precision) == {"int8": 5, "fp8": 4}[quantizer.precision]
     found, original = module(images), Network().eval()(images)
     (expected,) = onnx_session.run(quantizer.quantize(quantizer.layers), {"images": images.numpy()})
@@ -66,7 +66,7 @@ def test_same_as_the_onnx_file(exported):
 
 def test_layers_that_a_graph_lacks(exported):
     program, _, quantizer = exported
-    ranges = quantizer.ranges_by_weights(quantizer.layers)
+    ranges = quantizer.ranges_by_weights()
     with pytest.raises(
         RuntimeError, match=f"expected {len(ranges) + 1} layers in 8 bits, 1 are not in the graph"
     ):

@@ -266,9 +266,8 @@ def test_drawn_graphs(blocks, form):
     model = ir.from_proto(drawing.finish())
     policy = Policy(model.graph, 20, form.name)
     chosen = {product.node for product in policy.quantized}
-    insert_nodes(
-        model.graph, find_sources(model.graph, policy.quantized), dict.fromkeys(policy.quantized, 4.0), form
-    )
+    names = (value.name for value in find_sources(model.graph, policy.quantized))
+    insert_nodes(model.graph, policy.quantized, dict.fromkeys(names, 4.0), form)
     quantized: set[ir.Value] = set()
     for node in model.graph:
         reads = {x in quantized for x in node.inputs[:2]}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from PIL import Image
@@ -16,6 +17,8 @@ from codetr.cli import main
 from codetr.detector.onnxruntime_backend import session_options
 from onnx_path.precision import convert_precision
 from onnx_path.quantization import ranges
+from onnx_path.quantization.batch_norms import fold_batch_norms
+from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.surgery.graph import onnx_session
 
 SIZE = 32
@@ -291,3 +294,45 @@ def test_files_that_cannot_be_quantized(files, tmp_path, capsys):
     assert run(tmp_path / "relu.onnx", tmp_path / "new.onnx", photos, *COLOURS) == 2
     assert "no layer that 8 bits make faster" in capsys.readouterr().err
     assert not (tmp_path / "new.onnx").exists() and not (tmp_path / "twice.onnx").exists()
+
+
+def test_batch_norms_are_folded(tmp_path):
+    """Frozen norms and BatchNormalization; the sum of a first block reads one convolution in 8 bits."""
+    random = np.random.default_rng(0)
+    shapes = dict.fromkeys("uvw", (16, 16, 1, 1)) | dict.fromkeys(("scale", "shift"), (1, 16, 1, 1))
+    shapes |= dict.fromkeys(("one", "two", "three", "four"), (16,)) | {"map": (1, 16, 8, 8)}
+    weights = {name: random.random(shape).astype(np.float32) + 0.5 for name, shape in shapes.items()}
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[1, 16, 8, 8] images) => (float[1, 16, 8, 8] result) {
+        a = Conv (images, u)
+        b = Mul (scale, a)
+        c = Add (b, shift)
+        d = Relu (c)
+        e = Conv (d, v, one)
+        f = BatchNormalization (e, one, two, three, four)
+        g = Conv (images, w)
+        h = Mul (g, scale)
+        i = Add (f, h)
+        j = Relu (i)
+        k = Conv (j, w)
+        result = Add (k, map)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+    copy = ir.from_proto(model)
+    fold_batch_norms(copy.graph)
+    folded = ir.to_proto(copy)
+    onnx.checker.check_model(folded, full_check=True)
+    kinds = [node.op_type for node in folded.graph.node]
+    assert kinds == ["Conv", "Relu", "Conv", "Conv", "Add", "Relu", "Conv", "Add"]
+    images = random.standard_normal((1, 16, 8, 8)).astype(np.float32)
+    (one,), (other,) = (onnx_session.run(x, {"images": images}) for x in (model, folded))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    quantizer = Quantizer(model, "int8")
+    quantizer.assume_ranges(4.0)
+    quantized = quantizer.quantize(quantizer.layers)
+    assert nodes_before(quantized, 1, "Add") == {"node_i": "DequantizeLinear", "node_result": ""}
+    assert nodes_before(quantized, 0, "Add") == {"node_i": "Conv", "node_result": "Conv"}
