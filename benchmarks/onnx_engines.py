@@ -109,8 +109,11 @@ def measure_engine(
     return {**part, "timing": timing.Timing(samples, warmup=WARMUP).as_dict()}, outputs
 
 
-def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
+def build(path: Path, folder: Path, precision: str, seconds: int, *options: str) -> dict:
     """Builds one engine, unless an earlier run left it in the folder.
+
+    Args:
+        options: further options of `codetr build`.
 
     Raises:
         RuntimeError: the command failed.
@@ -118,9 +121,9 @@ def build(path: Path, folder: Path, precision: str, seconds: int) -> dict:
     folder.mkdir(exist_ok=True)
     report = folder / f"{path.stem}.report.json"
     if not report.exists():  # it is written last
-        options = ["--out", folder, "--precision", precision, "--json", report]
-        options += ["--timing-cache", folder.parent / "timing.cache"]
-        command(["onnx_path.build", path, *options], seconds)
+        words = ["--out", folder, "--precision", precision, "--json", report, *options]
+        words += ["--timing-cache", folder.parent / "timing.cache"]
+        command(["onnx_path.build", path, *words], seconds)
     built = json.loads(report.read_text(encoding="utf-8"))
     engine = built["report"]
     return {

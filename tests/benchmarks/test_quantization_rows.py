@@ -90,7 +90,7 @@ def test_row_holds_three_precisions(tmp_path, monkeypatch, capsys):
     assert (row["model"], row["batch"], row["configuration"]) == (MODEL, 2, "small")
     assert row["fp8"] == {"failure": "onnx_path.quantize: no scale"}
     assert row["int8"]["quantized"] > 10 and sum(row["int8"]["kept"].values()) > 3
-    assert row["fp32"]["timing"]["median_ms"] == 4 and row["fp16"]["agreement"]["share"] == 1
+    assert "fp32" not in row and row["fp16"]["agreement"]["share"] == 1
     assert row["int8"]["agreement"]["share"] == 0.5 and row["int8"]["agreement"]["expected"] == 200
     line = capsys.readouterr().out
     assert (
