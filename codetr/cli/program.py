@@ -3,7 +3,8 @@
 A command is a function with annotated parameters that returns its exit status. `run_program` gives it a
 command line, for `codetr COMMAND` as for `python -m MODULE`. Exit status of every command: 0, done; 1, it
 failed; 2, wrong options or input; 130, interrupted. CODETR_TRACEBACK=1 shows the Python traceback instead of
-the line.
+the line. CODETR_BUILD_TIMING_CACHE=FILE is the default of `--timing-cache` of `codetr build` and
+`python -m onnx_path.build`; so it is for every option.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Env
 
 from codetr.errors import ArgumentError, UsageError, one_line
 
 
-def make_app(name: str, help: str | None = None, **settings: object) -> App:
+def make_app(name: str, help: str | None = None, variables: str = "CODETR_", **settings: object) -> App:
     """Makes a Cyclopts app with the settings that all programs share.
 
     Args:
         name: the program, such as "codetr" or "python -m onnx_path.build".
         help: text before the options; default: the docstring of the command.
+        variables: beginning of the environment variables that hold defaults of options.
         settings: more arguments of `cyclopts.App`.
     """
     return App(
@@ -37,6 +40,7 @@ def make_app(name: str, help: str | None = None, **settings: object) -> App:
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
+        config=Env(variables, show=False),
         **settings,
     )
 
@@ -53,7 +57,8 @@ def run_program(
     """
     app = command
     if not isinstance(app, App):
-        app = make_app(program, version_flags=())
+        name = program.rpartition(".")[2].upper()  # of a module, the same as `codetr`'s command
+        app = make_app(program, variables=f"CODETR_{name}_", version_flags=())
         app.default(command)
     try:
         status = app(sys.argv[1:] if argv is None else list(argv))

@@ -13,6 +13,7 @@ from codetr.cli.app import COMMANDS
 from codetr.cli.app import main as codetr_main
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError, one_line
+from onnx_path import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,3 +86,21 @@ def test_front_door(capsys):
     for arguments in (["fly"], ["detect"]):
         assert codetr_main(arguments) == 2
         assert "--help)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["codetr", "module"])
+def test_options_from_the_environment(command, tmp_path, monkeypatch, capsys):
+    """A command and its module read the same variable, which the command line overrides."""
+    monkeypatch.setenv("CODETR_BUILD_OPTIMIZATION_LEVEL", "7")
+    (tmp_path / "x.onnx").write_text("no model")
+    words = [str(tmp_path / "x.onnx"), "--out", str(tmp_path)]
+
+    def run(*options: str) -> str:
+        if command == "codetr":
+            assert codetr_main(["build", *words, *options]) == 2
+        else:
+            assert build.main([*words, *options]) == 2
+        return capsys.readouterr().err
+
+    assert 'Invalid value "7" for CODETR_BUILD_OPTIMIZATION_LEVEL' in run()
+    assert "not an ONNX file" in run("--optimization-level", "2")

@@ -95,8 +95,13 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of this environment and the packages of this clone are found from any folder."""
+    """The commands of this environment and the packages of this clone are found from any folder.
+
+    TensorRT times few kernels for an engine: these tests are about commands, not about speed.
+    """
     monkeypatch.chdir(tmp_path)
+    for command in ("BUILD", "EXPORT"):
+        monkeypatch.setenv(f"CODETR_{command}_OPTIMIZATION_LEVEL", "1")
     for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", ROOT)):
         monkeypatch.setenv(name, os.pathsep.join([str(first), os.environ.get(name, "")]))
 
