@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
+import re
 import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +28,7 @@ from codetr.cli.program import run_program
 from codetr.detector.preprocess import IMAGE_SUFFIXES, load_image
 from codetr.errors import ArgumentError, one_line
 from onnx_path.quantization.calibration_data import Stretch
+from onnx_path.quantization.placement import FORMATS
 
 PRECISIONS = ("fp16", "int8", "fp8")
 
@@ -34,6 +40,7 @@ def measure_quantization(
     images: PositiveInt = 8,
     iterations: PositiveInt = 100,
     seconds: PositiveInt = 1800,
+    jobs: PositiveInt = 1,
     work: Folder | None = None,
     out: OutputFile | None = None,
 ) -> int:
@@ -53,7 +60,7 @@ def measure_quantization(
     python -m tests.onnx.zoo_files zoo
     python -m tests.onnx.zoo_files zoo --batch 8
     for file in zoo/*.onnx; do codetr surgeon $file operators/${file##*/}; done
-    python -m benchmarks.quantization operators/*.onnx --data photos
+    python -m benchmarks.quantization operators/*.onnx --data photos --jobs 4
     ```
 
     Args:
@@ -64,22 +71,68 @@ def measure_quantization(
             others.
         iterations: samples of each measurement.
         seconds: limit of one quantisation or build.
+        jobs: files of a model and precision that are made at the same time, all of them before the
+            measurements. TensorRT then chooses kernels by times that other builds disturb.
         work: folder to keep the files in. Those of an earlier run, whose data must be the same, are used
             again. Default: a temporary one.
         out: result file. Default: benchmarks/results/quantization_GPU.json.
     """
     if data is not None and not data.is_file() and not find_pictures(data):
         raise ArgumentError("data", f"expected a folder of photographs or an .npz file, got {str(data)!r}")
-    return onnx_engines.measure_files(
-        files,
-        lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations),
-        failures,
-        summary,
-        lambda: ResultFile("benchmarks.quantization", out),
-        work,
-        data=str(data or "random numbers"),
-        images=images,
-    )
+    with tempfile.TemporaryDirectory(prefix="quantization-") as temporary:
+        folder = work or Path(temporary)
+        if jobs > 1:
+            folder.mkdir(parents=True, exist_ok=True)
+            prepare(files, folder, precision, data, images, seconds, jobs)
+        return onnx_engines.measure_files(
+            files,
+            lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations),
+            failures,
+            summary,
+            lambda: ResultFile("benchmarks.quantization", out),
+            folder,
+            data=str(data or "random numbers"),
+            images=images,
+        )
+
+
+def prepare(
+    files: Sequence[Path],
+    folder: Path,
+    precisions: tuple[str, ...],
+    data: Path | None,
+    images: int,
+    seconds: int,
+    jobs: int,
+) -> None:
+    """Quantises files and builds their engines, several at the same time. `measure` tells what fails."""
+
+    def make(precision: str, paths: Iterable[Path]) -> None:
+        for path in paths:  # the batch sizes of a model, of which the later ones read the first one's ranges
+            with contextlib.suppress(RuntimeError, ValueError, OSError):
+                model = path
+                if precision in FORMATS:
+                    _, calibration = draw_samples(path, data, images)
+                    model, _ = quantize(path, folder, precision, calibration, seconds)
+                build(model, folder, precision, seconds)
+
+    models: dict[str, list[Path]] = {}
+    for path in files:
+        models.setdefault(re.sub(r"_b\d+$", "", path.stem), []).append(path)
+    with ThreadPoolExecutor(jobs) as pool:
+        for paths, precision in itertools.product(models.values(), ("fp32", *precisions)):
+            pool.submit(make, precision, sorted(paths, key=lambda path: (len(path.stem), path.stem)))
+
+
+def build(model: Path, folder: Path, precision: str, seconds: int) -> dict:
+    """Builds an engine, that of fp32 quickly, unless an earlier run did.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
+    quick = ("--optimization-level", "1") if precision == "fp32" else ()
+    form = "fp32" if precision == "fp32" else "fp16"
+    return onnx_engines.build(model, folder / precision, form, seconds, *quick)
 
 
 def measure(
@@ -104,7 +157,7 @@ def measure(
 
     reference = {}
     try:
-        onnx_engines.build(path, folder / "fp32", "fp32", seconds, "--optimization-level", "1")
+        build(path, folder, "fp32", seconds)
         reference, _ = onnx_engines.run(folder / "fp32" / f"{path.stem}.engine", inputs, 1)
     except RuntimeError as error:
         row["fp32"] = {"failure": str(error)}
@@ -127,6 +180,9 @@ def measure(
 def draw_samples(path: Path, data: Path | None, images: int) -> tuple[Arrays, Arrays]:
     """Returns the inputs of one run, for the engines, and arrays of others to measure ranges on.
 
+    The photographs to measure on are the same for every batch size that divides `images`, so the ranges of a
+    model's first file serve its others.
+
     Raises:
         ValueError: a shape is not static, or the data do not fit the model's inputs.
         OSError: the data cannot be read.
@@ -140,17 +196,21 @@ def draw_samples(path: Path, data: Path | None, images: int) -> tuple[Arrays, Ar
             raise ValueError(f"{data}: expected arrays {', '.join(inputs)}, got {', '.join(arrays)}")
         return {name: arrays[name][: len(x)].astype(x.dtype) for name, x in inputs.items()}, arrays
     batch = len(next(iter(inputs.values())))
-    runs = [inputs, *itertools.islice(draws, -(-images // batch))]
+    runs = list(itertools.islice(draws, -(-images // batch)))
+    calibration = {name: np.concatenate([run[name] for run in runs]) for name in inputs}
     if data is not None:
         name = next((name for name, x in inputs.items() if x.ndim == 4), None)
         if name is None:
             raise ValueError(f"{path}: expected an input of images [N, 3, H, W], got {', '.join(inputs)}")
-        files, count = find_pictures(data), batch * len(runs)
+        files = find_pictures(data)
+        measured = [files[i * len(files) // images] for i in range(images)]
+        others = [file for file in files if file not in measured] or files
         preprocessor = Stretch(IMAGENET_MEAN, IMAGENET_STD, inputs[name].shape[2:])  # as the zoo
-        for i in range(count):
-            picture = load_image(files[i * len(files) // count])
-            runs[i // batch][name][i % batch] = preprocessor.batch([picture]).images[0]
-    return inputs, {name: np.concatenate([run[name] for run in runs[1:]]) for name in inputs}
+        for array, pictures in ((inputs[name], others), (calibration[name], measured)):
+            for i in range(len(array)):
+                picture = load_image(pictures[i % len(pictures)])
+                array[i] = preprocessor.batch([picture]).images[0]
+    return inputs, calibration
 
 
 def find_pictures(folder: Path) -> list[Path]:

@@ -116,6 +116,23 @@ def test_row_holds_three_precisions(tmp_path, monkeypatch, capsys):
     assert "fp8.agreement.share" in markdown(read(tmp_path / "x.json"))
 
 
+def test_jobs(tmp_path, monkeypatch):
+    """The batch sizes of a model follow each other, so that the second reads the first one's ranges."""
+    made: dict[str, list[str]] = {}
+    monkeypatch.setattr(quantization, "draw_samples", lambda *args: ({}, {}))
+    monkeypatch.setattr(quantization, "quantize", lambda path, *args: (path, {}))
+
+    def build(model, folder, precision, seconds):
+        made.setdefault(precision, []).append(model.stem)
+        if precision == "fp16":
+            raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(quantization, "build", build)
+    files = [tmp_path / f"{name}.onnx" for name in ("x_b16", "x_b8", "x")]
+    quantization.prepare(files, tmp_path, ("fp16", "int8"), None, 8, 1, jobs=3)
+    assert made == dict.fromkeys(("fp32", "fp16", "int8"), ["x", "x_b8", "x_b16"])
+
+
 def test_table_of_failures(tmp_path, monkeypatch):
     part = {"engine_bytes": 0, "device_memory_bytes": 0, "timing": {"median_ms": 3.0}}
     rows = [

@@ -9,6 +9,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a func
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import sys
@@ -34,7 +35,7 @@ ENGINES_IN_8_BITS = (
 )
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
-QUANTIZATION = "quantization_h200.json"
+QUANTIZATION = "quantization*_h200.json"
 REPEATS = "repeats_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 DETECTORS = {"Swin-L": "co_dino_swin_l_768x1152_h200.json", "R50": "co_dino_r50_768x1152_h200.json"}
@@ -352,8 +353,9 @@ def surgery() -> str:
 def quantization() -> str:
     ours = {"co_dino_r50": "Co-DINO R50", "co_dino_swin": "Co-DINO Swin-L", "co_dino_demo": "Co-DINO demo"}
     names = {**ZOO, **ours}
+    files = sorted(file.name for file in RESULTS.glob(QUANTIZATION))
     rows = []
-    for row in read(QUANTIZATION)["results"]:
+    for row in itertools.chain.from_iterable(read(file)["results"] for file in files):
         base = row.get("fp16", {}).get("timing")
         for precision in ("fp16", "int8", "fp8"):
             part = row.get(precision, {})
@@ -367,7 +369,7 @@ def quantization() -> str:
                 cells += [milliseconds(part), f"{faster:.2f}" if faster else "", *sizes, agrees]
             rows.append(cells)
     head = ["model", "batch", "precision", "ms", "times fp16's speed", "engine, MiB", "memory, MiB"]
-    return table([*head, "agreement with fp32"], rows) + source(QUANTIZATION)
+    return table([*head, "agreement with fp32"], rows) + source(*files)
 
 
 def speedup(row: dict) -> float:
