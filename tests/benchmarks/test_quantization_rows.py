@@ -130,7 +130,8 @@ def test_jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(quantization, "build", build)
     files = [tmp_path / f"{name}.onnx" for name in ("x_b16", "x_b8", "x")]
     quantization.prepare(files, tmp_path, ("fp16", "int8"), None, 8, 1, jobs=3)
-    assert made == dict.fromkeys(("fp32", "fp16", "int8"), ["x", "x_b8", "x_b16"])
+    order = ["x", "x_b8", "x_b16"]
+    assert made == {"fp32": order, "fp16": order, "int8": order}
 
 
 def test_table_of_failures(tmp_path, monkeypatch):
