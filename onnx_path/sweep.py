@@ -144,7 +144,8 @@ def sweep(
     ```
 
     Each cell of the table runs in a process of its own; one that fails is a row with its reason. A sweep that
-    was stopped goes on where it was. DIR gets report.html, report.md, results.json, results.csv and pictures.
+    was stopped goes on where it was, and further sweeps of the same kind of machine add their cells to DIR's
+    table. DIR gets report.html, report.md, results.json, results.csv and pictures.
 
     Args:
         networks: names of torchvision, timm or ultralytics (yolov8n-cls), detectors of this package, weights
@@ -206,6 +207,7 @@ class Sweep:
         self._out, self._networks, self._planned = out, {x.name: x for x in networks}, planned
         self._cells, self._images, self._measurement = cells, images, measurement
         self._machine, self._versions = describe_machine()
+        self._earlier = self._read_earlier()
         folders = {images.dataset, self._calibration}
         self._fingerprints = {folder: _fingerprint(folder) for folder in folders if folder is not None}
         self._rows: dict[str, dict] = {}
@@ -354,9 +356,34 @@ class Sweep:
             "seconds": round(time.monotonic() - started, 2),
         }
 
+    def _read_earlier(self) -> dict:
+        """Returns what earlier sweeps measured in the folder and this one does not measure again."""
+        nothing = {"command": "", "networks": [], "cells": []}
+        path = self._out / "results.json"
+        if not path.is_file():
+            return nothing
+        content = json.loads(path.read_text(encoding="utf-8"))
+        same_kind = (
+            content["machine"]["gpu"] == self._machine["gpu"] and content["versions"] == self._versions
+        )
+        if content["version"] != RESULTS_VERSION or not same_kind:
+            return nothing
+        keys = {name: network.key for name, network in self._networks.items()}
+        networks = {
+            x["name"]: x
+            for x in content["networks"]
+            if x["name"] not in keys or keys[x["name"]] == x.get("key")
+        }
+        planned = {cell.id for cell in self._planned}
+        return {
+            "command": content["command"],
+            "networks": [x for name, x in networks.items() if name not in keys],
+            "cells": [x for x in content["cells"] if x["network"] in networks and x["id"] not in planned],
+        }
+
     def _write(self) -> None:
-        rows = list(self._rows.values())
-        networks = []
+        rows = [*self._earlier["cells"], *self._rows.values()]
+        networks = list(self._earlier["networks"])
         for network in self._networks.values():
             own = [row for row in rows if row["network"] == network.name and row["status"] == "ok"]
             known = {
@@ -364,14 +391,15 @@ class Sweep:
             }
             networks.append(
                 {
-                    **{x: getattr(network, x) for x in ("name", "source", "task", "weights")},
+                    **{x: getattr(network, x) for x in ("name", "source", "task", "weights", "key")},
                     **known,
                 }
             )
         words = sys.argv[2:] if sys.argv[1:2] == ["sweep"] else sys.argv[1:]
+        commands = [*self._earlier["command"].splitlines(), shlex.join(["codetr", "sweep", *words])]
         content = {
             "version": RESULTS_VERSION,
-            "command": shlex.join(["codetr", "sweep", *words]),
+            "command": "\n".join(dict.fromkeys(commands)),
             "machine": self._machine,
             "versions": self._versions,
             "networks": networks,

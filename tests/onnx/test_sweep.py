@@ -87,6 +87,13 @@ def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch)
     ):
         assert (out / name).stat().st_size > 1000, name
 
+    # Another sweep adds its cells.
+    more = ("--runtime", "torch", "--precision", "fp32", "--batch", "2")
+    assert sweep.main(command(folder, folder / "data", out, *more)) == 0
+    content = json.loads((out / "results.json").read_text())
+    assert {row["id"] for row in content["cells"]} == {*rows, "own-torch-fp32-b2-any"}
+    assert [network["name"] for network in content["networks"]] == ["own"]
+
     # A second run measures nothing, and another dataset everything.
     started = []
     monkeypatch.setattr(
