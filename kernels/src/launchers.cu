@@ -128,7 +128,9 @@ cudaError_t window_attention(const WindowProblem& problem, const WindowArguments
   const cudaError_t status = run(kernel);
   // The problem fits the kernel, but this GPU does not.
   const bool forced = std::getenv(kWindowVariable) != nullptr && *std::getenv(kWindowVariable);
-  return status == cudaErrorNotSupported && !forced ? run(WindowKernel::kPlain) : status;
+  if (status != cudaErrorNotSupported || forced) return status;
+  const bool rows = can_run(WindowKernel::kRows, problem, arguments);
+  return run(rows ? WindowKernel::kRows : WindowKernel::kPlain);
 }
 
 }  // namespace msda

@@ -127,6 +127,7 @@ def kernels(prefix: str, **options: Any) -> tuple[Backend, ...]:
     return (
         Backend(prefix, **options),
         Backend(f"{prefix}-plain", **options, kernel="plain"),
+        Backend(f"{prefix}-rows", **options, kernel="rows", dtypes=backends.GROUP_DTYPES),
         Backend(f"{prefix}-tensor_core", **options, kernel="tensor_core", dtypes=backends.SIXTEEN_BIT),
     )
 
@@ -167,7 +168,7 @@ def skip_unless_ready(backend: Backend, dtype: torch.dtype) -> None:
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
-    tuned = st.just(True) if backend.kernel == "tensor_core" else st.booleans()
+    tuned = st.just(True) if backend.kernel in ("rows", "tensor_core") else st.booleans()
 
     @settings(max_examples=settings.default.max_examples // (2 if backend in EMULATED else 1))
     @given(case=tuned.flatmap(cases))
@@ -216,15 +217,16 @@ def test_value_that_is_not_finite(backend: Backend, dtype: torch.dtype) -> None:
 
 
 def test_pointer_that_is_not_aligned() -> None:
-    """The plain kernel runs; the other one refuses."""
+    """The plain kernel runs; those that read vectors refuse."""
     if reason := compile_for_cpu.missing():
         pytest.skip(reason)
     inputs = Case(7, 16).inputs(torch.float16)
     shifted = torch.empty(inputs.qkv.numel() + 1, dtype=torch.float16)[1:].view_as(inputs.qkv)
     inputs = inputs._replace(qkv=shifted.copy_(inputs.qkv))
     EMULATED[0].check(inputs)
-    with pytest.raises(emulated_kernels.NotSupported):
-        EMULATED[2].compute(inputs)
+    for backend in EMULATED[2:]:
+        with pytest.raises(emulated_kernels.NotSupported):
+            backend.compute(inputs)
 
 
 def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
@@ -236,7 +238,7 @@ def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None
             pytest.skip(reason)
         run, error = emulated_kernels.window_attention, emulated_kernels.EmulatorError
     with pytest.raises(
-        error, match=r"MSDA_WINDOW: expected one of plain, tensor_core, or no value.*'fastest'"
+        error, match=r"MSDA_WINDOW: expected one of plain, rows, tensor_core, or no value.*'fastest'"
     ):
         run(*inputs)
 

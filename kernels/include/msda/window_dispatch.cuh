@@ -4,6 +4,7 @@
 
 #include "msda/window_choice.h"
 #include "msda/window_plain.cuh"
+#include "msda/window_rows.cuh"
 #include "msda/window_tensor_core.cuh"
 
 namespace msda {
@@ -16,6 +17,9 @@ cudaError_t run_window(WindowKernel kernel, const WindowProblem& problem,
     if (kernel == WindowKernel::kTensorCore) {
       return run_window_tensor_core<T>(problem, arguments, stream);
     }
+  }
+  if constexpr (sizeof(T) <= 4) {
+    if (kernel == WindowKernel::kRows) return run_window_rows<T>(problem, arguments, stream);
   }
   return launch_window_plain<T>(problem, arguments, stream);
 }
