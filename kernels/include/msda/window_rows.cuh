@@ -18,6 +18,12 @@ namespace msda {
 
 inline constexpr int kRowsThreads = 128;
 
+template <int kHeadDim>
+struct alignas(16) SharedCell {
+  float k[kHeadDim], v[kHeadDim];
+  int region;
+};
+
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kRowsThreads)
     window_rows_kernel(const __grid_constant__ WindowMap map,
@@ -26,9 +32,7 @@ __global__ void __launch_bounds__(kRowsThreads)
   constexpr int kStep = 8;                 // keys
   constexpr int kVector = 16 / sizeof(T);  // elements of a load
   constexpr int kVectors = kHeadDim / kVector;
-  __shared__ alignas(16) float keys[kKeys][kHeadDim];
-  __shared__ alignas(16) float values[kKeys][kHeadDim];
-  __shared__ int regions[kKeys];
+  __shared__ SharedCell<kHeadDim> shared[kKeys];
 
   const int cells = map.size * map.size;
   const int channels = num_heads * kHeadDim;
@@ -82,11 +86,11 @@ __global__ void __launch_bounds__(kRowsThreads)
       }
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        keys[key][channel + j] = k[j];
-        values[key][channel + j] = v[j];
+        shared[key].k[channel + j] = k[j];
+        shared[key].v[channel + j] = v[j];
       }
     }
-    if (thread < kKeys) regions[thread] = region(first + thread);
+    if (thread < kKeys) shared[thread].region = region(first + thread);
     __syncthreads();
     if (!works) continue;
     for (int start = 0; start < kKeys && first + start < cells; start += kStep) {
@@ -96,11 +100,11 @@ __global__ void __launch_bounds__(kRowsThreads)
         const int key = start + i;
         float product = 0;
 #pragma unroll
-        for (int j = 0; j < kHeadDim; ++j) product += q[j] * keys[key][j];
+        for (int j = 0; j < kHeadDim; ++j) product += q[j] * shared[key].k[j];
         weights[i] = -INFINITY;
         if (first + key < cells) {
           weights[i] = product * scale + widen(bias[first + key]);
-          if (regions[key] != query_region) weights[i] += kWindowMask;
+          if (shared[key].region != query_region) weights[i] += kWindowMask;
         }
         most = fmaxf(most, weights[i]);
       }
@@ -116,7 +120,7 @@ __global__ void __launch_bounds__(kRowsThreads)
         const float weight = expf(weights[i] - origin);
         total += weight;
 #pragma unroll
-        for (int j = 0; j < kHeadDim; ++j) sums[j] += weight * values[start + i][j];
+        for (int j = 0; j < kHeadDim; ++j) sums[j] += weight * shared[start + i].v[j];
       }
     }
   }
