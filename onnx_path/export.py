@@ -1,7 +1,7 @@
 """`python -m onnx_path.export`: exports a detector through torch.onnx to an ONNX file and a TensorRT engine.
 
-model.onnx has every MSDA as one node of domain `msda`. model.json describes model.onnx and model.engine to
-the programs that run them.
+model.onnx has every MSDA and every window attention as one node of domain `msda`. model.json describes
+model.onnx and model.engine to the programs that run them.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def write_onnx(
             dynamo=True,
             verbose=False,
         )
-        # The exporter folds small constants only. Swin's masks and position biases have millions of numbers.
+        # The exporter folds small constants only.
         limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
         optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
     if exported.range_constraints:  # sizes that are symbols
@@ -211,13 +211,14 @@ def write_onnx(
     optimizer.remove_unused_nodes(program.model)
     node_names.name_by_modules(program.model.graph)
     node_names.remove_stack_traces(program.model.graph)
+    counts = Counter(node.op_type for node in program.model.graph)
     if function_bodies:
-        for body in operator.function_bodies():
+        for body in operator.function_bodies(counts):
             function = onnx_ir.serde.deserialize_function(body)
             program.model.functions[function.identifier()] = function
     program.save(path)
     onnx.checker.check_model(path)
-    return Counter(node.op_type for node in program.model.graph)
+    return counts
 
 
 def _name_sizes(graph) -> None:
