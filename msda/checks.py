@@ -69,6 +69,40 @@ def check_fused_attention(
     return sizes
 
 
+def check_window_attention(
+    qkv: Tensor, bias: Tensor, padding: Tensor | None, window_size: int, shift: int
+) -> None:
+    """Checks the arguments of :func:`msda.window_attention`."""
+    for name, number in (("window_size", window_size), ("shift", shift)):
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"{name}: expected an int, got {number!r}")
+    if window_size < 1:
+        raise ValueError(f"window_size: expected 1 or more, got {window_size}")
+    if not 0 <= shift < window_size:
+        raise ValueError(f"shift: expected 0 to window_size - 1 = {window_size - 1}, got {shift}")
+    _check_tensor("qkv", qkv, None)
+    if qkv.dtype not in VALUE_TYPES:
+        raise TypeError(f"qkv: expected float32, float16, bfloat16 or float64, got {qkv.dtype}")
+    if qkv.dim() != 4:
+        raise ValueError(f"qkv: expected [N, H, W, 3 * C], got {list(qkv.shape)}")
+    for name, tensor in (("bias", bias), ("padding", padding)):
+        if name == "padding" and tensor is None:
+            continue
+        _check_tensor(name, tensor, qkv, "qkv")
+        if tensor.dtype != qkv.dtype and not _autocasts(tensor, qkv):
+            raise TypeError(f"{name}: expected {qkv.dtype} as qkv, got {tensor.dtype}")
+    cells = window_size**2
+    heads = bias.shape[0] if bias.dim() else 0
+    _check_shape("bias", bias, "[heads, L, L] with L = window_size**2", (heads, cells, cells))
+    if heads < 1 or qkv.shape[3] % (3 * heads):
+        raise ValueError(
+            f"qkv: expected [N, H, W, 3 * C] with C a multiple of the {heads} heads of bias, "
+            f"got {list(qkv.shape)}"
+        )
+    if padding is not None:
+        _check_shape("padding", padding, "[3 * C]", (qkv.shape[3],))
+
+
 def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor) -> int:
     """Checks value, spatial_shapes and level_start_index; returns the number of levels."""
     _check_tensor("value", value, None)
@@ -157,11 +191,13 @@ def _check_points(
     return sizes
 
 
-def _check_tensor(name: str, tensor: Tensor, value: Tensor | None) -> None:
+def _check_tensor(name: str, tensor: Tensor, value: Tensor | None, value_name: str = "value") -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if value is not None and tensor.device != value.device:
-        raise ValueError(f"{name}: expected a tensor on {value.device} as value, got one on {tensor.device}")
+        raise ValueError(
+            f"{name}: expected a tensor on {value.device} as {value_name}, got one on {tensor.device}"
+        )
 
 
 def _check_float(name: str, tensor: Tensor, value: Tensor) -> None:

@@ -9,6 +9,7 @@
 #include "msda/backward_choice.h"
 #include "msda/forward_choice.h"
 #include "msda/launchers.h"
+#include "msda/window_choice.h"
 
 namespace msda {
 
@@ -18,11 +19,15 @@ cudaError_t run_forward(ForwardKernel kernel, const Problem& problem,
 template <typename T>
 cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
                          const BackwardArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t run_window(WindowKernel kernel, const WindowProblem& problem,
+                       const WindowArguments& arguments, cudaStream_t stream);
 
 namespace {
 
 constexpr char kForwardVariable[] = "MSDA_FORWARD";
 constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
+constexpr char kWindowVariable[] = "MSDA_WINDOW";
 
 // Sets `kernel` to the one that an environment variable names, so that tests and benchmarks can run
 // every kernel. Returns false where the variable has a value that names none. Reads it at every
@@ -51,8 +56,9 @@ std::string check_variable(const char* variable, const Kernel (&kernels)[kCount]
 }  // namespace
 
 std::string check_environment() {
-  const std::string wrong = check_variable(kForwardVariable, kForwardKernels);
-  return wrong.empty() ? check_variable(kBackwardVariable, kBackwardKernels) : wrong;
+  std::string wrong = check_variable(kForwardVariable, kForwardKernels);
+  if (wrong.empty()) wrong = check_variable(kBackwardVariable, kBackwardKernels);
+  return wrong.empty() ? check_variable(kWindowVariable, kWindowKernels) : wrong;
 }
 
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
@@ -96,6 +102,25 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
       return run_backward<__nv_bfloat16>(kernel, problem, arguments, stream);
     case DataType::kFloat64:
       return run_backward<double>(kernel, problem, arguments, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
+                             cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  WindowKernel kernel = choose_window(problem, arguments);
+  if (!force(kWindowVariable, kWindowKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
+  switch (problem.type) {
+    case DataType::kFloat32:
+      return run_window<float>(kernel, problem, arguments, stream);
+    case DataType::kFloat16:
+      return run_window<__half>(kernel, problem, arguments, stream);
+    case DataType::kBFloat16:
+      return run_window<__nv_bfloat16>(kernel, problem, arguments, stream);
+    case DataType::kFloat64:
+      return run_window<double>(kernel, problem, arguments, stream);
   }
   return cudaErrorInvalidValue;
 }

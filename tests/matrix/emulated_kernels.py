@@ -71,6 +71,12 @@ class _Problem(ctypes.Structure):
     )
 
 
+class _WindowProblem(ctypes.Structure):
+    """msda::WindowProblem of kernels/include/msda/window_params.h."""
+
+    _fields_ = (("sizes", ctypes.c_int64 * 7), ("type", ctypes.c_int32))
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -135,6 +141,39 @@ def backward(
     return written | {"value": written["value"].to(inputs.value.dtype)}
 
 
+def window_attention(
+    qkv: torch.Tensor,
+    bias: torch.Tensor,
+    padding: torch.Tensor | None,
+    window_size: int,
+    shift: int,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.window_attention` of valid contiguous tensors; MSDA_WINDOW forces a kernel.
+
+    Returns:
+        [N, H, W, C] in qkv's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    num_heads, channels = bias.shape[0], qkv.shape[-1] // 3
+    output = torch.full((*qkv.shape[:3], channels), torch.nan, dtype=qkv.dtype)
+    sizes = (*qkv.shape[:3], num_heads, channels // num_heads, window_size, shift)
+    problem = _WindowProblem(sizes, TYPES.index(qkv.dtype))
+    tensors = {"qkv": qkv, "bias": bias, "padding": padding, "output": output}
+    array = (_Tensor * len(tensors))(
+        *(
+            _Tensor(name.encode()) if x is None else _Tensor(name.encode(), x.data_ptr(), _bytes(x))
+            for name, x in tensors.items()
+        )
+    )
+    function = "emulated_window_attention"
+    status = getattr(library(), function)(ctypes.byref(problem), array, ctypes.c_uint64(order))
+    _raise_on_failure(function, status)
+    return output
+
+
 def _names(inputs: AttentionInputs | FusedInputs) -> dict[str, str]:
     """The C name of each tensor of the inputs."""
     names = [name for name in INPUTS if isinstance(inputs, FusedInputs) or name != "reference_points"]
@@ -197,7 +236,10 @@ def _call(
     array = (_Tensor * len(TENSORS))(*(_Tensor(name.encode()) for name in TENSORS))
     for name, tensor in tensors.items():
         array[TENSORS.index(name)] = _Tensor(name.encode(), tensor.data_ptr(), _bytes(tensor))
-    status = getattr(library(), function)(ctypes.byref(problem), array, *options)
+    _raise_on_failure(function, getattr(library(), function)(ctypes.byref(problem), array, *options))
+
+
+def _raise_on_failure(function: str, status: int) -> None:
     message = library().emulated_message().decode()
     if status == NOT_SUPPORTED:
         raise NotSupported(message or f"{function}: cudaErrorNotSupported")

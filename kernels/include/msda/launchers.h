@@ -9,6 +9,7 @@
 
 #include "msda/backward_work.h"
 #include "msda/params.h"
+#include "msda/window_params.h"
 
 namespace msda {
 
@@ -20,8 +21,12 @@ cudaError_t forward(const Problem& problem, const ForwardArguments& arguments, c
 cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
                      cudaStream_t stream);
 
-// MSDA_FORWARD and MSDA_BACKWARD force a kernel by its name. Where one of them names no kernel, the
-// launchers return cudaErrorInvalidValue, and this function returns a message that lists the names;
+// Window attention.
+cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
+                             cudaStream_t stream);
+
+// MSDA_FORWARD, MSDA_BACKWARD and MSDA_WINDOW force a kernel by its name. Where one of them names no
+// kernel, the launchers return cudaErrorInvalidValue, and this function returns a message that lists the names;
 // otherwise it returns an empty string.
 std::string check_environment();
 

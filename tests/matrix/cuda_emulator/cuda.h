@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "emulator.h"
+#include "tensor_core.h"
 
 #undef __constant__
 #undef __device__
@@ -72,10 +73,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
       return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = 232448;
+      return cudaSuccess;
     default:
       return cudaErrorInvalidValue;
   }
 }
+
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 // Barriers.
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "guarded.h"
 #include "shared_memory.h"
 #include "signals.h"
 
@@ -32,6 +33,18 @@ namespace {
 constexpr size_t kStack = 64 * 1024;
 constexpr int kMaxThreads = 1024;
 
+// 16 bytes on the way to shared memory.
+struct Copy {
+  char* shared;
+  const void* global;
+  int bytes;
+
+  void finish() const {
+    std::memset(shared, 0, 16);
+    std::memcpy(shared, global, static_cast<size_t>(bytes));
+  }
+};
+
 // One thread of the block, and what it waits for.
 struct Thread {
   Fiber fiber;
@@ -42,6 +55,8 @@ struct Thread {
   int source = 0;
   uint64_t value = 0;
   uint64_t result = 0;
+  void (*run)(void* const*) = nullptr;
+  std::vector<Copy> copies;
 };
 
 struct Warp {
@@ -58,6 +73,7 @@ bool failed = false;
 const void* kernel_of_launch = nullptr;
 void (*body_of_launch)(void*) = nullptr;
 void* data_of_launch = nullptr;
+GuardedTensor* dynamic_memory = nullptr;
 
 Fiber outside;  // the caller of launch()
 std::vector<Thread> threads;
@@ -79,7 +95,9 @@ int next_thread() {
   return thread;
 }
 
-bool of_block(Operation operation) { return operation == Operation::kSyncthreads; }
+bool of_block(Operation operation) {
+  return operation == Operation::kSyncthreads || operation == Operation::kSyncSome;
+}
 
 bool same(Site a, Site b) {
   return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
@@ -105,7 +123,8 @@ std::string coordinates(const uint3& x) {
 // "a shuffle (softmax.cuh:12, mask 0xffffffff)"
 std::string describe(const Thread& thread) {
   static const char* const kNames[] = {"nothing",    "a shuffle",  "__ballot_sync", "__all_sync",
-                                       "__any_sync", "__syncwarp", "__syncthreads"};
+                                       "__any_sync", "__syncwarp", "an operation of the warp",
+                                       "__syncthreads", "bar.sync"};
   std::string text = kNames[static_cast<int>(thread.operation)];
   text += std::string(" (") + file_name(thread.site) + ":" + std::to_string(thread.site.line);
   if (!of_block(thread.operation)) {
@@ -172,6 +191,12 @@ void finish_warp_operation(Warp& warp, Thread* lanes, unsigned participants) {
     }
     if (thread.value != 0) ballot |= 1u << i;
   }
+  if (first.operation == Operation::kTogether) {
+    if (participants != ~0u) abandon(describe(first) + " needs all 32 lanes", false);
+    void* own[kWarp];
+    for (int i = 0; i < kWarp; ++i) own[i] = reinterpret_cast<void*>(lanes[i].value);
+    first.run(own);
+  }
   for (unsigned rest = participants; rest != 0; rest &= rest - 1) {
     const int i = __builtin_ctz(rest);
     Thread& thread = lanes[i];
@@ -191,6 +216,8 @@ void finish_warp_operation(Warp& warp, Thread* lanes, unsigned participants) {
       case Operation::kAny:
         thread.result = ballot != 0;
         break;
+      case Operation::kTogether:
+        break;
       default:
         thread.result = ballot;
     }
@@ -207,7 +234,7 @@ void finish_warp_operation(Warp& warp, Thread* lanes, unsigned participants) {
 void finish_block_operation() {
   for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
     Thread& thread = threads[i];
-    if (!of_block(thread.operation)) continue;
+    if (thread.operation != Operation::kSyncthreads) continue;
     thread.operation = Operation::kNone;
     if (i != current) ready.push_back(i);
   }
@@ -250,8 +277,10 @@ void make_stacks() {
   for (int i = 0; i < kMaxThreads; ++i) mprotect(stack_of(i), page, PROT_NONE);
 }
 
-void run_block(const SharedMemory& shared) {
-  std::memset(shared.start, seed == 0 ? 0xff : static_cast<int>(draw() & 0xff), shared.bytes);
+void run_block(const SharedMemory& shared, size_t dynamic_bytes) {
+  const int garbage = seed == 0 ? 0xff : static_cast<int>(draw() & 0xff);
+  std::memset(shared.start, garbage, shared.bytes);
+  if (dynamic_bytes > 0) std::memset(dynamic_memory->data(), garbage, dynamic_bytes);
   const int count = static_cast<int>(threads.size());
   ready.clear();
   alive = count;
@@ -259,6 +288,7 @@ void run_block(const SharedMemory& shared) {
   for (int i = 0; i < count; ++i) {
     Thread& thread = threads[i];
     thread.operation = Operation::kNone;
+    thread.copies.clear();
     // The tops of the stacks get different places in the processor's cache.
     thread.fiber.start(stack_of(i), kStack - static_cast<size_t>(i % 64) * 192, fiber_entry);
     ready.push_back(i);
@@ -327,7 +357,7 @@ void meet_block(Site site) {
   self.site = site;
   for (const Thread& other : threads) {
     if (at_barrier == 0) break;
-    if (!of_block(other.operation) || &other == &self) continue;
+    if (other.operation != Operation::kSyncthreads || &other == &self) continue;
     if (!same(other.site, site)) {
       abandon("comes to " + describe(self) + " while thread " +
                   std::to_string(&other - threads.data()) + " is at " + describe(other),
@@ -343,12 +373,56 @@ void meet_block(Site site) {
   }
 }
 
+void meet_and_run(void* own, void (*run)(void* const*), Site site) {
+  threads[current].run = run;
+  meet_warp(Operation::kTogether, ~0u, reinterpret_cast<uint64_t>(own), 0, site);
+}
+
+void meet_some(int barrier, int count, Site site) {
+  Thread& self = threads[current];
+  self.operation = Operation::kSyncSome;
+  self.site = site;
+  self.source = barrier;
+  std::vector<int> others;
+  for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
+    const Thread& other = threads[i];
+    if (i == current || other.operation != Operation::kSyncSome || other.source != barrier) continue;
+    others.push_back(i);
+  }
+  if (static_cast<int>(others.size()) + 1 < count) return change_thread();
+  self.operation = Operation::kNone;
+  for (const int other : others) {
+    threads[other].operation = Operation::kNone;
+    ready.push_back(other);
+  }
+  resume_after_completion();
+}
+
+char* dynamic_shared() { return static_cast<char*>(dynamic_memory->data()); }
+
+void copy_async(char* shared, const void* global, int bytes, Site site) {
+  if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % 16 != 0) {
+    fail("cp.async of a misaligned address (%s:%d)", file_name(site), site.line);
+  }
+  const Copy copy{shared, global, bytes};
+  if (draw() & 1) {
+    copy.finish();
+  } else {
+    threads[current].copies.push_back(copy);
+  }
+}
+
+void wait_for_copies() {
+  for (const Copy& copy : threads[current].copies) copy.finish();
+  threads[current].copies.clear();
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*body)(void*),
                    void* data) {
-  if (config.dynamicSmemBytes != 0) {
-    failure = "the emulator has no dynamic shared memory";
-    return cudaErrorNotSupported;
-  }
+  const size_t dynamic_bytes = config.dynamicSmemBytes;
+  GuardedTensor dynamic("dynamic shared memory", nullptr, dynamic_bytes,
+                        GuardedTensor::Access::kWrite, false);
+  dynamic_memory = &dynamic;
   // Blocks of a cluster run one after the other as all blocks do: they share nothing.
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const auto& cluster = config.attrs[i].val.clusterDim;
@@ -388,7 +462,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
     const auto x = static_cast<unsigned>(blocks[i] % gridDim.x);
     const auto yz = static_cast<unsigned>(blocks[i] / gridDim.x);
     blockIdx = {x, yz % gridDim.y, yz / gridDim.y};
-    run_block(shared);
+    run_block(shared, dynamic_bytes);
   }
   running = false;
   return failed ? cudaErrorLaunchFailure : cudaSuccess;

@@ -12,8 +12,10 @@
 //   - a shuffle from a lane that does not take part;
 //   - reading or writing outside of a GuardedTensor (guarded.h), or writing to an input;
 //   - with the compiler's traps on (compile_for_cpu.py): a misaligned address, an index outside of
-//     an array in registers or shared memory, integer overflow, a shift too far.
-// Shared memory holds garbage when a block begins. The emulator does not find a wrong index through
+//     an array in registers or static shared memory, integer overflow, a shift too far;
+//   - reading or writing after the end of dynamic shared memory.
+// An asynchronous copy into shared memory happens when its thread waits for it, or, where the order
+// is drawn, at any time from its beginning on. Shared memory holds garbage when a block begins. The emulator does not find a wrong index through
 // a pointer into shared memory, nor an addition that should have been atomic.
 #pragma once
 
@@ -57,14 +59,29 @@ enum class Operation {
   kAll,      // result: whether all lanes' values are not zero
   kAny,      // result: whether a lane's value is not zero
   kSyncwarp,
+  kTogether,  // the warp runs a function once
   kSyncthreads,
+  kSyncSome,
 };
 
 // Waits for the other threads of the mask (of the warp) that have not returned.
 uint64_t meet_warp(Operation operation, unsigned mask, uint64_t value, int source, Site site);
 
+// Waits for the other 31 lanes. The last one calls run(the 32 lanes' `own`) before any goes on.
+void meet_and_run(void* own, void (*run)(void* const* lanes), Site site);
+
 // Waits for the other threads of the block that have not returned.
 void meet_block(Site site);
+
+// Waits until `count` threads of the block have come to the barrier of this number, 1 to 15.
+void meet_some(int barrier, int count, Site site = here());
+
+// The block's dynamic shared memory, which ends at a page that nothing may touch.
+char* dynamic_shared();
+
+// Begins to copy 16 bytes to shared memory (0: to clear them); waits for all copies of the thread.
+void copy_async(char* shared, const void* global, int bytes, Site site = here());
+void wait_for_copies();
 
 // Number of the calling thread in its warp.
 int lane();

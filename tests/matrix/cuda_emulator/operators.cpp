@@ -16,6 +16,7 @@ using emulator::GuardedTensor;
 
 // emulated_kernels.py has a copy of this struct.
 static_assert(std::is_standard_layout_v<msda::Problem> && sizeof(msda::Problem) == 224);
+static_assert(std::is_standard_layout_v<msda::WindowProblem> && sizeof(msda::WindowProblem) == 64);
 
 // Memory of the caller, from a tensor's first element to its last. null: the operator has no such
 // tensor.
@@ -68,8 +69,8 @@ msda::ForwardArguments forward_arguments(Copies& copies, const Tensor* tensors) 
 }
 
 // Checks the problem, calls run(copies), and brings the outputs back.
-template <typename Run>
-int call(const msda::Problem& problem, uint64_t order, const Run& run) {
+template <typename Problem, typename Run>
+int call(const Problem& problem, uint64_t order, const Run& run) {
   last_message = msda::check(problem);
   if (!last_message.empty()) return cudaErrorInvalidValue;
   emulator::set_order(order);
@@ -109,6 +110,16 @@ int emulated_backward(const msda::Problem& problem, const Tensor* tensors, uint6
                                       deterministic != 0};
     arguments.work = copies.zeros("work", msda::backward_work(problem, arguments).bytes);
     return msda::backward(problem, arguments, nullptr);
+  });
+}
+
+// tensors: those of WindowArguments, in their order.
+int emulated_window_attention(const msda::WindowProblem& problem, const Tensor* tensors,
+                              uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::WindowArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
+                                          copies.input(tensors[2]), copies.output(tensors[3])};
+    return msda::window_attention(problem, arguments, nullptr);
   });
 }
 

@@ -1,0 +1,66 @@
+// Where the cells of a window lie: padding, cyclic shift and mask of shifted windows (Swin
+// Transformer, arXiv:2103.14030, section 3.2), without a padded or rolled copy of the map.
+#pragma once
+
+#include "msda/device.cuh"
+#include "msda/window_params.h"
+
+namespace msda {
+
+// One window of the padded and rolled map. Its cells are numbered row by row.
+struct Window {
+  int image;
+  int row, column;              // of its first cell, before the roll
+  int row_split, column_split;  // inner rows and columns from these on are another region
+
+  // Whether cells of several regions meet, which must not attend to each other.
+  __device__ __forceinline__ bool masked(int size) const {
+    return row_split < size || column_split < size;
+  }
+
+  // The region of a cell at an inner row and column.
+  __device__ __forceinline__ int region(int inner_row, int inner_column) const {
+    return (inner_row >= row_split ? 2 : 0) + (inner_column >= column_split ? 1 : 0);
+  }
+};
+
+// The map in 32-bit numbers, a kernel argument.
+struct WindowMap {
+  int height, width;
+  int down, across, windows;  // windows along each axis, and of all images
+  int size, shift;            // of a window
+
+  explicit WindowMap(const WindowProblem& problem)
+      : height(static_cast<int>(problem.height)),
+        width(static_cast<int>(problem.width)),
+        down(static_cast<int>(problem.down())),
+        across(static_cast<int>(problem.across())),
+        windows(static_cast<int>(problem.num_windows())),
+        size(static_cast<int>(problem.window_size)),
+        shift(static_cast<int>(problem.shift)) {}
+
+  // The window of a number: image by image, row by row.
+  __device__ __forceinline__ Window window(int number) const {
+    const int image_and_row = number / across;
+    const int column = number - image_and_row * across;
+    const int image = image_and_row / down;
+    const int row = image_and_row - image * down;
+    const bool shifted = shift > 0;
+    return {image, row * size + shift, column * size + shift,
+            shifted && row == down - 1 ? size - shift : size,
+            shifted && column == across - 1 ? size - shift : size};
+  }
+
+  // The number of a cell in [N, H, W], or -1 in the padding.
+  __device__ __forceinline__ int64_t cell(const Window& window, int inner_row,
+                                          int inner_column) const {
+    int row = window.row + inner_row;
+    int column = window.column + inner_column;
+    if (row >= down * size) row -= down * size;
+    if (column >= across * size) column -= across * size;
+    if (row >= height || column >= width) return -1;
+    return (static_cast<int64_t>(window.image) * height + row) * width + column;
+  }
+};
+
+}  // namespace msda
