@@ -150,7 +150,7 @@ class CoDino(nn.Module):
         return self
 
     def fold_position_biases(self) -> CoDino:
-        """Replaces Swin's tables of position biases by the biases of all pairs of cells, for exports; in place.
+        """Replaces the table of each Swin block by the position bias of every pair of cells, for exports.
 
         Returns:
             The model.

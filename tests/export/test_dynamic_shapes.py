@@ -56,11 +56,10 @@ def model(tmp_path_factory) -> codetr.CoDino:
 
 @pytest.fixture(scope="module")
 def program(model, request_) -> torch.export.ExportedProgram:
-    model.gather_windows().write_out_group_norms()
+    model.fold_position_biases().write_out_group_norms()
     try:
         return export_program(model, example_inputs(request_), dynamic_shapes(request_))
     finally:  # the model then computes by the other formulation
-        model.backbone.gathers_windows = False
         for module in model.modules():
             module.__dict__.pop("written_out", None)
 
