@@ -1,16 +1,16 @@
 """Multi-scale deformable attention (MSDA): the operator of Deformable DETR and its descendants.
 
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
-the locations. `MultiScaleDeformableAttention` is the module around it. `reference` has the operators in plain
-PyTorch.
+the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
+Swin Transformer's windows. `reference` and `window_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-from msda import reference
+from msda import reference, window_reference
 from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
-from msda.ops import attention, fused_attention
+from msda.ops import attention, fused_attention, window_attention
 
 try:
     __version__ = version("codetr-tensorrt")
@@ -25,4 +25,6 @@ __all__ = [
     "build_info",
     "fused_attention",
     "reference",
+    "window_attention",
+    "window_reference",
 ]

@@ -1,7 +1,8 @@
 """Registers derivatives and vmap of the operators: gradients, forward mode, second derivatives, `torch.func`.
 
 The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
-of gradients. This module imports `torch` and `msda.derivatives` only; `msda.ops` has loaded the operators.
+of gradients. `msda.window_reference` computes all derivatives of window attention. `msda.ops` has loaded the
+operators.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from msda import derivatives
+from msda import derivatives, window_reference
 
 _library = torch.library.Library("msda", "FRAGMENT")
 
@@ -55,23 +56,42 @@ def _differentiate_by(formula: Callable) -> Callable:
     return differentiate
 
 
-def _has_tangent(tensor: Tensor) -> bool:
+def _differentiate_window(ctx: Any, grad_output: Tensor) -> tuple:
+    """The gradients of `window_attention`, by computing and differentiating the reference."""
+    tensors = [tensor for tensor in ctx.saved_tensors if tensor is not None]
+
+    def formula(*tensors: Tensor) -> Tensor:
+        padding = tensors[2] if len(tensors) == 3 else None
+        return window_reference.window_attention(*tensors[:2], padding, *ctx.others)
+
+    _, vjp = torch.func.vjp(formula, *tensors)
+    grads = vjp(grad_output)
+    return *grads, *[None] * (len(ctx.saved_tensors) - len(grads))
+
+
+def _has_tangent(tensor: Tensor | None) -> bool:
     """Whether forward mode differentiates by a tensor."""
+    if tensor is None:
+        return False
     # PyTorch has one level, 0. Where torch.compile traces torch.func.jvp, `forward_ad` does not show it.
     if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
         return False
     return torch._VF._unpack_dual(tensor, level=0)[1] is not None
 
 
-def _register_autograd(name: str, differentiate: Callable) -> None:
+def _is_tensor(kind: torch.JitType) -> bool:
+    """Whether an argument is a tensor, or a tensor or None."""
+    return isinstance(kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.TensorType)
+
+
+def _register_autograd(name: str, differentiate: Callable, formula: Callable) -> None:
     """Registers the operator's kernel for the dispatch key Autograd.
 
     `torch.library.register_autograd` does not support `torch.func.grad`, and silently makes forward-mode
     derivatives zero.
     """
     operator = getattr(torch.ops.msda, name).default
-    formula = getattr(derivatives, name)
-    count = sum(isinstance(argument.type, torch.TensorType) for argument in operator._schema.arguments)
+    count = sum(_is_tensor(argument.type) for argument in operator._schema.arguments)
 
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -97,7 +117,7 @@ def _register_autograd(name: str, differentiate: Callable) -> None:
         arguments = *arguments, *(a.default_value for a in operator._schema.arguments[len(arguments) :])
         if any(map(_has_tangent, tensors)):
             return formula(*arguments)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
             with enable_single_level_autograd_function():
                 return Node.apply(*arguments, keyset)
         return run(keyset, *arguments)
@@ -131,11 +151,28 @@ def _register_vmap(name: str) -> None:
     torch.library.register_vmap(f"msda::{name}", rule)
 
 
+def _vmap_window(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Tensor, int]:
+    """The rule of `window_attention` for vmap: the samples' heads become independent heads."""
+
+    def samples(index: int) -> Tensor:
+        tensor, dim = arguments[index], in_dims[index]
+        return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+    qkv = samples(0).unflatten(-1, (3, -1)).movedim(0, 4).flatten(3)  # [N, H, W, 3 * samples * C]
+    bias = samples(1).flatten(0, 1)
+    padding = None if arguments[2] is None else samples(2).unflatten(-1, (3, -1)).movedim(0, 1).flatten()
+    out = torch.ops.msda.window_attention(qkv, bias, padding, *arguments[3:])
+    return out.unflatten(-1, (info.batch_size, -1)), 3
+
+
 def register() -> None:
     """Registers everything, once."""
-    _register_autograd("attention", _differentiate)
-    _register_autograd("fused_attention", _differentiate_fused)
+    _register_autograd("attention", _differentiate, derivatives.attention)
+    _register_autograd("fused_attention", _differentiate_fused, derivatives.fused_attention)
     for name in ("attention_backward", "fused_attention_backward"):
-        _register_autograd(name, _differentiate_by(getattr(derivatives, name)))
+        formula = getattr(derivatives, name)
+        _register_autograd(name, _differentiate_by(formula), formula)
     for name in ("attention", "fused_attention", "attention_backward", "fused_attention_backward"):
         _register_vmap(name)
+    _register_autograd("window_attention", _differentiate_window, window_reference.window_attention)
+    torch.library.register_vmap("msda::window_attention", _vmap_window)

@@ -1,7 +1,7 @@
 """The operators: the public functions, and their registrations in Python (fake tensors, autocast).
 
 `csrc/binding.cpp` registers the schemas and the implementations for CPU and CUDA, `msda.autograd` the
-derivatives.
+derivatives. On the CPU the reference implements window attention.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from msda import autograd, checks, library
+from msda import autograd, checks, library, window_reference
 
 _BUILD = library.load()
 
@@ -152,10 +152,62 @@ def fused_attention(
     )
 
 
-def _check_built_for(value: Tensor) -> None:
+def window_attention(
+    qkv: Tensor, bias: Tensor, padding: Tensor | None, window_size: int, shift: int
+) -> Tensor:
+    """Computes the self-attention of Swin's blocks inside windows of a map's cells.
+
+    The operator cuts a map into windows of window_size * window_size cells. It pads the map at the bottom and
+    right, and rolls it by (-shift, -shift) first. In each window and head the result is
+
+        softmax(q k^T / sqrt(d) + bias + mask) v
+
+    and it goes back to the place of its query. With a shift, the mask is -100 between cells of a window that
+    only the roll made neighbours. Padded cells have keys and values, and other cells attend to them, as in
+    Swin. No padded, rolled or cut copy of the map exists in memory.
+
+    Letters: N images, H and W rows and columns of their map, C = heads * d channels, L = window_size**2.
+
+    Args:
+        qkv: [N, H, W, 3 * C] float32, float16, bfloat16 or float64, the output of the linear layer that makes
+            queries, keys and values. The last axis is (3, heads, d).
+        bias: [heads, L, L] in qkv's type, added to the logits of (query, key): the relative position bias.
+        padding: [3 * C] in qkv's type, the qkv of padded cells. In Swin these cells are zero before the linear
+            layer, so it is the layer's bias. None: zeros.
+        window_size: side of a window in cells, 1 or more.
+        shift: 0 to window_size - 1; Swin shifts every second block by window_size // 2. The operator does not
+            change it for maps that one window covers.
+
+    Returns:
+        [N, H, W, C] in qkv's type; the last axis is (heads, d). Logits, softmax and sums are float32
+        (float64 for float64). The result is the same in every run. In 16 bits, CUDA kernels round the softmax's
+        weights to that type before the product with the values. Autocast casts qkv, bias and padding.
+
+        Differentiable in qkv, bias and padding, any number of times and in both modes, with `torch.func` and
+        under `torch.vmap`. A kernel computes the result; the derivatives come from PyTorch operations, which
+        hold the logits of all windows in memory.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_WINDOW names no kernel, or a kernel that cannot run the
+            problem.
+
+    Source: Swin Transformer, arXiv:2103.14030, section 3.2.
+
+    Example:
+        >>> qkv, bias = torch.rand(1, 10, 15, 3 * 64), torch.rand(2, 49, 49)  # 2 heads of 32 channels
+        >>> window_attention(qkv, bias, padding=torch.rand(3 * 64), window_size=7, shift=3).shape
+        torch.Size([1, 10, 15, 64])
+    """
+    checks.check_window_attention(qkv, bias, padding, window_size, shift)
+    _check_built_for(qkv, "qkv")
+    return torch.ops.msda.window_attention(qkv, bias, padding, window_size, shift)
+
+
+def _check_built_for(value: Tensor, name: str = "value") -> None:
     if value.is_cuda and not _BUILD.has_cuda:
         raise RuntimeError(
-            f"value: is on {value.device}, but msda was built without CUDA; install a CUDA compiler "
+            f"{name}: is on {value.device}, but msda was built without CUDA; install a CUDA compiler "
             f"(pip install 'codetr-tensorrt[nvcc]') and build again with {library.BUILD_COMMAND}"
         )
 
@@ -206,9 +258,16 @@ def _fused_attention_backward_fake(
     return _contiguous(value), reference, _contiguous(offsets), _contiguous(logits)
 
 
+@torch.library.register_fake("msda::window_attention")
+def _window_attention_fake(qkv, bias, padding, window_size, shift):
+    return qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3)
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
+
+torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
 
 autograd.register()
 
@@ -238,3 +297,21 @@ def _register_autocast(name: str, device_type: str, key: str) -> None:
 for _name in ("attention", "fused_attention"):
     _register_autocast(_name, "cuda", "AutocastCUDA")
     _register_autocast(_name, "cpu", "AutocastCPU")
+
+
+def _register_window_autocast(device_type: str, key: str) -> None:
+    operator = torch.ops.msda.window_attention.default
+
+    def cast_and_call(qkv, bias, padding, *numbers):
+        tensors = [qkv, bias, padding]
+        if qkv.dtype != torch.float64:
+            target = torch.get_autocast_dtype(device_type)
+            tensors = [None if x is None else x.to(target) for x in tensors]
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
+            return operator(*tensors, *numbers)
+
+    _autocast.impl("window_attention", cast_and_call, key)
+
+
+_register_window_autocast("cuda", "AutocastCUDA")
+_register_window_autocast("cpu", "AutocastCPU")

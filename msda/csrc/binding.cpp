@@ -24,6 +24,7 @@
 #include "msda/cpu_backward.h"
 #include "msda/cpu_forward.h"
 #include "msda/params.h"
+#include "msda/window_params.h"
 #include "problem.h"
 
 #ifdef MSDA_WITH_CUDA
@@ -270,6 +271,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
   return {gradients.value, gradients.reference_points, gradients.points, gradients.weights};
 }
 
+#ifdef MSDA_WITH_CUDA
+Tensor window_attention(Tensor qkv, Tensor bias, std::optional<Tensor> padding, int64_t window_size,
+                        int64_t shift) {
+  const msda::WindowProblem problem =
+      binding::make_window_problem(qkv, bias, padding, window_size, shift);
+  qkv = torch::stable::contiguous(qkv);
+  bias = torch::stable::contiguous(bias);
+  if (padding) padding = torch::stable::contiguous(*padding);
+  Tensor output = torch::stable::new_empty(
+      qkv, {problem.batch_size, problem.height, problem.width, qkv.size(3) / 3});
+  const msda::WindowArguments arguments{qkv.const_data_ptr(), bias.const_data_ptr(),
+                                        padding ? padding->const_data_ptr() : nullptr,
+                                        output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(qkv.get_device_index());
+  const cudaError_t status = msda::window_attention(problem, arguments, current_stream(qkv));
+  if (status != cudaSuccess) {
+    const std::string message = msda::check_environment();
+    STD_TORCH_CHECK(message.empty(), message);
+    STD_TORCH_CHECK(false, "msda::window_attention: ", cudaGetErrorString(status),
+                    " for qkv=", binding::shape_of(qkv), " heads=", problem.num_heads,
+                    " window_size=", window_size, " shift=", shift, " ", msda::name(problem.type));
+  }
+  return output;
+}
+#endif
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(msda, library) {
@@ -291,6 +318,10 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "Tensor level_start_index, Tensor reference_points, Tensor sampling_offsets, "
       "Tensor attention_logits, int[]? points_per_level=None, bool reference_gradient=True, "
       "bool deterministic=False) -> (Tensor, Tensor, Tensor, Tensor)");
+  // msda/ops.py implements it for the CPU.
+  library.def(
+      "window_attention(Tensor qkv, Tensor bias, Tensor? padding, int window_size, int shift) -> "
+      "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
@@ -302,6 +333,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
 
 #ifdef MSDA_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
+  library.impl("window_attention", TORCH_BOX(&window_attention));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));
   library.impl("attention_backward", TORCH_BOX(&attention_backward));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "msda/params.h"
+#include "msda/window_params.h"
 
 namespace binding {
 
@@ -37,8 +38,10 @@ inline void check_shape(const char* name, const Tensor& tensor,
   STD_TORCH_CHECK(same, name, ": expected ", to_text(expected), ", got ", shape_of(tensor));
 }
 
-inline void check_device(const char* name, const Tensor& tensor, const Tensor& value) {
-  STD_TORCH_CHECK(tensor.device() == value.device(), name, ": expected a tensor on value's device");
+inline void check_device(const char* name, const Tensor& tensor, const Tensor& value,
+                         const char* value_name = "value") {
+  STD_TORCH_CHECK(tensor.device() == value.device(), name, ": expected a tensor on ", value_name,
+                  "'s device");
 }
 
 inline msda::DataType data_type(const char* name, const Tensor& tensor) {
@@ -141,6 +144,41 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
     problem.locations =
         boxes ? msda::Locations::kReferenceBoxes : msda::Locations::kReferencePoints;
   }
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensors of window attention, and returns the problem.
+inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& bias,
+                                               const std::optional<Tensor>& padding,
+                                               int64_t window_size, int64_t shift) {
+  STD_TORCH_CHECK(qkv.dim() == 4, "qkv: expected [N, H, W, 3 * C], got ", shape_of(qkv));
+  STD_TORCH_CHECK(window_size >= 1 && window_size <= 4096, "window_size: expected 1 to 4096, got ",
+                  window_size);
+  const int64_t cells = window_size * window_size;
+  const int64_t heads = bias.dim() == 3 ? bias.size(0) : 0;
+  check_shape("bias", bias, {heads, cells, cells});
+  STD_TORCH_CHECK(heads > 0 && qkv.size(3) % (3 * heads) == 0,
+                  "qkv: expected [N, H, W, 3 * C] with C a multiple of the ", heads,
+                  " heads of bias, got ", shape_of(qkv));
+  const auto check_like_qkv = [&](const char* name, const Tensor& tensor) {
+    check_device(name, tensor, qkv, "qkv");
+    STD_TORCH_CHECK(tensor.scalar_type() == qkv.scalar_type(), name, ": expected the type of qkv");
+  };
+  check_like_qkv("bias", bias);
+  if (padding) {
+    check_shape("padding", *padding, {qkv.size(3)});
+    check_like_qkv("padding", *padding);
+  }
+  const msda::WindowProblem problem{qkv.size(0),
+                                    qkv.size(1),
+                                    qkv.size(2),
+                                    heads,
+                                    qkv.size(3) / (3 * heads),
+                                    window_size,
+                                    shift,
+                                    data_type("qkv", qkv)};
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;
