@@ -2,7 +2,7 @@
 
 TensorRT builds an engine with the types in the file. `onnx_path.fp16_exceptions` lists the operators and
 paths that stay float32. The public converters (`float16` of onnxconverter-common and onnxruntime, AutoCast of
-modelopt) go by operator types, node names or measured ranges. They know neither the types of MSDA nodes nor
+modelopt) go by operator types, node names or measured ranges. They know neither the types of our nodes nor
 the paths of coordinates.
 """
 

@@ -144,10 +144,10 @@ class AttentionFinder:
         for use in value.uses():
             if attends(use.node):
                 return True
-            alone = all(x is value or x in self._static for x in use.node.inputs)
-            masks = is_op(use.node, "Mul", "Where")  # the cells in the padding
+            alone = all(x is None or x is value or x in self._static for x in use.node.inputs)
+            joins = is_op(use.node, "Mul", "Where", "Concat")  # masks of the padding, and rolled maps
             passes = is_op(use.node, "Add", "Div", "Cast", *rules.MOVES) and alone
-            if (masks or passes) and any(self._gives(output, attends) for output in use.node.outputs):
+            if (joins or passes) and any(self._gives(output, attends) for output in use.node.outputs):
                 return True
         return False
 

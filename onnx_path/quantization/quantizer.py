@@ -60,7 +60,7 @@ class Quantizer:
         """Copies a model and decides its layers.
 
         Args:
-            model: in float32 or 16 bits; with the bodies of its MSDA nodes, so that onnxruntime runs it.
+            model: in float32 or 16 bits; with function bodies, so that onnxruntime runs it.
             precision: "int8" or "fp8".
             folder: folder of weights outside of the model.
             without: reasons of `policy` that keep no layer, for measurements.

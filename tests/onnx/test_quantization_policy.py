@@ -198,6 +198,19 @@ class Drawing:
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), v)
         self.x = self.add("Add", self.x, self.linear(mixed, CHANNELS, "sixteen"))
 
+    def window_attention(self) -> None:
+        """Cells attend in windows, by one node."""
+        if self.cells:
+            qkv = self.linear(self.x, 3 * CHANNELS, "sixteen")
+            inputs = [
+                self.add("Reshape", qkv, self.constant([1, SIDE, SIDE, 3 * CHANNELS])),
+                self.weight((2, 16, 16)),
+                self.weight((3 * CHANNELS,)),
+            ]
+            found = self.add("WindowAttention", *inputs, domain="msda", window_size=4, shift=2)
+            rows = self.add("Reshape", found, self.constant([1, -1, CHANNELS]))
+            self.x = self.add("Add", self.x, self.linear(rows, CHANNELS, "sixteen"))
+
     def msda(self) -> None:
         """Rows attend to the stem's cells."""
         samples = HEADS_OF_MSDA * 4
@@ -251,6 +264,7 @@ BLOCKS = (
     Drawing.feedforward,
     Drawing.attention,
     Drawing.packed_attention,
+    Drawing.window_attention,
     Drawing.msda,
     Drawing.select,
 )

@@ -14,13 +14,16 @@ import msda
 import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import window_reference
-from onnx_path.domain import PLUGIN_ATTRIBUTES
+from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
 from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.precision import convert_precision
+from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET, functions
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.engines.plugin_engines import plugin_or_skip, save
+from tests.onnx.text_models import text_model
 
 CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAPS = [(2, 8, 8), (1, 9, 7), (3, 3, 5), (2, 1, 13), (1, 12, 16), (0, 4, 4)]
@@ -122,6 +125,40 @@ def test_translation(padded):
     assert [x for x in node.input if x] == ["qkv", "bias", "padding"][: 3 if padded else 2]
     sizes = program.model_proto.graph.output[0].type.tensor_type.shape.dim
     assert [size.dim_value for size in sizes] == [0, 0, 0, 16]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_conversion_to_16_bits(precision):
+    """All inputs of the node become 16-bit; the linear layer's bias, which it reads too, does so once."""
+    random = np.random.default_rng(0)
+    sizes = {"W": (16, 48), "b": (48,), "position": (2, 16, 16), "V": (16, 16)}
+    weights = {name: random.standard_normal(size, dtype=np.float32) / 4 for name, size in sizes.items()}
+    model = text_model(
+        "h = MatMul(x, W) qkv = Add(h, b)"
+        " a = msda.WindowAttention<window_size = 4, shift = 2>(qkv, position, b) y = MatMul(a, V)",
+        "float[2, 9, 7, 16] x",
+        "float[2, 9, 7, 16] y",
+        OPSET_VERSION,
+        domains=DOMAIN,
+        **weights,
+    )
+    add_function_bodies(model)
+    narrow = onnx.ModelProto()
+    narrow.CopyFrom(model)
+    report = convert_precision(narrow, precision)
+    assert (report.converted, report.kept, report.casts) == (4, {}, 2)
+    onnx.checker.check_model(narrow, full_check=True)
+    graph = onnx.shape_inference.infer_shapes(narrow, check_type=True, strict_mode=True).graph
+    types = {x.name: x.data_type for x in graph.initializer}
+    types |= {x.name: x.type.tensor_type.elem_type for x in graph.value_info}
+    (node,) = (x for x in graph.node if x.op_type == WINDOW_ATTENTION)
+    wanted = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
+    assert {types[x] for x in (*node.input, *node.output)} == {wanted}
+    assert len(graph.initializer) == len(weights)
+    x = random.standard_normal((2, 9, 7, 16), dtype=np.float32)
+    (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (narrow, model))
+    error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
+    assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]
 
 
 # Engines. Head dimensions and window sizes of all kernels, one of them of the plain kernel only.
