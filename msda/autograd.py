@@ -40,33 +40,29 @@ def _differentiate_fused(ctx: Any, grad_output: Tensor) -> tuple:
     return grad_value, None, None, grad_reference if wants_reference else None, *grads
 
 
+def _differentiate_window(ctx: Any, grad_output: Tensor) -> tuple:
+    """The gradients of `window_attention`, by its backward operator."""
+    *grads, grad_padding = torch.ops.msda.window_attention_backward(
+        grad_output, *ctx.saved_tensors, *ctx.others
+    )
+    return *grads, None if ctx.saved_tensors[2] is None else grad_padding
+
+
 def _differentiate_by(formula: Callable) -> Callable:
     """The gradients of a backward operator, by differentiating the formula of its result."""
 
     def differentiate(ctx: Any, *grad_outputs: Tensor) -> tuple:
-        grad_output, value, spatial_shapes, level_start_index, *floats = ctx.saved_tensors
+        tensors = dict(enumerate(ctx.saved_tensors))
+        floats = {i: x for i, x in tensors.items() if x is not None and x.is_floating_point()}
 
-        def backward(grad_output: Tensor, value: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
-            return formula(grad_output, value, spatial_shapes, level_start_index, *floats, *ctx.others)
+        def backward(*values: Tensor) -> tuple[Tensor, ...]:
+            return formula(*(tensors | dict(zip(floats, values))).values(), *ctx.others)
 
-        _, vjp = torch.func.vjp(backward, grad_output, value, *floats)
-        grad_grad_output, grad_value, *grads = vjp(grad_outputs)
-        return grad_grad_output, grad_value, None, None, *grads
+        _, vjp = torch.func.vjp(backward, *floats.values())
+        grads = dict(zip(floats, vjp(grad_outputs)))
+        return tuple(map(grads.get, tensors))
 
     return differentiate
-
-
-def _differentiate_window(ctx: Any, grad_output: Tensor) -> tuple:
-    """The gradients of `window_attention`, by computing and differentiating the reference."""
-    tensors = [tensor for tensor in ctx.saved_tensors if tensor is not None]
-
-    def formula(*tensors: Tensor) -> Tensor:
-        padding = tensors[2] if len(tensors) == 3 else None
-        return window_reference.window_attention(*tensors[:2], padding, *ctx.others)
-
-    _, vjp = torch.func.vjp(formula, *tensors)
-    grads = vjp(grad_output)
-    return *grads, *[None] * (len(ctx.saved_tensors) - len(grads))
 
 
 def _has_tangent(tensor: Tensor | None) -> bool:
@@ -81,7 +77,9 @@ def _has_tangent(tensor: Tensor | None) -> bool:
 
 def _is_tensor(kind: torch.JitType) -> bool:
     """Whether an argument is a tensor, or a tensor or None."""
-    return isinstance(kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.TensorType)
+    return isinstance(
+        kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.TensorType
+    )
 
 
 def _register_autograd(name: str, differentiate: Callable, formula: Callable) -> None:
@@ -151,18 +149,37 @@ def _register_vmap(name: str) -> None:
     torch.library.register_vmap(f"msda::{name}", rule)
 
 
-def _vmap_window(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Tensor, int]:
-    """The rule of `window_attention` for vmap: the samples' heads become independent heads."""
+def _register_window_vmap(name: str) -> None:
+    """Registers the rule for vmap of an operator of window attention: the samples' heads become heads."""
+    operator = getattr(torch.ops.msda, name).default
+    schema = [argument.name for argument in operator._schema.arguments]
+    parts = {"grad_output": 1, "qkv": 3, "padding": 3}  # of the last axis, each with all heads
 
-    def samples(index: int) -> Tensor:
-        tensor, dim = arguments[index], in_dims[index]
-        return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    def fold(name: str, tensor: Tensor) -> Tensor:
+        if name == "bias":
+            return tensor.flatten(0, 1)
+        return tensor.unflatten(-1, (parts[name], -1)).movedim(0, -2).flatten(-3)
 
-    qkv = samples(0).unflatten(-1, (3, -1)).movedim(0, 4).flatten(3)  # [N, H, W, 3 * samples * C]
-    bias = samples(1).flatten(0, 1)
-    padding = None if arguments[2] is None else samples(2).unflatten(-1, (3, -1)).movedim(0, 1).flatten()
-    out = torch.ops.msda.window_attention(qkv, bias, padding, *arguments[3:])
-    return out.unflatten(-1, (info.batch_size, -1)), 3
+    def unfold(name: str, tensor: Tensor, samples: int) -> Tensor:
+        if name == "bias":
+            return tensor.unflatten(0, (samples, -1))
+        if not tensor.numel():
+            return tensor.expand(samples, *tensor.shape[:-1], tensor.shape[-1] // samples)
+        return tensor.unflatten(-1, (parts[name], samples, -1)).movedim(-2, 0).flatten(-2)
+
+    def rule(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Any, Any]:
+        joined = list(arguments)
+        for i, (tensor, dim) in enumerate(zip(arguments, in_dims)):
+            if isinstance(tensor, Tensor):
+                samples = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+                joined[i] = fold(schema[i], samples.expand(info.batch_size, *samples.shape[1:]))
+        results = operator(*joined)
+        if isinstance(results, Tensor):
+            return unfold("grad_output", results, info.batch_size), 0
+        named = zip(("qkv", "bias", "padding"), results)
+        return tuple(unfold(name, result, info.batch_size) for name, result in named), (0, 0, 0)
+
+    torch.library.register_vmap(f"msda::{name}", rule)
 
 
 def register() -> None:
@@ -175,4 +192,7 @@ def register() -> None:
     for name in ("attention", "fused_attention", "attention_backward", "fused_attention_backward"):
         _register_vmap(name)
     _register_autograd("window_attention", _differentiate_window, window_reference.window_attention)
-    torch.library.register_vmap("msda::window_attention", _vmap_window)
+    formula = window_reference.window_attention_backward
+    _register_autograd("window_attention_backward", _differentiate_by(formula), formula)
+    for name in ("window_attention", "window_attention_backward"):
+        _register_window_vmap(name)

@@ -1,7 +1,7 @@
 """The operators: the public functions, and their registrations in Python (fake tensors, autocast).
 
 `csrc/binding.cpp` registers the schemas and the implementations for CPU and CUDA, `msda.autograd` the
-derivatives. On the CPU the reference implements window attention.
+derivatives. Window attention runs as its reference on the CPU.
 """
 
 from __future__ import annotations
@@ -172,20 +172,21 @@ def window_attention(
         qkv: [N, H, W, 3 * C] float32, float16, bfloat16 or float64, the output of the linear layer that makes
             queries, keys and values. The last axis is (3, heads, d).
         bias: [heads, L, L] in qkv's type, added to the logits of (query, key): the relative position bias.
-        padding: [3 * C] in qkv's type, the qkv of padded cells. In Swin these cells are zero before the linear
-            layer, so it is the layer's bias. None: zeros.
+        padding: [3 * C] in qkv's type, the qkv of padded cells. In Swin these cells are zero before the
+            linear layer, so it is the layer's bias. None: zeros.
         window_size: side of a window in cells, 1 or more.
         shift: 0 to window_size - 1; Swin shifts every second block by window_size // 2. The operator does not
             change it for maps that one window covers.
 
     Returns:
         [N, H, W, C] in qkv's type; the last axis is (heads, d). Logits, softmax and sums are float32
-        (float64 for float64). The result is the same in every run. In 16 bits, CUDA kernels round the softmax's
-        weights to that type before the product with the values. Autocast casts qkv, bias and padding.
+        (float64 for float64). The result is the same in every run. In 16 bits the CUDA kernel rounds the
+        softmax's weights to that type before the product with the values. Autocast casts qkv, bias and
+        padding.
 
         Differentiable in qkv, bias and padding, any number of times and in both modes, with `torch.func` and
-        under `torch.vmap`. A kernel computes the result; the derivatives come from PyTorch operations, which
-        hold the logits of all windows in memory.
+        under `torch.vmap`. A kernel computes the result. PyTorch operations compute the derivatives, and hold
+        the logits of all windows in memory.
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was.
@@ -263,11 +264,19 @@ def _window_attention_fake(qkv, bias, padding, window_size, shift):
     return qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3)
 
 
+@torch.library.register_fake("msda::window_attention_backward")
+def _window_attention_backward_fake(grad_output, qkv, bias, padding, window_size, shift):
+    grad_padding = qkv.new_empty(0) if padding is None else _contiguous(padding)
+    return _contiguous(qkv), _contiguous(bias), grad_padding
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
+for _key in ("CPU", "CUDA"):
+    torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
 
 autograd.register()
 

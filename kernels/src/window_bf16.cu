@@ -3,7 +3,7 @@
 
 namespace msda {
 
-template cudaError_t run_window<__nv_bfloat16>(WindowKernel, const WindowProblem&, const WindowArguments&,
-                                    cudaStream_t);
+template cudaError_t run_window<__nv_bfloat16>(WindowKernel, const WindowProblem&,
+                                               const WindowArguments&, cudaStream_t);
 
 }  // namespace msda

@@ -4,6 +4,6 @@
 namespace msda {
 
 template cudaError_t run_window<__half>(WindowKernel, const WindowProblem&, const WindowArguments&,
-                                    cudaStream_t);
+                                        cudaStream_t);
 
 }  // namespace msda

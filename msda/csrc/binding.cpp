@@ -318,10 +318,13 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "Tensor level_start_index, Tensor reference_points, Tensor sampling_offsets, "
       "Tensor attention_logits, int[]? points_per_level=None, bool reference_gradient=True, "
       "bool deterministic=False) -> (Tensor, Tensor, Tensor, Tensor)");
-  // msda/ops.py implements it for the CPU.
+  // msda/ops.py implements it for the CPU, and its gradients for both devices.
   library.def(
       "window_attention(Tensor qkv, Tensor bias, Tensor? padding, int window_size, int shift) -> "
       "Tensor");
+  library.def(
+      "window_attention_backward(Tensor grad_output, Tensor qkv, Tensor bias, Tensor? padding, "
+      "int window_size, int shift) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {

@@ -171,14 +171,9 @@ inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& 
     check_shape("padding", *padding, {qkv.size(3)});
     check_like_qkv("padding", *padding);
   }
-  const msda::WindowProblem problem{qkv.size(0),
-                                    qkv.size(1),
-                                    qkv.size(2),
-                                    heads,
-                                    qkv.size(3) / (3 * heads),
-                                    window_size,
-                                    shift,
-                                    data_type("qkv", qkv)};
+  const msda::WindowProblem problem{
+      qkv.size(0), qkv.size(1), qkv.size(2),          heads, qkv.size(3) / (3 * heads),
+      window_size, shift,       data_type("qkv", qkv)};
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

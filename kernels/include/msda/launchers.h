@@ -25,9 +25,9 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
 cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
                              cudaStream_t stream);
 
-// MSDA_FORWARD, MSDA_BACKWARD and MSDA_WINDOW force a kernel by its name. Where one of them names no
-// kernel, the launchers return cudaErrorInvalidValue, and this function returns a message that lists the names;
-// otherwise it returns an empty string.
+// MSDA_FORWARD, MSDA_BACKWARD and MSDA_WINDOW force a kernel by its name. Where one of them names
+// no kernel, the launchers return cudaErrorInvalidValue, and this function returns a message that
+// lists the names; otherwise it returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

@@ -1,4 +1,5 @@
-// From a problem to a compiled kernel of window attention. kernels/src compiles each type by itself.
+// From a problem to a compiled kernel of window attention. kernels/src compiles each type by
+// itself.
 #pragma once
 
 #include "msda/window_choice.h"

@@ -4,7 +4,8 @@
 //           map (Swin Transformer, arXiv:2103.14030, eq. 4; window_cells.cuh).
 // Layout    qkv [N,H,W,3,heads,d], bias [heads,L,L], padding [3,heads,d], out [N,H,W,heads,d].
 //           Logits, softmax and sums are float (double with doubles).
-// Threads   A warp computes 32 channels of one query cell and head. It takes 32 keys at a time: each
+// Threads   A warp computes 32 channels of one query cell and head. It takes 32 keys at a time:
+// each
 //           lane makes the logit of one key, and then adds up one channel of all 32 values. The
 //           softmax is computed online: a new maximum scales the earlier sums.
 // Limits    those of check() in window_params.h. Deterministic: a fixed order of sums.
@@ -94,8 +95,8 @@ template <typename T>
 cudaError_t launch_window_plain(const WindowProblem& problem, const WindowArguments& arguments,
                                 cudaStream_t stream) {
   const int64_t parts = (problem.head_dim + 31) / 32;
-  const int64_t warps = problem.num_windows() * problem.window_size * problem.window_size *
-                        problem.num_heads * parts;
+  const int64_t warps =
+      problem.num_windows() * problem.window_size * problem.window_size * problem.num_heads * parts;
   return launch_linear(window_plain_kernel<T>, warps * 32, kPlainWindowThreads, stream,
                        WindowMap(problem), arguments, static_cast<int>(problem.num_heads),
                        static_cast<int>(problem.head_dim));

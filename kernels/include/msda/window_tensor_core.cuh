@@ -30,10 +30,10 @@ struct WindowConfig {
   using T = T_;
   static constexpr int kWindow = kWindow_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kCells = kWindow * kWindow;        // L
-  static constexpr int kRows = (kCells + 15) / 16 * 16;   // with rows that fill the last tile
-  static constexpr int kKeys = kWindow == 12 ? 16 : 32;   // of a step
-  static constexpr bool kWide = kHeadDim == 64;           // registers hold one tile only
+  static constexpr int kCells = kWindow * kWindow;       // L
+  static constexpr int kRows = (kCells + 15) / 16 * 16;  // with rows that fill the last tile
+  static constexpr int kKeys = kWindow == 12 ? 16 : 32;  // of a step
+  static constexpr bool kWide = kHeadDim == 64;          // registers hold one tile only
   static constexpr int kTiles = kWide ? 1 : kWindow == 12 ? 3 : 2;
   static constexpr int kWarps = kRows / 16 / kTiles;  // of a team
   static constexpr int kTeams = kWindow == 16 ? 1 : kWindow == 12 ? (kWide ? 2 : 4) : 8 / kWarps;
@@ -45,8 +45,8 @@ struct WindowConfig {
   static constexpr int kBiasRow = 2 * kRows + 16;
   static constexpr int kBiasBytes = kSharedBias ? kRows * kBiasRow : 0;
   static constexpr int kRow = 2 * kHeadDim;
-  static constexpr int kMatrix = kRows * kRow;          // q, k or v of a window
-  static constexpr int kTeamBytes = 5 * kMatrix;        // q, and k and v of two windows
+  static constexpr int kMatrix = kRows * kRow;    // q, k or v of a window
+  static constexpr int kTeamBytes = 5 * kMatrix;  // q, and k and v of two windows
   static constexpr int shared_bytes(int teams) { return kBiasBytes + teams * kTeamBytes; }
 
   static_assert(kRows % kKeys == 0 && kKeys % 16 == 0 && kRows % (16 * kTiles) == 0);
@@ -94,10 +94,8 @@ class WindowWarp {
 #pragma unroll
     for (int i = 0; i < 16 * kTiles; i += 32 / kChunks) {
       const int row = first_row_ + i + lane / kChunks;
-      const int64_t cell =
-          map_.cell(window, row / Config::kWindow, row % Config::kWindow);
-      const bool read =
-          row < Config::kCells && (cell >= 0 || arguments_.padding != nullptr);
+      const int64_t cell = map_.cell(window, row / Config::kWindow, row % Config::kWindow);
+      const bool read = row < Config::kCells && (cell >= 0 || arguments_.padding != nullptr);
       const T* const source =
           cell < 0 && read ? padding : qkv + max(cell, int64_t{0}) * 3 * channels_;
       const int place = chunk_of<Config::kHeadDim>(row, chunk);
@@ -214,8 +212,8 @@ class WindowWarp {
                             static_cast<int64_t>(head_) * Config::kCells * Config::kCells;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const T* const address =
-            bias + (row(lane_, tile) + i % 2 * 8) * Config::kCells + key + i / 2 * 8 + column(lane_);
+        const T* const address = bias + (row(lane_, tile) + i % 2 * 8) * Config::kCells + key +
+                                 i / 2 * 8 + column(lane_);
         words[i] = __ldg(reinterpret_cast<const uint32_t*>(address));
       }
     }
@@ -235,7 +233,8 @@ class WindowWarp {
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          if (region(row(lane, tile) + j / 2 * 8) != regions[j % 2]) logits[tile][i][j] += kWindowMask;
+          if (region(row(lane, tile) + j / 2 * 8) != regions[j % 2])
+            logits[tile][i][j] += kWindowMask;
         }
       }
     }
@@ -335,8 +334,7 @@ class WindowWarp {
       for (int half = 0; half < 2; ++half) {
         const float scale = 1.0f / sum_over_quad(total[tile][half]);
         const int query = row(lane, tile) + 8 * half;
-        const int64_t cell =
-            map_.cell(window, query / Config::kWindow, query % Config::kWindow);
+        const int64_t cell = map_.cell(window, query / Config::kWindow, query % Config::kWindow);
         const bool inside = query < Config::kCells && cell >= 0;
         T* const address = output + (inside ? cell * channels_ : 0) + channel;
 #pragma unroll
@@ -348,8 +346,7 @@ class WindowWarp {
             words[i] = pack<T>(four[2 * half] * scale, four[2 * half + 1] * scale);
           }
           const uint32_t other = __shfl_xor_sync(kFullMask, odd ? words[0] : words[1], 1);
-          const uint2 joined =
-              odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
+          const uint2 joined = odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
           if (inside) *reinterpret_cast<uint2*>(address + 16 * depth) = joined;
         }
       }
@@ -446,21 +443,20 @@ cudaError_t launch_window_tensor_core(const WindowProblem& problem,
   if (status != cudaSuccess) return status;
   const int64_t windows = problem.num_windows();
   const int fitting = (shared_limit - Config::kBiasBytes) / Config::kTeamBytes;
-  const int teams =
-      static_cast<int>(std::min<int64_t>({Config::kTeams, fitting, windows}));
+  const int teams = static_cast<int>(std::min<int64_t>({Config::kTeams, fitting, windows}));
   if (major < 8 || fitting < 1) return cudaErrorNotSupported;
 
   // As many blocks as the GPU holds at once, but none without a window for each team.
   const int64_t resident = int64_t{multiprocessors} * Config::kBlocks;
-  const int64_t slices = std::clamp<int64_t>(resident / problem.num_heads, 1,
-                                             (windows + teams - 1) / teams);
+  const int64_t slices =
+      std::clamp<int64_t>(resident / problem.num_heads, 1, (windows + teams - 1) / teams);
   const auto kernel = window_tensor_core_kernel<Config>;
   const int shared_bytes = Config::shared_bytes(teams);
   status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
-  cudaLaunchConfig_t config = launch_config(
-      dim3(static_cast<unsigned>(slices * problem.num_heads)), teams * Config::kWarps * 32, stream);
+  cudaLaunchConfig_t config = launch_config(dim3(static_cast<unsigned>(slices * problem.num_heads)),
+                                            teams * Config::kWarps * 32, stream);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   return cudaLaunchKernelEx(&config, kernel, WindowMap(problem), arguments,
                             static_cast<int>(problem.num_heads), static_cast<int>(slices));

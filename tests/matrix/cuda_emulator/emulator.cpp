@@ -122,9 +122,15 @@ std::string coordinates(const uint3& x) {
 
 // "a shuffle (softmax.cuh:12, mask 0xffffffff)"
 std::string describe(const Thread& thread) {
-  static const char* const kNames[] = {"nothing",    "a shuffle",  "__ballot_sync", "__all_sync",
-                                       "__any_sync", "__syncwarp", "an operation of the warp",
-                                       "__syncthreads", "bar.sync"};
+  static const char* const kNames[] = {"nothing",
+                                       "a shuffle",
+                                       "__ballot_sync",
+                                       "__all_sync",
+                                       "__any_sync",
+                                       "__syncwarp",
+                                       "an operation of the warp",
+                                       "__syncthreads",
+                                       "bar.sync"};
   std::string text = kNames[static_cast<int>(thread.operation)];
   text += std::string(" (") + file_name(thread.site) + ":" + std::to_string(thread.site.line);
   if (!of_block(thread.operation)) {
@@ -386,7 +392,8 @@ void meet_some(int barrier, int count, Site site) {
   std::vector<int> others;
   for (int i = 0; i < static_cast<int>(threads.size()); ++i) {
     const Thread& other = threads[i];
-    if (i == current || other.operation != Operation::kSyncSome || other.source != barrier) continue;
+    if (i == current || other.operation != Operation::kSyncSome || other.source != barrier)
+      continue;
     others.push_back(i);
   }
   if (static_cast<int>(others.size()) + 1 < count) return change_thread();

@@ -15,8 +15,9 @@
 //     an array in registers or static shared memory, integer overflow, a shift too far;
 //   - reading or writing after the end of dynamic shared memory.
 // An asynchronous copy into shared memory happens when its thread waits for it, or, where the order
-// is drawn, at any time from its beginning on. Shared memory holds garbage when a block begins. The emulator does not find a wrong index through
-// a pointer into shared memory, nor an addition that should have been atomic.
+// is drawn, at any time from its beginning on. Shared memory holds garbage when a block begins. The
+// emulator does not find a wrong index through a pointer into shared memory, nor an addition that
+// should have been atomic.
 #pragma once
 
 #include <cuda_runtime_api.h>

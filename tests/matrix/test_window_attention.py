@@ -1,0 +1,474 @@
+"""Window attention: every backend against `msda.window_reference` in float64, and against Swin's blocks."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchvision.models import swin_transformer
+
+import msda
+from benchmarks.operator_errors import TOLERANCE, relative_error
+from codetr.config import SwinConfig
+from codetr.model.backbones.swin import SwinBlock
+from codetr.model.backbones.windows import GatheredWindows, SlicedWindows
+from tests.matrix import backends, emulated_kernels
+from tests.matrix.against_reference import FLOOR
+from tests.matrix.cuda_emulator import compile_for_cpu
+
+TUNED_WINDOWS, TUNED_HEADS = (7, 8, 12, 16), (16, 32, 64)
+
+
+class Inputs(NamedTuple):
+    """The arguments of the operator."""
+
+    qkv: Tensor
+    bias: Tensor
+    padding: Tensor | None
+    window_size: int
+    shift: int
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Changes every tensor."""
+        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
+
+    def truth(self) -> Tensor:
+        return msda.window_reference.window_attention(*self.map(Tensor.double))
+
+    def floor(self) -> float:
+        """FLOOR times the norm that the result would have with equal weights and no padding, see
+        `relative_error`. A few cells in a padding of zeros can have weights that are all rounding."""
+        values = self.qkv.double().unflatten(-1, (3, -1))[..., 2, :]
+        return FLOOR * values.norm().item() / self.window_size
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and contents of a call."""
+
+    window_size: int
+    head_dim: int
+    batch: int = 1
+    height: int = 9
+    width: int = 10
+    num_heads: int = 2
+    shift: int = 0
+    padded: bool = True
+    spread: float = 1.0
+    seed: int = 0
+
+    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
+        """Normal numbers, with `spread` times as large queries and biases."""
+        generator = torch.Generator().manual_seed(self.seed)
+        draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+        channels, cells = self.num_heads * self.head_dim, self.window_size**2
+        qkv = draw(self.batch, self.height, self.width, 3 * channels)
+        qkv[..., :channels] *= self.spread
+        bias = self.spread * draw(self.num_heads, cells, cells)
+        padding = draw(3 * channels) if self.padded else None
+        inputs = Inputs(qkv, bias, padding, self.window_size, self.shift)
+        return inputs.map(lambda x: x.to(device, dtype))
+
+
+@st.composite
+def cases(draw: st.DrawFn, tuned: bool) -> Case:
+    window = draw(st.sampled_from(TUNED_WINDOWS) if tuned else st.integers(1, 9))
+    side = st.integers(1, window + 3 if window > 12 else 2 * window + 3)
+    return Case(
+        window_size=window,
+        head_dim=draw(st.sampled_from(TUNED_HEADS) if tuned else st.integers(1, 40)),
+        batch=draw(st.integers(1, 2)),
+        height=draw(side),
+        width=draw(side),
+        num_heads=draw(st.integers(1, 3)),
+        shift=draw(st.one_of(st.just(0), st.just(window // 2), st.integers(0, window - 1))),
+        padded=draw(st.booleans()),
+        spread=draw(st.sampled_from((1.0, 4.0))),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute the operator. `kernel` is what it forces (MSDA_WINDOW)."""
+
+    name: str
+    device: str = "cpu"
+    run: Callable[..., Tensor] = msda.window_attention
+    dtypes: tuple[torch.dtype, ...] = tuple(backends.DTYPES.values())
+    missing: Callable[[torch.dtype], str | None] = lambda dtype: None
+    kernel: str | None = None
+
+    def compute(self, inputs: Inputs, order: int = 0) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            if self.kernel:
+                patch.setenv("MSDA_WINDOW", self.kernel)
+            options = (order,) if self.name.startswith("emulator") else ()
+            return self.run(*inputs, *options)
+
+    def check(self, inputs: Inputs, order: int = 0) -> None:
+        """Fails unless the result is as near to the truth as its type allows."""
+        output, expected = self.compute(inputs, order), inputs.truth()
+        assert output.dtype == inputs.qkv.dtype
+        error, allowed = relative_error(output, expected, inputs.floor()), TOLERANCE[output.dtype]
+        assert error <= allowed, f"relative error {error:.2e}, allowed {allowed:.0e}"
+
+
+def kernels(prefix: str, **options: Any) -> tuple[Backend, ...]:
+    """The library's choice, and each kernel forced."""
+    return (
+        Backend(prefix, **options),
+        Backend(f"{prefix}-plain", **options, kernel="plain"),
+        Backend(f"{prefix}-tensor_core", **options, kernel="tensor_core", dtypes=backends.SIXTEEN_BIT),
+    )
+
+
+EMULATED = kernels(
+    "emulator", run=emulated_kernels.window_attention, missing=lambda dtype: compile_for_cpu.missing()
+)
+ALL = (
+    Backend("torch-cpu"),
+    *EMULATED,
+    *kernels("torch-cuda", device="cuda", missing=backends.no_gpu),
+)
+
+
+def matrix(rows: tuple[Backend, ...]) -> pytest.MarkDecorator:
+    """Parametrises a test by backend and type."""
+    short = {dtype: name for name, dtype in backends.DTYPES.items()}
+    return pytest.mark.parametrize(
+        ("backend", "dtype"),
+        [
+            pytest.param(
+                backend,
+                dtype,
+                id=f"{backend.name}-{short[dtype]}",
+                marks=[pytest.mark.gpu] if backend.device == "cuda" else [],
+            )
+            for backend in rows
+            for dtype in backend.dtypes
+        ],
+    )
+
+
+def skip_unless_ready(backend: Backend, dtype: torch.dtype) -> None:
+    if reason := backend.missing(dtype):
+        pytest.skip(reason)
+
+
+@matrix(ALL)
+def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
+    skip_unless_ready(backend, dtype)
+    tuned = st.just(True) if backend.kernel == "tensor_core" else st.booleans()
+
+    @settings(max_examples=settings.default.max_examples // (2 if backend in EMULATED else 1))
+    @given(case=tuned.flatmap(cases))
+    def check(case: Case) -> None:
+        backend.check(case.inputs(dtype, backend.device), order=case.seed)
+
+    check()
+
+
+FORMS = [Case(w, d, 2, w + 3, 2 * w, shift=w // 2) for w in TUNED_WINDOWS for d in TUNED_HEADS]
+
+
+@matrix(tuple(backend for backend in ALL if backend.kernel == "tensor_core"))
+@pytest.mark.parametrize("case", FORMS, ids=lambda case: f"{case.window_size}x{case.head_dim}")
+def test_every_form(backend: Backend, dtype: torch.dtype, case: Case) -> None:
+    """Every compiled form, with padding, shift and more windows than a block has at once."""
+    skip_unless_ready(backend, dtype)
+    backend.check(case.inputs(dtype, backend.device), order=7)
+
+
+@matrix(tuple(backend for backend in ALL if backend.kernel))
+def test_extreme_logits(backend: Backend, dtype: torch.dtype) -> None:
+    """A maximum that rises in every step, logits of hundreds, keys that the bias excludes."""
+    skip_unless_ready(backend, dtype)
+    for window in (7, 12):
+        inputs = Case(window, 32, shift=window // 2, height=13).inputs(dtype, backend.device)
+        cells = window**2
+        rising = torch.arange(cells, device=backend.device) * (300 / cells)
+        backend.check(inputs._replace(bias=inputs.bias + rising.round().to(dtype)))
+        backend.check(inputs._replace(bias=inputs.bias + rising.flip(0).round().to(dtype)))
+        excluded = inputs.bias.clone()
+        excluded[:, ::2, cells // 3 :] = -torch.inf
+        excluded[:, 1::2, : cells // 2] = -torch.inf
+        backend.check(inputs._replace(bias=excluded))
+
+
+@matrix(tuple(backend for backend in ALL if backend.kernel))
+def test_value_that_is_not_finite(backend: Backend, dtype: torch.dtype) -> None:
+    """A NaN spoils its window and head only."""
+    skip_unless_ready(backend, dtype)
+    inputs = Case(8, 16, height=16, width=16).inputs(dtype, backend.device)
+    inputs.qkv[0, 2, 3, 64] = torch.nan  # a value of head 0
+    output = backend.compute(inputs)
+    spoiled = output.isnan()
+    assert spoiled[0, :8, :8, 0].all() and spoiled.sum() == 64
+
+
+def test_pointer_that_is_not_aligned() -> None:
+    """The plain kernel runs; the other one refuses."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    inputs = Case(7, 16).inputs(torch.float16)
+    shifted = torch.empty(inputs.qkv.numel() + 1, dtype=torch.float16)[1:].view_as(inputs.qkv)
+    inputs = inputs._replace(qkv=shifted.copy_(inputs.qkv))
+    EMULATED[0].check(inputs)
+    with pytest.raises(emulated_kernels.NotSupported):
+        EMULATED[2].compute(inputs)
+
+
+def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    inputs = Case(7, 16).inputs(torch.float16, device)
+    monkeypatch.setenv("MSDA_WINDOW", "fastest")
+    run, error = msda.window_attention, RuntimeError
+    if device == "cpu":
+        if reason := compile_for_cpu.missing():
+            pytest.skip(reason)
+        run, error = emulated_kernels.window_attention, emulated_kernels.EmulatorError
+    with pytest.raises(
+        error, match=r"MSDA_WINDOW: expected one of plain, tensor_core, or no value.*'fastest'"
+    ):
+        run(*inputs)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6), (2, 5, 0)], ids=str)
+def test_empty(shape: tuple[int, int, int], device: str) -> None:
+    bias = torch.zeros(2, 9, 9, device=device)
+    assert msda.window_attention(torch.zeros(*shape, 24, device=device), bias, None, 3, 1).shape == (
+        *shape,
+        8,
+    )
+
+
+def test_layouts(device: str) -> None:
+    """Tensors that are not contiguous."""
+    inputs = Case(7, 16, shift=3).inputs(torch.float32, device)
+    strided = inputs.map(lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0))
+    torch.testing.assert_close(msda.window_attention(*strided), msda.window_attention(*inputs))
+
+
+# Against Swin.
+
+
+@pytest.mark.parametrize("windows", [SlicedWindows, GatheredWindows])
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_equals_a_swin_block(windows: type, shifted: bool, qkv_bias: bool, device: str) -> None:
+    config = SwinConfig("SwinTransformer", window_size=7, qkv_bias=qkv_bias, mlp_ratio=2)
+    block = SwinBlock(64, 2, config, shifted, 0.0).to(device).eval()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 10, 15, 64, device=device)
+    cut = windows(x, 7)
+    rows = x.flatten(0, 2) if windows is GatheredWindows else x
+
+    bias = block.attn.relative_position_bias_table[block.attn.relative_position_index].permute(2, 0, 1)
+    qkv = block.attn.qkv(block.norm1(x))
+    attended = msda.window_attention(qkv, bias, block.attn.qkv.bias, 7, 3 if shifted else 0)
+    found = x + block.attn.proj(attended)
+    found = found + block.mlp(block.norm2(found))
+    torch.testing.assert_close(found, block(rows, cut).view_as(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_equals_torchvision(shift: int, device: str) -> None:
+    """Padding and mask as in torchvision, for a map that no window covers along an axis."""
+    x, weight = torch.randn(2, 9, 17, 32, device=device), torch.randn(96, 32, device=device) / 4
+    qkv_bias, bias = torch.randn(96, device=device), torch.randn(2, 49, 49, device=device)
+    identity = torch.eye(32, device=device)
+    expected = swin_transformer.shifted_window_attention(
+        x, weight, identity, bias[None], [7, 7], 2, [shift, shift], qkv_bias=qkv_bias
+    )
+    found = msda.window_attention(x @ weight.T + qkv_bias, bias, qkv_bias, 7, shift)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+# In PyTorch.
+
+SMALL = Case(3, 4, batch=2, height=5, width=7, shift=1)
+
+
+def with_gradients(inputs: Inputs) -> tuple[Inputs, list[Tensor]]:
+    inputs = inputs.map(lambda x: x.detach().requires_grad_())
+    return inputs, [x for x in inputs if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_derivatives(padded: bool, device: str) -> None:
+    """First derivatives in both modes, second derivatives, torch.func and vmap."""
+    case = Case(2, 2, batch=1, height=3, width=4, num_heads=1, shift=1, padded=padded)
+    _, tensors = with_gradients(case.inputs(torch.float64, device))
+
+    def run(*tensors: Tensor) -> Tensor:
+        padding = tensors[2] if padded else None
+        return msda.window_attention(*tensors[:2], padding, case.window_size, case.shift)
+
+    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, tensors)
+    expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
+    numbers = tuple(range(len(tensors)))
+    found = torch.func.grad(lambda *x: run(*x).square().sum(), numbers)(*(x.detach() for x in tensors))
+    torch.testing.assert_close(found, expected)
+    samples = [torch.stack((x, 2 * x)).detach() for x in tensors]
+    mapped = torch.vmap(run)(*samples)
+    torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(2)]))
+    mapped = torch.vmap(run, (1, *[None] * (len(tensors) - 1)))(samples[0].movedim(0, 1), *tensors[1:])
+    torch.testing.assert_close(mapped[1], run(2 * tensors[0], *tensors[1:]))
+
+
+@pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
+def test_gradients(dtype: torch.dtype, device: str) -> None:
+    rounded = SMALL.inputs(dtype, device)
+    inputs, tensors = with_gradients(rounded)
+    wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
+    grad_output = torch.randn(2, 5, 7, 8, device=device).to(dtype)
+    found = torch.autograd.grad(msda.window_attention(*inputs), tensors, grad_output)
+    expected = torch.autograd.grad(wide.truth(), wide_tensors, grad_output.double())
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert relative_error(one, other) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("case", [SMALL, Case(4, 3, padded=False)], ids=["padded", "not_padded"])
+def test_opcheck(case: Case, dtype: torch.dtype, device: str) -> None:
+    inputs, _ = with_gradients(case.inputs(dtype, device))
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.library.opcheck(torch.ops.msda.window_attention.default, tuple(inputs), **tolerance)
+
+
+def test_opcheck_of_backward(device: str) -> None:
+    backward = torch.ops.msda.window_attention_backward.default
+    for case in (SMALL, Case(4, 3, padded=False)):
+        inputs = case.inputs(torch.float32, device)
+        grad_output = torch.randn_like(msda.window_attention(*inputs))
+        torch.library.opcheck(backward, (grad_output, *inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_compile(device: str) -> None:
+    """torch.compile without a graph break, forward and backward, with sizes that change."""
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    compiled = torch.compile(msda.window_attention, fullgraph=True, backend=backend, dynamic=True)
+    for case in (SMALL, Case(3, 4, 3, 8, 6, shift=1)):
+        inputs, tensors = with_gradients(case.inputs(torch.float32, device))
+        found, expected = compiled(*inputs), msda.window_attention(*inputs)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_export() -> None:
+    """torch.export, strict, with dynamic batch, height and width; the graph keeps the operator whole."""
+
+    class Call(nn.Module):
+        def forward(self, qkv: Tensor, bias: Tensor, padding: Tensor) -> Tensor:
+            return msda.window_attention(qkv, bias, padding, 3, 1)
+
+    batch, height, width = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "H", "W"))
+    shapes = ({0: batch, 1: height, 2: width}, None, None)
+    tensors = SMALL.inputs(torch.float32)[:3]
+    program = torch.export.export(Call(), tensors, dynamic_shapes=shapes, strict=True)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert torch.ops.msda.window_attention.default in targets
+    again = Case(3, 4, batch=3, height=2, width=11).inputs(torch.float32)[:3]
+    torch.testing.assert_close(program.module()(*again), Call()(*again))
+
+
+@pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
+def test_autocast(dtype: torch.dtype, device: str) -> None:
+    """All tensors are cast, except float64; gradients have the inputs' types."""
+    inputs, tensors = with_gradients(SMALL.inputs(torch.float32, device))
+    mixed = inputs._replace(qkv=inputs.qkv.to(dtype))
+    with torch.autocast(device, dtype):
+        output = msda.window_attention(*mixed)
+        assert msda.window_attention(*SMALL.inputs(torch.float64, device)).dtype == torch.float64
+    assert torch.equal(output, msda.window_attention(*inputs.map(lambda x: x.to(dtype))))
+    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
+        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
+def test_cuda_graph_on_another_stream(dtype: torch.dtype) -> None:
+    """A replay reads the present values of the inputs, and every run gives the same bits."""
+    inputs = Case(12, 32, 2, 50, 70, 6, shift=6).inputs(dtype, "cuda")
+    msda.window_attention(*inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = msda.window_attention(*inputs)
+    inputs.qkv.mul_(0.5)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(output, msda.window_attention(*inputs))
+
+
+def test_docstring_example() -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(msda.window_attention, globs={"torch": torch})
+    example.globs["window_attention"] = msda.window_attention
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# Wrong arguments.
+
+
+class Row(NamedTuple):
+    """One wrong argument: its name, the change that makes it wrong, and parts of the message."""
+
+    argument: str
+    change: Callable[[Any], Any]
+    says: tuple[str, ...]
+    error: type[Exception] = ValueError
+
+    def __str__(self) -> str:
+        return f"{self.argument}-{self.says[-1]}".replace(" ", "_")
+
+
+WRONG = (
+    Row("qkv", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
+    Row("qkv", lambda x: x.int(), ("float32, float16, bfloat16 or float64", "torch.int32"), TypeError),
+    Row("qkv", lambda x: x[0], ("[N, H, W, 3 * C]", "[5, 7, 24]")),
+    Row("qkv", lambda x: x[..., :-3], ("multiple of the 2 heads", "[2, 5, 7, 21]")),
+    Row("bias", lambda x: x.half(), ("torch.float32 as qkv", "torch.float16"), TypeError),
+    Row("bias", lambda x: x[0], ("[heads, L, L]", "[9, 9]")),
+    Row("bias", lambda x: x[:, :4, :4], ("[2, 9, 9]", "[2, 4, 4]")),
+    Row("padding", lambda x: 0.0, ("torch.Tensor", "float"), TypeError),
+    Row("padding", lambda x: x.double(), ("torch.float32 as qkv", "torch.float64"), TypeError),
+    Row("padding", lambda x: x[:8], ("[3 * C] = [24]", "[8]")),
+    Row("window_size", lambda x: 3.0, ("int", "3.0"), TypeError),
+    Row("window_size", lambda x: 0, ("1 or more", "0")),
+    Row("shift", lambda x: None, ("int", "None"), TypeError),
+    Row("shift", lambda x: -1, ("window_size - 1 = 2", "-1")),
+    Row("shift", lambda x: 3, ("window_size - 1 = 2", "got 3")),
+)
+# PyTorch calls the implementation for meta tensors, which reads nothing.
+ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as qkv", "meta"))
+
+
+@pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
+def test_wrong_argument(row: Row) -> None:
+    arguments = SMALL.inputs(torch.float32)._asdict()
+    arguments[row.argument] = row.change(arguments[row.argument])
+    for module in (msda, msda.window_reference):
+        with pytest.raises(row.error) as caught:
+            module.window_attention(**arguments)
+        assert str(caught.value).startswith(f"{row.argument}: "), str(caught.value)
+        assert all(part in str(caught.value) for part in row.says), str(caught.value)
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+def test_raw_operator_is_safe(row: Row, device: str) -> None:
+    """The registered operator, called without the public function's checks, raises too."""
+    arguments = SMALL.inputs(torch.float32, device)._asdict()
+    arguments[row.argument] = row.change(arguments[row.argument])
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        torch.ops.msda.window_attention(**arguments)
