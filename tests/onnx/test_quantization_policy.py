@@ -30,7 +30,7 @@ COUNTS = {
     "bevformer_spatial": (0, 2, 1, 0, 1, 0, 0),
     "bevformer_temporal": (0, 2, 1, 0, 1, 0, 0),
     "co_dino_r50": (15, 4, 10, 8, 3, 12, 0),
-    "co_dino_swin": (30, 6, 13, 12, 9, 5, 1),
+    "co_dino_swin": (15, 6, 13, 16, 14, 5, 1),
     "d_fine": (32, 4, 17, 18, 4, 87, 0),
     "deformable_detr": (13, 6, 9, 4, 10, 9, 0),
     "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9, 0),
