@@ -228,7 +228,7 @@ def quantize(
     """
     result, report = (folder / f"{path.stem}.{precision}.{end}" for end in ("onnx", "quantize.json"))
     if not (result.exists() and report.exists()):
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:  # of this call, as others may run beside it
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:  # other calls may run beside this one
             data = Path(temporary, "calibration.npz")
             np.savez(data, **calibration)
             words = ["onnx_path.quantize", path, result, "--precision", precision, "--data", data]

@@ -138,7 +138,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
     }
-    # Another converter may have promoted a tensor. A wrong type becomes the last of those that the plugin takes.
+    # Another converter may have promoted a tensor, which then gets the last type that the plugin takes.
     operator, inputs = TARGETS[target], []
     own = next(iter(tensors.values())).dtype.name
     for argument, tensor in tensors.items():

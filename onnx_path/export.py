@@ -168,7 +168,7 @@ def write_onnx(
     function_bodies: bool = True,
     output_names: Sequence[str] = OUTPUT_NAMES,
 ) -> Counter[str]:
-    """Writes a traced detector as an ONNX file, its calls of `torch.ops.msda` as nodes of domain `msda`.
+    """Writes a traced detector as an ONNX file, calls of `torch.ops.msda` as nodes of domain `msda`.
 
     The weights are in the file, or in <path>.data beside it if a protobuf cannot hold them. Dynamic sizes get
     the names batch, height and width.
@@ -176,8 +176,7 @@ def write_onnx(
     Args:
         exported: result of `codetr.export.traced_model.export_program` on the CPU.
         path: file to write.
-        function_bodies: give nodes of domain `msda` a body of standard operators, so that any ONNX runtime can
-            run them.
+        function_bodies: give nodes of domain `msda` a body of standard operators, for any ONNX runtime.
         output_names: names of the model's outputs, in order.
 
     Returns:

@@ -58,9 +58,9 @@ def inspect(
 ) -> int:
     """Show the layers, memory and times of a TensorRT engine.
 
-    Prints the engine's size, memory, inputs and outputs, and its layers by kind: MSDA, window attention,
-    matrix products and so on. With --profile, also the time of each. For a quantised engine it also prints the
-    products that fell back from 8 bits, and why. Needs a GPU, or a file of trtexec --exportLayerInfo.
+    Prints the engine's size, memory, inputs and outputs, and its layers by kind: MSDA, matrix products,
+    window attention and so on. With --profile, also the time of each. For a quantised engine it also prints
+    the products that fell back from 8 bits, and why. Needs a GPU, or a file of trtexec --exportLayerInfo.
 
     Example: codetr inspect model.engine --profile --chart times.svg --graph graph.svg
 

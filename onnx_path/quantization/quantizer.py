@@ -79,7 +79,7 @@ class Quantizer:
         onnx.load_external_data_for_model(self.model, str(folder))
         raise_opset(self.model, OPSET)
         copy = ir.from_proto(self.model)
-        # PyTorch's older exporter writes equal biases as copies of one; TensorRT's INT8 kernels need constants.
+        # PyTorch's older exporter copies equal biases from one; TensorRT's INT8 kernels need constants.
         ir.passes.common.IdentityEliminationPass()(copy)
         fold_batch_norms(copy.graph)
         self.model = ir.to_proto(copy)

@@ -45,7 +45,7 @@ def test_plugin_layer(network, operator, fields, said):
 
 
 def converted(network: Mock, monkeypatch: pytest.MonkeyPatch, target, types, *numbers, **given) -> list:
-    """Converts a call, with tensors a, b, ... of some types and then `numbers`; returns the layer's inputs."""
+    """Converts a call of tensors of some types, and `numbers`; returns the types of the layer's inputs."""
 
     def tensor(dtype: str, label: str) -> SimpleNamespace:
         return SimpleNamespace(dtype=SimpleNamespace(name=dtype), label=label)
