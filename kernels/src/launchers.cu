@@ -109,20 +109,26 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
 cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
                              cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
+  const auto run = [&](WindowKernel kernel) {
+    switch (problem.type) {
+      case DataType::kFloat32:
+        return run_window<float>(kernel, problem, arguments, stream);
+      case DataType::kFloat16:
+        return run_window<__half>(kernel, problem, arguments, stream);
+      case DataType::kBFloat16:
+        return run_window<__nv_bfloat16>(kernel, problem, arguments, stream);
+      case DataType::kFloat64:
+        return run_window<double>(kernel, problem, arguments, stream);
+    }
+    return cudaErrorInvalidValue;
+  };
   WindowKernel kernel = choose_window(problem, arguments);
   if (!force(kWindowVariable, kWindowKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
-  switch (problem.type) {
-    case DataType::kFloat32:
-      return run_window<float>(kernel, problem, arguments, stream);
-    case DataType::kFloat16:
-      return run_window<__half>(kernel, problem, arguments, stream);
-    case DataType::kBFloat16:
-      return run_window<__nv_bfloat16>(kernel, problem, arguments, stream);
-    case DataType::kFloat64:
-      return run_window<double>(kernel, problem, arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  const cudaError_t status = run(kernel);
+  // The problem fits the kernel, but this GPU does not.
+  const bool forced = std::getenv(kWindowVariable) != nullptr && *std::getenv(kWindowVariable);
+  return status == cudaErrorNotSupported && !forced ? run(WindowKernel::kPlain) : status;
 }
 
 }  // namespace msda

@@ -12,17 +12,13 @@ struct Window {
   int image;
   int row, column;              // of its first cell, before the roll
   int row_split, column_split;  // inner rows and columns from these on are another region
-
-  // Whether cells of several regions meet, which must not attend to each other.
-  __device__ __forceinline__ bool masked(int size) const {
-    return row_split < size || column_split < size;
-  }
-
-  // The region of a cell at an inner row and column.
-  __device__ __forceinline__ int region(int inner_row, int inner_column) const {
-    return (inner_row >= row_split ? 2 : 0) + (inner_column >= column_split ? 1 : 0);
-  }
 };
+
+// The region of a cell at an inner row and column, 0 to 3. Cells attend within their region.
+__device__ __forceinline__ int region_of(int inner_row, int inner_column, int row_split,
+                                         int column_split) {
+  return (inner_row >= row_split ? 2 : 0) + (inner_column >= column_split ? 1 : 0);
+}
 
 // The map in 32-bit numbers, a kernel argument.
 struct WindowMap {
@@ -41,9 +37,9 @@ struct WindowMap {
 
   // The window of a number: image by image, row by row.
   __device__ __forceinline__ Window window(int number) const {
-    const int image_and_row = number / across;
+    const int image_and_row = divide(number, across);
     const int column = number - image_and_row * across;
-    const int image = image_and_row / down;
+    const int image = divide(image_and_row, down);
     const int row = image_and_row - image * down;
     const bool shifted = shift > 0;
     return {image, row * size + shift, column * size + shift,

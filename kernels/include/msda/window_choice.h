@@ -27,9 +27,10 @@ inline bool can_run(WindowKernel kernel, const WindowProblem& problem,
   const int64_t window = problem.window_size, channels = problem.head_dim;
   return size_of(problem.type) == 2 &&
          (window == 7 || window == 8 || window == 12 || window == 16) &&
-         (channels == 16 || channels == 32 || channels == 64) && aligned(arguments.qkv, 16) &&
-         aligned(arguments.bias, window == 7 ? 2 : 16) && aligned(arguments.padding, 16) &&
-         aligned(arguments.output, 16);
+         (channels == 16 || channels == 32 || channels == 64) &&
+         problem.batch_size * problem.height * problem.width <= INT32_MAX &&
+         aligned(arguments.qkv, 16) && aligned(arguments.bias, window == 7 ? 2 : 16) &&
+         aligned(arguments.padding, 16) && aligned(arguments.output, 16);
 }
 
 // The fastest kernel.

@@ -8,8 +8,7 @@
 
 namespace msda {
 
-// Runs a kernel that can_run() the problem. The plain kernel runs in place of a chosen one that the
-// GPU cannot run; a forced one fails.
+// Runs a kernel that can_run() the problem. Returns cudaErrorNotSupported where this GPU cannot.
 template <typename T>
 cudaError_t run_window(WindowKernel kernel, const WindowProblem& problem,
                        const WindowArguments& arguments, cudaStream_t stream) {

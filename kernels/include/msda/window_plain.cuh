@@ -49,7 +49,10 @@ __global__ void __launch_bounds__(kPlainWindowThreads)
   const T* const q = qkv + query_cell * 3 * channels + head * head_dim;
   const T* const bias =
       static_cast<const T*>(arguments.bias) + (static_cast<int64_t>(head) * cells + query) * cells;
-  const int query_region = window.region(query_row, query_column);
+  const auto region = [&](int row, int column) {
+    return region_of(row, column, window.row_split, window.column_split);
+  };
+  const int query_region = region(query_row, query_column);
   const Real scale = 1 / sqrt(static_cast<Real>(head_dim));
   const int channel = part * warpSize + lane;
 
@@ -69,7 +72,7 @@ __global__ void __launch_bounds__(kPlainWindowThreads)
       Real product = 0;
       for (int i = 0; k != nullptr && i < head_dim; ++i) product += widen(q[i]) * widen(k[i]);
       logit = product * scale + widen(bias[key]);
-      if (window.region(key / map.size, key % map.size) != query_region) logit += kWindowMask;
+      if (region(key / map.size, key % map.size) != query_region) logit += kWindowMask;
     }
     const Real before = largest;
     largest = max(largest, max_over_group(logit, warpSize));

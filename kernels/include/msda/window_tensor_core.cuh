@@ -82,26 +82,54 @@ class WindowWarp {
         bias_(bias),
         team_(team) {}
 
-  // Begins to copy the warp's rows of q, and of k and v into one of two buffers.
-  __device__ __forceinline__ void begin_load(int number, int buffer) const {
-    constexpr int kChunks = Config::kHeadDim / 8;
+  // A window's cells, numbered in [N, H, W], in the warp's rows: lane i holds those of rows i and
+  // i + 32.
+  struct Cells {
+    static constexpr int kPadding = -1;  // in the map's padding
+    static constexpr int kNone = -2;     // beyond the window
+    int cell[(16 * kTiles + 31) / 32];
+    int row_split, column_split;  // of the window
+  };
+
+  __device__ __forceinline__ Cells find(int number) const {
     const Window window = map_.window(number);
+    Cells cells;
+    cells.row_split = window.row_split;
+    cells.column_split = window.column_split;
+#pragma unroll
+    for (int i = 0; i < (16 * kTiles + 31) / 32; ++i) {
+      const int row = first_row_ + 32 * i + no_hoist(lane_);
+      const int64_t cell = map_.cell(window, row / Config::kWindow, row % Config::kWindow);
+      cells.cell[i] = row < Config::kCells ? static_cast<int>(cell) : Cells::kNone;
+    }
+    return cells;
+  }
+
+  // Begins to copy the warp's rows of q, and of k and v into one of two buffers.
+  __device__ __forceinline__ void begin_load(const Cells& cells, int buffer) const {
+    constexpr int kChunks = Config::kHeadDim / 8;
     const int lane = no_hoist(lane_);
     const int chunk = lane % kChunks;
-    const T* const qkv = head_of(arguments_.qkv);
-    const T* const padding = head_of(arguments_.padding);
-    char* const key_values = team_ + (1 + 2 * buffer) * Config::kMatrix;
+    const int channel = head_ * Config::kHeadDim + chunk * 8;
+    const T* const qkv = static_cast<const T*>(arguments_.qkv) + channel;
+    const bool zeros = arguments_.padding == nullptr;
+    const T* const padding = zeros ? qkv : static_cast<const T*>(arguments_.padding) + channel;
+    char* const queries = team_ + first_row_ * Config::kRow;
+    char* const keys = queries + (1 + 2 * buffer) * Config::kMatrix;
 #pragma unroll
     for (int i = 0; i < 16 * kTiles; i += 32 / kChunks) {
-      const int row = first_row_ + i + lane / kChunks;
-      const int64_t cell = map_.cell(window, row / Config::kWindow, row % Config::kWindow);
-      const bool read = row < Config::kCells && (cell >= 0 || arguments_.padding != nullptr);
-      const T* const source =
-          cell < 0 && read ? padding : qkv + max(cell, int64_t{0}) * 3 * channels_;
-      const int place = chunk_of<Config::kHeadDim>(row, chunk);
-      copy_async(team_ + place, source + chunk * 8, read);
-      copy_async(key_values + place, source + chunk * 8 + channels_, read);
-      copy_async(key_values + Config::kMatrix + place, source + chunk * 8 + 2 * channels_, read);
+      // All lanes name the same register of Cells: i is a multiple of 32 / kChunks, which
+      // divides 32.
+      const int cell = __shfl_sync(kFullMask, cells.cell[i / 32], i % 32 + lane / kChunks);
+      const char* const q =
+          cell >= 0 ? multiply_add_address(reinterpret_cast<const char*>(qkv), cell, 6 * channels_)
+                    : reinterpret_cast<const char*>(padding);
+      const bool read = cell >= 0 || (cell == Cells::kPadding && !zeros);
+      const int place =
+          i / 8 * 8 * Config::kRow + chunk_of<Config::kHeadDim>(i % 8 + lane / kChunks, chunk);
+      copy_async(queries + place, q, read);
+      copy_async(keys + place, q + 2 * channels_, read);
+      copy_async(keys + Config::kMatrix + place, q + 4 * channels_, read);
     }
   }
 
@@ -119,8 +147,8 @@ class WindowWarp {
   }
 
   // Attends in a window whose keys and values are in a buffer, and writes the result.
-  __device__ __forceinline__ void attend(int number, int buffer) {
-    const bool masked = map_.window(number).masked(Config::kWindow);
+  __device__ __forceinline__ void attend(const Cells& cells, int buffer) {
+    const bool masked = cells.row_split < Config::kWindow || cells.column_split < Config::kWindow;
     const char* const keys = team_ + (1 + 2 * buffer) * Config::kMatrix;
     float largest[kTiles][2], total[kTiles][2], sums[kTiles][2 * kDepth][4];
 #pragma unroll
@@ -140,12 +168,12 @@ class WindowWarp {
     for (int first_key = 0; first_key < Config::kRows; first_key += Config::kKeys) {
       float logits[kTiles][2 * kPairs][4];
       make_logits(logits, keys, first_key);
-      if (masked) mask(logits, map_.window(number), first_key);
-      raise_largest(logits, largest, total, sums);
+      if (masked) mask(logits, cells, first_key);
+      raise_largest(logits, first_key == 0, largest, total, sums);
       make_weights(logits, largest, total);
       add_values(logits, keys + Config::kMatrix, first_key, sums);
     }
-    write(map_.window(number), total, sums);
+    write(cells, total, sums);
   }
 
  private:
@@ -220,10 +248,11 @@ class WindowWarp {
   }
 
   // Adds the mask between cells of several regions.
-  __device__ __forceinline__ void mask(Logits& logits, const Window& window, int first_key) const {
+  __device__ __forceinline__ void mask(Logits& logits, const Cells& cells, int first_key) const {
     const int lane = no_hoist(lane_);
     const auto region = [&](int cell) {
-      return window.region(cell / Config::kWindow, cell % Config::kWindow);
+      return region_of(cell / Config::kWindow, cell % Config::kWindow, cells.row_split,
+                       cells.column_split);
     };
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) {
@@ -240,9 +269,10 @@ class WindowWarp {
     }
   }
 
-  // Raises the maxima, in units of log2, where a logit exceeds them by more than kSlack.
-  __device__ __forceinline__ void raise_largest(const Logits& logits, Rows& largest, Rows& total,
-                                                Sums& sums) const {
+  // Raises the maxima, in units of log2, where a logit exceeds them by more than kSlack. In the
+  // first step all sums are zero.
+  __device__ __forceinline__ void raise_largest(const Logits& logits, bool first_step,
+                                                Rows& largest, Rows& total, Sums& sums) const {
     float own[kTiles][2];
     bool raises = false;
 #pragma unroll
@@ -266,6 +296,7 @@ class WindowWarp {
         const float most = max_over_quad(own[tile][half]);
         const float fade = exp2_approx(largest[tile][half] - most);
         largest[tile][half] = most;
+        if (first_step) continue;
         total[tile][half] *= fade;
 #pragma unroll
         for (int i = 0; i < 2 * kDepth; ++i) {
@@ -322,21 +353,20 @@ class WindowWarp {
   }
 
   // Divides by the sum of the weights. Two lanes exchange words, so that each stores 8 bytes.
-  __device__ __forceinline__ void write(const Window& window, const Rows& total,
+  __device__ __forceinline__ void write(const Cells& cells, const Rows& total,
                                         const Sums& sums) const {
-    T* const output = static_cast<T*>(arguments_.output) + head_ * Config::kHeadDim;
     const int lane = no_hoist(lane_);
     const bool odd = lane % 2 == 1;
-    const int channel = lane % 4 / 2 * 4 + (odd ? 8 : 0);
+    const int channel = head_ * Config::kHeadDim + lane % 4 / 2 * 4 + (odd ? 8 : 0);
+    T* const output = static_cast<T*>(arguments_.output) + channel;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float scale = 1.0f / sum_over_quad(total[tile][half]);
-        const int query = row(lane, tile) + 8 * half;
-        const int64_t cell = map_.cell(window, query / Config::kWindow, query % Config::kWindow);
-        const bool inside = query < Config::kCells && cell >= 0;
-        T* const address = output + (inside ? cell * channels_ : 0) + channel;
+        const float scale = __fdividef(1.0f, sum_over_quad(total[tile][half]));
+        const int cell =
+            __shfl_sync(kFullMask, cells.cell[tile / 2], tile % 2 * 16 + 8 * half + lane / 4);
+        T* const address = output + static_cast<int64_t>(cell) * channels_;
 #pragma unroll
         for (int depth = 0; depth < kDepth; ++depth) {
           uint32_t words[2];
@@ -347,7 +377,7 @@ class WindowWarp {
           }
           const uint32_t other = __shfl_xor_sync(kFullMask, odd ? words[0] : words[1], 1);
           const uint2 joined = odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
-          if (inside) *reinterpret_cast<uint2*>(address + 16 * depth) = joined;
+          if (cell >= 0) *reinterpret_cast<uint2*>(address + 16 * depth) = joined;
         }
       }
     }
@@ -356,11 +386,6 @@ class WindowWarp {
   // Over the four lanes that share a row.
   static __device__ __forceinline__ float max_over_quad(float x) { return max_over_group(x, 4); }
   static __device__ __forceinline__ float sum_over_quad(float x) { return sum_over_group(x, 4); }
-
-  // The head's first channel of a tensor of cells.
-  __device__ __forceinline__ const T* head_of(const void* tensor) const {
-    return static_cast<const T*>(tensor) + head_ * Config::kHeadDim;
-  }
 
   const WindowMap& map_;
   const WindowArguments& arguments_;
@@ -417,14 +442,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   WindowWarp<Config> worker(map, arguments, num_heads, head, warp, shared,
                             shared + Config::kBiasBytes + team * Config::kTeamBytes);
   int window = static_cast<int>(windows * slice / slices) + team;
-  if (window < end) worker.begin_load(window, 0);
+  typename WindowWarp<Config>::Cells cells{};
+  if (window < end) {
+    cells = worker.find(window);
+    worker.begin_load(cells, 0);
+  }
   wait_for_copies();
   __syncthreads();
   for (int buffer = 0; window < end; window += teams, buffer ^= 1) {
     worker.take_queries();
     __syncwarp();
-    if (window + teams < end) worker.begin_load(window + teams, buffer ^ 1);
-    worker.attend(window, buffer);
+    auto next = cells;
+    if (window + teams < end) {
+      next = worker.find(window + teams);
+      worker.begin_load(next, buffer ^ 1);
+    }
+    worker.attend(cells, buffer);
+    cells = next;
     wait_for_copies();
     sync_some(1 + team, kTeamThreads);
   }
