@@ -182,6 +182,14 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
     assert lines[:2] == ["types -1", "shapes -1"] and "reference_points, projection), got 6" in errors
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_number_of_inputs_of_window_attention(probe, library, count):
+    tensors = [*GOOD[WINDOW_ATTENTION, WINDOW].split(), "float16:96"][:count]
+    lines, errors = run_probe(probe, library, WINDOW_ATTENTION, WINDOW, tensors)
+    assert lines[:2] == ["types -1", "shapes -1"]
+    assert f"expected 2 or 3 inputs (qkv, bias, padding), got {count}" in errors
+
+
 @pytest.mark.parametrize(("operator", "fields", "index", "tensor", "message"), BAD)
 def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, message):
     tensors = GOOD[operator, fields].split()

@@ -1,6 +1,6 @@
 // What the plugins of all operators share: TensorRT's interfaces, the checks of types and sizes,
 // and the report of errors. A plugin has one output, of the first input's type. It has no
-// arithmetic, no workspace and no state between calls.
+// arithmetic and no workspace.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -100,7 +100,7 @@ class Plugin : public nvinfer1::IPluginV3,
   std::string timing_cache_id_;
   // Type of the first input in the network's definition, see supportsFormatCombination.
   mutable std::optional<nvinfer1::DataType> declared_type_;
-  int32_t num_inputs_ = 0;  // of the last onShapeChange
+  int32_t num_inputs_ = 0;  // of onShapeChange, which TensorRT calls before enqueue
   // Storage of the result of getFieldsToSerialize.
   std::vector<nvinfer1::PluginField> serialized_;
   nvinfer1::PluginFieldCollection collection_{};

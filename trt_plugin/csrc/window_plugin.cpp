@@ -24,6 +24,14 @@ std::string describe(WindowProblem const& problem) {
          " shift=" + std::to_string(problem.shift) + " " + msda::name(problem.type);
 }
 
+bool fits(int32_t count) { return count == kFewestInputs || count == kFewestInputs + 1; }
+
+void check_count(int32_t count) {
+  if (fits(count)) return;
+  throw std::invalid_argument("expected 2 or 3 inputs (qkv, bias, padding), got " +
+                              std::to_string(count));
+}
+
 void check_problem(WindowProblem const& problem) {
   const std::string wrong = check(problem);
   if (!wrong.empty()) throw std::invalid_argument(wrong);
@@ -47,19 +55,14 @@ WindowPlugin::WindowPlugin(int32_t window_size, int32_t shift)
   msda::trt::check_problem(problem);
 }
 
-bool WindowPlugin::accepts_count(int32_t num_inputs) const {
-  return num_inputs == kFewestInputs || num_inputs == kFewestInputs + 1;
-}
+bool WindowPlugin::accepts_count(int32_t num_inputs) const { return fits(num_inputs); }
 
 bool WindowPlugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
   return index == 0 ? is_floating(types[0]) : types[index] == types[0];
 }
 
 void WindowPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
-  if (!accepts_count(count)) {
-    throw std::invalid_argument("expected 2 or 3 inputs (qkv, bias, padding), got " +
-                                std::to_string(count));
-  }
+  check_count(count);
   for (int32_t i = 0; i < count; ++i) {
     if (accepts_type(i, types)) continue;
     const std::string expected =
@@ -70,6 +73,7 @@ void WindowPlugin::check_types(nvinfer1::DataType const* types, int32_t count) c
 }
 
 void WindowPlugin::check_sizes(Dims const* dims, int32_t count) const {
+  check_count(count);
   for (int32_t i = 0; i < count; ++i) {
     if (dims[i].nbDims != kRanks[i]) fail(i, "", dims[i]);
   }
