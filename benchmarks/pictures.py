@@ -41,7 +41,7 @@ def row_name(row: dict) -> str:
 
 
 def _chart(row: dict) -> str:
-    return f"_{row['dtype']}_{row['distribution']}" if "dtype" in row else ""
+    return "".join(f"_{row[key]}" for key in ("dtype", "distribution") if key in row)
 
 
 def _group(row: dict) -> str:

@@ -65,7 +65,7 @@ def read(file: Path) -> dict:
 
 def markdown(content: dict) -> str:
     """Returns the tables of a result file, below the machine and the command."""
-    tables = msda_tables if content["kind"] == "msda" else fields_table
+    tables = operator_tables if content["kind"] in ("msda", "window_attention") else fields_table
     return f"{origin(content)}\n\n{tables(content)}\n"
 
 
@@ -103,11 +103,11 @@ def _fields(row: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield prefix + name, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def msda_tables(content: dict) -> str:
-    """Returns a table of microseconds for each distribution and type: a row a method, a column a problem."""
+def operator_tables(content: dict) -> str:
+    """Returns a table of microseconds for each type and distribution: a row a method, a column a problem."""
     tables: dict[tuple[str, str], dict[str, dict[str, dict]]] = {}
     for row in content["results"]:
-        methods = tables.setdefault((row["dtype"], row["distribution"]), {})
+        methods = tables.setdefault((row["dtype"], row.get("distribution")), {})
         methods.setdefault(row["method"], {})[row["problem"]["name"]] = row
     texts = []
     for (dtype, distribution), methods in tables.items():
@@ -117,7 +117,8 @@ def msda_tables(content: dict) -> str:
             errors = [row.get("relative_error") or 0.0 for row in cells.values()]
             times = [microseconds(cells.get(problem)) for problem in problems]
             rows.append([method, *times, f"{max(errors):.1e}" if any(errors) else ""])
-        head = [f"{dtype}, {distribution}; median us", *problems, "largest relative error"]
+        inputs = ", ".join(filter(None, (dtype, distribution)))
+        head = [f"{inputs}; median us", *problems, "largest relative error"]
         texts.append(table(head, rows))
     return "\n\n".join(texts)
 

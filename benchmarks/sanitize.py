@@ -14,6 +14,7 @@ import torch
 import msda
 from benchmarks import operator_errors, timing
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
+from benchmarks.window_attention import WindowProblem, truth
 from codetr.cli.program import run_program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -26,8 +27,10 @@ def run_edge_cases() -> int:
     range, empty and ragged problems, odd head sizes, unaligned tensors, and wrong level sizes. The results
     are compared with the reference on the CPU, which detects a kernel that did not run.
 
-    MSDA_FORWARD and MSDA_BACKWARD force a kernel (kernels/include/msda/forward_choice.h). Cases that it
-    cannot run are counted as left out.
+    Window attention runs with padding, shift, and every compiled window and head size.
+
+    MSDA_FORWARD, MSDA_BACKWARD and MSDA_WINDOW force a kernel (kernels/include/msda/forward_choice.h). Cases
+    that it cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -41,7 +44,7 @@ def run_edge_cases() -> int:
         try:
             error = run()
         except RuntimeError as reason:
-            forced = "MSDA_FORWARD" in os.environ or "MSDA_BACKWARD" in os.environ
+            forced = any(f"MSDA_{kernel}" in os.environ for kernel in ("FORWARD", "BACKWARD", "WINDOW"))
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
             left_out += 1
@@ -64,6 +67,11 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
             yield what, operator_errors.TOLERANCE[dtype], partial(check, inputs, unaligned, index_dtype)
     for dtype in DTYPES:
         yield f"wrong levels {dtype}", 0.0, partial(wrong_levels, dtype)
+    sizes = itertools.product(DTYPES, (5, 7, 8, 12, 16), (16, 20, 32, 64), (False, True))
+    for dtype, window, head_dim, unaligned in sizes:
+        problem = WindowProblem("edge", window + 3, 3 * window, 2, window, window // 2, head_dim, batch=2)
+        what = f"window {window} head {head_dim} {dtype} unaligned={unaligned}"
+        yield what, operator_errors.TOLERANCE[dtype], partial(check_window, problem, dtype, unaligned)
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
@@ -88,6 +96,13 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     # A sample may only just touch a level. Errors of results below a hundredth of a usual one are absolute.
     floor = 0.01 * expected.numel() ** 0.5
     return operator_errors.relative_error(output.cpu(), expected, floor)
+
+
+def check_window(problem: WindowProblem, dtype: torch.dtype, unaligned: bool) -> float:
+    """Runs window attention on the GPU, and returns its error against the CPU's reference."""
+    inputs = problem.inputs(dtype, "cpu")
+    moved = (to_gpu(x, unaligned, torch.int64) if isinstance(x, torch.Tensor) else x for x in inputs)
+    return operator_errors.relative_error(msda.window_attention(*moved).cpu(), truth(inputs))
 
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:

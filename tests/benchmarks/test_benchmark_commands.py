@@ -18,7 +18,7 @@ ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-@pytest.mark.parametrize("module", ["msda", "detector", "sanitize", "training"])
+@pytest.mark.parametrize("module", ["msda", "detector", "sanitize", "training", "window_attention"])
 def test_without_gpu(module: str, capsys) -> None:
     assert importlib.import_module(f"benchmarks.{module}").main([]) == 1
     printed = capsys.readouterr()
@@ -54,6 +54,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("surgery", [], "FILE.onnx"),
         ("surgery", ["pyproject.toml"], "pyproject.toml: expected an ONNX file"),
         ("training", ["--problem", "co_dino_r50"], "expected MODEL:HEIGHTxWIDTH:BATCH"),
+        ("window_attention", ["--methods", "magic"], "--methods"),
     ],
 )
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:

@@ -6,14 +6,21 @@
 //           from window to window. Each team of its warps takes one window at a time; the next
 //           window's q, k and v come by asynchronous copies meanwhile.
 // Warps     A warp has kTiles tiles of 16 query rows and takes kKeys keys in a step: their logits
-//           stay in registers, and become the first factor of the product with v there. So k and v
-//           leave shared memory once for kTiles tiles.
-// Softmax   online over the steps. The sums are scaled by a new maximum only if it exceeds the old
-//           one by more than kSlack; until then weights are at most 2^kSlack, which T can hold.
+//           become weights, and these the first factor of the product with v, in registers. So k
+//           and v leave shared memory once for kTiles tiles.
+// Softmax   relative to the maximum of the first step, while no lane's weights of a step add up to
+//           more than kMostWeight, which T can hold. Else the warp raises the maximum, scales the
+//           earlier sums, and makes the weights again. So most steps need no maximum.
 // Shared    rows of q, k and v with their chunks of 16 bytes permuted (chunk_of()), rows of the
 //           bias 16 bytes apart, so that no eight rows of a matrix share a bank.
 // Traffic   qkv once, past L1, and the output once. A head's bias once for each of its blocks.
-// Limits    those of window_choice.h; 99 to 227 KB of shared memory. Deterministic.
+// Registers sm_90, for 16, 32 and 64 channels, no spills:
+//             7 x 7     124 127 122   256 threads, 49, 89 and 89 KB of shared memory, 2 blocks
+//             8 x 8     128 124 117   the same
+//             12 x 12   125 166 148   384, 384 and 288 threads, 133, 223 and 133 KB, 1 block
+//             16 x 16   158 190 128   256, 256 and 512 threads, 172, 212 and 160 KB, 1 block
+// Limits    those of window_choice.h. A GPU with less shared memory runs fewer teams; where none
+//           fits, the plain kernel runs. Deterministic.
 #pragma once
 
 #include <algorithm>
@@ -32,11 +39,16 @@ struct WindowConfig {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kCells = kWindow * kWindow;       // L
   static constexpr int kRows = (kCells + 15) / 16 * 16;  // with rows that fill the last tile
-  static constexpr int kKeys = kWindow == 12 ? 16 : 32;  // of a step
   static constexpr bool kWide = kHeadDim == 64;          // registers hold one tile only
   static constexpr int kTiles = kWide ? 1 : kWindow == 12 ? 3 : 2;
+  // Of a step: the most keys whose weights leave registers for everything else.
+  static constexpr int kKeys = [] {
+    if (kWindow == 12) return kWide ? 48 : 16;
+    const bool few = (kWindow == 8 && kHeadDim == 32) || (kWindow == 16 && kWide);
+    return few ? 16 : 64;
+  }();
   static constexpr int kWarps = kRows / 16 / kTiles;  // of a team
-  static constexpr int kTeams = kWindow == 16 ? 1 : kWindow == 12 ? (kWide ? 2 : 4) : 8 / kWarps;
+  static constexpr int kTeams = kWindow == 16 ? 1 : kWindow == 12 ? (kWide ? 1 : 4) : 8 / kWarps;
   static constexpr int kThreads = kTeams * kWarps * 32;
   static constexpr int kBlocks = kWindow < 12 ? 2 : 1;  // of a multiprocessor
 
@@ -68,7 +80,7 @@ class WindowWarp {
   static constexpr int kTiles = Config::kTiles;
   static constexpr int kDepth = Config::kHeadDim / 16;  // products of 16 channels
   static constexpr int kPairs = Config::kKeys / 16;     // of 8 keys, in a step
-  static constexpr float kSlack = 8;
+  static constexpr float kMostWeight = 4096;
 
   __device__ __forceinline__ WindowWarp(const WindowMap& map, const WindowArguments& arguments,
                                         int num_heads, int head, int warp, const char* bias,
@@ -166,18 +178,31 @@ class WindowWarp {
     }
 #pragma unroll 1
     for (int first_key = 0; first_key < Config::kRows; first_key += Config::kKeys) {
-      float logits[kTiles][2 * kPairs][4];
-      make_logits(logits, keys, first_key);
-      if (masked) mask(logits, cells, first_key);
-      raise_largest(logits, first_key == 0, largest, total, sums);
-      make_weights(logits, largest, total);
-      add_values(logits, keys + Config::kMatrix, first_key, sums);
+      uint32_t weights[kTiles][kPairs][4];
+      float more[kTiles][2];
+      bool raise = first_key == 0;
+      while (true) {
+        if (raise) raise_largest(cells, masked, keys, first_key, largest, total, sums);
+        // Two loops of products, because a branch within would keep nvcc from interleaving them.
+        const bool small =
+            masked ? make_weights<true>(weights, more, cells, keys, first_key, largest)
+                   : make_weights<false>(weights, more, cells, keys, first_key, largest);
+        if (raise || __all_sync(kFullMask, small)) break;
+        raise = true;
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        total[tile][0] += more[tile][0];
+        total[tile][1] += more[tile][1];
+      }
+      add_values(weights, keys + Config::kMatrix, first_key, sums);
     }
     write(cells, total, sums);
   }
 
  private:
-  using Logits = float[kTiles][2 * kPairs][4];
+  using Logits = float[kTiles][2][4];  // of 16 keys
+  using Weights = uint32_t[kTiles][kPairs][4];
   using Rows = float[kTiles][2];  // a number for each of the lane's rows
   using Sums = float[kTiles][2 * kDepth][4];
 
@@ -188,46 +213,42 @@ class WindowWarp {
   // The first of a lane's two columns in 8.
   static __device__ __forceinline__ int column(int lane) { return lane % 4 * 2; }
 
-  // logits = q k^T / sqrt(d) + bias
-  __device__ __forceinline__ void make_logits(Logits& logits, const char* keys,
-                                              int first_key) const {
-    const float scale = Config::kHeadDim == 16   ? 0.25f
-                        : Config::kHeadDim == 64 ? 0.125f
-                                                 : 0.17677669529663687f;
+  // logits = q k^T / sqrt(d) + bias, and the mask, of 16 keys
+  __device__ __forceinline__ void make_logits(Logits& logits, const Cells& cells, bool masked,
+                                              const char* keys, int key) const {
+    constexpr float kScale = Config::kHeadDim == 16   ? 0.25f
+                             : Config::kHeadDim == 64 ? 0.125f
+                                                      : 0.17677669529663687f;
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int key = first_key + 16 * pair;
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int i = 0; i < 4; ++i) logits[tile][0][i] = logits[tile][1][i] = 0;
+    }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) logits[tile][2 * pair][i] = logits[tile][2 * pair + 1][i] = 0;
-      }
-#pragma unroll
-      for (int depth = 0; depth < kDepth; ++depth) {
-        uint32_t words[4];
-        const int lane_row = lane_ / 16 * 8 + lane_ % 8;
-        load_matrices(words, keys + key * Config::kRow +
-                                 chunk_of<Config::kHeadDim>(lane_row, 2 * depth + lane_ / 8 % 2));
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_accumulate<T>(logits[tile][2 * pair], query_[tile][depth], words[0], words[1]);
-          multiply_accumulate<T>(logits[tile][2 * pair + 1], query_[tile][depth], words[2],
-                                 words[3]);
-        }
-      }
+    for (int depth = 0; depth < kDepth; ++depth) {
+      uint32_t words[4];
+      const int lane_row = lane_ / 16 * 8 + lane_ % 8;
+      load_matrices(words, keys + key * Config::kRow +
+                               chunk_of<Config::kHeadDim>(lane_row, 2 * depth + lane_ / 8 % 2));
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        uint32_t words[4];
-        read_bias(words, tile, key);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 two = unpack(bits<Packed<T>>(words[i]));
-          float(&four)[4] = logits[tile][2 * pair + i / 2];
-          four[i % 2 * 2] = four[i % 2 * 2] * scale + two.x;
-          four[i % 2 * 2 + 1] = four[i % 2 * 2 + 1] * scale + two.y;
-        }
+        multiply_accumulate<T>(logits[tile][0], query_[tile][depth], words[0], words[1]);
+        multiply_accumulate<T>(logits[tile][1], query_[tile][depth], words[2], words[3]);
       }
     }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      uint32_t words[4];
+      read_bias(words, tile, key);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 two = unpack(bits<Packed<T>>(words[i]));
+        float(&four)[4] = logits[tile][i / 2];
+        four[i % 2 * 2] = four[i % 2 * 2] * kScale + two.x;
+        four[i % 2 * 2 + 1] = four[i % 2 * 2 + 1] * kScale + two.y;
+      }
+    }
+    if (masked) mask(logits, cells, key);
   }
 
   // The bias of a tile and 16 keys: rows g and g + 8 of the first 8 keys, then of the others.
@@ -255,48 +276,49 @@ class WindowWarp {
                        cells.column_split);
     };
 #pragma unroll
-    for (int i = 0; i < 2 * kPairs; ++i) {
+    for (int i = 0; i < 2; ++i) {
       const int key = first_key + 8 * i + column(lane);
       const int regions[2] = {region(key), region(key + 1)};
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          if (region(row(lane, tile) + j / 2 * 8) != regions[j % 2])
-            logits[tile][i][j] += kWindowMask;
+          const bool apart = region(row(lane, tile) + j / 2 * 8) != regions[j % 2];
+          if (apart) logits[tile][i][j] += kWindowMask;
         }
       }
     }
   }
 
-  // Raises the maxima, in units of log2, where a logit exceeds them by more than kSlack. In the
-  // first step all sums are zero.
-  __device__ __forceinline__ void raise_largest(const Logits& logits, bool first_step,
-                                                Rows& largest, Rows& total, Sums& sums) const {
-    float own[kTiles][2];
-    bool raises = false;
+  // Raises the maxima, in units of log2, to those of a step. In the first step all sums are zero.
+  __device__ __forceinline__ void raise_largest(const Cells& cells, bool masked, const char* keys,
+                                                int first_key, Rows& largest, Rows& total,
+                                                Sums& sums) const {
+    float most[kTiles][2];
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile) most[tile][0] = most[tile][1] = -INFINITY;
+#pragma unroll 1
+    for (int key = first_key; key < first_key + Config::kKeys; key += 16) {
+      Logits logits;
+      make_logits(logits, cells, masked, keys, key);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float most = logits[tile][0][2 * half];
+      for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-        for (int i = 0; i < 2 * kPairs; ++i) {
-          most = fmaxf(most, fmaxf(logits[tile][i][2 * half], logits[tile][i][2 * half + 1]));
+        for (int j = 0; j < 4; ++j) {
+          float& x = most[tile][j / 2];
+          x = fmaxf(x, fmaxf(logits[tile][0][j], logits[tile][1][j]));
         }
-        own[tile][half] = fmaxf(most * kLog2E, largest[tile][half]);
-        raises = raises || own[tile][half] > largest[tile][half] + kSlack;
       }
     }
-    if (!__any_sync(kFullMask, raises)) return;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float most = max_over_quad(own[tile][half]);
-        const float fade = exp2_approx(largest[tile][half] - most);
-        largest[tile][half] = most;
-        if (first_step) continue;
+        const float raised =
+            fmaxf(max_over_group(most[tile][half], 4) * kLog2E, largest[tile][half]);
+        const float fade = exp2_approx(largest[tile][half] - raised);
+        largest[tile][half] = raised;
+        if (first_key == 0) continue;
         total[tile][half] *= fade;
 #pragma unroll
         for (int i = 0; i < 2 * kDepth; ++i) {
@@ -307,37 +329,45 @@ class WindowWarp {
     }
   }
 
-  // Logits become weights, relative to the maximum; adds up the lane's.
-  __device__ __forceinline__ void make_weights(Logits& logits, const Rows& largest,
-                                               Rows& total) const {
+  // Makes the weights of a step, relative to the maxima, and adds up the lane's in `more`. Returns
+  // whether they are small enough for T.
+  template <bool kMasked>
+  __device__ __forceinline__ bool make_weights(Weights& weights, Rows& more, const Cells& cells,
+                                               const char* keys, int first_key,
+                                               const Rows& largest) const {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 2 * kPairs; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float& x = logits[tile][i][j];
-          x = exp2_approx(x * kLog2E - largest[tile][j / 2]);
-          total[tile][j / 2] += x;
-        }
-      }
-    }
-  }
-
-  // sums += weights * v
-  __device__ __forceinline__ void add_values(const Logits& weights, const char* values,
-                                             int first_key, Sums& sums) const {
+    for (int tile = 0; tile < kTiles; ++tile) more[tile][0] = more[tile][1] = 0;
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      uint32_t factor[kTiles][4];
+      Logits logits;
+      make_logits(logits, cells, kMasked, keys, first_key + 16 * pair);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float(&four)[4] = weights[tile][2 * pair + i / 2];
-          factor[tile][i] = pack<T>(four[i % 2 * 2], four[i % 2 * 2 + 1]);
+          float two[2];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            two[j] =
+                exp2_approx(logits[tile][i / 2][i % 2 * 2 + j] * kLog2E - largest[tile][i % 2]);
+            more[tile][i % 2] += two[j];
+          }
+          weights[tile][pair][i] = pack<T>(two[0], two[1]);
         }
       }
+    }
+    float most = 0;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+      most = fmaxf(most, fmaxf(more[tile][0], more[tile][1]));
+    return most <= kMostWeight;
+  }
+
+  // sums += weights * v
+  __device__ __forceinline__ void add_values(const Weights& weights, const char* values,
+                                             int first_key, Sums& sums) const {
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
       for (int depth = 0; depth < kDepth; ++depth) {
         uint32_t words[4];
@@ -345,8 +375,9 @@ class WindowWarp {
                                    chunk_of<Config::kHeadDim>(lane_ % 16, 2 * depth + lane_ / 16));
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_accumulate<T>(sums[tile][2 * depth], factor[tile], words[0], words[1]);
-          multiply_accumulate<T>(sums[tile][2 * depth + 1], factor[tile], words[2], words[3]);
+          multiply_accumulate<T>(sums[tile][2 * depth], weights[tile][pair], words[0], words[1]);
+          multiply_accumulate<T>(sums[tile][2 * depth + 1], weights[tile][pair], words[2],
+                                 words[3]);
         }
       }
     }
@@ -363,7 +394,7 @@ class WindowWarp {
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float scale = __fdividef(1.0f, sum_over_quad(total[tile][half]));
+        const float scale = __fdividef(1.0f, sum_over_group(total[tile][half], 4));
         const int cell =
             __shfl_sync(kFullMask, cells.cell[tile / 2], tile % 2 * 16 + 8 * half + lane / 4);
         T* const address = output + static_cast<int64_t>(cell) * channels_;
@@ -382,10 +413,6 @@ class WindowWarp {
       }
     }
   }
-
-  // Over the four lanes that share a row.
-  static __device__ __forceinline__ float max_over_quad(float x) { return max_over_group(x, 4); }
-  static __device__ __forceinline__ float sum_over_quad(float x) { return sum_over_group(x, 4); }
 
   const WindowMap& map_;
   const WindowArguments& arguments_;
