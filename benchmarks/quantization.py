@@ -228,10 +228,11 @@ def quantize(
     """
     result, report = (folder / f"{path.stem}.{precision}.{end}" for end in ("onnx", "quantize.json"))
     if not (result.exists() and report.exists()):
-        data = folder / "calibration.npz"
-        np.savez(data, **calibration)
-        words = ["onnx_path.quantize", path, result, "--precision", precision, "--data", data]
-        onnx_engines.command([*words, "--json", report], seconds)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:  # other calls may run beside this one
+            data = Path(temporary, "calibration.npz")
+            np.savez(data, **calibration)
+            words = ["onnx_path.quantize", path, result, "--precision", precision, "--data", data]
+            onnx_engines.command([*words, "--json", report], seconds)
     found = json.loads(report.read_text(encoding="utf-8"))
     return result, {"quantized": found["layers"], "kept": found["kept"], "method": found["method"]}
 

@@ -15,6 +15,7 @@ import torch
 import trt_plugin
 from benchmarks.problems import AttentionInputs, FusedInputs
 from trt_plugin.engine_error import EngineError
+from trt_plugin.library import ATTENTION, FUSED_ATTENTION
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 """TensorRT's own plugin, version "1". Value, locations and weights have one type, fp32 or fp16. The index
 tensors are int32."""
-
-ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 
 INPUT_NAMES = {
     ATTENTION: AttentionInputs._fields[:-1],

@@ -1,4 +1,4 @@
-"""Converters for Torch-TensorRT: msda.attention, fused_attention and packed_attention become plugin layers,
+"""Converters for Torch-TensorRT: the operators of `torch.ops.msda` and packed_attention become plugin layers,
 quantize and dequantize Q/DQ layers.
 
 `add_plugin_layer` needs only TensorRT, `register` needs Torch-TensorRT.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,17 @@ import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
+from trt_plugin.library import ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION
 
-ATTENTION, FUSED_ATTENTION = trt_plugin.OPERATORS
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
     torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
     packed_attention: FUSED_ATTENTION,
+    torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
 }
-FLOAT_TYPES = {"FLOAT", "HALF", "BF16"}  # names of tensorrt.DataType
+FIELDS = ("points_per_level", "window_size", "shift")  # arguments that are fields of the plugins
+FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
+"""Floating types by their names in tensorrt.DataType."""
 
 
 @functools.cache
@@ -128,39 +131,41 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
         names = list(inspect.signature(target).parameters)
     else:
         names = [argument.name for argument in target._schema.arguments]
-    values: dict[str, Any] = dict(zip(names, args)) | kwargs
-    points_per_level = values.pop("points_per_level", None)
+    values = {key: value for key, value in (dict(zip(names, args)) | kwargs).items() if value is not None}
+    fields = {key: values.pop(key) for key in FIELDS if key in values}
+    if packed:
+        fields["packed"] = 1
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
     }
-    # Another converter may have promoted a tensor. The plugin takes float32 wherever it takes 16 bits.
-    value_type = tensors["value"].dtype.name
-    inputs = []
+    # Another converter may have promoted a tensor, which then gets the last type that the plugin takes.
+    operator, inputs = TARGETS[target], []
+    own = next(iter(tensors.values())).dtype.name
     for argument, tensor in tensors.items():
-        accepted = {"FLOAT"} if argument == "reference_points" else {"FLOAT", value_type}
-        if tensor.dtype.name in FLOAT_TYPES - accepted:
-            tensor = cast_trt_tensor(ctx, tensor, torch.float32, f"{name}_{argument}_float32")
+        accepted = [own] if operator == WINDOW_ATTENTION else [own, "FLOAT"]
+        if argument == "reference_points":
+            accepted = ["FLOAT"]
+        if tensor.dtype.name in FLOAT_TYPES and tensor.dtype.name not in accepted:
+            tensor = cast_trt_tensor(ctx, tensor, FLOAT_TYPES[accepted[-1]], f"{name}_{argument}_cast")
         inputs.append(tensor)
-    operator = TARGETS[target]
-    return add_plugin_layer(ctx.net, operator, inputs, points_per_level, f"{operator}-[{name}]", packed)
+    return add_plugin_layer(ctx.net, operator, inputs, fields, f"{operator}-[{name}]")
 
 
 def add_plugin_layer(
     network: Any,
     operator: str,
     inputs: Sequence[Any],
-    points_per_level: Sequence[int] | None,
+    fields: Mapping[str, int | Sequence[int]],
     name: str,
-    packed: bool = False,
 ) -> Any:
-    """Adds one MSDA plugin layer to a TensorRT network and returns its output tensor.
+    """Adds one plugin layer to a TensorRT network and returns its output tensor.
 
     Args:
         network: tensorrt.INetworkDefinition.
         operator: name of the plugin, one of `trt_plugin.OPERATORS`.
         inputs: the operator's tensors, in order.
-        points_per_level: number of points of each level; None if it is the same for all levels.
-        packed: the last input of the fused plugin is the projection of offsets and logits.
+        fields: integers by the names of the plugin's fields.
+        name: name of the layer.
 
     Raises:
         RuntimeError: TensorRT refused the plugin or the layer, and logged the reason.
@@ -169,13 +174,9 @@ def add_plugin_layer(
 
     trt_plugin.load()
     creator = trt.get_plugin_registry().get_creator(operator, trt_plugin.PLUGIN_VERSION, trt_plugin.NAMESPACE)
-    fields = []
-    if points_per_level is not None:
-        points = np.array(points_per_level, dtype=np.int32)
-        fields.append(trt.PluginField("points_per_level", points, trt.PluginFieldType.INT32))
-    if packed:
-        fields.append(trt.PluginField("packed", np.ones(1, np.int32), trt.PluginFieldType.INT32))
-    plugin = creator.create_plugin(name, trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
+    numbers = {key: np.atleast_1d(np.array(value, np.int32)) for key, value in fields.items()}
+    given = [trt.PluginField(key, array, trt.PluginFieldType.INT32) for key, array in numbers.items()]
+    plugin = creator.create_plugin(name, trt.PluginFieldCollection(given), trt.TensorRTPhase.BUILD)
     if plugin is None:
         raise RuntimeError(f"{name}: TensorRT could not create the plugin {operator}")
     layer = network.add_plugin_v3(list(inputs), [], plugin)

@@ -72,7 +72,7 @@ def _weights(query: Tensor, key: Tensor, bias: Tensor, qkv: Tensor, window_size:
     """The attention weights [N, heads, B, L, L]."""
     logits = (query @ key.transpose(-2, -1)) * query.shape[-1] ** -0.5 + bias
     if shift:
-        down, across = (-(-side // window_size) for side in qkv.shape[1:3])
+        down, across = _counts(qkv, window_size)
         logits = logits + mask(down, across, window_size, shift, logits.dtype, qkv.device)
     return logits.softmax(-1)
 
@@ -95,6 +95,12 @@ def mask(
     region = 3 * bands[0].reshape(down, 1, window_size, 1) + bands[1].reshape(across, 1, window_size)
     region = region.reshape(down * across, window_size**2)
     return (region[:, :, None] != region[:, None]).to(dtype) * MASK
+
+
+def _counts(qkv: Tensor, window_size: int) -> tuple[int, ...]:
+    """The numbers of windows down and across."""
+    # Not -(-side // window_size): PyTorch's older ONNX exporter rounds that down.
+    return tuple((side + window_size - 1) // window_size for side in qkv.shape[1:3])
 
 
 def _sides(qkv: Tensor, window_size: int) -> tuple[int, ...]:
@@ -131,7 +137,7 @@ def _split(windows: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
 
 def _join(parts: Tensor, qkv: Tensor, window_size: int, shift: int) -> Tensor:
     """Inverts `_cut` and `_split`: [parts, N, heads, B, L, d] -> the padded map [N, H, W, parts * C]."""
-    down, across = (-(-side // window_size) for side in qkv.shape[1:3])
+    down, across = _counts(qkv, window_size)
     x = parts.permute(1, 3, 4, 0, 2, 5).flatten(3)  # [N, B, L, parts * C]
     n, _, _, channels = x.shape
     x = x.reshape(n, down, across, window_size, window_size, channels).transpose(2, 3)

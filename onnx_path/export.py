@@ -1,7 +1,7 @@
 """`python -m onnx_path.export`: exports a detector through torch.onnx to an ONNX file and a TensorRT engine.
 
-model.onnx has every MSDA as one node of domain `msda`. model.json describes model.onnx and model.engine to
-the programs that run them.
+model.onnx has every MSDA and every window attention as one node of domain `msda`. model.json describes
+model.onnx and model.engine to the programs that run them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
 
     Args:
         onnx_only: build no engine.
-        no_function_body: leave out the standard operators that let any runtime run the MSDA nodes. Tools
+        no_function_body: leave out the standard operators that let any runtime run the file. Tools
             other than ours need this with TensorRT up to 10.6, which prefers these operators to the plugin.
     """
     from codetr.export.artifact_metadata import write_metadata
@@ -50,6 +50,7 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         prepare,
     )
     from onnx_path.operator import OPERATORS
+    from onnx_path.window_attention import WINDOW_ATTENTION
 
     builds = not onnx_only and pick_device(request.device).type == "cuda"
     if builds:
@@ -66,12 +67,13 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         subject, model, build_seconds = prepare(request), folder / "model.onnx", None
         with stage("export model.onnx"):
             program = export_program(subject.module(), example_inputs(request), dynamic_shapes(request))
-            # The calibration runs the bodies of MSDA nodes.
+            # The calibration runs the function bodies.
             bodies = request.quantized or not no_function_body
             counts = write_onnx(program, model, bodies, request.output_names)
             del program
-        msda = sum(counts[name] for name in OPERATORS)
-        print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA", flush=True)
+        msda, windows = sum(counts[name] for name in OPERATORS), counts[WINDOW_ATTENTION]
+        more = f" and {windows} window attention" if windows else ""
+        print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA{more}", flush=True)
         if request.quantized:
             quantize_file(model, request, function_bodies=not no_function_body)
         if builds:
@@ -103,7 +105,7 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     """Measures the ranges of an exported detector on the request's calibration data.
 
     Args:
-        model: an ONNX file of the request's `model_precision`, with the bodies of its MSDA nodes.
+        model: an ONNX file of the request's `model_precision`, with function bodies.
 
     Returns:
         The detector, ready to be quantised.
@@ -135,7 +137,7 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
     """Quantises an exported detector in place, see `calibrate_file`.
 
     Args:
-        function_bodies: leave the bodies of MSDA nodes in the file.
+        function_bodies: leave the function bodies in the file.
     """
     import onnx
 
@@ -166,7 +168,7 @@ def write_onnx(
     function_bodies: bool = True,
     output_names: Sequence[str] = OUTPUT_NAMES,
 ) -> Counter[str]:
-    """Writes a traced detector as an ONNX file, its MSDA calls as nodes of domain `msda`.
+    """Writes a traced detector as an ONNX file, calls of `torch.ops.msda` as nodes of domain `msda`.
 
     The weights are in the file, or in <path>.data beside it if a protobuf cannot hold them. Dynamic sizes get
     the names batch, height and width.
@@ -174,7 +176,7 @@ def write_onnx(
     Args:
         exported: result of `codetr.export.traced_model.export_program` on the CPU.
         path: file to write.
-        function_bodies: give MSDA nodes a body of standard operators, so that any ONNX runtime can run them.
+        function_bodies: give nodes of domain `msda` a body of standard operators, for any ONNX runtime.
         output_names: names of the model's outputs, in order.
 
     Returns:
@@ -202,7 +204,7 @@ def write_onnx(
             dynamo=True,
             verbose=False,
         )
-        # The exporter folds small constants only. Swin's masks and position biases have millions of numbers.
+        # The exporter folds small constants only.
         limits = {"input_size_limit": LARGEST_CONSTANT, "output_size_limit": LARGEST_CONSTANT}
         optimizer.fold_constants(program.model, onnx_shape_inference=False, **limits)
     if exported.range_constraints:  # sizes that are symbols
@@ -211,13 +213,14 @@ def write_onnx(
     optimizer.remove_unused_nodes(program.model)
     node_names.name_by_modules(program.model.graph)
     node_names.remove_stack_traces(program.model.graph)
+    counts = Counter(node.op_type for node in program.model.graph)
     if function_bodies:
-        for body in operator.function_bodies():
+        for body in operator.function_bodies(counts):
             function = onnx_ir.serde.deserialize_function(body)
             program.model.functions[function.identifier()] = function
     program.save(path)
     onnx.checker.check_model(path)
-    return Counter(node.op_type for node in program.model.graph)
+    return counts
 
 
 def _name_sizes(graph) -> None:

@@ -92,7 +92,7 @@ def tell_selections(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
-    """Brings MSDA nodes into the form of the fastest plugins, in place.
+    """Brings our nodes into the form of the fastest plugins, in place.
 
     Args:
         model: loses the function bodies of these nodes, which TensorRT's parser up to 10.6 prefers to

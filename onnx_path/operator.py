@@ -2,8 +2,9 @@
 
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
-lets every other ONNX runtime run the file. The bodies read no attribute but `points_per_level` and fix no
-shape: levels, points and queries may all be dynamic.
+lets every other ONNX runtime run the file. `onnx_path.window_attention` describes the third operator. The
+bodies here read no attribute but `points_per_level` and fix no shape: levels, points and queries may all be
+dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
 remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.
@@ -11,24 +12,22 @@ remove the bodies before they hand it the file, as `onnx_path.build` does. Later
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-DOMAIN = "msda"
+from onnx_path import window_attention
+from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
+
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
-DOMAIN_VERSION = 1
 OPSET_VERSION = 20  # standard operators in the bodies and in the exported file
 ATTENTION = "MultiScaleDeformableAttention"
 FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
 PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packed_projections`
-PLUGIN_ATTRIBUTES = {"plugin_namespace": "msda", "plugin_version": "1"}
-"""TensorRT's parser finds the plugin by these; without them it searches the empty namespace only."""
 
-msda_op = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 
@@ -51,19 +50,27 @@ def translation_table() -> dict[Callable, Callable]:
     return {
         torch.ops.msda.attention.default: attention,
         torch.ops.msda.fused_attention.default: fused_attention,
+        torch.ops.msda.window_attention.default: window_attention.translation(),
     }
 
 
-def function_bodies() -> list[onnx.FunctionProto]:
-    """Returns the bodies of both operators and of the two helper functions that they call."""
+def function_bodies(op_types: Iterable[str] = ()) -> list[onnx.FunctionProto]:
+    """Returns the bodies of both MSDA operators and of the two helper functions that they call.
+
+    Args:
+        op_types: operators of a model's nodes. If window attention is among them, its body follows.
+    """
     operators = (MultiScaleDeformableAttention, FusedMultiScaleDeformableAttention)
-    return [function.to_function_proto() for function in (*operators, PointsOfLevels, SampledCorner)]
+    functions = [*operators, PointsOfLevels, SampledCorner]
+    if window_attention.WINDOW_ATTENTION in op_types:
+        functions.append(window_attention.WindowAttention)
+    return [function.to_function_proto() for function in functions]
 
 
 def add_function_bodies(model: onnx.ModelProto) -> None:
     """Adds the bodies to a model in place, so that a runtime without the operators can run it."""
     remove_function_bodies(model)
-    model.functions.extend(function_bodies())
+    model.functions.extend(function_bodies(node.op_type for node in model.graph.node))
 
 
 def remove_function_bodies(model: onnx.ModelProto) -> None:
@@ -81,7 +88,7 @@ def _attributes(points_per_level: Sequence[int] | None) -> dict[str, str | list[
 def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
     """Describes a node for the exporter: the result has the type of value, later inputs may be wider."""
     schema = onnx.defs.OpSchema
-    floats = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
+    floats = list(FLOAT_TYPES)
     types = {"value": "T", "spatial_shapes": "I", "level_start_index": "I"}
     types |= {argument: f"T{i}" for i, argument in enumerate(inputs)}
     description = schema(

@@ -19,7 +19,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 def raise_opset(model: onnx.ModelProto, version: int) -> None:
     """Brings the nodes of a model to a version of the standard operators, in place; a later one stays.
 
-    ONNX's converter adapts the nodes. It drops functions, so the bodies of MSDA nodes are kept aside: their
+    ONNX's converter adapts the nodes. It drops functions, so the bodies of our nodes are kept aside: their
     operators mean the same in every version.
 
     Args:

@@ -59,8 +59,8 @@ def inspect(
     """Show the layers, memory and times of a TensorRT engine.
 
     Prints the engine's size, memory, inputs and outputs, and its layers by kind: MSDA, matrix products,
-    attention and so on. With --profile, also the time of each. For a quantised engine it also prints the
-    products that fell back from 8 bits, and why. Needs a GPU, or a file of trtexec --exportLayerInfo.
+    window attention and so on. With --profile, also the time of each. For a quantised engine it also prints
+    the products that fell back from 8 bits, and why. Needs a GPU, or a file of trtexec --exportLayerInfo.
 
     Example: codetr inspect model.engine --profile --chart times.svg --graph graph.svg
 

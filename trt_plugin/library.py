@@ -15,7 +15,10 @@ from trt_plugin.engine_error import EngineError, import_tensorrt
 
 NAMESPACE = "msda"
 PLUGIN_VERSION = "1"
-OPERATORS = ("MultiScaleDeformableAttention", "FusedMultiScaleDeformableAttention")
+ATTENTION = "MultiScaleDeformableAttention"
+FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
+WINDOW_ATTENTION = "WindowAttention"
+OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION)
 
 FILE_NAME = "libmsda_trt_plugin.so"
 ENVIRONMENT_VARIABLE = "MSDA_TRT_PLUGIN"
@@ -54,13 +57,13 @@ def load() -> Path:
     trt = import_tensorrt()  # first: it loads libnvinfer, which the library needs
     registry = trt.get_plugin_registry()
     with _lock:
-        if _registered(registry):
+        if not _missing(registry):
             return path
         _open(path)
         # Opening the library may have registered the plugins. This also gives them TensorRT's logger.
         registry.load_library(str(path))
-        if not _registered(registry):
-            raise EngineError(f"{path} is not this project's plugin library: it registers no {OPERATORS[0]}")
+        if missing := _missing(registry):
+            raise EngineError(f"{path} is not this version's plugin library: it registers no {missing[0]}")
     return path
 
 
@@ -85,5 +88,5 @@ def _open(path: Path) -> None:
         raise EngineError(f"the plugin library {path} cannot be loaded: {error}") from error
 
 
-def _registered(registry: object) -> bool:
-    return all(registry.get_creator(name, PLUGIN_VERSION, NAMESPACE) is not None for name in OPERATORS)
+def _missing(registry: object) -> list[str]:
+    return [name for name in OPERATORS if registry.get_creator(name, PLUGIN_VERSION, NAMESPACE) is None]

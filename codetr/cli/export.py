@@ -29,7 +29,7 @@ def export(
     Args:
         path: torch.onnx, or torch.export with Torch-TensorRT.
         onnx_only: onnx path: build no engine.
-        no_function_body: onnx path: leave out the standard operators that let any runtime run the MSDA nodes.
+        no_function_body: onnx path: leave out the standard operators that let any runtime run the file.
         allow_fallback: dynamo path: leave operators that TensorRT lacks to PyTorch, in model.ep and model.ts
             only.
     """

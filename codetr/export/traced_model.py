@@ -88,9 +88,8 @@ def load_model(request: ExportRequest, shapes: list[tuple[int, ...]]) -> CoDino:
         _check_smallest(model, min(request.sizes.height.min, request.sizes.width.min))
     load_checkpoint(model, request.source_weights)
     model.fold_batch_norms()
+    model.fold_position_biases()
     model.write_out_group_norms()
-    if request.sizes.resizable:
-        model.gather_windows()
     return model
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from codetr.config import Config
-from codetr.model.backbones import SwinTransformer, make_backbone
+from codetr.model.backbones import make_backbone
+from codetr.model.backbones.swin import WindowAttention
 from codetr.model.geometry import Pyramid, make_pyramid
 from codetr.model.head import QuerySelection, detections
 from codetr.model.layers import Float32Linear, FrozenBatchNorm2d, GroupNorm, device_constant, device_size
@@ -148,11 +149,15 @@ class CoDino(nn.Module):
                     setattr(parent, name, nn.Identity())
         return self
 
-    def gather_windows(self) -> CoDino:
-        """Shortens exports with dynamic shapes, see `codetr.model.backbones.windows`; returns the model."""
+    def fold_position_biases(self) -> CoDino:
+        """Replaces the table of each Swin block by the position bias of every pair of cells, for exports.
+
+        Returns:
+            The model.
+        """
         for module in self.modules():
-            if isinstance(module, SwinTransformer):
-                module.gathers_windows = True
+            if isinstance(module, WindowAttention):
+                module.fold_bias()
         return self
 
     def _encode(

@@ -38,7 +38,7 @@ class MarkedEngines:
     """Engines of one file with some of its tensors as outputs.
 
     Args:
-        model: model to build, modified: MSDA nodes lose their bodies, and the weights move to `folder`.
+        model: model to build, modified: our nodes lose their bodies, and the weights move to `folder`.
         path: file of the model, with external weights beside it.
         tensors: tensors of the model.
         inputs: inputs of every run. The engines take their shapes only.

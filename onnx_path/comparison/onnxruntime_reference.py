@@ -21,7 +21,7 @@ from onnx_path.surgery.rewrite import function_bodies
 
 
 def add_bodies(model: onnx.ModelProto) -> None:
-    """Gives MSDA nodes, ours, packed ones and NVIDIA's, the bodies that onnxruntime needs, in place."""
+    """Gives our nodes, packed ones and NVIDIA's the bodies that onnxruntime needs, in place."""
     if not any(node.domain in OWN_DOMAINS for node in model.graph.node):
         return
     for node in model.graph.node:
@@ -42,7 +42,7 @@ class OnnxruntimeReference:
     """A model in onnxruntime with fixed inputs.
 
     Args:
-        model: gets function bodies for MSDA nodes that have none.
+        model: gets function bodies for nodes that have none.
         folder: location of weights outside of the model.
         inputs: arrays by name.
     """

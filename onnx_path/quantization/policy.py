@@ -25,7 +25,7 @@ from onnx_path import fp16_exceptions as rules
 from onnx_path.quantization.heads import HeadFinder, Leads
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.quantization.rows import Rows, find_rows, is_attention, selected_indices
-from onnx_path.surgery.graph.element_types import Types
+from onnx_path.surgery.graph.element_types import WINDOW_ATTENTIONS, Types
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op, static_values
 
 SAMPLING = "sampling offsets and attention weights"
@@ -126,7 +126,7 @@ class AttentionFinder:
 
     TensorRT computes queries, keys and values in one product, in the layout that its attention kernel reads.
     In 8 bits it does so for three layers that read the same tensor, not for one whose result is cut in three.
-    MSDA reads values in 16 bits. Behind attention and MSDA, quantising takes a kernel of its own.
+    Window attention and MSDA read 16 bits. Behind all of them, quantising takes a kernel of its own.
     """
 
     def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:
@@ -144,10 +144,10 @@ class AttentionFinder:
         for use in value.uses():
             if attends(use.node):
                 return True
-            alone = all(x is value or x in self._static for x in use.node.inputs)
-            masks = is_op(use.node, "Mul", "Where")  # the cells in the padding
+            alone = all(x is None or x is value or x in self._static for x in use.node.inputs)
+            joins = is_op(use.node, "Mul", "Where", "Concat")  # masks of the padding, and rolled maps
             passes = is_op(use.node, "Add", "Div", "Cast", *rules.MOVES) and alone
-            if (masks or passes) and any(self._gives(output, attends) for output in use.node.outputs):
+            if (joins or passes) and any(self._gives(output, attends) for output in use.node.outputs):
                 return True
         return False
 
@@ -168,7 +168,8 @@ class AttentionFinder:
     def _multiplies(self, node: ir.Node) -> bool:
         """Returns whether a node is attention or a product of two tensors."""
         of_two = is_op(node, *rules.PRODUCTS) and not self._static & set(node.inputs)
-        return is_op(node, "Attention") or (of_two and node not in self._products)
+        attends = is_op(node, "Attention") or (node.domain, node.op_type) in WINDOW_ATTENTIONS
+        return attends or (of_two and node not in self._products)
 
 
 def _samples(node: ir.Node) -> bool:

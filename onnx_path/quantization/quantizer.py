@@ -60,7 +60,7 @@ class Quantizer:
         """Copies a model and decides its layers.
 
         Args:
-            model: in float32 or 16 bits; with the bodies of its MSDA nodes, so that onnxruntime runs it.
+            model: in float32 or 16 bits; with function bodies, so that onnxruntime runs it.
             precision: "int8" or "fp8".
             folder: folder of weights outside of the model.
             without: reasons of `policy` that keep no layer, for measurements.
@@ -79,6 +79,8 @@ class Quantizer:
         onnx.load_external_data_for_model(self.model, str(folder))
         raise_opset(self.model, OPSET)
         copy = ir.from_proto(self.model)
+        # PyTorch's older exporter copies equal biases from one; TensorRT's INT8 kernels need constants.
+        ir.passes.common.IdentityEliminationPass()(copy)
         fold_batch_norms(copy.graph)
         self.model = ir.to_proto(copy)
         self._graph = copy.graph

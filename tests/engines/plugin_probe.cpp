@@ -1,13 +1,12 @@
 // Asks a plugin of the library about one call, without a GPU and without TensorRT's builder:
 //   plugin_probe LIBRARY OPERATOR FIELDS TENSOR...
-// FIELDS are "-", points_per_level as "3,6,1", "packed" or "packed,3,6,1"; a TENSOR is
+// FIELDS are "-" or lists of integers such as "packed=1;points_per_level=3,6,1"; a TENSOR is
 // "float16:2,7,4". The plugin is made from its fields, serialised, made again from that, cloned and
 // attached to a context, so that what answers has come all this way. Prints "types N", "shapes N"
 // (the results of getOutputDataTypes and onShapeChange) and the timing cache id.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <sstream>
@@ -62,18 +61,20 @@ int main(int count, char** arguments) {
     if (candidate->getPluginName() == std::string(arguments[2])) creator = candidate;
   }
 
-  std::string listed = arguments[3] == std::string("-") ? "" : arguments[3];
-  std::vector<PluginField> all;
-  const int32_t packed = listed.rfind("packed", 0) == 0;
-  if (packed) {
-    all.emplace_back("packed", &packed, PluginFieldType::kINT32, 1);
-    listed = listed.substr(std::min(listed.size(), std::string("packed,").size()));
+  const std::string listed = arguments[3] == std::string("-") ? "" : arguments[3];
+  std::map<std::string, std::vector<int32_t>> values;
+  std::istringstream stream(listed);
+  for (std::string field; std::getline(stream, field, ';');) {
+    const size_t equal = field.find('=');
+    for (int64_t number : numbers(field.substr(equal + 1))) {
+      values[field.substr(0, equal)].push_back(static_cast<int32_t>(number));
+    }
   }
-  std::vector<int32_t> points;
-  for (int64_t number : numbers(listed)) points.push_back(static_cast<int32_t>(number));
-  const auto levels = static_cast<int32_t>(points.size());
-  if (levels > 0)
-    all.emplace_back("points_per_level", points.data(), PluginFieldType::kINT32, levels);
+  std::vector<PluginField> all;
+  for (auto const& [name, data] : values) {
+    all.emplace_back(name.c_str(), data.data(), PluginFieldType::kINT32,
+                     static_cast<int32_t>(data.size()));
+  }
   PluginFieldCollection fields{static_cast<int32_t>(all.size()), all.data()};
   IPluginV3* built = creator->createPlugin("probe", &fields, TensorRTPhase::kBUILD);
   IPluginV3* loaded = creator->createPlugin("probe", runtime(built)->getFieldsToSerialize(),

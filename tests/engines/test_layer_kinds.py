@@ -15,6 +15,7 @@ from trt_plugin.inspection.layer_kinds import (
     NORMALISATION,
     OTHER,
     SORT,
+    WINDOW_ATTENTION,
     classify,
 )
 
@@ -85,6 +86,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
     [
         ("FusedMultiScaleDeformableAttention", MSDA),
         ("MultiscaleDeformableAttnPlugin_TRT", MSDA),
+        ("WindowAttention", WINDOW_ATTENTION),
         ("EfficientNMS_TRT", SORT),
         ("CustomQKVToContextPluginDynamic", ATTENTION),
         ("InstanceNormalization_TRT", NORMALISATION),

@@ -1,4 +1,4 @@
-"""The TensorRT plugin: the library and its creators without a GPU, engines of one node with one."""
+"""The TensorRT plugins: the library and its creators without a GPU, engines of one node with one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.matrix.against_reference import TOLERANCE, make
 from tests.matrix.backends import operators
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.inspection.engine_summary import read_engine
+from trt_plugin.library import WINDOW_ATTENTION
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,6 +61,11 @@ WRONG_FIELDS = [
     (ATTENTION, "num_heads", [1], "INT32", 'unknown field "num_heads", expected points_per_level'),
     (FUSED_ATTENTION, "packed", [2], "INT32", "packed: expected one number"),
     (FUSED_ATTENTION, "packed", [1, 1], "INT32", "packed: expected one number"),
+    (WINDOW_ATTENTION, "window_size", [4.0], "FLOAT32", "window_size: expected one number"),
+    (WINDOW_ATTENTION, "window_size", [0], "INT32", "shift: expected a number, got none"),
+    (WINDOW_ATTENTION, "shift", [2], "INT64", "window_size: expected a number, got none"),
+    (WINDOW_ATTENTION, "shift", [-1], "INT32", "shift: expected one number"),
+    (WINDOW_ATTENTION, "heads", [2], "INT32", 'unknown field "heads", expected window_size and shift'),
 ]
 
 
@@ -99,14 +105,25 @@ def probe(tmp_path_factory) -> Path:
 
 INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
 PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
+PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
-    (ATTENTION, "3,6,1"): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
+    (ATTENTION, RAGGED): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
     (FUSED_ATTENTION, "-"): f"bfloat16:2,30,4,8 {INT64} {PAIRS} bfloat16:2,7,4,3,5,2 float32:2,7,4,15",
-    (FUSED_ATTENTION, "3,6,1"): f"float16:0,9,4,8 {INT32} {NONE} float16:0,0,4,10,2 float16:0,0,4,10",
-    (FUSED_ATTENTION, "packed"): f"float16:2,30,4,8 {INT64} {PAIRS} float16:2,7,180",
-    (FUSED_ATTENTION, "packed,3,6,1"): f"bfloat16:2,30,4,8 {INT32} float32:2,7,3,4 float32:2,7,120",
+    (FUSED_ATTENTION, RAGGED): f"float16:0,9,4,8 {INT32} {NONE} float16:0,0,4,10,2 float16:0,0,4,10",
+    (FUSED_ATTENTION, PACKED): f"float16:2,30,4,8 {INT64} {PAIRS} float16:2,7,180",
+    (FUSED_ATTENTION, f"{PACKED};{RAGGED}"): f"bfloat16:2,30,4,8 {INT32} float32:2,7,3,4 float32:2,7,120",
+    (WINDOW_ATTENTION, WINDOW): "float16:2,9,7,96 float16:4,16,16 float16:96",
+    (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
 }
+SAID = {
+    RAGGED: "points_per_level=[3,6,1]",
+    PACKED: "packed, equal points per level",
+    f"{PACKED};{RAGGED}": "packed, points_per_level=[3,6,1]",
+    WINDOW: "window_size=4 shift=2",
+    "window_size=5;shift=0": "window_size=5 shift=0",
+}
+"""The plugins' words for their fields."""
 # operator, fields, input to change, its new value, what the message says of it
 BAD = [
     (ATTENTION, "-", 0, "float16:2,30,32", "expected [N, S, M, D], got [2, 30, 32]"),
@@ -118,15 +135,24 @@ BAD = [
     (ATTENTION, "-", 3, "float32:2,7,4,2,5,2", "with L=3 (from spatial_shapes), got [2, 7, 4, 2, 5, 2]"),
     (ATTENTION, "-", 3, "bfloat16:2,7,4,3,5,2", "expected float16 (the value's) or float32, got bfloat16"),
     (ATTENTION, "-", 4, "float16:2,8,4,3,5", "with Q=7 (from sampling_locations), got [2, 8, 4, 3, 5]"),
-    (ATTENTION, "3,6,1", 1, "int32:4,2", "expected [L, 2] with L=3 (from points_per_level), got [4, 2]"),
-    (ATTENTION, "3,6,1", 3, "float32:2,7,4,9,2", "with K=10 (from points_per_level), got [2, 7, 4, 9, 2]"),
+    (ATTENTION, RAGGED, 1, "int32:4,2", "expected [L, 2] with L=3 (from points_per_level), got [4, 2]"),
+    (ATTENTION, RAGGED, 3, "float32:2,7,4,9,2", "with K=10 (from points_per_level), got [2, 7, 4, 9, 2]"),
     (FUSED_ATTENTION, "-", 3, "float32:2,7,3,3", "expected [N, Q, L, 2 or 4], got [2, 7, 3, 3]"),
     (FUSED_ATTENTION, "-", 3, "bfloat16:2,7,3,2", "expected float32, got bfloat16"),
     (FUSED_ATTENTION, "-", 5, "float32:2,7,4,14", "with L*P=15 (from sampling_offsets), got [2, 7, 4, 14]"),
-    (FUSED_ATTENTION, "packed", 4, "float16:2,7,4,3,5,2", "expected [N, Q, 3*M*L*P], got [2, 7, 4, 3, 5, 2]"),
-    (FUSED_ATTENTION, "packed", 4, "float16:2,7,60", "with M=4 (from value), L=3 (from spatial_shapes)"),
-    (FUSED_ATTENTION, "packed", 4, "float16:2,7,0", "and P of 1 or more, got [2, 7, 0]"),
-    (FUSED_ATTENTION, "packed,3,6,1", 4, "float32:2,7,180", "with 3*M*K=120 (from points_per_level"),
+    (FUSED_ATTENTION, PACKED, 4, "float16:2,7,4,3,5,2", "expected [N, Q, 3*M*L*P], got [2, 7, 4, 3, 5, 2]"),
+    (FUSED_ATTENTION, PACKED, 4, "float16:2,7,60", "with M=4 (from value), L=3 (from spatial_shapes)"),
+    (FUSED_ATTENTION, PACKED, 4, "float16:2,7,0", "and P of 1 or more, got [2, 7, 0]"),
+    (FUSED_ATTENTION, f"{PACKED};{RAGGED}", 4, "float32:2,7,180", "with 3*M*K=120 (from points_per_level"),
+    (WINDOW_ATTENTION, WINDOW, 0, "float16:2,63,96", "expected [N, H, W, 3*C], got [2, 63, 96]"),
+    (WINDOW_ATTENTION, WINDOW, 0, "float16:2,9,7,95", "expected [N, H, W, 3*C], got [2, 9, 7, 95]"),
+    (WINDOW_ATTENTION, WINDOW, 0, "float16:2,9,7,90", "with C a multiple of heads=4 (from bias), got"),
+    (WINDOW_ATTENTION, WINDOW, 0, "int8:2,9,7,96", "expected float32, float16 or bfloat16, got int8"),
+    (WINDOW_ATTENTION, WINDOW, 1, "float16:4,16", "expected [heads, L, L], got [4, 16]"),
+    (WINDOW_ATTENTION, WINDOW, 1, "float16:4,16,25", "with L=16 (window_size squared), got [4, 16, 25]"),
+    (WINDOW_ATTENTION, WINDOW, 1, "float32:4,16,16", "expected float16 (as qkv), got float32"),
+    (WINDOW_ATTENTION, WINDOW, 2, "float16:32", "expected [3*C] with 3*C=96 (from qkv), got [32]"),
+    (WINDOW_ATTENTION, WINDOW, 2, "bfloat16:96", "expected float16 (as qkv), got bfloat16"),
 ]
 
 
@@ -145,15 +171,23 @@ def run_probe(probe: Path, library: Path, operator: str, fields: str, tensors: l
 @pytest.mark.parametrize(("operator", "fields"), GOOD)
 def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, operator, fields):
     lines, errors = run_probe(probe, library, operator, fields, GOOD[operator, fields].split())
-    said = "points_per_level=[3,6,1]" if "3,6,1" in fields else "equal points per level"
-    assert lines == ["types 0", "shapes 0", f"{operator} 1 {'packed, ' * ('packed' in fields)}{said}"]
+    said = SAID.get(fields, "equal points per level")
+    assert lines == ["types 0", "shapes 0", f"{operator} 1 {said}"]
     assert not errors
 
 
 def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
     tensors = GOOD[FUSED_ATTENTION, "-"].split()
-    lines, errors = run_probe(probe, library, FUSED_ATTENTION, "packed", tensors)
+    lines, errors = run_probe(probe, library, FUSED_ATTENTION, PACKED, tensors)
     assert lines[:2] == ["types -1", "shapes -1"] and "reference_points, projection), got 6" in errors
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_number_of_inputs_of_window_attention(probe, library, count):
+    tensors = [*GOOD[WINDOW_ATTENTION, WINDOW].split(), "float16:96"][:count]
+    lines, errors = run_probe(probe, library, WINDOW_ATTENTION, WINDOW, tensors)
+    assert lines[:2] == ["types -1", "shapes -1"]
+    assert f"expected 2 or 3 inputs (qkv, bias, padding), got {count}" in errors
 
 
 @pytest.mark.parametrize(("operator", "fields", "index", "tensor", "message"), BAD)
@@ -163,7 +197,8 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     tensors[index] = tensor
     lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
-    names = (*INPUT_NAMES[operator][:4], "projection") if "packed" in fields else INPUT_NAMES[operator]
+    names = {**INPUT_NAMES, WINDOW_ATTENTION: ("qkv", "bias", "padding")}[operator]
+    names = (*names[:4], "projection") if "packed" in fields else names
     assert all(line.startswith(f"msda::{operator}: {names[index]}: ") for line in errors.splitlines())
     assert message in errors
 

@@ -1,4 +1,4 @@
-"""The dynamo path's converters of the MSDA operators.
+"""The dynamo path's converters of the operators.
 
 Torch-TensorRT cannot even be imported without a GPU, so modules of its name stand in for it.
 """
@@ -21,26 +21,31 @@ def network(plugin) -> Mock:
     return Mock()
 
 
-@pytest.mark.parametrize("points_per_level", [None, [4, 2, 1]], ids=["equal", "ragged"])
 @pytest.mark.parametrize(
-    ("operator", "packed"),
-    [(converter.ATTENTION, False), (converter.FUSED_ATTENTION, False), (converter.FUSED_ATTENTION, True)],
+    ("operator", "fields", "said"),
+    [
+        (converter.ATTENTION, {}, "equal points per level"),
+        (converter.ATTENTION, {"points_per_level": [4, 2, 1]}, "points_per_level=[4,2,1]"),
+        (converter.FUSED_ATTENTION, {"packed": 1}, "packed, equal points per level"),
+        (converter.WINDOW_ATTENTION, {"window_size": 12, "shift": 6}, "window_size=12 shift=6"),
+    ],
+    ids=str,
 )
-def test_plugin_layer(network, operator, packed, points_per_level):
+def test_plugin_layer(network, operator, fields, said):
     import tensorrt
 
     inputs = ["value", "spatial_shapes", "level_start_index", "more"]
-    output = converter.add_plugin_layer(network, operator, inputs, points_per_level, "layer 7", packed)
+    output = converter.add_plugin_layer(network, operator, inputs, fields, "layer 7")
     layer = network.add_plugin_v3.return_value
     tensors, shape_tensors, instance = network.add_plugin_v3.call_args.args
     assert (layer.name, output, tensors, shape_tensors) == ("layer 7", layer.get_output(0), inputs, [])
     assert isinstance(instance, tensorrt.IPluginV3)
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
-    assert made.metadata_string.startswith("packed") == packed
+    assert made.metadata_string == said
 
 
-def test_arguments_by_name_and_types(network, monkeypatch):
-    """Reference points are float32. So is every input that has neither the value's type nor float32."""
+def converted(network: Mock, monkeypatch: pytest.MonkeyPatch, target, types, *numbers, **given) -> list:
+    """Converts a call of tensors of some types, and `numbers`; returns the types of the layer's inputs."""
 
     def tensor(dtype: str, label: str) -> SimpleNamespace:
         return SimpleNamespace(dtype=SimpleNamespace(name=dtype), label=label)
@@ -52,14 +57,32 @@ def test_arguments_by_name_and_types(network, monkeypatch):
     for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
-    types = ("HALF", "INT64", "INT64", "HALF", "BF16", "HALF")
-    *args, logits = (tensor(dtype, label) for label, dtype in zip("abcdef", types, strict=True))
-    fused, given = torch.ops.msda.fused_attention.default, {"attention_logits": logits}
-    converter.convert(SimpleNamespace(net=network), fused, tuple(args), given, "node")
+    args = [dtype and tensor(dtype, label) for dtype, label in zip(types, "abcdefgh")]
+    named = {name: args.pop() for name in given}
+    converter.convert(SimpleNamespace(net=network), target, (*args, *numbers), named, "node")
     tensors = network.add_plugin_v3.call_args.args[0]
-    assert "".join(tensor.label for tensor in tensors) == "abcdef"
-    float32 = "torch.float32"
-    assert [x.dtype.name for x in tensors] == ["HALF", "INT64", "INT64", float32, float32, "HALF"]
+    assert [x.label for x in tensors] == [label for dtype, label in zip(types, "abcdefgh") if dtype]
+    return [x.dtype.name for x in tensors]
+
+
+def test_arguments_by_name_and_types(network, monkeypatch):
+    """Reference points are float32. So is every input that has neither the value's type nor float32."""
+    types = ("HALF", "INT64", "INT64", "HALF", "BF16", "HALF")
+    fused = torch.ops.msda.fused_attention.default
+    found = converted(network, monkeypatch, fused, types, attention_logits=True)
+    assert found == ["HALF", "INT64", "INT64", "torch.float32", "torch.float32", "HALF"]
+
+
+@pytest.mark.parametrize("padding", ["BF16", None])
+def test_inputs_of_window_attention_have_one_type(network, monkeypatch, padding):
+    import tensorrt
+
+    target, types = torch.ops.msda.window_attention.default, ("HALF", "FLOAT", padding)
+    found = converted(network, monkeypatch, target, types, 12, 6)
+    assert found == ["HALF", "torch.float16", "torch.float16"][: 3 if padding else 2]
+    instance = network.add_plugin_v3.call_args.args[2]
+    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+    assert made.metadata_string == "window_size=12 shift=6"
 
 
 @pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5, 0.25])], ids=["one", "channels"])

@@ -10,6 +10,7 @@ import torch
 
 import codetr
 from codetr.export.traced_model import export_program
+from codetr.model.backbones.swin import WindowAttention
 from dynamo_path.engine import _unsupported
 from dynamo_path.export import main
 from dynamo_path.saved_modules import write_program
@@ -23,6 +24,8 @@ def test_exported_program_keeps_the_operators_whole(name):
     program = export_program(model, inputs)
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert targets.count(torch.ops.msda.fused_attention.default) == MODELS[name]
+    blocks = sum(isinstance(module, WindowAttention) for module in model.modules())
+    assert targets.count(torch.ops.msda.window_attention.default) == blocks
     aten = torch.ops.aten  # Torch-TensorRT 2.11 has no converter for these
     assert not {aten.all.dim, aten.grid_sampler.default, aten._assert_async.msg} & set(targets)
     placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]

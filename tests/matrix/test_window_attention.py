@@ -1,4 +1,4 @@
-"""Window attention: every backend against `msda.window_reference` in float64, and against Swin's blocks."""
+"""Window attention: every backend against `msda.window_reference` in float64, and against torchvision's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from torchvision.models import swin_transformer
 
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
-from codetr.config import SwinConfig
-from codetr.model.backbones.swin import SwinBlock
-from codetr.model.backbones.windows import GatheredWindows, SlicedWindows
 from tests.matrix import backends, emulated_kernels
 from tests.matrix.against_reference import FLOOR
 from tests.matrix.cuda_emulator import compile_for_cpu
@@ -260,26 +257,6 @@ def test_layouts(device: str) -> None:
 
 
 # Against Swin.
-
-
-@pytest.mark.parametrize("windows", [SlicedWindows, GatheredWindows])
-@pytest.mark.parametrize("shifted", [False, True])
-@pytest.mark.parametrize("qkv_bias", [False, True])
-def test_equals_a_swin_block(windows: type, shifted: bool, qkv_bias: bool, device: str) -> None:
-    config = SwinConfig("SwinTransformer", window_size=7, qkv_bias=qkv_bias, mlp_ratio=2)
-    block = SwinBlock(64, 2, config, shifted, 0.0).to(device).eval()
-    for parameter in block.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    x = torch.randn(2, 10, 15, 64, device=device)
-    cut = windows(x, 7)
-    rows = x.flatten(0, 2) if windows is GatheredWindows else x
-
-    bias = block.attn.relative_position_bias_table[block.attn.relative_position_index].permute(2, 0, 1)
-    qkv = block.attn.qkv(block.norm1(x))
-    attended = msda.window_attention(qkv, bias, block.attn.qkv.bias, 7, 3 if shifted else 0)
-    found = x + block.attn.proj(attended)
-    found = found + block.mlp(block.norm2(found))
-    torch.testing.assert_close(found, block(rows, cut).view_as(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shift", [0, 3])

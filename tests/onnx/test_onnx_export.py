@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
 from onnx_path.model_for_tensorrt import parsed_file
 from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from tests.onnx.engine_stand_ins import attention_file
 
@@ -45,9 +47,15 @@ def test_translation_of_the_plain_operator_keeps_points_per_level():
         custom_translation_table=operator.translation_table(),
     )
     (node,) = program.model_proto.graph.node
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     assert (node.domain, node.op_type) == (operator.DOMAIN, operator.ATTENTION)
-    assert attributes == {"points_per_level": [2, 1], "plugin_namespace": b"msda", "plugin_version": b"1"}
+    assert attributes_of(node) == PLUGIN_ATTRIBUTES | {"points_per_level": [2, 1]}
+
+
+PLUGIN_ATTRIBUTES = {"plugin_namespace": b"msda", "plugin_version": b"1"}
+
+
+def attributes_of(node: onnx.NodeProto) -> dict:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 # This model is exported with its group norms written out.
@@ -64,6 +72,7 @@ def exported(request, tmp_path_factory):
     model, tensors = load_golden(request.param)
     inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
+    model.fold_position_biases()
     if request.param == WRITTEN_OUT:
         model.write_out_group_norms()
     return request.param, model, inputs, path, write_onnx(export_program(model, inputs), path)
@@ -84,14 +93,33 @@ def test_exported_graph(exported):
 
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for node in graph.node:
-        if node.domain != operator.DOMAIN:
+        if node.op_type != operator.FUSED_ATTENTION:
             continue
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        assert attributes == {"plugin_namespace": b"msda", "plugin_version": b"1"}
+        assert attributes_of(node) == PLUGIN_ATTRIBUTES
         shapes, starts = (constants[tensor] for tensor in node.input[1:3])
         sizes = shapes.prod(axis=1)
         assert shapes.dtype == starts.dtype == np.int64
         assert starts.tolist() == (np.cumsum(sizes) - sizes).tolist()
+
+
+def test_exported_window_attentions(exported):
+    """Each block of the Swin has one, of a linear layer's result and constants; nothing else cuts windows."""
+    name, model, _, path, counts = exported
+    exported_model = onnx.load(path)
+    nodes = [node for node in exported_model.graph.node if node.op_type == WINDOW_ATTENTION]
+    bodies = [body.name for body in exported_model.functions].count(WINDOW_ATTENTION)
+    blocks = [] if name == "codino_resnet_tiny" else [x for s in model.backbone.stages for x in s.blocks]
+    assert len(nodes) == len(blocks) == counts[WINDOW_ATTENTION] and bodies == bool(blocks)
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
+    made = {node.output[0]: node for node in exported_model.graph.node}
+    for block, node in zip(blocks, nodes, strict=True):
+        size, shift = block.attn.window_size, block.attn.shift
+        assert attributes_of(node) == PLUGIN_ATTRIBUTES | {"window_size": size, "shift": shift}
+        qkv, bias, padding = node.input
+        assert made[qkv].op_type == "Add"
+        np.testing.assert_array_equal(constants[bias], block.attn.position_bias().detach())
+        np.testing.assert_array_equal(constants[padding], block.attn.qkv.bias.detach())
+        assert re.fullmatch(r"/backbone/stages\.\d/blocks\.\d/attn/WindowAttention", node.name)
 
 
 def test_exported_nodes_are_named_by_modules(exported):
@@ -196,7 +224,7 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     types = {v.name: v.type.tensor_type.elem_type for v in [*graph.value_info, *graph.output]}
     half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     for node in graph.node:
-        if node.domain == operator.DOMAIN:
+        if node.op_type == operator.FUSED_ATTENTION:
             value, points, offsets, logits = (types[node.input[i]] for i in (0, 3, 4, 5))
             assert (value, points, types[node.output[0]]) == (half, single, half)
             assert {offsets, logits} <= {half, single}

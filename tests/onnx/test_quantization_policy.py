@@ -30,7 +30,7 @@ COUNTS = {
     "bevformer_spatial": (0, 2, 1, 0, 1, 0, 0),
     "bevformer_temporal": (0, 2, 1, 0, 1, 0, 0),
     "co_dino_r50": (15, 4, 10, 8, 3, 12, 0),
-    "co_dino_swin": (30, 6, 13, 12, 9, 5, 1),
+    "co_dino_swin": (15, 6, 13, 16, 14, 5, 1),
     "d_fine": (32, 4, 17, 18, 4, 87, 0),
     "deformable_detr": (13, 6, 9, 4, 10, 9, 0),
     "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9, 0),
@@ -198,6 +198,19 @@ class Drawing:
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), v)
         self.x = self.add("Add", self.x, self.linear(mixed, CHANNELS, "sixteen"))
 
+    def window_attention(self) -> None:
+        """Cells attend in windows, by one node."""
+        if self.cells:
+            qkv = self.linear(self.x, 3 * CHANNELS, "sixteen")
+            inputs = [
+                self.add("Reshape", qkv, self.constant([1, SIDE, SIDE, 3 * CHANNELS])),
+                self.weight((2, 16, 16)),
+                self.weight((3 * CHANNELS,)),
+            ]
+            found = self.add("WindowAttention", *inputs, domain="msda", window_size=4, shift=2)
+            rows = self.add("Reshape", found, self.constant([1, -1, CHANNELS]))
+            self.x = self.add("Add", self.x, self.linear(rows, CHANNELS, "sixteen"))
+
     def msda(self) -> None:
         """Rows attend to the stem's cells."""
         samples = HEADS_OF_MSDA * 4
@@ -251,6 +264,7 @@ BLOCKS = (
     Drawing.feedforward,
     Drawing.attention,
     Drawing.packed_attention,
+    Drawing.window_attention,
     Drawing.msda,
     Drawing.select,
 )

@@ -297,7 +297,10 @@ def test_files_that_cannot_be_quantized(files, tmp_path, capsys):
 
 
 def test_batch_norms_are_folded(tmp_path):
-    """Frozen norms and BatchNormalization; the sum of a first block reads one convolution in 8 bits."""
+    """Frozen norms and BatchNormalization; the sum of a first block reads one convolution in 8 bits.
+
+    A bias that is a copy of another becomes a constant.
+    """
     random = np.random.default_rng(0)
     shapes = dict.fromkeys("uvw", (16, 16, 1, 1)) | dict.fromkeys(("scale", "shift"), (1, 16, 1, 1))
     shapes |= dict.fromkeys(("one", "two", "three", "four"), (16,)) | {"map": (1, 16, 8, 8)}
@@ -315,7 +318,8 @@ def test_batch_norms_are_folded(tmp_path):
         h = Mul (g, scale)
         i = Add (f, h)
         j = Relu (i)
-        k = Conv (j, w)
+        copy = Identity (one)
+        k = Conv (j, w, copy)
         result = Add (k, map)
     }"""
     model = onnx.parser.parse_model(text)
@@ -327,7 +331,7 @@ def test_batch_norms_are_folded(tmp_path):
     folded = ir.to_proto(copy)
     onnx.checker.check_model(folded, full_check=True)
     kinds = [node.op_type for node in folded.graph.node]
-    assert kinds == ["Conv", "Relu", "Conv", "Conv", "Add", "Relu", "Conv", "Add"]
+    assert kinds == ["Conv", "Relu", "Conv", "Conv", "Add", "Relu", "Identity", "Conv", "Add"]
     images = random.standard_normal((1, 16, 8, 8)).astype(np.float32)
     (one,), (other,) = (onnx_session.run(x, {"images": images}) for x in (model, folded))
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
@@ -336,3 +340,4 @@ def test_batch_norms_are_folded(tmp_path):
     quantized = quantizer.quantize(quantizer.layers)
     assert nodes_before(quantized, 1, "Add") == {"node_i": "DequantizeLinear", "node_result": ""}
     assert nodes_before(quantized, 0, "Add") == {"node_i": "Conv", "node_result": "Conv"}
+    assert not any(node.op_type == "Identity" for node in quantized.graph.node)

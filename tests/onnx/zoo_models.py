@@ -296,14 +296,17 @@ class _First(nn.Module):
 
 
 class _Decomposed(nn.Module):
-    """Our detector with `msda.reference` in place of the operator."""
+    """Our detector with the references in place of the operators."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with mock.patch("msda.module.fused_attention", msda.reference.fused_attention):
+        with (
+            mock.patch("msda.module.fused_attention", msda.reference.fused_attention),
+            mock.patch("msda.window_attention", msda.window_reference.window_attention),
+        ):
             return self.model(*tensors)
 
 

@@ -1,16 +1,20 @@
 #include "creator.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "plugin.h"
+#include "msda_plugin.h"
 #include "report.h"
+#include "window_plugin.h"
 
 namespace msda::trt {
 namespace {
+
+constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
 
 template <class Integer>
 std::vector<int32_t> read_integers(nvinfer1::PluginField const& field) {
@@ -49,7 +53,7 @@ std::vector<int32_t> read_points_per_level(nvinfer1::PluginField const& field) {
   }
 }
 
-bool read_packed(nvinfer1::PluginField const& field) {
+int32_t read_number(nvinfer1::PluginField const& field, std::string const& expected) {
   int64_t value = -1;
   if (field.length == 1 && field.data != nullptr) {
     if (field.type == nvinfer1::PluginFieldType::kINT32) {
@@ -58,49 +62,89 @@ bool read_packed(nvinfer1::PluginField const& field) {
       value = *static_cast<int64_t const*>(field.data);
     }
   }
-  if (value != 0 && value != 1) {
-    throw std::invalid_argument("packed: expected one number of type INT32 or INT64, 0 or 1");
+  if (value < 0 || value > INT32_MAX) {
+    throw std::invalid_argument(std::string(field.name) +
+                                ": expected one number of type INT32 or INT64, " + expected);
   }
-  return value == 1;
+  return static_cast<int32_t>(value);
 }
 
-Plugin* make_plugin(Operator op, nvinfer1::PluginFieldCollection const* fields) {
-  std::vector<int32_t> points_per_level;
-  for (int32_t i = 0; fields != nullptr && i < fields->nbFields; ++i) {
-    nvinfer1::PluginField const& field = fields->fields[i];
-    const std::string name = field.name ? field.name : "";
-    if (name == kPointsPerLevel) {
-      points_per_level = read_points_per_level(field);
-    } else if (name == kPacked && op != Operator::kAttention) {
-      op = read_packed(field) ? Operator::kPackedAttention : Operator::kFusedAttention;
-    } else {
-      throw std::invalid_argument("unknown field \"" + name + "\", expected points_per_level" +
-                                  (op == Operator::kAttention ? " or none" : ", packed or none"));
-    }
-  }
-  return new Plugin(op, std::move(points_per_level));
+bool read_packed(nvinfer1::PluginField const& field) {
+  const int32_t value = read_number(field, "0 or 1");
+  if (value > 1) throw std::invalid_argument("packed: expected one number, 0 or 1");
+  return value == 1;
 }
 
 }  // namespace
 
-Creator::Creator(Operator op)
-    : op_(op),
-      fields_of_plugin_{{kPointsPerLevel, nullptr, nvinfer1::PluginFieldType::kINT32, 0},
-                        {kPacked, nullptr, nvinfer1::PluginFieldType::kINT32, 1}},
-      fields_{op == Operator::kAttention ? 1 : 2, fields_of_plugin_} {}
+Creator::Creator(char const* name, std::vector<nvinfer1::PluginField> fields)
+    : name_(name),
+      fields_(std::move(fields)),
+      collection_{static_cast<int32_t>(fields_.size()), fields_.data()} {}
 
 nvinfer1::IPluginV3* Creator::createPlugin(char const* /*layer_name*/,
                                            nvinfer1::PluginFieldCollection const* fields,
                                            nvinfer1::TensorRTPhase /*phase*/) noexcept {
   nvinfer1::IPluginV3* plugin = nullptr;
-  guarded(getPluginName(), [&] { plugin = make_plugin(op_, fields); });
+  guarded(name_, [&] {
+    std::vector<nvinfer1::PluginField> given;
+    for (int32_t i = 0; fields != nullptr && i < fields->nbFields; ++i) {
+      given.push_back(fields->fields[i]);
+      if (given.back().name == nullptr) given.back().name = "";
+    }
+    plugin = make(given);
+  });
   return plugin;
 }
-
-char const* Creator::getPluginName() const noexcept { return operator_name(op_); }
 
 char const* Creator::getPluginVersion() const noexcept { return kVersion; }
 
 char const* Creator::getPluginNamespace() const noexcept { return kNamespace; }
+
+MsdaCreator::MsdaCreator(Operator op)
+    : Creator(operator_name(op),
+              op == Operator::kAttention
+                  ? std::vector<nvinfer1::PluginField>{{kPointsPerLevel, nullptr, kInt32, 0}}
+                  : std::vector<nvinfer1::PluginField>{{kPointsPerLevel, nullptr, kInt32, 0},
+                                                       {kPacked, nullptr, kInt32, 1}}),
+      op_(op) {}
+
+nvinfer1::IPluginV3* MsdaCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
+  Operator op = op_;
+  std::vector<int32_t> points_per_level;
+  for (nvinfer1::PluginField const& field : fields) {
+    const std::string name = field.name;
+    if (name == kPointsPerLevel) {
+      points_per_level = read_points_per_level(field);
+    } else if (name == kPacked && op_ != Operator::kAttention) {
+      op = read_packed(field) ? Operator::kPackedAttention : Operator::kFusedAttention;
+    } else {
+      throw std::invalid_argument("unknown field \"" + name + "\", expected points_per_level" +
+                                  (op_ == Operator::kAttention ? " or none" : ", packed or none"));
+    }
+  }
+  return new MsdaPlugin(op, std::move(points_per_level));
+}
+
+WindowCreator::WindowCreator()
+    : Creator(kWindowAttention, {{kWindowSize, nullptr, kInt32, 1}, {kShift, nullptr, kInt32, 1}}) {
+}
+
+nvinfer1::IPluginV3* WindowCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
+  std::map<std::string, int32_t> numbers;
+  for (nvinfer1::PluginField const& field : fields) {
+    const std::string name = field.name;
+    if (name != kWindowSize && name != kShift) {
+      throw std::invalid_argument("unknown field \"" + name + "\", expected window_size and shift");
+    }
+    numbers[name] = read_number(field, "0 or more");
+  }
+  for (char const* name : {kWindowSize, kShift}) {
+    if (numbers.count(name) == 0) {
+      throw std::invalid_argument(std::string(name) + ": expected a number, got none");
+    }
+  }
+  return new WindowPlugin(numbers[kWindowSize], numbers[kShift]);
+}
 
 }  // namespace msda::trt

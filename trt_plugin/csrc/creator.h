@@ -3,26 +3,52 @@
 
 #include <NvInferRuntime.h>
 
+#include <vector>
+
 #include "shapes.h"
 
 namespace msda::trt {
 
-class Creator final : public nvinfer1::IPluginCreatorV3One {
+class Creator : public nvinfer1::IPluginCreatorV3One {
  public:
-  explicit Creator(Operator op);
-
   nvinfer1::IPluginV3* createPlugin(char const* layer_name,
                                     nvinfer1::PluginFieldCollection const* fields,
-                                    nvinfer1::TensorRTPhase phase) noexcept override;
-  nvinfer1::PluginFieldCollection const* getFieldNames() noexcept override { return &fields_; }
-  char const* getPluginName() const noexcept override;
-  char const* getPluginVersion() const noexcept override;
-  char const* getPluginNamespace() const noexcept override;
+                                    nvinfer1::TensorRTPhase phase) noexcept final;
+  nvinfer1::PluginFieldCollection const* getFieldNames() noexcept final { return &collection_; }
+  char const* getPluginName() const noexcept final { return name_; }
+  char const* getPluginVersion() const noexcept final;
+  char const* getPluginNamespace() const noexcept final;
+
+ protected:
+  // `name` is a literal; `fields` describe those that a plugin may have.
+  Creator(char const* name, std::vector<nvinfer1::PluginField> fields);
+  Creator(Creator const&) = delete;
+
+  // Throws std::invalid_argument, with a message that names the field.
+  virtual nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const = 0;
 
  private:
+  char const* name_;
+  std::vector<nvinfer1::PluginField> fields_;
+  nvinfer1::PluginFieldCollection collection_;
+};
+
+class MsdaCreator final : public Creator {
+ public:
+  explicit MsdaCreator(Operator op);
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+
   Operator op_;
-  nvinfer1::PluginField fields_of_plugin_[2];
-  nvinfer1::PluginFieldCollection fields_;
+};
+
+class WindowCreator final : public Creator {
+ public:
+  WindowCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
 }  // namespace msda::trt

@@ -15,16 +15,18 @@
 
 namespace {
 
-using msda::trt::Creator;
+using msda::trt::MsdaCreator;
 using msda::trt::Operator;
+using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 2;
+constexpr int32_t kNumCreators = 3;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
-  static Creator attention{Operator::kAttention};
-  static Creator fused_attention{Operator::kFusedAttention};
-  static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {&attention,
-                                                                       &fused_attention};
+  static MsdaCreator attention{Operator::kAttention};
+  static MsdaCreator fused_attention{Operator::kFusedAttention};
+  static WindowCreator window_attention;
+  static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {&attention, &fused_attention,
+                                                                       &window_attention};
   return all;
 }
 

@@ -4,7 +4,8 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
-#include <utility>
+
+#include "tensors.h"
 
 namespace msda::trt {
 namespace {
@@ -50,33 +51,12 @@ bool is_reference_points(Operator op, int32_t index) {
   return op != Operator::kAttention && index == kReferencePointsIndex;
 }
 
-std::string type_name(nvinfer1::DataType type) {
-  static constexpr std::pair<nvinfer1::DataType, const char*> kNames[] = {
-      {nvinfer1::DataType::kFLOAT, "float32"}, {nvinfer1::DataType::kHALF, "float16"},
-      {nvinfer1::DataType::kBF16, "bfloat16"}, {nvinfer1::DataType::kINT32, "int32"},
-      {nvinfer1::DataType::kINT64, "int64"},   {nvinfer1::DataType::kINT8, "int8"},
-      {nvinfer1::DataType::kUINT8, "uint8"},   {nvinfer1::DataType::kBOOL, "bool"}};
-  for (auto const& [known, name] : kNames) {
-    if (known == type) return name;
-  }
-  return "type " + std::to_string(static_cast<int32_t>(type));
-}
-
 std::string expected_type(Operator op, int32_t index, nvinfer1::DataType const* types) {
   if (index == 0) return "float32, float16 or bfloat16";
   if (index == 1) return "int32 or int64";
   if (index == 2) return type_name(types[1]) + " (as spatial_shapes)";
   if (is_reference_points(op, index) || types[0] == nvinfer1::DataType::kFLOAT) return "float32";
   return type_name(types[0]) + " (the value's) or float32";
-}
-
-std::string describe(Dims const& dims) {
-  std::string text = "[";
-  for (int32_t i = 0; i < dims.nbDims; ++i) {
-    if (i) text += ", ";
-    text += dims.d[i] < 0 ? "?" : std::to_string(dims.d[i]);
-  }
-  return text + "]";
 }
 
 std::string describe(char letter) {
@@ -114,7 +94,7 @@ class Letters {
     const auto rank = static_cast<int32_t>(std::strlen(pattern));
     if (dims.nbDims != rank) {
       throw std::invalid_argument(std::string(argument) + ": expected " + describe(pattern) +
-                                  ", got " + describe(dims));
+                                  ", got " + shape_text(dims));
     }
     for (int32_t i = 0; i < rank; ++i) read_one(argument, pattern, pattern[i], dims, dims.d[i]);
   }
@@ -156,7 +136,7 @@ class Letters {
   [[noreturn]] static void fail(const char* argument, const char* pattern, Dims const& dims,
                                 std::string const& because) {
     throw std::invalid_argument(std::string(argument) + ": expected " + describe(pattern) +
-                                because + ", got " + describe(dims));
+                                because + ", got " + shape_text(dims));
   }
 
   int64_t values_[26];
@@ -173,12 +153,6 @@ void check_count(Operator op, int32_t count) {
                               "), got " + std::to_string(count));
 }
 
-msda::DataType convert(nvinfer1::DataType type) {
-  return type == nvinfer1::DataType::kHALF   ? msda::DataType::kFloat16
-         : type == nvinfer1::DataType::kBF16 ? msda::DataType::kBFloat16
-                                             : msda::DataType::kFloat32;
-}
-
 }  // namespace
 
 const char* operator_name(Operator op) {
@@ -192,16 +166,14 @@ int32_t locations_index(Operator op) { return op == Operator::kAttention ? 3 : 4
 
 bool accepts_type(Operator op, int32_t index, nvinfer1::DataType const* types) {
   const nvinfer1::DataType type = types[index];
-  const auto is_float = [](nvinfer1::DataType t) { return t == nvinfer1::DataType::kFLOAT; };
-  if (index == 0) {
-    return is_float(type) || type == nvinfer1::DataType::kHALF || type == nvinfer1::DataType::kBF16;
-  }
+  const bool is_float = type == nvinfer1::DataType::kFLOAT;
+  if (index == 0) return is_floating(type);
   if (index == 1) {
     return type == nvinfer1::DataType::kINT32 || type == nvinfer1::DataType::kINT64;
   }
   if (index == 2) return type == types[1];
-  if (is_reference_points(op, index)) return is_float(type);
-  return is_float(type) || type == types[0];
+  if (is_reference_points(op, index)) return is_float;
+  return is_float || type == types[0];
 }
 
 void check_types(Operator op, nvinfer1::DataType const* types, int32_t count) {

@@ -1,5 +1,5 @@
-// Names, types and sizes of the operators' inputs, and their checks. Every function here throws
-// std::invalid_argument with a message that names the argument.
+// Names, types and sizes of the MSDA operators' inputs, and their checks. Every function here
+// throws std::invalid_argument with a message that names the argument.
 //
 // Shape letters as in kernels/include/msda/params.h: N batch, S cells, M heads, D channels of a
 // head, Q queries, L levels, P points of a level, K points of all levels.

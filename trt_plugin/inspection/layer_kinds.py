@@ -9,6 +9,7 @@ from typing import Any
 from trt_plugin.inspection.module_names import origin_of
 
 MSDA = "MSDA"
+WINDOW_ATTENTION = "window attention"
 ATTENTION = "attention"
 GEMM = "GEMM, convolution"
 NORMALISATION = "normalisation"
@@ -18,6 +19,7 @@ OTHER = "elementwise, other"
 
 KIND_COLOURS = {
     MSDA: "#c44e52",
+    WINDOW_ATTENTION: "#da8bc3",
     GEMM: "#4c72b0",
     ATTENTION: "#dd8452",
     NORMALISATION: "#55a868",
@@ -35,6 +37,7 @@ IDLE_TYPES = ("signal", "wait", "shape_call", "noop", "constant", "shape", "asse
 
 _PLUGINS = {
     MSDA: r"multi_?scale_?deformable_?att|\bfused_attention|\bms_?deform",
+    WINDOW_ATTENTION: r"window_?attention",
     ATTENTION: r"qkv|attention|fmha",
     NORMALISATION: r"norm",
     SORT: r"nms|top_?k|sort",

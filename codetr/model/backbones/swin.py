@@ -6,43 +6,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import msda
 from codetr.config import SwinConfig
-from codetr.model.backbones.windows import GatheredWindows, SlicedWindows, pad_to_multiple
 from codetr.model.layers import DropPath, FeedForward
 
 
 class WindowAttention(nn.Module):
-    """Self-attention inside windows of cells, with a learned bias per relative position.
+    """Self-attention inside windows of cells, with a learned bias per relative position."""
 
-    TensorRT fuses the chain of matmul, add, softmax and matmul, with bias and mask, into one kernel. It
-    computes queries, keys and values in one product; from three linear layers it does so in 8 bits too.
-    """
-
-    def __init__(self, channels: int, num_heads: int, window_size: int, qkv_bias: bool) -> None:
+    def __init__(self, channels: int, num_heads: int, window_size: int, shift: int, qkv_bias: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.scale = (channels // num_heads) ** -0.5
+        self.window_size = window_size
+        self.shift = shift
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window_size - 1) ** 2, num_heads))
         index = relative_position_index(window_size)
         self.register_buffer("relative_position_index", index, persistent=False)  # [L, L]
+        self.register_parameter("folded_bias", None)  # [heads, L, L] in place of the table, in exports
         self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
         self.proj = nn.Linear(channels, channels)
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [L, B, C], B windows of L cells; mask: [B, 1, L, L], added to the logits -> [L, B, C]."""
-        weights = self.qkv.weight.chunk(3)
-        biases = (None, None, None) if self.qkv.bias is None else self.qkv.bias.chunk(3)
-        query, key, value = (
-            F.linear(x, *layer).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
-            for layer in zip(weights, biases, strict=True)
-        )  # [B, heads, L, D] each
-        position_bias = self.relative_position_bias_table[self.relative_position_index]  # [L, L, heads]
-        logits = (query * self.scale) @ key.transpose(-2, -1) + position_bias.permute(2, 0, 1)
-        if mask is not None:
-            logits = logits + mask
-        out = logits.softmax(dim=-1) @ value  # [B, heads, L, D]
-        return self.proj(out.permute(2, 0, 1, 3).flatten(2))
+    def position_bias(self) -> Tensor:
+        """Returns the bias of each pair of a window's cells, [heads, L, L]."""
+        if self.folded_bias is not None:
+            return self.folded_bias
+        return self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
+
+    @torch.no_grad()
+    def fold_bias(self) -> None:
+        """Replaces the table by the bias of every pair, which is then a constant of an exported graph."""
+        self.folded_bias = nn.Parameter(self.position_bias().contiguous(), requires_grad=False)
+        del self.relative_position_bias_table, self.relative_position_index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H, W, C] -> [N, H, W, C]. Cells in the padding are zeros, and their qkv is the bias."""
+        qkv = self.qkv(x)
+        attended = msda.window_attention(
+            qkv, self.position_bias(), self.qkv.bias, self.window_size, self.shift
+        )
+        return self.proj(attended)
 
 
 class SwinBlock(nn.Module):
@@ -50,21 +52,16 @@ class SwinBlock(nn.Module):
         self, channels: int, num_heads: int, config: SwinConfig, shifted: bool, drop_path_rate: float
     ) -> None:
         super().__init__()
-        self.shifted = shifted
+        shift = config.window_size // 2 if shifted else 0
         self.norm1 = nn.LayerNorm(channels)
-        self.attn = WindowAttention(channels, num_heads, config.window_size, config.qkv_bias)
+        self.attn = WindowAttention(channels, num_heads, config.window_size, shift, config.qkv_bias)
         self.norm2 = nn.LayerNorm(channels)
         self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor, windows: SlicedWindows | GatheredWindows) -> Tensor:
-        """A map in the form of `windows`, [N, H, W, C] or rows [N * H * W, C] -> the same form.
-
-        The norm follows the cut. Before it, TensorRT would take two kernels for norm and cut.
-        """
-        cells = windows.clear_padding(self.norm1(windows.cut(x, self.shifted)), self.shifted)
-        attended = self.attn(cells, windows.mask if self.shifted else None)
-        x = x + self.drop_path(windows.join(attended, self.shifted))
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H, W, C] -> [N, H, W, C]."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -78,7 +75,9 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, H, W, C] -> [N, ceil(H / 2), ceil(W / 2), 2 C]."""
-        x = pad_to_multiple(x, 2)
+        height, width = x.shape[1:3]
+        if height % 2 or width % 2:
+            x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
         n, h, w, c = x.shape
         x = x.reshape(n * (h // 2), 2, w // 2, 2, c).permute(0, 2, 4, 1, 3)  # [N * H/2, W/2, C, 2, 2]
         return self.reduction(self.norm(x.reshape(n, h // 2, w // 2, 4 * c)))
@@ -115,21 +114,16 @@ class SwinStage(nn.Module):
         self, channels: int, num_heads: int, config: SwinConfig, drop_path_rates: list[float], last: bool
     ) -> None:
         super().__init__()
-        self.window_size = config.window_size
         self.blocks = nn.ModuleList(
             SwinBlock(channels, num_heads, config, shifted=index % 2 == 1, drop_path_rate=rate)
             for index, rate in enumerate(drop_path_rates)
         )
         self.downsample = nn.Identity() if last else PatchMerging(channels, config.patch_norm)
 
-    def forward(self, x: Tensor, gathered: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[N, H, W, C] -> the stage's map [N, H, W, C] and the next stage's input."""
-        n, h, w, c = x.shape
-        windows = (GatheredWindows if gathered else SlicedWindows)(x, self.window_size)
-        x = x.reshape(n * h * w, c) if gathered else x
         for block in self.blocks:
-            x = block(x, windows)
-        x = x.reshape(n, h, w, c) if gathered else x
+            x = block(x)
         return x, self.downsample(x)
 
 
@@ -139,7 +133,6 @@ class SwinTransformer(nn.Module):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         self.first_stride = config.patch_size  # pixels per cell of the finest map; then twice as many a map
-        self.gathers_windows = False  # whether `GatheredWindows` cuts the windows, for dynamic shapes
         channels = config.out_channels
         last = len(channels) - 1
         # The rate grows evenly from 0 in the first block of the network to the configured one in the last.
@@ -156,7 +149,7 @@ class SwinTransformer(nn.Module):
         x = self.patch_embed(x)
         outs = []
         for stage, norm in zip(self.stages, self.norms, strict=True):
-            out, x = stage(x, self.gathers_windows)
+            out, x = stage(x)
             outs.append(norm(out).permute(0, 3, 1, 2).contiguous())
         return outs
 

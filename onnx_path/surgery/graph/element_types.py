@@ -9,13 +9,18 @@ import onnx_ir as ir
 
 from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
+from onnx_path.window_attention import WINDOW_ATTENTION
 
 ATTENTIONS = {(DOMAIN, ATTENTION): (0,), (DOMAIN, FUSED_ATTENTION): (0, 4, 5)}
 """MSDA nodes, and their inputs that get the type of value; locations, weights and references stay float32."""
 
+WINDOW_ATTENTIONS = {(DOMAIN, WINDOW_ATTENTION): (0, 1, 2)}
+"""Nodes of window attention, and their inputs, which have one type."""
+
 _FLOAT = ir.DataType.FLOAT
 _DOMAINS = (DOMAIN, NVIDIA_DOMAIN)  # their nodes' results have the type of the first input
-_NARROW_INPUTS = ATTENTIONS | {("", "Resize"): (0,)}  # TensorRT takes Resize's scales in float32
+# TensorRT takes Resize's scales in float32.
+_NARROW_INPUTS = ATTENTIONS | WINDOW_ATTENTIONS | {("", "Resize"): (0,)}
 
 
 class Types:

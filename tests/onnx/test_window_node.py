@@ -1,0 +1,202 @@
+"""Window attention as an ONNX node: its body in onnxruntime, and the plugin behind TensorRT's parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+import msda
+import trt_plugin
+from benchmarks.operator_errors import TOLERANCE, relative_error
+from msda import window_reference
+from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.precision import convert_precision
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET, functions
+from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.window_attention import WINDOW_ATTENTION
+from tests.engines.plugin_engines import plugin_or_skip, save
+from tests.onnx.text_models import text_model
+
+CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+MAPS = [(2, 8, 8), (1, 9, 7), (3, 3, 5), (2, 1, 13), (1, 12, 16), (0, 4, 4)]
+"""N, H, W."""
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def make_inputs(
+    shape: tuple[int, int, int], size: int, heads: int, head_dim: int, padded: bool, dtype: torch.dtype
+) -> Inputs:
+    """Random qkv [N, H, W, 3 * C], bias [heads, L, L], and padding [3 * C] if the node has it."""
+    random = torch.Generator().manual_seed(size + sum(shape))
+    columns = 3 * heads * head_dim
+    shapes = (*shape, columns), (heads, size**2, size**2), (columns,)
+    tensors = [torch.randn(x, generator=random).to(dtype) for x in shapes]
+    return tensors[0], tensors[1], tensors[2] if padded else None
+
+
+def one_node(
+    dtype: torch.dtype, size: int, shift: int, shapes: dict[str, tuple], opset: int = OPSET_VERSION
+) -> onnx.ModelProto:
+    """A model of one node without a body, with inputs of these shapes."""
+    code = CODES[dtype]
+    inputs = ", ".join(f"{code}[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    plugin = ", ".join(f'{name}: string = "{text}"' for name, text in PLUGIN_ATTRIBUTES.items())
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}, "msda": 1]>\n'
+        f"one_node ({inputs}) => ({code}[n, h, w, c] output) {{\n"
+        f"output = msda.{WINDOW_ATTENTION}<window_size: int = {size}, shift: int = {shift}, {plugin}>"
+        f"({', '.join(shapes)})\n}}"
+    )
+
+
+def assert_close(found: np.ndarray, inputs: Inputs, size: int, shift: int) -> None:
+    wide = [None if x is None else x.double() for x in inputs]
+    expected = window_reference.window_attention(*wide, size, shift)
+    error = relative_error(torch.from_numpy(found), expected)
+    assert error <= TOLERANCE[inputs[0].dtype], error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("padded", [True, False], ids=["padding", "zeros"])
+@pytest.mark.parametrize(("size", "shift"), [(4, 0), (4, 2), (5, 1), (7, 3), (1, 0)])
+def test_body_in_onnxruntime(size, shift, padded, dtype):
+    """One session for every map: no size is fixed."""
+    shapes = {"qkv": ("n", "h", "w", "c3"), "bias": ("m", "l", "l"), "padding": ("c3",)}
+    shapes = dict(list(shapes.items())[: 3 if padded else 2])
+    model = one_node(dtype, size, shift, shapes)
+    add_function_bodies(model)
+    onnx.checker.check_model(model, full_check=True)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for index, shape in enumerate(MAPS):
+        inputs = make_inputs(shape, size, 1 + index % 3, 4 + index, padded, dtype)
+        (found,) = session.run(None, {name: x.numpy() for name, x in zip(shapes, inputs)})
+        assert_close(found, inputs, size, shift)
+
+
+@pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, 22])
+def test_body_in_another_opset(opset):
+    inputs = make_inputs((2, 9, 7), 4, 2, 8, True, torch.float32)
+    shapes = {name: tuple(x.shape) for name, x in zip(("qkv", "bias", "padding"), inputs)}
+    model = one_node(torch.float32, 4, 2, shapes, opset)
+    model.functions.extend(functions(opset, "onnxruntime"))
+    model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {name: x.numpy() for name, x in zip(shapes, inputs)})
+    assert_close(found, inputs, 4, 2)
+
+
+class Window(torch.nn.Module):
+    def __init__(self, padded: bool) -> None:
+        super().__init__()
+        self.padded = padded
+
+    def forward(self, qkv, bias, padding):
+        return msda.window_attention(qkv, bias, padding if self.padded else None, 4, 2)
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padding", "zeros"])
+def test_translation(padded):
+    """Sizes of the map stay dynamic. Without padding the node has two inputs."""
+    inputs = make_inputs((2, 9, 7), 4, 2, 8, True, torch.float32)
+    dynamic = {"qkv": dict.fromkeys(range(3), torch.export.Dim.DYNAMIC), "bias": None, "padding": None}
+    program = torch.onnx.export(
+        Window(padded).eval(),
+        inputs,
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=dynamic,
+        opset_version=OPSET_VERSION,
+        custom_translation_table=translation_table(),
+    )
+    (node,) = program.model_proto.graph.node
+    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
+    assert (node.domain, node.op_type) == ("msda", WINDOW_ATTENTION)
+    assert attributes == plugin | {"window_size": 4, "shift": 2}
+    assert [x for x in node.input if x] == ["qkv", "bias", "padding"][: 3 if padded else 2]
+    sizes = program.model_proto.graph.output[0].type.tensor_type.shape.dim
+    assert [size.dim_value for size in sizes] == [0, 0, 0, 16]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_conversion_to_16_bits(precision):
+    """All inputs of the node become 16-bit; the linear layer's bias, which it reads too, does so once."""
+    random = np.random.default_rng(0)
+    sizes = {"W": (16, 48), "b": (48,), "position": (2, 16, 16), "V": (16, 16)}
+    weights = {name: random.standard_normal(size, dtype=np.float32) / 4 for name, size in sizes.items()}
+    model = text_model(
+        "h = MatMul(x, W) qkv = Add(h, b)"
+        " a = msda.WindowAttention<window_size = 4, shift = 2>(qkv, position, b) y = MatMul(a, V)",
+        "float[2, 9, 7, 16] x",
+        "float[2, 9, 7, 16] y",
+        OPSET_VERSION,
+        domains=DOMAIN,
+        **weights,
+    )
+    add_function_bodies(model)
+    narrow = onnx.ModelProto()
+    narrow.CopyFrom(model)
+    report = convert_precision(narrow, precision)
+    assert (report.converted, report.kept, report.casts) == (4, {}, 2)
+    onnx.checker.check_model(narrow, full_check=True)
+    graph = onnx.shape_inference.infer_shapes(narrow, check_type=True, strict_mode=True).graph
+    types = {x.name: x.data_type for x in graph.initializer}
+    types |= {x.name: x.type.tensor_type.elem_type for x in graph.value_info}
+    (node,) = (x for x in graph.node if x.op_type == WINDOW_ATTENTION)
+    wanted = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
+    assert {types[x] for x in (*node.input, *node.output)} == {wanted}
+    assert len(graph.initializer) == len(weights)
+    x = random.standard_normal((2, 9, 7, 16), dtype=np.float32)
+    (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (narrow, model))
+    error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
+    assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]
+
+
+# Engines. Head dimensions and window sizes of all kernels, one of them of the plain kernel only.
+WINDOWS = [(7, 3, 32), (8, 4, 16), (12, 6, 32), (12, 0, 32), (16, 8, 64), (5, 2, 24)]
+
+
+def run_engine(path: Path, inputs: Inputs) -> np.ndarray:
+    arrays = {name: x.float().numpy() for name, x in zip(("qkv", "bias", "padding"), inputs) if x is not None}
+    with trt_plugin.EngineRunner(path) as runner:
+        return runner(arrays)["output"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@pytest.mark.parametrize(("size", "shift", "head_dim"), WINDOWS)
+def test_engine_of_dynamic_shapes(tmp_path, size, shift, head_dim, dtype):
+    plugin_or_skip()
+    heads, maps = 3, [(1, size, size), (2, 2 * size, 3 * size + 1), (3, 1, 5), (4, 45, 30)]
+    shapes = {"qkv": ("n", "h", "w", 3 * heads * head_dim), "bias": (heads, size**2, size**2)}
+    shapes["padding"] = (3 * heads * head_dim,)
+    file = tmp_path / "model.onnx"
+    onnx.save(one_node(dtype, size, shift, shapes), file)
+    profile = ShapeRange(*((*shape, 3 * heads * head_dim) for shape in ((1, 1, 1), (1, 30, 30), (4, 64, 64))))
+    path = save(tmp_path, serialize_engine(file, Settings(profiles={"qkv": profile}), "window"))
+    for shape in maps:
+        inputs = make_inputs(shape, size, heads, head_dim, True, dtype)
+        assert_close(run_engine(path, inputs), inputs, size, shift)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@pytest.mark.parametrize("padded", [True, False], ids=["padding", "zeros"])
+def test_engine_of_fixed_shapes(tmp_path, padded, dtype):
+    plugin_or_skip()
+    inputs = make_inputs((2, 27, 20), 12, 2, 32, padded, dtype)
+    names = ("qkv", "bias", "padding")
+    shapes = {name: tuple(x.shape) for name, x in zip(names, inputs) if x is not None}
+    file = tmp_path / "model.onnx"
+    onnx.save(one_node(dtype, 12, 6, shapes), file)
+    path = save(tmp_path, serialize_engine(file, Settings(), "window"))
+    assert_close(run_engine(path, inputs), inputs, 12, 6)

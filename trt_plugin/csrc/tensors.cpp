@@ -1,0 +1,44 @@
+#include "tensors.h"
+
+#include <utility>
+
+namespace msda::trt {
+
+std::string type_name(nvinfer1::DataType type) {
+  static constexpr std::pair<nvinfer1::DataType, const char*> kNames[] = {
+      {nvinfer1::DataType::kFLOAT, "float32"}, {nvinfer1::DataType::kHALF, "float16"},
+      {nvinfer1::DataType::kBF16, "bfloat16"}, {nvinfer1::DataType::kINT32, "int32"},
+      {nvinfer1::DataType::kINT64, "int64"},   {nvinfer1::DataType::kINT8, "int8"},
+      {nvinfer1::DataType::kUINT8, "uint8"},   {nvinfer1::DataType::kBOOL, "bool"}};
+  for (auto const& [known, name] : kNames) {
+    if (known == type) return name;
+  }
+  return "type " + std::to_string(static_cast<int32_t>(type));
+}
+
+std::string shape_text(nvinfer1::Dims const& dims) {
+  std::string text = "[";
+  for (int32_t i = 0; i < dims.nbDims; ++i) {
+    if (i) text += ", ";
+    text += dims.d[i] < 0 ? "?" : std::to_string(dims.d[i]);
+  }
+  return text + "]";
+}
+
+nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions) {
+  nvinfer1::Dims dims{};
+  dims.nbDims = expressions.nbDims;
+  for (int32_t i = 0; i < expressions.nbDims; ++i) {
+    nvinfer1::IDimensionExpr const* size = expressions.d[i];
+    dims.d[i] = size != nullptr && size->isConstant() ? size->getConstantValue() : -1;
+  }
+  return dims;
+}
+
+msda::DataType convert(nvinfer1::DataType type) {
+  return type == nvinfer1::DataType::kHALF   ? msda::DataType::kFloat16
+         : type == nvinfer1::DataType::kBF16 ? msda::DataType::kBFloat16
+                                             : msda::DataType::kFloat32;
+}
+
+}  // namespace msda::trt

@@ -1,0 +1,29 @@
+// Sizes and types of tensors in TensorRT's terms: as text for messages, and in the kernels' terms.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <string>
+
+#include "msda/params.h"
+
+namespace msda::trt {
+
+std::string type_name(nvinfer1::DataType type);
+
+// Returns sizes such as "[2, 30, ?]". A negative size is unknown.
+std::string shape_text(nvinfer1::Dims const& dims);
+
+// Returns the constant sizes. The others are -1, unknown.
+nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions);
+
+// Returns whether the kernels compute in a type.
+inline bool is_floating(nvinfer1::DataType type) {
+  return type == nvinfer1::DataType::kFLOAT || type == nvinfer1::DataType::kHALF ||
+         type == nvinfer1::DataType::kBF16;
+}
+
+// Returns the kernels' name of a floating type.
+msda::DataType convert(nvinfer1::DataType type);
+
+}  // namespace msda::trt
