@@ -126,7 +126,8 @@ class AttentionFinder:
 
     TensorRT computes queries, keys and values in one product, in the layout that its attention kernel reads.
     In 8 bits it does so for three layers that read the same tensor, not for one whose result is cut in three.
-    Window attention and MSDA read 16 bits. Behind all of them, quantising takes a kernel of its own.
+    A node of window attention reads the result of one layer as it is. MSDA reads values in 16 bits. Behind
+    all of them, quantising takes a kernel of its own.
     """
 
     def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:
@@ -159,7 +160,7 @@ class AttentionFinder:
             if node is None or value in seen or value in self._static:
                 continue
             seen.add(value)
-            if _samples(node) or self._multiplies(node):
+            if _samples(node) or self._multiplies(node) or (node.domain, node.op_type) in WINDOW_ATTENTIONS:
                 return True
             if node not in self._products and not is_op(node, *_NORMALISATIONS, *_ACTIVATIONS):
                 pending.extend(x for x in node.inputs if x is not None)
@@ -168,8 +169,7 @@ class AttentionFinder:
     def _multiplies(self, node: ir.Node) -> bool:
         """Returns whether a node is attention or a product of two tensors."""
         of_two = is_op(node, *rules.PRODUCTS) and not self._static & set(node.inputs)
-        attends = is_op(node, "Attention") or (node.domain, node.op_type) in WINDOW_ATTENTIONS
-        return attends or (of_two and node not in self._products)
+        return is_op(node, "Attention") or (of_two and node not in self._products)
 
 
 def _samples(node: ir.Node) -> bool:

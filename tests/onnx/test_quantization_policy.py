@@ -201,7 +201,7 @@ class Drawing:
     def window_attention(self) -> None:
         """Cells attend in windows, by one node."""
         if self.cells:
-            qkv = self.linear(self.x, 3 * CHANNELS, "sixteen")
+            qkv = self.linear(self.x, 3 * CHANNELS, "eight")
             inputs = [
                 self.add("Reshape", qkv, self.constant([1, SIDE, SIDE, 3 * CHANNELS])),
                 self.weight((2, 16, 16)),

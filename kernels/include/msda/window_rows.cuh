@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kRowsThreads)
   };
   const T* const qkv = static_cast<const T*>(arguments.qkv) + head * kHeadDim;
   const T* const padding = static_cast<const T*>(arguments.padding) + head * kHeadDim;
-  const T* const bias = static_cast<const T*>(arguments.bias) +
-                        (static_cast<int64_t>(head) * cells + query) * cells;
+  const T* const bias =
+      static_cast<const T*>(arguments.bias) + (static_cast<int64_t>(head) * cells + query) * cells;
 
   // The result has no padding, but all threads copy keys.
   const int64_t query_cell = query < cells ? find(query) : -1;

@@ -190,7 +190,8 @@ class WindowWarp {
   __device__ __forceinline__ void read_bias(uint32_t (&words)[4], int key) const {
     if constexpr (Config::kSharedBias) {
       const int bias_row = first_row_ + lane_ % 16;
-      load_matrices(words, dynamic_shared() + bias_row * Config::kBiasRow + key * 2 + lane_ / 16 * 16);
+      load_matrices(words,
+                    dynamic_shared() + bias_row * Config::kBiasRow + key * 2 + lane_ / 16 * 16);
     } else {
       const T* const bias = static_cast<const T*>(arguments_.bias) +
                             static_cast<int64_t>(head_) * Config::kCells * Config::kCells;
