@@ -26,7 +26,6 @@ from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile
 from codetr.cli.program import run_program
 from codetr.errors import one_line
-from codetr.model.backbones.windows import SlicedWindows
 
 METHODS = {
     "window_attention": "msda.window_attention",
@@ -205,8 +204,11 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
         return lambda: msda.window_attention(*inputs)
     # The mask belongs to a stage, so no block of a model computes it.
     qkv, bias, padding, window_size, shift = inputs
-    windows = SlicedWindows(qkv, window_size)
-    added = bias[None] + windows.mask if shift else bias[None]  # [B or 1, heads, L, L]
+    images, height, width, _ = qkv.shape
+    down, across = -(-height // window_size), -(-width // window_size)
+    mask = msda.window_reference.mask(down, across, window_size, shift, qkv.dtype, qkv.device)
+    mask = mask.repeat(images, 1, 1)[:, None]  # [B, 1, L, L]
+    added = bias[None] + mask if shift else bias[None]  # [B or 1, heads, L, L]
     attend = {
         "eager": attend_eagerly,
         "sdpa": F.scaled_dot_product_attention,
@@ -214,22 +216,38 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     }[method]
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
     if method == "sdpa":
-        added = added.expand(windows.mask.shape[0], -1, -1, -1)
+        added = added.expand(len(mask), -1, -1, -1)
         backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
     def call() -> Tensor:
         cells = qkv
-        if windows.height % window_size or windows.width % window_size:
-            sides = (0, 0, 0, -windows.width % window_size, 0, -windows.height % window_size)
+        if height % window_size or width % window_size:
+            sides = (0, 0, 0, -width % window_size, 0, -height % window_size)
             inside = F.pad(torch.ones_like(qkv[..., :1], dtype=torch.bool), sides)
             cells = torch.where(inside, F.pad(qkv, sides), padding)
-        cut = windows.cut(cells, shift > 0)  # [L, B, 3 * C]
-        query, key, value = cut.unflatten(-1, (3, bias.shape[0], -1)).permute(2, 1, 3, 0, 4)
+        query, key, value = cut(cells, window_size, shift).unflatten(-1, (3, bias.shape[0], -1)).unbind(2)
         with sdpa_kernel(backends):
-            attended = attend(query, key, value, added)
-        return windows.join(attended.permute(2, 0, 1, 3).flatten(2), shift > 0)
+            attended = attend(*(x.transpose(1, 2) for x in (query, key, value)), added)
+        rows = attended.transpose(1, 2).flatten(2)  # [B, L, C]
+        return join(rows, cells.shape[1:3], window_size, shift)[:, :height, :width]
 
     return call
+
+
+def cut(x: Tensor, window_size: int, shift: int) -> Tensor:
+    """Rolls a padded map [N, H, W, C] and cuts it into windows [B, L, C]."""
+    x = x.roll((-shift, -shift), (1, 2)) if shift else x
+    n, height, width, channels = x.shape
+    x = x.reshape(n, height // window_size, window_size, width // window_size, window_size, channels)
+    return x.transpose(2, 3).reshape(-1, window_size**2, channels)
+
+
+def join(windows: Tensor, size: Sequence[int], window_size: int, shift: int) -> Tensor:
+    """Inverts `cut` for a padded map of a size (H, W)."""
+    down, across = (side // window_size for side in size)
+    x = windows.reshape(-1, down, across, window_size, window_size, windows.shape[-1])
+    x = x.transpose(2, 3).reshape(-1, *size, windows.shape[-1])
+    return x.roll((shift, shift), (1, 2)) if shift else x
 
 
 def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
