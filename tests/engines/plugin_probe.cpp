@@ -3,7 +3,8 @@
 // FIELDS are "-" or lists of integers such as "packed=1;points_per_level=3,6,1"; a TENSOR is
 // "float16:2,7,4". The plugin is made from its fields, serialised, made again from that, cloned and
 // attached to a context, so that what answers has come all this way. Prints "types N", "shapes N"
-// (the results of getOutputDataTypes and onShapeChange) and the timing cache id.
+// (the results of getOutputDataTypes and onShapeChange), the timing cache id, and the number of
+// inputs where an engine would keep it.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
@@ -99,6 +100,11 @@ int main(int count, char** arguments) {
   const int32_t shapes_status =
       runtime(plugin)->onShapeChange(inputs.data(), num_inputs, &output, 1);
   std::printf("types %d\nshapes %d\n%s\n", types_status, shapes_status, build->getTimingCacheID());
+  PluginFieldCollection const* kept = runtime(plugin)->getFieldsToSerialize();
+  for (int32_t i = 0; i < kept->nbFields; ++i) {
+    if (kept->fields[i].name != std::string("num_inputs")) continue;
+    std::printf("num_inputs %d\n", *static_cast<int32_t const*>(kept->fields[i].data));
+  }
   delete plugin;
   return 0;
 }

@@ -134,7 +134,7 @@ nvinfer1::IPluginV3* WindowCreator::make(std::vector<nvinfer1::PluginField> cons
   std::map<std::string, int32_t> numbers;
   for (nvinfer1::PluginField const& field : fields) {
     const std::string name = field.name;
-    if (name != kWindowSize && name != kShift) {
+    if (name != kWindowSize && name != kShift && name != kNumInputs) {
       throw std::invalid_argument("unknown field \"" + name + "\", expected window_size and shift");
     }
     numbers[name] = read_number(field, "0 or more");
@@ -144,7 +144,7 @@ nvinfer1::IPluginV3* WindowCreator::make(std::vector<nvinfer1::PluginField> cons
       throw std::invalid_argument(std::string(name) + ": expected a number, got none");
     }
   }
-  return new WindowPlugin(numbers[kWindowSize], numbers[kShift]);
+  return new WindowPlugin(numbers[kWindowSize], numbers[kShift], numbers[kNumInputs]);
 }
 
 }  // namespace msda::trt

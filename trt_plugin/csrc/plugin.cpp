@@ -54,6 +54,7 @@ int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t num_i
     check_sizes(dims.data(), num_inputs);
     if (num_outputs != 1) throw std::invalid_argument("expected one output");
     set_output_shape(inputs, outputs[0], expressions);
+    num_inputs_ = num_inputs;
   });
 }
 
@@ -97,6 +98,7 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs,
     for (auto const* dims : {&declared, &smallest, &typical, &largest}) {
       check_sizes(dims->data(), num_inputs);
     }
+    num_inputs_ = num_inputs;
   });
 }
 

@@ -94,13 +94,15 @@ class Plugin : public nvinfer1::IPluginV3,
   // Throws std::runtime_error unless a launch has succeeded.
   static void check_launch(cudaError_t status, std::string const& problem);
 
+  // Set when a network or a new shape tells it, as enqueue() does not. 0 before.
+  int32_t num_inputs_ = 0;
+
  private:
   char const* name_;
   std::string description_;
   std::string timing_cache_id_;
   // Type of the first input in the network's definition, see supportsFormatCombination.
   mutable std::optional<nvinfer1::DataType> declared_type_;
-  int32_t num_inputs_ = 0;  // of onShapeChange, which TensorRT calls before enqueue
   // Storage of the result of getFieldsToSerialize.
   std::vector<nvinfer1::PluginField> serialized_;
   nvinfer1::PluginFieldCollection collection_{};

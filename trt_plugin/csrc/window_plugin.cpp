@@ -44,7 +44,7 @@ void check_problem(WindowProblem const& problem) {
 
 }  // namespace
 
-WindowPlugin::WindowPlugin(int32_t window_size, int32_t shift)
+WindowPlugin::WindowPlugin(int32_t window_size, int32_t shift, int32_t num_inputs)
     : Plugin(kWindowAttention,
              "window_size=" + std::to_string(window_size) + " shift=" + std::to_string(shift)),
       window_size_(window_size),
@@ -53,6 +53,7 @@ WindowPlugin::WindowPlugin(int32_t window_size, int32_t shift)
   problem.window_size = window_size;
   problem.shift = shift;
   msda::trt::check_problem(problem);
+  num_inputs_ = num_inputs;
 }
 
 bool WindowPlugin::accepts_count(int32_t num_inputs) const { return fits(num_inputs); }
@@ -142,7 +143,9 @@ void WindowPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_
 
 std::vector<nvinfer1::PluginField> WindowPlugin::fields() const {
   constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
-  return {{kWindowSize, &window_size_, kInt32, 1}, {kShift, &shift_, kInt32, 1}};
+  return {{kWindowSize, &window_size_, kInt32, 1},
+          {kShift, &shift_, kInt32, 1},
+          {kNumInputs, &num_inputs_, kInt32, 1}};
 }
 
 }  // namespace msda::trt

@@ -13,11 +13,13 @@ namespace msda::trt {
 inline constexpr char kWindowAttention[] = "WindowAttention";
 inline constexpr char kWindowSize[] = "window_size";
 inline constexpr char kShift[] = "shift";
+inline constexpr char kNumInputs[] = "num_inputs";  // of an engine's plugin
 
 class WindowPlugin final : public Plugin {
  public:
-  // Throws std::invalid_argument for numbers that the kernels do not take.
-  WindowPlugin(int32_t window_size, int32_t shift);
+  // Throws std::invalid_argument for numbers that the kernels do not take. `num_inputs` is 0 where
+  // the network will tell it.
+  WindowPlugin(int32_t window_size, int32_t shift, int32_t num_inputs);
 
  private:
   Plugin* copy() const override { return new WindowPlugin(*this); }
