@@ -6,6 +6,7 @@ provider of onnxruntime runs them. A machine without a GPU can thus check an exp
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,21 @@ def session_options(precision: str) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
+    limit_threads(options)
     if precision == "fp8":
         # Onnxruntime 1.31 moves Q/DQ nodes behind MaxPool, which has no FP8, and its further optimizations
         # give wrong numbers.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return options
+
+
+def limit_threads(options: Any) -> None:
+    """Keeps a session on the cores that this process may use, such as those of a container.
+
+    By itself, onnxruntime pins a thread to every core of the machine.
+    """
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable else 0
+    if 0 < cores < (os.cpu_count() or 1) and not options.intra_op_num_threads:
+        options.intra_op_num_threads = cores

@@ -19,6 +19,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.quantization import calibrate
 
+from codetr.detector.onnxruntime_backend import limit_threads
 from codetr.errors import UsageError, one_line
 from codetr.export.weight_key import OUTPUT, number_keys
 from onnx_path.model_for_tensorrt import LARGEST_FILE, save_model
@@ -186,6 +187,7 @@ def _session(file: Path, providers: Sequence[str]) -> onnxruntime.InferenceSessi
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = False  # the arena keeps what a large model frees
+    limit_threads(options)
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions have no other common base

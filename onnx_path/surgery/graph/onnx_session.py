@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from codetr.detector.onnxruntime_backend import limit_threads
 from onnx_path.surgery.graph.float32_models import NARROW, in_float32
 
 STAND_IN = "the original's float64 nodes ran in float32: onnxruntime's CPU provider samples no other"
@@ -78,6 +79,7 @@ def _load(model: onnx.ModelProto, folder: Path | None, providers: Sequence[str])
     options.enable_cpu_mem_arena = False  # the arena keeps what a large model frees: twice the memory
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # Shape nodes early, which frees their inputs
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graph as it stands
+    limit_threads(options)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
