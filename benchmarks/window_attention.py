@@ -30,6 +30,7 @@ from codetr.errors import one_line
 METHODS = {
     "window_attention": "msda.window_attention",
     "plain": "msda.window_attention with MSDA_WINDOW=plain",
+    "rows": "msda.window_attention with MSDA_WINDOW=rows",
     "eager": "windows cut and joined, two products and a softmax in the type, eager PyTorch",
     "sdpa": "windows cut and joined, scaled_dot_product_attention with bias and mask as attn_mask",
     "sdpa_no_bias": "the same without bias and mask, by FlashAttention or cuDNN: another result",
@@ -155,7 +156,7 @@ def measure(
             "relative_error": None,
         }
         try:
-            with forced("plain" if method == "plain" else None):
+            with forced(method if method in ("plain", "rows") else None):
                 calls = [make_call(method, one) for one in inputs]
                 if method != "sdpa_no_bias":
                     row["relative_error"] = operator_errors.relative_error(calls[0](), expected)
@@ -200,7 +201,7 @@ def truth(inputs: Inputs) -> Tensor:
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method."""
-    if method in ("window_attention", "plain"):
+    if method in ("window_attention", "plain", "rows"):
         return lambda: msda.window_attention(*inputs)
     # The mask belongs to a stage, so no block of a model computes it.
     qkv, bias, padding, window_size, shift = inputs

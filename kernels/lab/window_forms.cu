@@ -1,0 +1,62 @@
+// Other launches of the kernel of window attention on tensor cores, as a library. time_window.py
+// says how to build it. All are for half, windows of 12 x 12 cells and 32 channels a head.
+#include <cuda_fp16.h>
+
+#include <string>
+#include <vector>
+
+#include "msda/window_tensor_core.cuh"
+
+namespace {
+
+struct Form {
+  std::string name;
+  cudaError_t (*launch)(const msda::WindowProblem&, const msda::WindowArguments&, cudaStream_t);
+};
+std::vector<Form> forms;
+
+using Library = msda::WindowConfig<__half, 12, 32>;
+
+template <int kKeys_, int kTeams_>
+struct Config : Library {
+  static constexpr int kKeys = kKeys_;
+  static constexpr int kTeams = kTeams_;
+  static constexpr int kThreads = kTeams * kWarps * 32;
+};
+
+template <int kKeys, int kTeams>
+void add() {
+  forms.push_back({std::to_string(kKeys) + " keys a step, " + std::to_string(kTeams) + " teams",
+                   msda::launch_window_tensor_core<Config<kKeys, kTeams>>});
+}
+
+const bool added = [] {
+  add<16, 1>();
+  add<48, 1>();
+  add<144, 1>();
+  add<16, 2>();
+  add<144, 2>();
+  add<16, 3>();
+  add<48, 3>();
+  return true;
+}();
+
+}  // namespace
+
+#define LAB_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Returns the name of form `index`, and an empty name after the last form.
+LAB_EXPORT const char* lab_window_form(int index) {
+  return index < static_cast<int>(forms.size()) ? forms[index].name.c_str() : "";
+}
+
+// Launches form `index` and returns its cudaError_t.
+//   sizes    N, H, W, heads, shift
+//   tensors  qkv, bias, padding, output
+LAB_EXPORT int lab_window_attention(int index, const int64_t sizes[5], void* const tensors[4],
+                                    cudaStream_t stream) {
+  const msda::WindowProblem problem{sizes[0], sizes[1], sizes[2], sizes[3],
+                                    32,       12,       sizes[4], msda::DataType::kFloat16};
+  const msda::WindowArguments arguments{tensors[0], tensors[1], tensors[2], tensors[3]};
+  return forms[index].launch(problem, arguments, stream);
+}
