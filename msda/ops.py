@@ -6,7 +6,7 @@ derivatives. Window attention runs as its reference on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -281,46 +281,44 @@ for _key in ("CPU", "CUDA"):
 autograd.register()
 
 
-# Autocast casts the value. Locations and weights keep their type: casting would only lose precision.
-
 _autocast = torch.library.Library("msda", "FRAGMENT")
 
 
-def _register_autocast(name: str, device_type: str, key: str) -> None:
+def _cast_attention(target, value, spatial_shapes, level_start_index, *others):
+    """Casts the value. Locations and weights keep their type: casting would only lose precision."""
+    kept = (target, torch.float32)
+    others = [x.float() if isinstance(x, Tensor) and x.dtype not in kept else x for x in others]
+    return value.to(target), spatial_shapes, level_start_index, *others
+
+
+def _cast_fused_attention(target, value, spatial_shapes, level_start_index, reference_points, *others):
+    """Casts as for attention. Reference points become float32."""
+    references = reference_points.float()
+    return _cast_attention(target, value, spatial_shapes, level_start_index, references, *others)
+
+
+def _cast_window_attention(target, *arguments):
+    """Casts all tensors, which have one type."""
+    return [x.to(target) if isinstance(x, Tensor) else x for x in arguments]
+
+
+def _register_autocast(name: str, cast: Callable, device_type: str, key: str) -> None:
     operator = getattr(torch.ops.msda, name).default
 
-    def cast_and_call(value, spatial_shapes, level_start_index, *others):
-        if value.dtype != torch.float64:
-            target = torch.get_autocast_dtype(device_type)
-            value = value.to(target)
-            kept = (target, torch.float32)
-            others = [x.float() if isinstance(x, Tensor) and x.dtype not in kept else x for x in others]
-            if name == "fused_attention":
-                others[0] = others[0].float()  # reference_points
+    def cast_and_call(first, *others):
+        arguments = (first, *others)
+        if first.dtype != torch.float64:
+            arguments = cast(torch.get_autocast_dtype(device_type), *arguments)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
-            return operator(value, spatial_shapes, level_start_index, *others)
+            return operator(*arguments)
 
     _autocast.impl(name, cast_and_call, key)
 
 
-for _name in ("attention", "fused_attention"):
-    _register_autocast(_name, "cuda", "AutocastCUDA")
-    _register_autocast(_name, "cpu", "AutocastCPU")
-
-
-def _register_window_autocast(device_type: str, key: str) -> None:
-    operator = torch.ops.msda.window_attention.default
-
-    def cast_and_call(qkv, bias, padding, *numbers):
-        tensors = [qkv, bias, padding]
-        if qkv.dtype != torch.float64:
-            target = torch.get_autocast_dtype(device_type)
-            tensors = [None if x is None else x.to(target) for x in tensors]
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
-            return operator(*tensors, *numbers)
-
-    _autocast.impl("window_attention", cast_and_call, key)
-
-
-_register_window_autocast("cuda", "AutocastCUDA")
-_register_window_autocast("cpu", "AutocastCPU")
+for _name, _cast in (
+    ("attention", _cast_attention),
+    ("fused_attention", _cast_fused_attention),
+    ("window_attention", _cast_window_attention),
+):
+    _register_autocast(_name, _cast, "cuda", "AutocastCUDA")
+    _register_autocast(_name, _cast, "cpu", "AutocastCPU")

@@ -29,13 +29,18 @@ constexpr char kForwardVariable[] = "MSDA_FORWARD";
 constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
 constexpr char kWindowVariable[] = "MSDA_WINDOW";
 
+// Returns whether an environment variable has a value. Reads it at every call.
+bool is_forced(const char* variable) {
+  const char* const wanted = std::getenv(variable);
+  return wanted != nullptr && *wanted != '\0';
+}
+
 // Sets `kernel` to the one that an environment variable names, so that tests and benchmarks can run
-// every kernel. Returns false where the variable has a value that names none. Reads it at every
-// call.
+// every kernel. Returns false where the variable has a value that names none.
 template <typename Kernel, size_t kCount>
 bool force(const char* variable, const Kernel (&kernels)[kCount], Kernel& kernel) {
+  if (!is_forced(variable)) return true;
   const char* const wanted = std::getenv(variable);
-  if (wanted == nullptr || *wanted == '\0') return true;
   for (const Kernel known : kernels) {
     if (std::strcmp(wanted, name(known)) != 0) continue;
     kernel = known;
@@ -53,6 +58,22 @@ std::string check_variable(const char* variable, const Kernel (&kernels)[kCount]
   return text + "or no value, got '" + std::getenv(variable) + "'";
 }
 
+// Calls run(T{}) for the C++ type T of a data type.
+template <typename Run>
+cudaError_t with_type(DataType type, const Run& run) {
+  switch (type) {
+    case DataType::kFloat32:
+      return run(float{});
+    case DataType::kFloat16:
+      return run(__half{});
+    case DataType::kBFloat16:
+      return run(__nv_bfloat16{});
+    case DataType::kFloat64:
+      return run(double{});
+  }
+  return cudaErrorInvalidValue;
+}
+
 }  // namespace
 
 std::string check_environment() {
@@ -67,17 +88,9 @@ cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
   ForwardKernel kernel = choose_forward(problem, arguments);
   if (!force(kForwardVariable, kForwardKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
-  switch (problem.value_type) {
-    case DataType::kFloat32:
-      return run_forward<float>(kernel, problem, arguments, stream);
-    case DataType::kFloat16:
-      return run_forward<__half>(kernel, problem, arguments, stream);
-    case DataType::kBFloat16:
-      return run_forward<__nv_bfloat16>(kernel, problem, arguments, stream);
-    case DataType::kFloat64:
-      return run_forward<double>(kernel, problem, arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_type(problem.value_type, [&](auto zero) {
+    return run_forward<decltype(zero)>(kernel, problem, arguments, stream);
+  });
 }
 
 cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
@@ -93,42 +106,25 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
   BackwardKernel kernel = choose_backward(problem, arguments);
   if (!force(kBackwardVariable, kBackwardKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
-  switch (problem.value_type) {
-    case DataType::kFloat32:
-      return run_backward<float>(kernel, problem, arguments, stream);
-    case DataType::kFloat16:
-      return run_backward<__half>(kernel, problem, arguments, stream);
-    case DataType::kBFloat16:
-      return run_backward<__nv_bfloat16>(kernel, problem, arguments, stream);
-    case DataType::kFloat64:
-      return run_backward<double>(kernel, problem, arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_type(problem.value_type, [&](auto zero) {
+    return run_backward<decltype(zero)>(kernel, problem, arguments, stream);
+  });
 }
 
 cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
                              cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   const auto run = [&](WindowKernel kernel) {
-    switch (problem.type) {
-      case DataType::kFloat32:
-        return run_window<float>(kernel, problem, arguments, stream);
-      case DataType::kFloat16:
-        return run_window<__half>(kernel, problem, arguments, stream);
-      case DataType::kBFloat16:
-        return run_window<__nv_bfloat16>(kernel, problem, arguments, stream);
-      case DataType::kFloat64:
-        return run_window<double>(kernel, problem, arguments, stream);
-    }
-    return cudaErrorInvalidValue;
+    return with_type(problem.type, [&](auto zero) {
+      return run_window<decltype(zero)>(kernel, problem, arguments, stream);
+    });
   };
   WindowKernel kernel = choose_window(problem, arguments);
   if (!force(kWindowVariable, kWindowKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   const cudaError_t status = run(kernel);
+  if (status != cudaErrorNotSupported || is_forced(kWindowVariable)) return status;
   // The problem fits the kernel, but this GPU does not.
-  const bool forced = std::getenv(kWindowVariable) != nullptr && *std::getenv(kWindowVariable);
-  if (status != cudaErrorNotSupported || forced) return status;
   const bool rows = can_run(WindowKernel::kRows, problem, arguments);
   return run(rows ? WindowKernel::kRows : WindowKernel::kPlain);
 }

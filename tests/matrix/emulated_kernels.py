@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -162,15 +162,7 @@ def window_attention(
     sizes = (*qkv.shape[:3], num_heads, channels // num_heads, window_size, shift)
     problem = _WindowProblem(sizes, TYPES.index(qkv.dtype))
     tensors = {"qkv": qkv, "bias": bias, "padding": padding, "output": output}
-    array = (_Tensor * len(tensors))(
-        *(
-            _Tensor(name.encode()) if x is None else _Tensor(name.encode(), x.data_ptr(), _bytes(x))
-            for name, x in tensors.items()
-        )
-    )
-    function = "emulated_window_attention"
-    status = getattr(library(), function)(ctypes.byref(problem), array, ctypes.c_uint64(order))
-    _raise_on_failure(function, status)
+    _launch("emulated_window_attention", problem, tensors, ctypes.c_uint64(order))
     return output
 
 
@@ -233,13 +225,23 @@ def _call(
     *options: ctypes._SimpleCData,
 ) -> None:
     problem = _problem(inputs, [_stride(tensors[name]) for name in STRIDED])
-    array = (_Tensor * len(TENSORS))(*(_Tensor(name.encode()) for name in TENSORS))
-    for name, tensor in tensors.items():
-        array[TENSORS.index(name)] = _Tensor(name.encode(), tensor.data_ptr(), _bytes(tensor))
-    _raise_on_failure(function, getattr(library(), function)(ctypes.byref(problem), array, *options))
+    _launch(function, problem, {name: tensors.get(name) for name in TENSORS}, *options)
 
 
-def _raise_on_failure(function: str, status: int) -> None:
+def _launch(
+    function: str,
+    problem: ctypes.Structure,
+    tensors: Mapping[str, torch.Tensor | None],
+    *options: ctypes._SimpleCData,
+) -> None:
+    """Calls a function of the library with all of its tensors in their order; None is a null pointer."""
+    array = (_Tensor * len(tensors))(
+        *(
+            _Tensor(name.encode()) if x is None else _Tensor(name.encode(), x.data_ptr(), _bytes(x))
+            for name, x in tensors.items()
+        )
+    )
+    status = getattr(library(), function)(ctypes.byref(problem), array, *options)
     message = library().emulated_message().decode()
     if status == NOT_SUPPORTED:
         raise NotSupported(message or f"{function}: cudaErrorNotSupported")

@@ -4,10 +4,9 @@
 //           map (Swin Transformer, arXiv:2103.14030, eq. 4; window_cells.cuh).
 // Layout    qkv [N,H,W,3,heads,d], bias [heads,L,L], padding [3,heads,d], out [N,H,W,heads,d].
 //           Logits, softmax and sums are float (double with doubles).
-// Threads   A warp computes 32 channels of one query cell and head. It takes 32 keys at a time:
-// each
-//           lane makes the logit of one key, and then adds up one channel of all 32 values. The
-//           softmax is computed online: a new maximum scales the earlier sums.
+// Threads   A warp computes 32 channels of one query cell and head. It takes 32 keys at a time.
+//           Each lane makes the logit of one key, and then adds up one channel of all 32 values.
+//           The softmax is computed online: a new maximum scales the earlier sums.
 // Limits    those of check() in window_params.h. Deterministic: a fixed order of sums.
 #pragma once
 

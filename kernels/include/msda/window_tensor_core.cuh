@@ -13,7 +13,7 @@
 // Shared    rows of q, k and v with their chunks of 16 bytes permuted (chunk_of()), rows of the
 //           bias 16 bytes apart, so that no eight rows of a matrix share a bank.
 // Traffic   qkv once, past L1, and the output once. A head's bias once for each of its blocks.
-// Limits    those of window_choice.h; 99 to 227 KB of shared memory. Deterministic.
+// Limits    those of window_choice.h; 50 to 224 KB of shared memory. Deterministic.
 #pragma once
 
 #include <algorithm>
