@@ -176,20 +176,31 @@ def measure(
             if method in REFERENCES:
                 sampled = timing.time_eager(calls[0], iterations, seconds=REFERENCE_SECONDS)
             else:
-                sampled = timing.time_graph(calls, moved, iterations, seconds=1.0, least_calls=LEAST_CALLS)
-                if moved <= timing.l2_bytes():
-                    one = calls[:1]
-                    warm = timing.time_graph(one, 0, iterations, seconds=0.5, least_calls=LEAST_CALLS)
-                    row["warm_timing"] = warm.as_dict()
-            seconds = sampled.median_ms * 1e-3
-            row["bytes_per_second"] = moved / seconds
-            row["ratio_to_floor"] = seconds * 1e6 / row["floor_us"]
-            row["timing"] = sampled.as_dict()
+                sampled = time_graphs(row, calls, iterations)
+            add_time(row, sampled)
             del calls
         except Exception as error:  # those of Triton have classes of their own
             row["failure"] = one_line(error)
         torch.cuda.empty_cache()
         yield row
+
+
+def time_graphs(row: dict, calls: Sequence[Callable[[], object]], iterations: int) -> timing.Timing:
+    """Times the calls of a row with a cold cache; where they fit into it, adds the time with a warm one."""
+    moved = row["bytes_moved"]
+    sampled = timing.time_graph(calls, moved, iterations, seconds=1.0, least_calls=LEAST_CALLS)
+    if moved <= timing.l2_bytes():
+        warm = timing.time_graph(calls[:1], 0, iterations, seconds=0.5, least_calls=LEAST_CALLS)
+        row["warm_timing"] = warm.as_dict()
+    return sampled
+
+
+def add_time(row: dict, sampled: timing.Timing) -> None:
+    """Adds a time to a row, and what it means for the bytes moved."""
+    seconds = sampled.median_ms * 1e-3
+    row["bytes_per_second"] = row["bytes_moved"] / seconds
+    row["ratio_to_floor"] = seconds * 1e6 / row["floor_us"]
+    row["timing"] = sampled.as_dict()
 
 
 def make_calls(

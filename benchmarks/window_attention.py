@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import msda
 from benchmarks import operator_errors, timing
-from benchmarks.msda import DTYPES, LEAST_CALLS, summary
+from benchmarks.msda import DTYPES, add_time, summary, time_graphs
 from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile
@@ -162,15 +162,7 @@ def measure(
                     row["relative_error"] = operator_errors.relative_error(calls[0](), expected)
                     if row["relative_error"] == math.inf:
                         raise RuntimeError("the result has another shape, or other non-finite values")
-                sampled = timing.time_graph(calls, moved, iterations, seconds=1.0, least_calls=LEAST_CALLS)
-                if moved <= timing.l2_bytes():
-                    one = calls[:1]
-                    warm = timing.time_graph(one, 0, iterations, seconds=0.5, least_calls=LEAST_CALLS)
-                    row["warm_timing"] = warm.as_dict()
-            seconds = sampled.median_ms * 1e-3
-            row["bytes_per_second"] = moved / seconds
-            row["ratio_to_floor"] = seconds * 1e6 / row["floor_us"]
-            row["timing"] = sampled.as_dict()
+                add_time(row, time_graphs(row, calls, iterations))
             del calls
         except RuntimeError as error:
             row["failure"] = one_line(error)
@@ -221,34 +213,16 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
         backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
     def call() -> Tensor:
-        cells = qkv
-        if height % window_size or width % window_size:
-            sides = (0, 0, 0, -width % window_size, 0, -height % window_size)
-            inside = F.pad(torch.ones_like(qkv[..., :1], dtype=torch.bool), sides)
-            cells = torch.where(inside, F.pad(qkv, sides), padding)
-        query, key, value = cut(cells, window_size, shift).unflatten(-1, (3, bias.shape[0], -1)).unbind(2)
+        padded = height % window_size or width % window_size
+        cells = msda.window_reference.pad(qkv, padding, window_size) if padded else qkv
+        windows = msda.window_reference.cut(cells, window_size, shift).flatten(0, 1)  # [B, L, 3 * C]
+        query, key, value = windows.unflatten(-1, (3, bias.shape[0], -1)).unbind(2)
         with sdpa_kernel(backends):
             attended = attend(*(x.transpose(1, 2) for x in (query, key, value)), added)
-        rows = attended.transpose(1, 2).flatten(2)  # [B, L, C]
-        return join(rows, cells.shape[1:3], window_size, shift)[:, :height, :width]
+        parts = attended.unflatten(0, (images, -1)).transpose(1, 2).unsqueeze(0)  # [1, N, heads, B / N, L, d]
+        return msda.window_reference.join(parts, qkv, window_size, shift)[:, :height, :width]
 
     return call
-
-
-def cut(x: Tensor, window_size: int, shift: int) -> Tensor:
-    """Rolls a padded map [N, H, W, C] and cuts it into windows [B, L, C]."""
-    x = x.roll((-shift, -shift), (1, 2)) if shift else x
-    n, height, width, channels = x.shape
-    x = x.reshape(n, height // window_size, window_size, width // window_size, window_size, channels)
-    return x.transpose(2, 3).reshape(-1, window_size**2, channels)
-
-
-def join(windows: Tensor, size: Sequence[int], window_size: int, shift: int) -> Tensor:
-    """Inverts `cut` for a padded map of a size (H, W)."""
-    down, across = (side // window_size for side in size)
-    x = windows.reshape(-1, down, across, window_size, window_size, windows.shape[-1])
-    x = x.transpose(2, 3).reshape(-1, *size, windows.shape[-1])
-    return x.roll((shift, shift), (1, 2)) if shift else x
 
 
 def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def window_attention(
     checks.check_window_attention(qkv, bias, padding, window_size, shift)
     query, key, value, bias = _heads(qkv, bias, padding, window_size, shift)
     attended = _weights(query, key, bias, qkv, window_size, shift) @ value
-    joined = _join(attended.unsqueeze(0), qkv, window_size, shift)
+    joined = join(attended.unsqueeze(0), qkv, window_size, shift)
     return joined[:, : qkv.shape[1], : qkv.shape[2]].to(qkv.dtype).contiguous()
 
 
@@ -37,7 +37,7 @@ def window_attention_backward(
     """
     query, key, value, wide_bias = _heads(qkv, bias, padding, window_size, shift)
     weights = _weights(query, key, wide_bias, qkv, window_size, shift)
-    grad_windows = _cut(_pad(grad_output.to(value.dtype), None, window_size), window_size, shift)
+    grad_windows = cut(pad(grad_output.to(value.dtype), None, window_size), window_size, shift)
     (grad,) = _split(grad_windows, 1, bias.shape[0])
     grad_weights = grad @ value.transpose(-2, -1)
     grad_logits = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True))
@@ -47,7 +47,7 @@ def window_attention_backward(
         grad_logits.transpose(-2, -1) @ query * scale,
         weights.transpose(-2, -1) @ grad,
     )
-    grad_padded = _join(torch.stack(parts), qkv, window_size, shift)
+    grad_padded = join(torch.stack(parts), qkv, window_size, shift)
     grad_qkv = grad_padded[:, : qkv.shape[1], : qkv.shape[2]].to(qkv.dtype).contiguous()
     grad_bias = grad_logits.sum((0, 2)).to(bias.dtype)
     if padding is None:
@@ -64,7 +64,7 @@ def _heads(
     B is the number of windows of a map.
     """
     wide = torch.promote_types(qkv.dtype, torch.float32)
-    windows = _cut(_pad(qkv.to(wide), padding, window_size), window_size, shift)
+    windows = cut(pad(qkv.to(wide), padding, window_size), window_size, shift)
     return *_split(windows, 3, bias.shape[0]), bias.to(wide).unsqueeze(1)
 
 
@@ -113,7 +113,7 @@ def _inside(qkv: Tensor, window_size: int) -> Tensor:
     return F.pad(torch.ones_like(qkv[..., :1], dtype=torch.bool), _sides(qkv, window_size))
 
 
-def _pad(qkv: Tensor, padding: Tensor | None, window_size: int) -> Tensor:
+def pad(qkv: Tensor, padding: Tensor | None, window_size: int) -> Tensor:
     """Pads [N, H, W, C] at the bottom and right to multiples of the window size."""
     padded = F.pad(qkv, _sides(qkv, window_size))
     if padding is None:
@@ -121,7 +121,7 @@ def _pad(qkv: Tensor, padding: Tensor | None, window_size: int) -> Tensor:
     return torch.where(_inside(qkv, window_size), padded, padding.to(qkv.dtype))
 
 
-def _cut(x: Tensor, window_size: int, shift: int) -> Tensor:
+def cut(x: Tensor, window_size: int, shift: int) -> Tensor:
     """Rolls a padded map [N, H, W, C] and cuts it into windows [N, B, L, C]."""
     x = x.roll((-shift, -shift), (1, 2)) if shift else x
     n, height, width, channels = x.shape
@@ -135,8 +135,8 @@ def _split(windows: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
     return windows.unflatten(-1, (parts, num_heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind()
 
 
-def _join(parts: Tensor, qkv: Tensor, window_size: int, shift: int) -> Tensor:
-    """Inverts `_cut` and `_split`: [parts, N, heads, B, L, d] -> the padded map [N, H, W, parts * C]."""
+def join(parts: Tensor, qkv: Tensor, window_size: int, shift: int) -> Tensor:
+    """Inverts `cut` and `_split`: [parts, N, heads, B, L, d] -> the padded map [N, H, W, parts * C]."""
     down, across = _counts(qkv, window_size)
     x = parts.permute(1, 3, 4, 0, 2, 5).flatten(3)  # [N, B, L, parts * C]
     n, _, _, channels = x.shape

@@ -25,6 +25,7 @@ import torch
 import msda
 from benchmarks import operator_errors, timing
 from benchmarks.problems import AttentionInputs, FusedInputs, Problem, pyramid
+from kernels.lab.timed_line import print_line
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16}
 """In the order of msda::DataType."""
@@ -75,11 +76,7 @@ def measure(
     inputs = [build(dtype, "cuda", distribution, seed) for seed in range(copies)]
     expected = operator_errors.truth(inputs[0])
     for name, run in kernels.items():
-        error = operator_errors.relative_error(run(inputs[0]), expected)
-        calls = [functools.partial(run, one) for one in inputs]
-        timed = timing.time_graph(calls, nbytes, least_calls=10).summary
-        low, middle, high = (timed[key] * 1e3 for key in ("p05_ms", "median_ms", "p95_ms"))
-        print(f"{name:70} {middle:8.1f} us  ({low:.1f} to {high:.1f})  error {error:.1e}", flush=True)
+        print_line(name, run, inputs, expected, nbytes)
 
 
 def library_kernels(dtype: str) -> dict[str, Run]:

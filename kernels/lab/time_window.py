@@ -23,8 +23,9 @@ import cyclopts
 import torch
 
 import msda
-from benchmarks import operator_errors, timing
+from benchmarks import timing
 from benchmarks.window_attention import PROBLEMS, Inputs, forced, truth
+from kernels.lab.timed_line import print_line
 
 Run = Callable[[Inputs], torch.Tensor]
 
@@ -52,13 +53,9 @@ def main(library: Path, *, only: str = "") -> None:
         expected = truth(inputs[0])
         for (kernel, run), setting in itertools.product(kernels.items(), ("cold", "warm")):
             title = f"{problem.name} {setting} {kernel}"
-            if only not in title:
-                continue
-            error = operator_errors.relative_error(run(inputs[0]), expected)
-            calls = [functools.partial(run, one) for one in (inputs if setting == "cold" else inputs[:1])]
-            timed = timing.time_graph(calls, moved if setting == "cold" else 0, least_calls=10).summary
-            low, middle, high = (timed[key] * 1e3 for key in ("p05_ms", "median_ms", "p95_ms"))
-            print(f"{title:70} {middle:8.1f} us  ({low:.1f} to {high:.1f})  error {error:.1e}", flush=True)
+            given = (inputs, expected, moved) if setting == "cold" else (inputs[:1], expected, 0)
+            if only in title:
+                print_line(title, run, *given)
 
 
 def run_library(kernel: str, inputs: Inputs) -> torch.Tensor:
