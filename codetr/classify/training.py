@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from codetr.dataset.coco_files import DatasetError
 from codetr.errors import ArgumentError
 from codetr.training.run_state import load_state, newest_state, save_state
 from codetr.training.train_options import TrainOptions
+from codetr.usable_cores import usable_cores
 from trt_plugin.atomic_files import new_folder, write_json
 
 _EPOCHS = 12
@@ -98,7 +98,7 @@ def _make_plan(options: TrainOptions) -> _Plan:
         "lr": batch / 256 * (0.1 if scratch else 0.02),
         "warmup": min(1000 if scratch else 200, steps // 20),
         "precision": "bf16" if gpu else "fp32",
-        "workers": min(16, len(os.sched_getaffinity(0))) if gpu else 0,
+        "workers": min(16, usable_cores()) if gpu else 0,
     }
     missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = dataclasses.replace(options, **missing, epochs=int(epochs), batch=batch)

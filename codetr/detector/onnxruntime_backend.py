@@ -14,6 +14,7 @@ import numpy as np
 from codetr.detector.backend import split_device
 from codetr.detector.file_backend import FileBackend
 from codetr.errors import ArgumentError
+from codetr.usable_cores import usable_cores
 
 _ERRORS_ONLY = 3  # log level of onnxruntime
 
@@ -114,7 +115,6 @@ def limit_threads(options: Any) -> None:
 
     By itself, onnxruntime pins a thread to every core of the machine.
     """
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable else 0
-    if 0 < cores < (os.cpu_count() or 1) and not options.intra_op_num_threads:
+    cores = usable_cores()
+    if cores < (os.cpu_count() or 1) and not options.intra_op_num_threads:
         options.intra_op_num_threads = cores

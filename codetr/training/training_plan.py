@@ -24,6 +24,7 @@ from codetr.training.run_weights import FROM_SCRATCH, config_for, initial_source
 from codetr.training.torchrun_processes import Processes
 from codetr.training.train_options import Size, TrainOptions
 from codetr.training.training_batches import PAD_DIVISOR, BatchOrder
+from codetr.usable_cores import usable_cores
 from codetr.weights import model_config
 
 DEFAULT_EPOCHS = 12
@@ -142,9 +143,7 @@ def _with_defaults(
 
 def _cores() -> int:
     """Returns this process's share of the cores that it may use, at least 1."""
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _threads(options: TrainOptions) -> int | None:
