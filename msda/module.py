@@ -105,7 +105,12 @@ class MultiScaleDeformableAttention(nn.Module):
                     f"key_padding_mask: expected [N, S] = {list(value.shape[:2])} of torch.bool, "
                     f"got {list(key_padding_mask.shape)} of {key_padding_mask.dtype}"
                 )
-            value = value.masked_fill(key_padding_mask.unsqueeze(-1), 0)
+            if torch.compiler.is_exporting():
+                # TensorRT joins a product with the projection, which is finite; a selection takes 16 us more
+                # (73,656 cells of 256 fp16 channels, H200).
+                value = value * key_padding_mask.logical_not().unsqueeze(-1).to(value.dtype)
+            else:
+                value = value.masked_fill(key_padding_mask.unsqueeze(-1), 0)
         heads, equal = self.num_heads, isinstance(self.num_points, int)
         points = (self.num_levels, self.num_points) if equal else (sum(self.points_per_level),)
         attended = fused_attention(

@@ -1,4 +1,8 @@
-"""Swin Transformer (arXiv 2103.14030) in MMDetection's form: any input size, a norm on each stage's map."""
+"""Swin Transformer (arXiv 2103.14030) in MMDetection's form: any input size, a norm on each stage's map.
+
+Maps have their cells in one axis, [N, H * W, C]: TensorRT 10.6 joins a linear layer with its bias and its
+activation in three dimensions, and not in four. For Swin-L that is 9.74 and 9.2 ms.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +42,13 @@ class WindowAttention(nn.Module):
         self.folded_bias = nn.Parameter(self.position_bias().contiguous(), requires_grad=False)
         del self.relative_position_bias_table, self.relative_position_index
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, H, W, C] -> [N, H, W, C]. Cells in the padding are zeros, and their qkv is the bias."""
-        qkv = self.qkv(x)
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """[N, H * W, C] and (H, W) -> [N, H * W, C]. A cell in the padding is zeros, so its qkv is the bias."""
+        qkv = self.qkv(x).unflatten(1, size)
         attended = msda.window_attention(
             qkv, self.position_bias(), self.qkv.bias, self.window_size, self.shift
         )
-        return self.proj(attended)
+        return self.proj(attended.flatten(1, 2))
 
 
 class SwinBlock(nn.Module):
@@ -59,9 +63,9 @@ class SwinBlock(nn.Module):
         self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, H, W, C] -> [N, H, W, C]."""
-        x = x + self.drop_path(self.attn(self.norm1(x)))
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """[N, H * W, C] and (H, W) -> [N, H * W, C]."""
+        x = x + self.drop_path(self.attn(self.norm1(x), size))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -73,14 +77,16 @@ class PatchMerging(nn.Module):
         self.norm = nn.LayerNorm(4 * channels) if norm else nn.Identity()
         self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, H, W, C] -> [N, ceil(H / 2), ceil(W / 2), 2 C]."""
-        height, width = x.shape[1:3]
+    def forward(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+        """[N, H * W, C] and (H, W) -> [N, h * w, 2 C] and (h, w), h = ceil(H / 2), w = ceil(W / 2)."""
+        height, width = size
+        x = x.unflatten(1, size)
         if height % 2 or width % 2:
             x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
-        n, h, w, c = x.shape
-        x = x.reshape(n * (h // 2), 2, w // 2, 2, c).permute(0, 2, 4, 1, 3)  # [N * H/2, W/2, C, 2, 2]
-        return self.reduction(self.norm(x.reshape(n, h // 2, w // 2, 4 * c)))
+        n, height, width, c = x.shape
+        h, w = height // 2, width // 2
+        x = x.reshape(n * h, 2, w, 2, c).permute(0, 2, 4, 1, 3)  # [N * h, w, C, 2, 2]
+        return self.reduction(self.norm(x.reshape(n, h * w, 4 * c))), (h, w)
 
 
 class PatchEmbed(nn.Module):
@@ -96,17 +102,18 @@ class PatchEmbed(nn.Module):
         self.projection = nn.Conv2d(3, channels, patch_size, patch_size)
         self.norm = nn.LayerNorm(channels) if norm else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, 3, H, W] -> [N, ceil(H / patch), ceil(W / patch), C]."""
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """[N, 3, H, W] -> [N, h * w, C] and (h, w), h = ceil(H / patch), w = ceil(W / patch)."""
         height, width = x.shape[2:]
         side = self.patch_size
         bottom, right = -height % side, -width % side
         if bottom or right:
             x = F.pad(x, (0, right, 0, bottom))
         n, _, height, width = x.shape
-        x = x.reshape(n, 3, height // side, side, width // side, side).permute(0, 2, 4, 1, 3, 5)
-        patches = x.reshape(n, height // side, width // side, 3 * side**2)
-        return self.norm(F.linear(patches, self.projection.weight.flatten(1), self.projection.bias))
+        h, w = height // side, width // side
+        x = x.reshape(n, 3, h, side, w, side).permute(0, 2, 4, 1, 3, 5)
+        patches = x.reshape(n, h * w, 3 * side**2)
+        return self.norm(F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)), (h, w)
 
 
 class SwinStage(nn.Module):
@@ -118,13 +125,13 @@ class SwinStage(nn.Module):
             SwinBlock(channels, num_heads, config, shifted=index % 2 == 1, drop_path_rate=rate)
             for index, rate in enumerate(drop_path_rates)
         )
-        self.downsample = nn.Identity() if last else PatchMerging(channels, config.patch_norm)
+        self.downsample = None if last else PatchMerging(channels, config.patch_norm)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, H, W, C] -> the stage's map [N, H, W, C] and the next stage's input."""
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """[N, H * W, C] and (H, W) -> the stage's map, [N, H * W, C]; `downsample` makes the next one's input."""
         for block in self.blocks:
-            x = block(x)
-        return x, self.downsample(x)
+            x = block(x, size)
+        return x
 
 
 class SwinTransformer(nn.Module):
@@ -146,11 +153,13 @@ class SwinTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """[N, 3, H, W] -> maps [N, C_i, ceil(H / s), ceil(W / s)], s = 4, 8, 16, 32."""
-        x = self.patch_embed(x)
+        x, size = self.patch_embed(x)
         outs = []
         for stage, norm in zip(self.stages, self.norms, strict=True):
-            out, x = stage(x)
-            outs.append(norm(out).permute(0, 3, 1, 2).contiguous())
+            x = stage(x, size)
+            outs.append(norm(x).unflatten(1, size).permute(0, 3, 1, 2).contiguous())
+            if stage.downsample is not None:
+                x, size = stage.downsample(x, size)
         return outs
 
 
