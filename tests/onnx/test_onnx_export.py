@@ -116,7 +116,7 @@ def test_exported_window_attentions(exported):
         size, shift = block.attn.window_size, block.attn.shift
         assert attributes_of(node) == PLUGIN_ATTRIBUTES | {"window_size": size, "shift": shift}
         qkv, bias, padding = node.input
-        assert made[qkv].op_type == "Add"
+        assert made[qkv].op_type == "Reshape" and made[made[qkv].input[0]].op_type == "Add"
         np.testing.assert_array_equal(constants[bias], block.attn.position_bias().detach())
         np.testing.assert_array_equal(constants[padding], block.attn.qkv.bias.detach())
         assert re.fullmatch(r"/backbone/stages\.\d/blocks\.\d/attn/WindowAttention", node.name)
