@@ -9,7 +9,6 @@ Maps of [1, 48 * 72, 768] cells are Swin-L's third stage at 768x1152, [1, 73656,
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -17,97 +16,78 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cyclopts
-import numpy as np
-import onnx
-import tensorrt as trt
-from onnx import TensorProto, helper, numpy_helper
-from polygraphy.backend.trt import CreateConfig, engine_bytes_from_network, network_from_onnx_path
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from onnx_path.tensorrt_engine import Settings, serialize_engine
 from trt_plugin.inspection.engine_summary import measure
 
-FLOAT16 = TensorProto.FLOAT16
+
+class Linear(nn.Module):
+    """A MatMul and an Add. The exporter turns nn.Linear into a Gemm in two dimensions."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / math.sqrt(inputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
 
 
-class Network:
-    """A small fp16 network. Weights are normal numbers of seed 0."""
+class Block(nn.Module):
+    """A Swin block behind its attention, and the LayerNorm of the next block."""
 
-    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        self.name = name
-        self.shape = shape
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: list[onnx.TensorProto] = []
-        self._inputs = [helper.make_tensor_value_info("x", FLOAT16, shape)]
-        self._random = np.random.default_rng(0)
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm, self.next_norm = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.fc1, self.fc2 = Linear(channels, 4 * channels), Linear(4 * channels, channels)
 
-    def add(self, operator: str, *inputs: str, **attributes: object) -> str:
-        """Appends a node and returns its output."""
-        output = f"{operator}_{len(self._nodes)}"
-        self._nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
-        return output
-
-    def constant(self, array: np.ndarray, dtype: type = np.float16) -> str:
-        """Returns the name of a constant."""
-        name = f"constant_{len(self._constants)}"
-        self._constants.append(numpy_helper.from_array(np.asarray(array, dtype), name))
-        return name
-
-    def linear(self, x: str, inputs: int, outputs: int) -> str:
-        """A product with a matrix, and a bias."""
-        weight = self._random.standard_normal((inputs, outputs)) / math.sqrt(inputs)
-        product = self.add("MatMul", x, self.constant(weight))
-        return self.add("Add", product, self.constant(self._random.standard_normal(outputs)))
-
-    def norm(self, x: str) -> str:
-        """A LayerNorm."""
-        channels = self.shape[-1]
-        parameters = self.constant(np.ones(channels)), self.constant(np.zeros(channels))
-        return self.add("LayerNormalization", x, *parameters, axis=-1)
-
-    def mask(self) -> str:
-        """An input, [N, S, 1] bool."""
-        self._inputs.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, (*self.shape[:-1], 1)))
-        return "mask"
-
-    def save(self, folder: Path, *outputs: str) -> Path:
-        """Writes the network, whose outputs have the shape of x."""
-        results = [helper.make_tensor_value_info(output, FLOAT16, self.shape) for output in outputs]
-        graph = helper.make_graph(self._nodes, self.name, self._inputs, results, self._constants)
-        path = folder / f"{self.name}.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
-        return path
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.fc2(F.gelu(self.fc1(self.norm(x)))) + x
+        return y, self.next_norm(y)
 
 
-def networks(folder: Path) -> Iterator[Path]:
-    """Yields the ONNX files of all forms."""
-    rows, columns, channels = 48, 72, 768
-    for shape in ((1, rows, columns, channels), (1, rows * columns, channels), (rows * columns, channels)):
-        net = Network(f"LayerNorm, FFN with GELU and LayerNorm in {len(shape)} dimensions", shape)
-        hidden = net.add("Gelu", net.linear(net.norm("x"), channels, 4 * channels))
-        y = net.add("Add", net.linear(hidden, 4 * channels, channels), "x")
-        yield net.save(folder, y, net.norm(y))
-    for form in ("no mask", "mask by Where", "mask by Mul"):
-        net = Network(f"linear layer, {form}", (1, 73656, 256))
-        value = net.linear("x", 256, 256)
-        if form == "mask by Where":
-            value = net.add("Where", net.mask(), net.constant(0.0), value)
-        elif form == "mask by Mul":
-            keep = net.add("Cast", net.add("Not", net.mask()), to=FLOAT16)
-            value = net.add("Mul", value, keep)
-        yield net.save(folder, value)
+class MaskByWhere(Linear):
+    """A linear layer whose result is zero where a mask, [N, S, 1] bool, is True."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return super().forward(x).masked_fill(mask, 0)
+
+
+class MaskByMul(Linear):
+    """The same by a product."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        value = super().forward(x)
+        return value * mask.logical_not().to(value.dtype)
+
+
+def forms() -> Iterator[tuple[str, nn.Module, tuple[Tensor, ...]]]:
+    """Yields name, network and inputs of each form, in fp16."""
+    cells, channels = (48, 72), 768
+    for shape in ((1, *cells, channels), (1, math.prod(cells), channels), (math.prod(cells), channels)):
+        name = f"LayerNorm, FFN with GELU and LayerNorm in {len(shape)} dimensions"
+        yield name, Block(channels).half(), (torch.zeros(shape).half(),)
+    x, mask = torch.zeros(1, 73656, 256).half(), torch.zeros(1, 73656, 1).bool()
+    yield "linear layer, no mask", Linear(256, 256).half(), (x,)
+    yield "linear layer, mask by Where", MaskByWhere(256, 256).half(), (x, mask)
+    yield "linear layer, mask by Mul", MaskByMul(256, 256).half(), (x, mask)
 
 
 def main() -> None:
     """Prints the time of each form as a CUDA graph, and of its kernels, which wait for each other."""
-    with tempfile.TemporaryDirectory() as temporary:
-        for path in networks(Path(temporary)):
-            network = network_from_onnx_path(str(path), strongly_typed=True)
-            config = CreateConfig(profiling_verbosity=trt.ProfilingVerbosity.DETAILED)
-            engine = path.with_suffix(".engine")
-            engine.write_bytes(bytes(engine_bytes_from_network(network, config)))
+    torch.manual_seed(0)
+    for name, network, inputs in forms():
+        with tempfile.TemporaryDirectory() as temporary:
+            model, engine = Path(temporary, "model.onnx"), Path(temporary, "model.engine")
+            torch.onnx.export(network, inputs, model, dynamo=True, opset_version=20, verbose=False)
+            engine.write_bytes(serialize_engine(model, Settings(), name))
             times = measure(engine, runs=200)
-            print(f"{path.stem}: {1e3 * float(np.median(times.samples_ms)):.1f} us", flush=True)
-            for name, milliseconds in times.layer_ms.items():
-                print(f"  {1e3 * milliseconds:6.1f} us  {json.dumps(name)}", flush=True)
+        print(f"{name}: {1e3 * times.gpu_ms:.1f} us", flush=True)
+        for layer, milliseconds in times.layer_ms.items():
+            print(f"  {1e3 * milliseconds:6.1f} us  {layer}", flush=True)
 
 
 if __name__ == "__main__":
