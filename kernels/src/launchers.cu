@@ -8,6 +8,7 @@
 
 #include "msda/backward_choice.h"
 #include "msda/forward_choice.h"
+#include "msda/group_norm_choice.h"
 #include "msda/launchers.h"
 #include "msda/window_choice.h"
 
@@ -22,12 +23,16 @@ cudaError_t run_backward(BackwardKernel kernel, const Problem& problem,
 template <typename T>
 cudaError_t run_window(WindowKernel kernel, const WindowProblem& problem,
                        const WindowArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t run_group_norm(GroupNormKernel kernel, const GroupNormProblem& problem,
+                           const GroupNormArguments& arguments, cudaStream_t stream);
 
 namespace {
 
 constexpr char kForwardVariable[] = "MSDA_FORWARD";
 constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
 constexpr char kWindowVariable[] = "MSDA_WINDOW";
+constexpr char kGroupNormVariable[] = "MSDA_GROUP_NORM";
 
 // Returns whether an environment variable has a value. Reads it at every call.
 bool is_forced(const char* variable) {
@@ -79,7 +84,8 @@ cudaError_t with_type(DataType type, const Run& run) {
 std::string check_environment() {
   std::string wrong = check_variable(kForwardVariable, kForwardKernels);
   if (wrong.empty()) wrong = check_variable(kBackwardVariable, kBackwardKernels);
-  return wrong.empty() ? check_variable(kWindowVariable, kWindowKernels) : wrong;
+  if (wrong.empty()) wrong = check_variable(kWindowVariable, kWindowKernels);
+  return wrong.empty() ? check_variable(kGroupNormVariable, kGroupNormKernels) : wrong;
 }
 
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
@@ -127,6 +133,18 @@ cudaError_t window_attention(const WindowProblem& problem, const WindowArguments
   // The problem fits the kernel, but this GPU does not.
   const bool rows = can_run(WindowKernel::kRows, problem, arguments);
   return run(rows ? WindowKernel::kRows : WindowKernel::kPlain);
+}
+
+cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments& arguments,
+                       cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  if (arguments.work == nullptr && group_norm_work(problem) > 0) return cudaErrorInvalidValue;
+  GroupNormKernel kernel = choose_group_norm(problem, arguments);
+  if (!force(kGroupNormVariable, kGroupNormKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
+  return with_type(problem.type, [&](auto zero) {
+    return run_group_norm<decltype(zero)>(kernel, problem, arguments, stream);
+  });
 }
 
 }  // namespace msda

@@ -50,6 +50,25 @@ cudaError_t launch_linear(void (*kernel)(Parameters...), int64_t count, int thre
   return launch(kernel, dim3(static_cast<unsigned>(blocks)), threads, stream, arguments...);
 }
 
+// Launches a kernel whose blocks may begin before the stream's last kernel has ended, where its
+// code has wait_for_last_kernel(): compute capability 9.0 and later. Every thread calls that
+// function.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_early(void (*kernel)(Parameters...), const dim3& blocks, int threads,
+                         cudaStream_t stream, const Arguments&... arguments) {
+  // Code for an earlier architecture, which the driver compiles for a newer GPU, does not wait.
+  cudaFuncAttributes code{};
+  const cudaError_t status = cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel));
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = launch_config(blocks, threads, stream);
+  config.attrs = &early;
+  config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 // Launches clusters of two blocks, which run on one multiprocessor or on two neighbouring ones, on
 // GPUs that have clusters (compute capability 9.0 and later). An odd number of blocks becomes even.
 template <typename... Parameters, typename... Arguments>

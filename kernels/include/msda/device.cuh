@@ -169,6 +169,24 @@ __device__ __forceinline__ void store_past_l1(void* address, uint4 words) {
   __stcg(static_cast<uint4*>(address), words);
 }
 
+// ---- Kernels that overlap with the one before
+// ------------------------------------------------------
+
+// Lets a kernel of launch_early() begin where blocks of this one have ended, once every block of
+// this one has begun.
+__device__ __forceinline__ void begin_next_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Waits, in a kernel of launch_early(), for the kernel before it and for what that has written.
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- Atomics ------------------------------------------------------------------------------------
 
 // Atomically adds kSize numbers to consecutive addresses, aligned to the vector. Compute capability

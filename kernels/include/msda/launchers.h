@@ -8,6 +8,7 @@
 #include <string>
 
 #include "msda/backward_work.h"
+#include "msda/group_norm_params.h"
 #include "msda/params.h"
 #include "msda/window_params.h"
 
@@ -25,9 +26,13 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
 cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
                              cudaStream_t stream);
 
-// MSDA_FORWARD, MSDA_BACKWARD and MSDA_WINDOW force a kernel by its name. Where one of them names
-// no kernel, the launchers return cudaErrorInvalidValue, and this function returns a message that
-// lists the names; otherwise it returns an empty string.
+// Group normalisation. arguments.work has group_norm_work(problem) bytes.
+cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments& arguments,
+                       cudaStream_t stream);
+
+// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW and MSDA_GROUP_NORM force a kernel by its name. Where
+// one of them names no kernel, the launchers return cudaErrorInvalidValue, and this function
+// returns a message that lists the names; otherwise it returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

@@ -81,6 +81,10 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   }
 }
 
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* code, const void*) {
+  code->ptxVersion = 90;
+  return cudaSuccess;
+}
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 // Barriers.

@@ -439,13 +439,17 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   GuardedTensor dynamic("dynamic shared memory", nullptr, dynamic_bytes,
                         GuardedTensor::Access::kWrite, false);
   dynamic_memory = &dynamic;
-  // Blocks of a cluster run one after the other as all blocks do: they share nothing.
+  // Blocks of a cluster run one after the other as all blocks do: they share nothing. A kernel that
+  // may begin early begins when the one before has ended.
   for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) continue;
     const auto& cluster = config.attrs[i].val.clusterDim;
     if (config.attrs[i].id != cudaLaunchAttributeClusterDimension ||
         config.gridDim.x % cluster.x + config.gridDim.y % cluster.y +
             config.gridDim.z % cluster.z) {
-      failure = "expected clusters that divide the grid, and no other attribute of a launch";
+      failure =
+          "expected clusters that divide the grid, a kernel that may begin early, and no other "
+          "attribute of a launch";
       return cudaErrorInvalidConfiguration;
     }
   }

@@ -123,6 +123,17 @@ int emulated_window_attention(const msda::WindowProblem& problem, const Tensor* 
   });
 }
 
+// tensors: those of GroupNormArguments but the work memory, in their order.
+int emulated_group_norm(const msda::GroupNormProblem& problem, const Tensor* tensors,
+                        uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::GroupNormArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
+                                             copies.input(tensors[2]), copies.output(tensors[3]),
+                                             copies.zeros("work", msda::group_norm_work(problem))};
+    return msda::group_norm(problem, arguments, nullptr);
+  });
+}
+
 const char* emulated_message() { return last_message.c_str(); }
 
 }  // extern "C"
