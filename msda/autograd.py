@@ -1,8 +1,8 @@
 """Registers derivatives and vmap of the operators: gradients, forward mode, second derivatives, `torch.func`.
 
 The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
-of gradients. `msda.window_reference` computes all derivatives of window attention. `msda.ops` has loaded the
-operators.
+of gradients. `msda.window_reference` computes all derivatives of window attention, and
+`msda.group_norm_reference` those of group normalisation. `msda.ops` has loaded the operators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from msda import derivatives, window_reference
+from msda import derivatives, group_norm_reference, window_reference
 
 _library = torch.library.Library("msda", "FRAGMENT")
 
@@ -182,6 +182,27 @@ def _register_window_vmap(name: str) -> None:
     torch.library.register_vmap(f"msda::{name}", rule)
 
 
+def _register_group_norm_vmap() -> None:
+    """Registers the rule for vmap of group normalisation: the samples' groups become groups."""
+    operator = torch.ops.msda.group_norm.default
+
+    def rule(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Tensor, int]:
+        *tensors, num_groups, eps = arguments
+        for i, (tensor, dim) in enumerate(zip(tensors, in_dims)):
+            samples = tensor.unsqueeze(-2) if dim is None else tensor.movedim(dim, -1).movedim(-1, -2)
+            sizes = (*samples.shape[:-2], info.batch_size, samples.shape[-1])
+            tensors[i] = samples.expand(sizes).flatten(-2)
+        result = operator(*tensors, num_groups * info.batch_size, eps)
+        return result.unflatten(-1, (info.batch_size, -1)), 3
+
+    torch.library.register_vmap("msda::group_norm", rule)
+
+
+def _differentiate_group_norm(*arguments: Any) -> tuple:
+    """The gradients of `group_norm`, by differentiating its reference."""
+    return _differentiate_by(lambda *x: (group_norm_reference.group_norm(*x),))(*arguments)
+
+
 def register() -> None:
     """Registers everything, once."""
     _register_autograd("attention", _differentiate, derivatives.attention)
@@ -196,3 +217,5 @@ def register() -> None:
     _register_autograd("window_attention_backward", _differentiate_by(formula), formula)
     for name in ("window_attention", "window_attention_backward"):
         _register_window_vmap(name)
+    _register_autograd("group_norm", _differentiate_group_norm, group_norm_reference.group_norm)
+    _register_group_norm_vmap()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
+MAX_EPS = 1e30  # the largest eps of group normalisation, as in kernels/include/msda/group_norm_params.h
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -80,17 +81,10 @@ def check_window_attention(
         raise ValueError(f"window_size: expected 1 or more, got {window_size}")
     if not 0 <= shift < window_size:
         raise ValueError(f"shift: expected 0 to window_size - 1 = {window_size - 1}, got {shift}")
-    _check_tensor("qkv", qkv, None)
-    if qkv.dtype not in VALUE_TYPES:
-        raise TypeError(f"qkv: expected float32, float16, bfloat16 or float64, got {qkv.dtype}")
-    if qkv.dim() != 4:
-        raise ValueError(f"qkv: expected [N, H, W, 3 * C], got {list(qkv.shape)}")
-    for name, tensor in (("bias", bias), ("padding", padding)):
-        if name == "padding" and tensor is None:
-            continue
-        _check_tensor(name, tensor, qkv, "qkv")
-        if tensor.dtype != qkv.dtype and not _autocasts(tensor, qkv):
-            raise TypeError(f"{name}: expected {qkv.dtype} as qkv, got {tensor.dtype}")
+    _check_map("qkv", qkv, "3 * C")
+    _check_like("bias", bias, qkv, "qkv")
+    if padding is not None:
+        _check_like("padding", padding, qkv, "qkv")
     cells = window_size**2
     heads = bias.shape[0] if bias.dim() else 0
     _check_shape("bias", bias, "[heads, L, L] with L = window_size**2", (heads, cells, cells))
@@ -101,6 +95,42 @@ def check_window_attention(
         )
     if padding is not None:
         _check_shape("padding", padding, "[3 * C]", (qkv.shape[3],))
+
+
+def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> None:
+    """Checks the arguments of :func:`msda.group_norm`."""
+    if not isinstance(num_groups, int) or isinstance(num_groups, bool):
+        raise TypeError(f"num_groups: expected an int, got {num_groups!r}")
+    if num_groups < 1:
+        raise ValueError(f"num_groups: expected 1 or more, got {num_groups}")
+    if not isinstance(eps, float):
+        raise TypeError(f"eps: expected a float, got {eps!r}")
+    if not 0 < eps <= MAX_EPS:
+        raise ValueError(f"eps: expected a finite number above 0, got {eps}")
+    _check_map("x", x, "C")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        _check_like(name, tensor, x, "x")
+        _check_shape(name, tensor, "[C]", (x.shape[3],))
+    if x.shape[3] % num_groups:
+        raise ValueError(
+            f"x: expected [N, H, W, C] with C a multiple of num_groups = {num_groups}, got {list(x.shape)}"
+        )
+
+
+def _check_map(name: str, tensor: Tensor, channels: str) -> None:
+    """Checks that a tensor is a map of cells in one of the operators' types."""
+    _check_tensor(name, tensor, None)
+    if tensor.dtype not in VALUE_TYPES:
+        raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64, got {tensor.dtype}")
+    if tensor.dim() != 4:
+        raise ValueError(f"{name}: expected [N, H, W, {channels}], got {list(tensor.shape)}")
+
+
+def _check_like(name: str, tensor: Tensor, other: Tensor, other_name: str) -> None:
+    """Checks that a tensor has another's device and type."""
+    _check_tensor(name, tensor, other, other_name)
+    if tensor.dtype != other.dtype and not _autocasts(tensor, other):
+        raise TypeError(f"{name}: expected {other.dtype} as {other_name}, got {tensor.dtype}")
 
 
 def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor) -> int:

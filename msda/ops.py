@@ -1,7 +1,7 @@
 """The operators: the public functions, and their registrations in Python (fake tensors, autocast).
 
 `csrc/binding.cpp` registers the schemas and the implementations for CPU and CUDA, `msda.autograd` the
-derivatives. Window attention runs as its reference on the CPU.
+derivatives. Window attention and group normalisation run as their references on the CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from msda import autograd, checks, library, window_reference
+from msda import autograd, checks, group_norm_reference, library, window_reference
 
 _BUILD = library.load()
 
@@ -205,6 +205,49 @@ def window_attention(
     return torch.ops.msda.window_attention(qkv, bias, padding, window_size, shift)
 
 
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-5) -> Tensor:
+    """Normalises the channel groups of a map with channels innermost, as `torch.nn.GroupNorm`.
+
+    Each of num_groups groups of neighbouring channels of an image gets
+
+        (x - mean) / sqrt(variance + eps) * weight + bias
+
+    with its own mean and variance over all cells of the image.
+
+    Letters: N images, H and W rows and columns of their map, C channels.
+
+    Args:
+        x: [N, H, W, C] float32, float16, bfloat16 or float64.
+        weight: [C] in x's type.
+        bias: [C] in x's type.
+        num_groups: number of groups, a divisor of C.
+        eps: added to the variance, above 0.
+
+    Returns:
+        [N, H, W, C] in x's type. Statistics and arithmetic are float32 (float64 for float64). The variance
+        is a mean of squared differences, so equal numbers give bias. The result is the same in every run on
+        one GPU. Autocast casts x, weight and bias.
+
+        Differentiable in x, weight and bias, any number of times and in both modes, with `torch.func` and
+        under `torch.vmap`. A kernel computes the result, and PyTorch operations the derivatives.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_GROUP_NORM names no kernel, or a kernel that cannot run
+            the problem.
+
+    Source: Group Normalization, arXiv:1803.08494, section 3.1.
+
+    Example:
+        >>> x, weight, bias = torch.rand(1, 10, 15, 64), torch.rand(64), torch.rand(64)
+        >>> group_norm(x, weight, bias, num_groups=8).shape
+        torch.Size([1, 10, 15, 64])
+    """
+    checks.check_group_norm(x, weight, bias, num_groups, eps)
+    _check_built_for(x, "x")
+    return torch.ops.msda.group_norm(x, weight, bias, num_groups, eps)
+
+
 def _check_built_for(value: Tensor, name: str = "value") -> None:
     if value.is_cuda and not _BUILD.has_cuda:
         raise RuntimeError(
@@ -270,11 +313,17 @@ def _window_attention_backward_fake(grad_output, qkv, bias, padding, window_size
     return _contiguous(qkv), _contiguous(bias), grad_padding
 
 
+@torch.library.register_fake("msda::group_norm")
+def _group_norm_fake(x, weight, bias, num_groups, eps):
+    return _contiguous(x)
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
+torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
 
@@ -297,7 +346,7 @@ def _cast_fused_attention(target, value, spatial_shapes, level_start_index, refe
     return _cast_attention(target, value, spatial_shapes, level_start_index, references, *others)
 
 
-def _cast_window_attention(target, *arguments):
+def _cast_all(target, *arguments):
     """Casts all tensors, which have one type."""
     return [x.to(target) if isinstance(x, Tensor) else x for x in arguments]
 
@@ -318,7 +367,8 @@ def _register_autocast(name: str, cast: Callable, device_type: str, key: str) ->
 for _name, _cast in (
     ("attention", _cast_attention),
     ("fused_attention", _cast_fused_attention),
-    ("window_attention", _cast_window_attention),
+    ("window_attention", _cast_all),
+    ("group_norm", _cast_all),
 ):
     _register_autocast(_name, _cast, "cuda", "AutocastCUDA")
     _register_autocast(_name, _cast, "cpu", "AutocastCPU")

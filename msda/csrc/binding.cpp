@@ -23,6 +23,7 @@
 #include "msda/backward_work.h"
 #include "msda/cpu_backward.h"
 #include "msda/cpu_forward.h"
+#include "msda/group_norm_params.h"
 #include "msda/params.h"
 #include "msda/window_params.h"
 #include "problem.h"
@@ -295,6 +296,30 @@ Tensor window_attention(Tensor qkv, Tensor bias, std::optional<Tensor> padding, 
   }
   return output;
 }
+
+Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, double eps) {
+  const msda::GroupNormProblem problem =
+      binding::make_group_norm_problem(x, weight, bias, num_groups, eps);
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  bias = torch::stable::contiguous(bias);
+  Tensor output = torch::stable::new_empty(x, x.sizes());
+  const Tensor work = torch::stable::new_empty(
+      x, {static_cast<int64_t>(msda::group_norm_work(problem))}, ScalarType::Byte);
+  const msda::GroupNormArguments arguments{x.const_data_ptr(), weight.const_data_ptr(),
+                                           bias.const_data_ptr(), output.mutable_data_ptr(),
+                                           work.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const cudaError_t status = msda::group_norm(problem, arguments, current_stream(x));
+  if (status != cudaSuccess) {
+    const std::string message = msda::check_environment();
+    STD_TORCH_CHECK(message.empty(), message);
+    STD_TORCH_CHECK(false, "msda::group_norm: ", cudaGetErrorString(status),
+                    " for x=", binding::shape_of(x), " num_groups=", num_groups, " ",
+                    msda::name(problem.type));
+  }
+  return output;
+}
 #endif
 
 }  // namespace
@@ -325,6 +350,9 @@ STABLE_TORCH_LIBRARY(msda, library) {
   library.def(
       "window_attention_backward(Tensor grad_output, Tensor qkv, Tensor bias, Tensor? padding, "
       "int window_size, int shift) -> (Tensor, Tensor, Tensor)");
+  // msda/ops.py implements it for the CPU.
+  library.def(
+      "group_norm(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
@@ -337,6 +365,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
 #ifdef MSDA_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("window_attention", TORCH_BOX(&window_attention));
+  library.impl("group_norm", TORCH_BOX(&group_norm));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));
   library.impl("attention_backward", TORCH_BOX(&attention_backward));

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "msda/group_norm_params.h"
 #include "msda/params.h"
 #include "msda/window_params.h"
 
@@ -149,6 +150,14 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
   return problem;
 }
 
+// Checks that a tensor has the device and type of another.
+inline void check_like(const char* name, const Tensor& tensor, const char* other_name,
+                       const Tensor& other) {
+  check_device(name, tensor, other, other_name);
+  STD_TORCH_CHECK(tensor.scalar_type() == other.scalar_type(), name, ": expected the type of ",
+                  other_name);
+}
+
 // Checks the tensors of window attention, and returns the problem.
 inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& bias,
                                                const std::optional<Tensor>& padding,
@@ -162,18 +171,30 @@ inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& 
   STD_TORCH_CHECK(heads > 0 && qkv.size(3) % (3 * heads) == 0,
                   "qkv: expected [N, H, W, 3 * C] with C a multiple of the ", heads,
                   " heads of bias, got ", shape_of(qkv));
-  const auto check_like_qkv = [&](const char* name, const Tensor& tensor) {
-    check_device(name, tensor, qkv, "qkv");
-    STD_TORCH_CHECK(tensor.scalar_type() == qkv.scalar_type(), name, ": expected the type of qkv");
-  };
-  check_like_qkv("bias", bias);
+  check_like("bias", bias, "qkv", qkv);
   if (padding) {
     check_shape("padding", *padding, {qkv.size(3)});
-    check_like_qkv("padding", *padding);
+    check_like("padding", *padding, "qkv", qkv);
   }
   const msda::WindowProblem problem{
       qkv.size(0), qkv.size(1), qkv.size(2),          heads, qkv.size(3) / (3 * heads),
       window_size, shift,       data_type("qkv", qkv)};
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensors of group normalisation, and returns the problem.
+inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Tensor& weight,
+                                                      const Tensor& bias, int64_t num_groups,
+                                                      double eps) {
+  STD_TORCH_CHECK(x.dim() == 4, "x: expected [N, H, W, C], got ", shape_of(x));
+  check_shape("weight", weight, {x.size(3)});
+  check_like("weight", weight, "x", x);
+  check_shape("bias", bias, {x.size(3)});
+  check_like("bias", bias, "x", x);
+  const msda::GroupNormProblem problem{x.size(0),  x.size(1), x.size(2),        x.size(3),
+                                       num_groups, eps,       data_type("x", x)};
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

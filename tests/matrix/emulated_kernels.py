@@ -77,6 +77,12 @@ class _WindowProblem(ctypes.Structure):
     _fields_ = (("sizes", ctypes.c_int64 * 7), ("type", ctypes.c_int32))
 
 
+class _GroupNormProblem(ctypes.Structure):
+    """msda::GroupNormProblem of kernels/include/msda/group_norm_params.h."""
+
+    _fields_ = (("sizes", ctypes.c_int64 * 5), ("eps", ctypes.c_double), ("type", ctypes.c_int32))
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -163,6 +169,24 @@ def window_attention(
     problem = _WindowProblem(sizes, TYPES.index(qkv.dtype))
     tensors = {"qkv": qkv, "bias": bias, "padding": padding, "output": output}
     _launch("emulated_window_attention", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def group_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float, order: int = 0
+) -> torch.Tensor:
+    """`msda.group_norm` of valid contiguous tensors; MSDA_GROUP_NORM forces a kernel.
+
+    Returns:
+        [N, H, W, C] in x's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = torch.full_like(x, torch.nan)
+    problem = _GroupNormProblem((*x.shape, num_groups), eps, TYPES.index(x.dtype))
+    tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
+    _launch("emulated_group_norm", problem, tensors, ctypes.c_uint64(order))
     return output
 
 

@@ -20,6 +20,7 @@ from benchmarks.operator_errors import TOLERANCE, relative_error
 from tests.matrix import backends, emulated_kernels
 from tests.matrix.against_reference import FLOOR
 from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import Backend, Row, matrix, skip_unless_ready, with_gradients
 
 TUNED_WINDOWS, TUNED_HEADS = (7, 8, 12, 16), (16, 32, 64)
 
@@ -93,34 +94,9 @@ def cases(draw: st.DrawFn, tuned: bool) -> Case:
     )
 
 
-@dataclass(frozen=True)
-class Backend:
-    """One way to compute the operator. `kernel` is what it forces (MSDA_WINDOW)."""
-
-    name: str
-    device: str = "cpu"
-    run: Callable[..., Tensor] = msda.window_attention
-    dtypes: tuple[torch.dtype, ...] = tuple(backends.DTYPES.values())
-    missing: Callable[[torch.dtype], str | None] = lambda dtype: None
-    kernel: str | None = None
-
-    def compute(self, inputs: Inputs, order: int = 0) -> Tensor:
-        with pytest.MonkeyPatch.context() as patch:
-            if self.kernel:
-                patch.setenv("MSDA_WINDOW", self.kernel)
-            options = (order,) if self.name.startswith("emulator") else ()
-            return self.run(*inputs, *options)
-
-    def check(self, inputs: Inputs, order: int = 0) -> None:
-        """Fails unless the result is as near to the truth as its type allows."""
-        output, expected = self.compute(inputs, order), inputs.truth()
-        assert output.dtype == inputs.qkv.dtype
-        error, allowed = relative_error(output, expected, inputs.floor()), TOLERANCE[output.dtype]
-        assert error <= allowed, f"relative error {error:.2e}, allowed {allowed:.0e}"
-
-
 def kernels(prefix: str, **options: Any) -> tuple[Backend, ...]:
     """The library's choice, and each kernel forced."""
+    options |= {"variable": "MSDA_WINDOW"}
     return (
         Backend(prefix, **options),
         Backend(f"{prefix}-plain", **options, kernel="plain"),
@@ -133,33 +109,10 @@ EMULATED = kernels(
     "emulator", run=emulated_kernels.window_attention, missing=lambda dtype: compile_for_cpu.missing()
 )
 ALL = (
-    Backend("torch-cpu"),
+    Backend("torch-cpu", msda.window_attention),
     *EMULATED,
-    *kernels("torch-cuda", device="cuda", missing=backends.no_gpu),
+    *kernels("torch-cuda", run=msda.window_attention, device="cuda", missing=backends.no_gpu),
 )
-
-
-def matrix(rows: tuple[Backend, ...]) -> pytest.MarkDecorator:
-    """Parametrises a test by backend and type."""
-    short = {dtype: name for name, dtype in backends.DTYPES.items()}
-    return pytest.mark.parametrize(
-        ("backend", "dtype"),
-        [
-            pytest.param(
-                backend,
-                dtype,
-                id=f"{backend.name}-{short[dtype]}",
-                marks=[pytest.mark.gpu] if backend.device == "cuda" else [],
-            )
-            for backend in rows
-            for dtype in backend.dtypes
-        ],
-    )
-
-
-def skip_unless_ready(backend: Backend, dtype: torch.dtype) -> None:
-    if reason := backend.missing(dtype):
-        pytest.skip(reason)
 
 
 @matrix(ALL)
@@ -275,11 +228,6 @@ def test_equals_torchvision(shift: int, device: str) -> None:
 # In PyTorch.
 
 SMALL = Case(3, 4, batch=2, height=5, width=7, shift=1)
-
-
-def with_gradients(inputs: Inputs) -> tuple[Inputs, list[Tensor]]:
-    inputs = inputs.map(lambda x: x.detach().requires_grad_())
-    return inputs, [x for x in inputs if isinstance(x, Tensor)]
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -400,18 +348,6 @@ def test_docstring_example() -> None:
 # Wrong arguments.
 
 
-class Row(NamedTuple):
-    """One wrong argument: its name, the change that makes it wrong, and parts of the message."""
-
-    argument: str
-    change: Callable[[Any], Any]
-    says: tuple[str, ...]
-    error: type[Exception] = ValueError
-
-    def __str__(self) -> str:
-        return f"{self.argument}-{self.says[-1]}".replace(" ", "_")
-
-
 WRONG = (
     Row("qkv", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
     Row("qkv", lambda x: x.int(), ("float32, float16, bfloat16 or float64", "torch.int32"), TypeError),
@@ -435,19 +371,13 @@ ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as qkv", "meta"))
 
 @pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
 def test_wrong_argument(row: Row) -> None:
-    arguments = SMALL.inputs(torch.float32)._asdict()
-    arguments[row.argument] = row.change(arguments[row.argument])
+    arguments = SMALL.inputs(torch.float32)
     for module in (msda, msda.window_reference):
-        with pytest.raises(row.error) as caught:
-            module.window_attention(**arguments)
-        assert str(caught.value).startswith(f"{row.argument}: "), str(caught.value)
-        assert all(part in str(caught.value) for part in row.says), str(caught.value)
+        row.check(module.window_attention, arguments)
 
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, device: str) -> None:
     """The registered operator, called without the public function's checks, raises too."""
-    arguments = SMALL.inputs(torch.float32, device)._asdict()
-    arguments[row.argument] = row.change(arguments[row.argument])
     with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.window_attention(**arguments)
+        torch.ops.msda.window_attention(**row.wrong(SMALL.inputs(torch.float32, device)))
