@@ -138,7 +138,7 @@ cudaError_t window_attention(const WindowProblem& problem, const WindowArguments
 cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments& arguments,
                        cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
-  if (arguments.work == nullptr && group_norm_work(problem) > 0) return cudaErrorInvalidValue;
+  if (arguments.work == nullptr) return cudaErrorInvalidValue;
   GroupNormKernel kernel = choose_group_norm(problem, arguments);
   if (!force(kGroupNormVariable, kGroupNormKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;

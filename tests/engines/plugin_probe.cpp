@@ -1,10 +1,11 @@
 // Asks a plugin of the library about one call, without a GPU and without TensorRT's builder:
 //   plugin_probe LIBRARY OPERATOR FIELDS TENSOR...
-// FIELDS are "-" or lists of integers such as "packed=1;points_per_level=3,6,1"; a TENSOR is
-// "float16:2,7,4". The plugin is made from its fields, serialised, made again from that, cloned and
-// attached to a context, so that what answers has come all this way. Prints "types N", "shapes N"
-// (the results of getOutputDataTypes and onShapeChange), the timing cache id, and the number of
-// inputs where an engine would keep it.
+// FIELDS are "-" or lists of integers such as "packed=1;points_per_level=3,6,1", or numbers with a
+// point such as "eps=0.5"; a TENSOR is "float16:2,7,4". The plugin is made from its fields,
+// serialised, made again from that, cloned and attached to a context, so that what answers has come
+// all this way. Prints "types N", "shapes N" (the results of getOutputDataTypes and onShapeChange),
+// the timing cache id, the number of inputs where an engine would keep it, and the bytes of work
+// memory where there are some.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 
@@ -64,9 +65,14 @@ int main(int count, char** arguments) {
 
   const std::string listed = arguments[3] == std::string("-") ? "" : arguments[3];
   std::map<std::string, std::vector<int32_t>> values;
+  std::map<std::string, float> reals;
   std::istringstream stream(listed);
   for (std::string field; std::getline(stream, field, ';');) {
     const size_t equal = field.find('=');
+    if (field.find('.') != std::string::npos) {
+      reals[field.substr(0, equal)] = std::stof(field.substr(equal + 1));
+      continue;
+    }
     for (int64_t number : numbers(field.substr(equal + 1))) {
       values[field.substr(0, equal)].push_back(static_cast<int32_t>(number));
     }
@@ -75,6 +81,9 @@ int main(int count, char** arguments) {
   for (auto const& [name, data] : values) {
     all.emplace_back(name.c_str(), data.data(), PluginFieldType::kINT32,
                      static_cast<int32_t>(data.size()));
+  }
+  for (auto const& [name, real] : reals) {
+    all.emplace_back(name.c_str(), &real, PluginFieldType::kFLOAT32, 1);
   }
   PluginFieldCollection fields{static_cast<int32_t>(all.size()), all.data()};
   IPluginV3* built = creator->createPlugin("probe", &fields, TensorRTPhase::kBUILD);
@@ -105,6 +114,14 @@ int main(int count, char** arguments) {
     if (kept->fields[i].name != std::string("num_inputs")) continue;
     std::printf("num_inputs %d\n", *static_cast<int32_t const*>(kept->fields[i].data));
   }
+  std::vector<DynamicPluginTensorDesc> bounds;
+  for (PluginTensorDesc const& input : inputs) {
+    bounds.push_back({input, input.dims, input.dims, input.dims});
+    for (int32_t axis = 0; axis < input.dims.nbDims; ++axis) bounds.back().desc.dims.d[axis] = -1;
+  }
+  const size_t work =
+      shapes_status == 0 ? build->getWorkspaceSize(bounds.data(), num_inputs, nullptr, 1) : 0;
+  if (work > 0) std::printf("work %zu\n", work);
   delete plugin;
   return 0;
 }

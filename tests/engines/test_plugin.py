@@ -19,7 +19,7 @@ from tests.matrix.against_reference import TOLERANCE, make
 from tests.matrix.backends import operators
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.inspection.engine_summary import read_engine
-from trt_plugin.library import WINDOW_ATTENTION
+from trt_plugin.library import GROUP_NORM, WINDOW_ATTENTION
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,6 +66,11 @@ WRONG_FIELDS = [
     (WINDOW_ATTENTION, "shift", [2], "INT64", "window_size: expected a number, got none"),
     (WINDOW_ATTENTION, "shift", [-1], "INT32", "shift: expected one number"),
     (WINDOW_ATTENTION, "heads", [2], "INT32", 'unknown field "heads", expected window_size and shift'),
+    (GROUP_NORM, "num_groups", [2], "INT32", "eps: expected a number, got none"),
+    (GROUP_NORM, "num_groups", [2.0], "FLOAT32", "num_groups: expected one number of type INT32 or INT64"),
+    (GROUP_NORM, "eps", [1e-5], "FLOAT32", "num_groups: expected a number, got none"),
+    (GROUP_NORM, "eps", [1], "INT32", "eps: expected one number of type FLOAT32 or FLOAT64"),
+    (GROUP_NORM, "epsilon", [1e-5], "FLOAT32", 'unknown field "epsilon", expected num_groups and eps'),
 ]
 
 
@@ -105,6 +110,7 @@ def probe(tmp_path_factory) -> Path:
 
 INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
 PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
+GROUPS = "num_groups=8;eps=0.5"
 PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
@@ -115,8 +121,12 @@ GOOD = {
     (FUSED_ATTENTION, f"{PACKED};{RAGGED}"): f"bfloat16:2,30,4,8 {INT32} float32:2,7,3,4 float32:2,7,120",
     (WINDOW_ATTENTION, WINDOW): "float16:2,9,7,96 float16:4,16,16 float16:96",
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
+    (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
+    (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
 }
 SAID = {
+    GROUPS: "num_groups=8 eps=0.5",
+    "num_groups=3;eps=0.00001": "num_groups=3 eps=1e-05",
     RAGGED: "points_per_level=[3,6,1]",
     PACKED: "packed, equal points per level",
     f"{PACKED};{RAGGED}": "packed, points_per_level=[3,6,1]",
@@ -124,6 +134,8 @@ SAID = {
     "window_size=5;shift=0": "window_size=5 shift=0",
 }
 """The plugins' words for their fields."""
+WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
+"""Bytes of work memory: two floats for each image, part (of 1 cell or more, up to 256) and group."""
 # operator, fields, input to change, its new value, what the message says of it
 BAD = [
     (ATTENTION, "-", 0, "float16:2,30,32", "expected [N, S, M, D], got [2, 30, 32]"),
@@ -153,6 +165,12 @@ BAD = [
     (WINDOW_ATTENTION, WINDOW, 1, "float32:4,16,16", "expected float16 (as qkv), got float32"),
     (WINDOW_ATTENTION, WINDOW, 2, "float16:32", "expected [3*C] with 3*C=96 (from qkv), got [32]"),
     (WINDOW_ATTENTION, WINDOW, 2, "bfloat16:96", "expected float16 (as qkv), got bfloat16"),
+    (GROUP_NORM, GROUPS, 0, "float16:2,63,64", "expected [N, H, W, C], got [2, 63, 64]"),
+    (GROUP_NORM, GROUPS, 0, "float16:2,9,7,60", "with C a multiple of num_groups=8, got [2, 9, 7, 60]"),
+    (GROUP_NORM, GROUPS, 0, "int8:2,9,7,64", "expected float32, float16 or bfloat16, got int8"),
+    (GROUP_NORM, GROUPS, 1, "float16:1,64", "expected [C], got [1, 64]"),
+    (GROUP_NORM, GROUPS, 1, "float32:64", "expected float16 (as x), got float32"),
+    (GROUP_NORM, GROUPS, 2, "float16:32", "expected [C] with C=64 (from x), got [32]"),
 ]
 
 
@@ -173,7 +191,8 @@ def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, 
     lines, errors = run_probe(probe, library, operator, fields, GOOD[operator, fields].split())
     said = SAID.get(fields, "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
-    assert lines == ["types 0", "shapes 0", f"{operator} 1 {said}", *kept]
+    work = [f"work {WORK[fields]}"] if fields in WORK else []
+    assert lines == ["types 0", "shapes 0", f"{operator} 1 {said}", *kept, *work]
     assert not errors
 
 
@@ -183,12 +202,19 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
     assert lines[:2] == ["types -1", "shapes -1"] and "reference_points, projection), got 6" in errors
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_number_of_inputs_of_window_attention(probe, library, count):
-    tensors = [*GOOD[WINDOW_ATTENTION, WINDOW].split(), "float16:96"][:count]
-    lines, errors = run_probe(probe, library, WINDOW_ATTENTION, WINDOW, tensors)
-    assert lines[:2] == ["types -1", "shapes -1"]
-    assert f"expected 2 or 3 inputs (qkv, bias, padding), got {count}" in errors
+@pytest.mark.parametrize(
+    ("operator", "fields", "counts", "expected"),
+    [
+        (WINDOW_ATTENTION, WINDOW, (1, 4), "2 or 3 inputs (qkv, bias, padding)"),
+        (GROUP_NORM, GROUPS, (2, 4), "3 inputs (x, weight, bias)"),
+    ],
+)
+def test_number_of_inputs(probe, library, operator, fields, counts, expected):
+    tensors = GOOD[operator, fields].split()
+    for count in counts:
+        lines, errors = run_probe(probe, library, operator, fields, [*tensors, tensors[-1]][:count])
+        assert lines[:2] == ["types -1", "shapes -1"]
+        assert f"expected {expected}, got {count}" in errors
 
 
 @pytest.mark.parametrize(("operator", "fields", "index", "tensor", "message"), BAD)
@@ -198,7 +224,8 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     tensors[index] = tensor
     lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
-    names = {**INPUT_NAMES, WINDOW_ATTENTION: ("qkv", "bias", "padding")}[operator]
+    maps = {WINDOW_ATTENTION: ("qkv", "bias", "padding"), GROUP_NORM: ("x", "weight", "bias")}
+    names = (INPUT_NAMES | maps)[operator]
     names = (*names[:4], "projection") if "packed" in fields else names
     assert all(line.startswith(f"msda::{operator}: {names[index]}: ") for line in errors.splitlines())
     assert message in errors

@@ -1,12 +1,13 @@
 #include "creator.h"
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "group_norm_plugin.h"
 #include "msda_plugin.h"
 #include "report.h"
 #include "window_plugin.h"
@@ -69,6 +70,29 @@ int32_t read_number(nvinfer1::PluginField const& field, std::string const& expec
   return static_cast<int32_t>(value);
 }
 
+float read_real(nvinfer1::PluginField const& field) {
+  if (field.length == 1 && field.data != nullptr) {
+    if (field.type == nvinfer1::PluginFieldType::kFLOAT32) {
+      return *static_cast<float const*>(field.data);
+    }
+    if (field.type == nvinfer1::PluginFieldType::kFLOAT64) {
+      return static_cast<float>(*static_cast<double const*>(field.data));
+    }
+  }
+  throw std::invalid_argument(std::string(field.name) +
+                              ": expected one number of type FLOAT32 or FLOAT64");
+}
+
+[[noreturn]] void fail_unknown(std::string const& name, std::string const& expected) {
+  throw std::invalid_argument("unknown field \"" + name + "\", expected " + expected);
+}
+
+template <typename Number>
+Number required(std::optional<Number> const& number, char const* name) {
+  if (number) return *number;
+  throw std::invalid_argument(std::string(name) + ": expected a number, got none");
+}
+
 bool read_packed(nvinfer1::PluginField const& field) {
   const int32_t value = read_number(field, "0 or 1");
   if (value > 1) throw std::invalid_argument("packed: expected one number, 0 or 1");
@@ -119,8 +143,8 @@ nvinfer1::IPluginV3* MsdaCreator::make(std::vector<nvinfer1::PluginField> const&
     } else if (name == kPacked && op_ != Operator::kAttention) {
       op = read_packed(field) ? Operator::kPackedAttention : Operator::kFusedAttention;
     } else {
-      throw std::invalid_argument("unknown field \"" + name + "\", expected points_per_level" +
-                                  (op_ == Operator::kAttention ? " or none" : ", packed or none"));
+      fail_unknown(name, op_ == Operator::kAttention ? "points_per_level or none"
+                                                     : "points_per_level, packed or none");
     }
   }
   return new MsdaPlugin(op, std::move(points_per_level));
@@ -131,20 +155,44 @@ WindowCreator::WindowCreator()
 }
 
 nvinfer1::IPluginV3* WindowCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
-  std::map<std::string, int32_t> numbers;
+  std::optional<int32_t> window_size, shift;
+  int32_t num_inputs = 0;
   for (nvinfer1::PluginField const& field : fields) {
     const std::string name = field.name;
-    if (name != kWindowSize && name != kShift && name != kNumInputs) {
-      throw std::invalid_argument("unknown field \"" + name + "\", expected window_size and shift");
+    if (name == kWindowSize) {
+      window_size = read_number(field, "0 or more");
+    } else if (name == kShift) {
+      shift = read_number(field, "0 or more");
+    } else if (name == kNumInputs) {
+      num_inputs = read_number(field, "0 or more");
+    } else {
+      fail_unknown(name, "window_size and shift");
     }
-    numbers[name] = read_number(field, "0 or more");
   }
-  for (char const* name : {kWindowSize, kShift}) {
-    if (numbers.count(name) == 0) {
-      throw std::invalid_argument(std::string(name) + ": expected a number, got none");
+  const int32_t size = required(window_size, kWindowSize);
+  return new WindowPlugin(size, required(shift, kShift), num_inputs);
+}
+
+GroupNormCreator::GroupNormCreator()
+    : Creator(kGroupNorm, {{kNumGroups, nullptr, kInt32, 1},
+                           {kEps, nullptr, nvinfer1::PluginFieldType::kFLOAT32, 1}}) {}
+
+nvinfer1::IPluginV3* GroupNormCreator::make(
+    std::vector<nvinfer1::PluginField> const& fields) const {
+  std::optional<int32_t> num_groups;
+  std::optional<float> eps;
+  for (nvinfer1::PluginField const& field : fields) {
+    const std::string name = field.name;
+    if (name == kNumGroups) {
+      num_groups = read_number(field, "1 or more");
+    } else if (name == kEps) {
+      eps = read_real(field);
+    } else {
+      fail_unknown(name, "num_groups and eps");
     }
   }
-  return new WindowPlugin(numbers[kWindowSize], numbers[kShift], numbers[kNumInputs]);
+  const int32_t groups = required(num_groups, kNumGroups);
+  return new GroupNormPlugin(groups, required(eps, kEps));
 }
 
 }  // namespace msda::trt

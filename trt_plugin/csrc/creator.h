@@ -51,4 +51,12 @@ class WindowCreator final : public Creator {
   nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
+class GroupNormCreator final : public Creator {
+ public:
+  GroupNormCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+};
+
 }  // namespace msda::trt

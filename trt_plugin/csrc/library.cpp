@@ -15,18 +15,20 @@
 
 namespace {
 
+using msda::trt::GroupNormCreator;
 using msda::trt::MsdaCreator;
 using msda::trt::Operator;
 using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 3;
+constexpr int32_t kNumCreators = 4;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static MsdaCreator attention{Operator::kAttention};
   static MsdaCreator fused_attention{Operator::kFusedAttention};
   static WindowCreator window_attention;
-  static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {&attention, &fused_attention,
-                                                                       &window_attention};
+  static GroupNormCreator group_norm;
+  static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
+      &attention, &fused_attention, &window_attention, &group_norm};
   return all;
 }
 

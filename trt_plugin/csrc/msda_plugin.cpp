@@ -63,7 +63,8 @@ void MsdaPlugin::set_output_shape(nvinfer1::DimsExprs const* inputs, nvinfer1::D
 }
 
 void MsdaPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_t /*count*/,
-                        void const* const* inputs, void* output, cudaStream_t stream) const {
+                        void const* const* inputs, void* output, void* /*work*/,
+                        cudaStream_t stream) const {
   const Problem problem = read_problem(op_, points_per_level_, descriptions, num_inputs(op_));
   ForwardArguments arguments;
   arguments.value = inputs[0];

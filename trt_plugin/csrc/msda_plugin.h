@@ -28,7 +28,8 @@ class MsdaPlugin final : public Plugin {
   void set_output_shape(nvinfer1::DimsExprs const* inputs, nvinfer1::DimsExprs& output,
                         nvinfer1::IExprBuilder& expressions) const override;
   void launch(nvinfer1::PluginTensorDesc const* descriptions, int32_t count,
-              void const* const* inputs, void* output, cudaStream_t stream) const override;
+              void const* const* inputs, void* output, void* work,
+              cudaStream_t stream) const override;
   std::vector<nvinfer1::PluginField> fields() const override;
 
   Operator op_;

@@ -76,6 +76,16 @@ bool Plugin::supportsFormatCombination(int32_t position,
   return true;
 }
 
+namespace {
+
+// Returns a bound of an input's sizes. TensorRT gives a bound without sizes where it knows none.
+nvinfer1::Dims const& known(nvinfer1::DynamicPluginTensorDesc const& input,
+                            nvinfer1::Dims const& bound) {
+  return bound.nbDims > 0 ? bound : input.desc.dims;
+}
+
+}  // namespace
+
 int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs, int32_t num_inputs,
                                 nvinfer1::DynamicPluginTensorDesc const* /*outputs*/,
                                 int32_t /*num_outputs*/) noexcept {
@@ -83,16 +93,11 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs,
     std::vector<nvinfer1::DataType> types;
     std::vector<nvinfer1::Dims> declared, smallest, typical, largest;
     for (int32_t i = 0; i < num_inputs; ++i) {
-      nvinfer1::Dims const& dims = inputs[i].desc.dims;
-      // TensorRT gives a bound without sizes where it knows none.
-      const auto known = [&](nvinfer1::Dims const& bound) {
-        return bound.nbDims > 0 ? bound : dims;
-      };
       types.push_back(inputs[i].desc.type);
-      declared.push_back(dims);
-      smallest.push_back(known(inputs[i].min));
-      typical.push_back(known(inputs[i].opt));
-      largest.push_back(known(inputs[i].max));
+      declared.push_back(inputs[i].desc.dims);
+      smallest.push_back(known(inputs[i], inputs[i].min));
+      typical.push_back(known(inputs[i], inputs[i].opt));
+      largest.push_back(known(inputs[i], inputs[i].max));
     }
     check_types(types.data(), num_inputs);
     for (auto const* dims : {&declared, &smallest, &typical, &largest}) {
@@ -100,6 +105,21 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs,
     }
     num_inputs_ = num_inputs;
   });
+}
+
+size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* inputs, int32_t num_inputs,
+                                nvinfer1::DynamicPluginTensorDesc const* /*outputs*/,
+                                int32_t /*num_outputs*/) const noexcept {
+  size_t bytes = 0;
+  guarded(name_, [&] {
+    std::vector<nvinfer1::PluginTensorDesc> largest;
+    for (int32_t i = 0; i < num_inputs; ++i) {
+      largest.push_back(inputs[i].desc);
+      largest.back().dims = known(inputs[i], inputs[i].max);
+    }
+    bytes = work_bytes(largest.data(), num_inputs);
+  });
+  return bytes;
 }
 
 int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* inputs, int32_t num_inputs,
@@ -113,10 +133,11 @@ int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* inputs, int32_t 
 
 int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* input_descriptions,
                         nvinfer1::PluginTensorDesc const* /*output_descriptions*/,
-                        void const* const* inputs, void* const* outputs, void* /*workspace*/,
+                        void const* const* inputs, void* const* outputs, void* workspace,
                         cudaStream_t stream) noexcept {
-  return guarded(name_,
-                 [&] { launch(input_descriptions, num_inputs_, inputs, outputs[0], stream); });
+  return guarded(name_, [&] {
+    launch(input_descriptions, num_inputs_, inputs, outputs[0], workspace, stream);
+  });
 }
 
 nvinfer1::IPluginV3* Plugin::attachToContext(

@@ -1,6 +1,5 @@
 // What the plugins of all operators share: TensorRT's interfaces, the checks of types and sizes,
-// and the report of errors. A plugin has one output, of the first input's type. It has no
-// arithmetic and no workspace.
+// and the report of errors. A plugin has one output, of the first input's type, and no arithmetic.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -45,6 +44,9 @@ class Plugin : public nvinfer1::IPluginV3,
   int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs, int32_t num_inputs,
                           nvinfer1::DynamicPluginTensorDesc const* outputs,
                           int32_t num_outputs) noexcept final;
+  size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* inputs, int32_t num_inputs,
+                          nvinfer1::DynamicPluginTensorDesc const* outputs,
+                          int32_t num_outputs) const noexcept final;
   char const* getTimingCacheID() noexcept final { return timing_cache_id_.c_str(); }
   char const* getMetadataString() noexcept final { return description_.c_str(); }
 
@@ -84,9 +86,16 @@ class Plugin : public nvinfer1::IPluginV3,
   virtual void set_output_shape(nvinfer1::DimsExprs const* inputs, nvinfer1::DimsExprs& output,
                                 nvinfer1::IExprBuilder& expressions) const = 0;
 
+  // Returns the bytes of work memory that suffice for inputs up to these sizes. May throw.
+  virtual size_t work_bytes(nvinfer1::PluginTensorDesc const* /*largest*/,
+                            int32_t /*count*/) const {
+    return 0;
+  }
+
   // Calls the launcher, and check_launch with its result. `count` is the number of inputs.
   virtual void launch(nvinfer1::PluginTensorDesc const* descriptions, int32_t count,
-                      void const* const* inputs, void* output, cudaStream_t stream) const = 0;
+                      void const* const* inputs, void* output, void* work,
+                      cudaStream_t stream) const = 0;
 
   // Returns the fields, whose data lives as long as the plugin.
   virtual std::vector<nvinfer1::PluginField> fields() const = 0;

@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include <stdexcept>
 #include <utility>
 
 namespace msda::trt {
@@ -33,6 +34,16 @@ nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions) {
     dims.d[i] = size != nullptr && size->isConstant() ? size->getConstantValue() : -1;
   }
   return dims;
+}
+
+void check_one_type(char const* const* names, nvinfer1::DataType const* types, int32_t count) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (is_like_first(i, types)) continue;
+    const std::string expected =
+        i == 0 ? "float32, float16 or bfloat16" : type_name(types[0]) + " (as " + names[0] + ")";
+    throw std::invalid_argument(std::string(names[i]) + ": expected " + expected + ", got " +
+                                type_name(types[i]));
+  }
 }
 
 msda::DataType convert(nvinfer1::DataType type) {

@@ -23,6 +23,13 @@ inline bool is_floating(nvinfer1::DataType type) {
          type == nvinfer1::DataType::kBF16;
 }
 
+// For inputs of one floating type: whether input `index` has it, and a check that throws
+// std::invalid_argument with the name of the first input of another type.
+inline bool is_like_first(int32_t index, nvinfer1::DataType const* types) {
+  return index == 0 ? is_floating(types[0]) : types[index] == types[0];
+}
+void check_one_type(char const* const* names, nvinfer1::DataType const* types, int32_t count);
+
 // Returns the kernels' name of a floating type.
 msda::DataType convert(nvinfer1::DataType type);
 

@@ -59,18 +59,12 @@ WindowPlugin::WindowPlugin(int32_t window_size, int32_t shift, int32_t num_input
 bool WindowPlugin::accepts_count(int32_t num_inputs) const { return fits(num_inputs); }
 
 bool WindowPlugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
-  return index == 0 ? is_floating(types[0]) : types[index] == types[0];
+  return is_like_first(index, types);
 }
 
 void WindowPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
   check_count(count);
-  for (int32_t i = 0; i < count; ++i) {
-    if (accepts_type(i, types)) continue;
-    const std::string expected =
-        i == 0 ? "float32, float16 or bfloat16" : type_name(types[0]) + " (as qkv)";
-    throw std::invalid_argument(std::string(kInputs[i]) + ": expected " + expected + ", got " +
-                                type_name(types[i]));
-  }
+  check_one_type(kInputs, types, count);
 }
 
 void WindowPlugin::check_sizes(Dims const* dims, int32_t count) const {
@@ -131,7 +125,8 @@ void WindowPlugin::set_output_shape(nvinfer1::DimsExprs const* inputs, nvinfer1:
 }
 
 void WindowPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_t count,
-                          void const* const* inputs, void* output, cudaStream_t stream) const {
+                          void const* const* inputs, void* output, void* /*work*/,
+                          cudaStream_t stream) const {
   const WindowProblem problem = read_problem(descriptions, count);
   WindowArguments arguments;
   arguments.qkv = inputs[0];

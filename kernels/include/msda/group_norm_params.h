@@ -55,24 +55,20 @@ inline bool group_norm_fits_vectors(const GroupNormProblem& problem) {
          group_norm_columns(problem) <= kGroupNormThreads;
 }
 
-// Parts of an image on any GPU, and on one with this number of multiprocessors: one for each of the
-// image's share of them, but none without a cell for each row of threads.
-inline int64_t group_norm_most_parts(const GroupNormProblem& problem) {
-  const int64_t rows = group_norm_rows(problem);
-  return std::min(kGroupNormMostParts, (problem.num_cells() + rows - 1) / rows);
-}
+// Parts of an image on a GPU with this number of multiprocessors: one for each of the image's share
+// of them, but none without a cell for each row of threads.
 inline int64_t group_norm_parts(const GroupNormProblem& problem, int64_t multiprocessors) {
+  const int64_t rows = group_norm_rows(problem);
   const int64_t share = std::max<int64_t>(1, multiprocessors / problem.batch_size);
-  return std::min(share, group_norm_most_parts(problem));
+  return std::min({share, kGroupNormMostParts, (problem.num_cells() + rows - 1) / rows});
 }
 
-// Bytes of work memory on any GPU: the mean and the sum of squared differences of each part and
-// group, in the type of the statistics. A larger map or batch never needs fewer bytes.
+// Bytes of work memory, which suffice on any GPU: the mean and the sum of squared differences of
+// each part and group, in the type of the statistics. A larger map or batch never needs fewer.
 inline size_t group_norm_work(const GroupNormProblem& problem) {
-  if (problem.empty() || !group_norm_fits_vectors(problem)) return 0;
-  const int64_t statistics =
-      2 * problem.batch_size * group_norm_most_parts(problem) * problem.num_groups;
-  return static_cast<size_t>(statistics) * (problem.type == DataType::kFloat64 ? 8 : 4);
+  const int64_t parts = problem.batch_size * std::min(kGroupNormMostParts, problem.num_cells());
+  const size_t statistic = problem.type == DataType::kFloat64 ? 8 : 4;
+  return static_cast<size_t>(2 * parts * problem.num_groups) * statistic;
 }
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
