@@ -19,15 +19,22 @@ import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
-from trt_plugin.library import ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION
+from trt_plugin.library import ATTENTION, FUSED_ATTENTION, GROUP_NORM, WINDOW_ATTENTION
 
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
     torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
     packed_attention: FUSED_ATTENTION,
     torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
+    torch.ops.msda.group_norm.default: GROUP_NORM,
 }
-FIELDS = ("points_per_level", "window_size", "shift")  # arguments that are fields of the plugins
+FIELDS = (
+    "points_per_level",
+    "window_size",
+    "shift",
+    "num_groups",
+    "eps",
+)  # arguments that are fields of the plugins
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 """Floating types by their names in tensorrt.DataType."""
 
@@ -142,7 +149,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     operator, inputs = TARGETS[target], []
     own = next(iter(tensors.values())).dtype.name
     for argument, tensor in tensors.items():
-        accepted = [own] if operator == WINDOW_ATTENTION else [own, "FLOAT"]
+        accepted = [own] if operator in (WINDOW_ATTENTION, GROUP_NORM) else [own, "FLOAT"]
         if argument == "reference_points":
             accepted = ["FLOAT"]
         if tensor.dtype.name in FLOAT_TYPES and tensor.dtype.name not in accepted:
@@ -155,7 +162,7 @@ def add_plugin_layer(
     network: Any,
     operator: str,
     inputs: Sequence[Any],
-    fields: Mapping[str, int | Sequence[int]],
+    fields: Mapping[str, int | Sequence[int] | float],
     name: str,
 ) -> Any:
     """Adds one plugin layer to a TensorRT network and returns its output tensor.
@@ -164,7 +171,7 @@ def add_plugin_layer(
         network: tensorrt.INetworkDefinition.
         operator: name of the plugin, one of `trt_plugin.OPERATORS`.
         inputs: the operator's tensors, in order.
-        fields: integers by the names of the plugin's fields.
+        fields: numbers by the names of the plugin's fields.
         name: name of the layer.
 
     Raises:
@@ -174,8 +181,12 @@ def add_plugin_layer(
 
     trt_plugin.load()
     creator = trt.get_plugin_registry().get_creator(operator, trt_plugin.PLUGIN_VERSION, trt_plugin.NAMESPACE)
-    numbers = {key: np.atleast_1d(np.array(value, np.int32)) for key, value in fields.items()}
-    given = [trt.PluginField(key, array, trt.PluginFieldType.INT32) for key, array in numbers.items()]
+    types = {np.int32: trt.PluginFieldType.INT32, np.float32: trt.PluginFieldType.FLOAT32}
+    numbers = {
+        key: np.atleast_1d(np.array(value, np.float32 if isinstance(value, float) else np.int32))
+        for key, value in fields.items()
+    }
+    given = [trt.PluginField(key, array, types[array.dtype.type]) for key, array in numbers.items()]
     plugin = creator.create_plugin(name, trt.PluginFieldCollection(given), trt.TensorRTPhase.BUILD)
     if plugin is None:
         raise RuntimeError(f"{name}: TensorRT could not create the plugin {operator}")

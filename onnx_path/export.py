@@ -1,7 +1,7 @@
 """`python -m onnx_path.export`: exports a detector through torch.onnx to an ONNX file and a TensorRT engine.
 
-model.onnx has every MSDA and every window attention as one node of domain `msda`. model.json describes
-model.onnx and model.engine to the programs that run them.
+model.onnx has every MSDA, window attention and group normalisation as one node of domain `msda`. model.json
+describes model.onnx and model.engine to the programs that run them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         pick_device,
         prepare,
     )
-    from onnx_path.operator import OPERATORS
-    from onnx_path.window_attention import WINDOW_ATTENTION
+    from onnx_path.operator import MAP_OPERATORS, OPERATORS
 
     builds = not onnx_only and pick_device(request.device).type == "cuda"
     if builds:
@@ -71,9 +70,9 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
             bodies = request.quantized or not no_function_body
             counts = write_onnx(program, model, bodies, request.output_names)
             del program
-        msda, windows = sum(counts[name] for name in OPERATORS), counts[WINDOW_ATTENTION]
-        more = f" and {windows} window attention" if windows else ""
-        print(f"model.onnx: {counts.total()} nodes, {msda} of them MSDA{more}", flush=True)
+        own = {"MSDA": sum(counts[name] for name in OPERATORS)} | {x: counts[x] for x in MAP_OPERATORS}
+        listed = ", ".join(f"{count} {name}" for name, count in own.items() if count)
+        print(f"model.onnx: {counts.total()} nodes, of them {listed}", flush=True)
         if request.quantized:
             quantize_file(model, request, function_bodies=not no_function_body)
         if builds:

@@ -22,7 +22,7 @@ from codetr.errors import ArgumentError
 from onnx_path import fp16_exceptions as rules
 from onnx_path.operator import NVIDIA_DOMAIN
 from onnx_path.opset import opset_of, raise_opset
-from onnx_path.surgery.graph.element_types import ATTENTIONS, WINDOW_ATTENTIONS, Types
+from onnx_path.surgery.graph.element_types import OWN_NODES, Types
 from onnx_path.surgery.graph.traversal import (
     attribute,
     constant,
@@ -183,7 +183,7 @@ class _Plan:
         if any(x is not None and self.types.of.get(x) is None for x in node.inputs):
             return rules.UNKNOWN
         known = is_op(node, *rules.HEAVY, *rules.FOLLOWING, *rules.COMPARES, *rules.QUANTISES)
-        if not known and (node.domain, node.op_type) not in ATTENTIONS | WINDOW_ATTENTIONS:
+        if not known and (node.domain, node.op_type) not in OWN_NODES:
             return rules.UNKNOWN if floats or not is_op(node, node.op_type) else rules.FOLLOWS
         dequantised = any(is_op(x.producer(), "DequantizeLinear") for x in floats)
         if dequantised and self._opset < OPSET_OF_NARROW_SCALES:

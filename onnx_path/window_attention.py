@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
+from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
 
 WINDOW_ATTENTION = "WindowAttention"
 
@@ -23,25 +23,9 @@ _INT64 = onnx.TensorProto.INT64
 
 def translation() -> Callable:
     """Returns the function by which `torch.onnx.export` writes a call of the operator as a node."""
-    schema = onnx.defs.OpSchema
-    optional = schema.FormalParameterOption.Optional
-    description = schema(
-        WINDOW_ATTENTION,
-        DOMAIN,
-        DOMAIN_VERSION,
-        inputs=[
-            schema.FormalParameter("qkv", "T"),
-            schema.FormalParameter("bias", "T"),
-            schema.FormalParameter("padding", "T", param_option=optional),
-        ],
-        outputs=[schema.FormalParameter("output", "T")],
-        type_constraints=[("T", list(FLOAT_TYPES), "")],
-        attributes=[
-            *(schema.Attribute(name, schema.AttrType.INT) for name in ("window_size", "shift")),
-            *(schema.Attribute(name, schema.AttrType.STRING) for name in PLUGIN_ATTRIBUTES),
-        ],
-    )
-    node = onnxscript.values.Op(msda_op, WINDOW_ATTENTION, description)
+    integer = onnx.defs.OpSchema.AttrType.INT
+    attributes = {"window_size": integer, "shift": integer}
+    node = one_type_node(WINDOW_ATTENTION, ("qkv", "bias", "padding"), attributes, optional="padding")
 
     def window_attention(qkv, bias, padding, window_size, shift):
         return node(qkv, bias, padding, window_size=window_size, shift=shift, **PLUGIN_ATTRIBUTES)

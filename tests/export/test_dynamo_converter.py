@@ -28,6 +28,7 @@ def network(plugin) -> Mock:
         (converter.ATTENTION, {"points_per_level": [4, 2, 1]}, "points_per_level=[4,2,1]"),
         (converter.FUSED_ATTENTION, {"packed": 1}, "packed, equal points per level"),
         (converter.WINDOW_ATTENTION, {"window_size": 12, "shift": 6}, "window_size=12 shift=6"),
+        (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
     ],
     ids=str,
 )
@@ -83,6 +84,17 @@ def test_inputs_of_window_attention_have_one_type(network, monkeypatch, padding)
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
     assert made.metadata_string == "window_size=12 shift=6"
+
+
+def test_inputs_of_group_norm_have_one_type(network, monkeypatch):
+    import tensorrt
+
+    target, types = torch.ops.msda.group_norm.default, ("BF16", "FLOAT", "HALF")
+    found = converted(network, monkeypatch, target, types, 32, 1e-5)
+    assert found == ["BF16", "torch.bfloat16", "torch.bfloat16"]
+    instance = network.add_plugin_v3.call_args.args[2]
+    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+    assert made.metadata_string == "num_groups=32 eps=1e-05"
 
 
 @pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5, 0.25])], ids=["one", "channels"])

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 
 import msda
-import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import window_reference
 from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.operator import OPSET_VERSION, add_function_bodies
 from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET, functions
+from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.engines.plugin_engines import plugin_or_skip, save
+from tests.onnx.map_nodes import (
+    CODES,
+    Shapes,
+    add_bodies_of_opset,
+    exported_node,
+    one_node,
+    open_session,
+    run_engine,
+)
 from tests.onnx.text_models import text_model
 
-CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MAPS = [(2, 8, 8), (1, 9, 7), (3, 3, 5), (2, 1, 13), (1, 12, 16), (0, 4, 4)]
 """N, H, W."""
 
@@ -43,26 +47,15 @@ def make_inputs(
     return tensors[0], tensors[1], tensors[2] if padded else None
 
 
-def one_node(
-    dtype: torch.dtype, size: int, shift: int, shapes: dict[str, tuple], opset: int = OPSET_VERSION
-) -> onnx.ModelProto:
-    """A model of one node without a body, with inputs of these shapes."""
-    code = CODES[dtype]
-    inputs = ", ".join(f"{code}[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
-    plugin = ", ".join(f'{name}: string = "{text}"' for name, text in PLUGIN_ATTRIBUTES.items())
-    return onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": {opset}, "msda": 1]>\n'
-        f"one_node ({inputs}) => ({code}[n, h, w, c] output) {{\n"
-        f"output = msda.{WINDOW_ATTENTION}<window_size: int = {size}, shift: int = {shift}, {plugin}>"
-        f"({', '.join(shapes)})\n}}"
-    )
-
-
 def assert_close(found: np.ndarray, inputs: Inputs, size: int, shift: int) -> None:
     wide = [None if x is None else x.double() for x in inputs]
     expected = window_reference.window_attention(*wide, size, shift)
     error = relative_error(torch.from_numpy(found), expected)
     assert error <= TOLERANCE[inputs[0].dtype], error
+
+
+def window_node(dtype: torch.dtype, size: int, shift: int, shapes: Shapes, **options: int) -> onnx.ModelProto:
+    return one_node(WINDOW_ATTENTION, {"window_size": size, "shift": shift}, dtype, shapes, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -72,10 +65,10 @@ def test_body_in_onnxruntime(size, shift, padded, dtype):
     """One session for every map: no size is fixed."""
     shapes = {"qkv": ("n", "h", "w", "c3"), "bias": ("m", "l", "l"), "padding": ("c3",)}
     shapes = dict(list(shapes.items())[: 3 if padded else 2])
-    model = one_node(dtype, size, shift, shapes)
+    model = window_node(dtype, size, shift, shapes)
     add_function_bodies(model)
     onnx.checker.check_model(model, full_check=True)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = open_session(model)
     for index, shape in enumerate(MAPS):
         inputs = make_inputs(shape, size, 1 + index % 3, 4 + index, padded, dtype)
         (found,) = session.run(None, {name: x.numpy() for name, x in zip(shapes, inputs)})
@@ -86,11 +79,9 @@ def test_body_in_onnxruntime(size, shift, padded, dtype):
 def test_body_in_another_opset(opset):
     inputs = make_inputs((2, 9, 7), 4, 2, 8, True, torch.float32)
     shapes = {name: tuple(x.shape) for name, x in zip(("qkv", "bias", "padding"), inputs)}
-    model = one_node(torch.float32, 4, 2, shapes, opset)
-    model.functions.extend(functions(opset, "onnxruntime"))
-    model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {name: x.numpy() for name, x in zip(shapes, inputs)})
+    model = window_node(torch.float32, 4, 2, shapes, opset=opset)
+    add_bodies_of_opset(model, opset)
+    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in zip(shapes, inputs)})
     assert_close(found, inputs, 4, 2)
 
 
@@ -107,24 +98,12 @@ class Window(torch.nn.Module):
 def test_translation(padded):
     """Sizes of the map stay dynamic. Without padding the node has two inputs."""
     inputs = make_inputs((2, 9, 7), 4, 2, 8, True, torch.float32)
-    dynamic = {"qkv": dict.fromkeys(range(3), torch.export.Dim.DYNAMIC), "bias": None, "padding": None}
-    program = torch.onnx.export(
-        Window(padded).eval(),
-        inputs,
-        dynamo=True,
-        verbose=False,
-        dynamic_shapes=dynamic,
-        opset_version=OPSET_VERSION,
-        custom_translation_table=translation_table(),
-    )
-    (node,) = program.model_proto.graph.node
-    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    node, attributes, sizes = exported_node(Window(padded), inputs)
     plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
     assert (node.domain, node.op_type) == ("msda", WINDOW_ATTENTION)
     assert attributes == plugin | {"window_size": 4, "shift": 2}
     assert [x for x in node.input if x] == ["qkv", "bias", "padding"][: 3 if padded else 2]
-    sizes = program.model_proto.graph.output[0].type.tensor_type.shape.dim
-    assert [size.dim_value for size in sizes] == [0, 0, 0, 16]
+    assert sizes == [0, 0, 0, 16]
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -165,12 +144,6 @@ def test_conversion_to_16_bits(precision):
 WINDOWS = [(7, 3, 32), (8, 4, 16), (12, 6, 32), (12, 0, 32), (16, 8, 64), (5, 2, 24)]
 
 
-def run_engine(path: Path, inputs: Inputs) -> np.ndarray:
-    arrays = {name: x.float().numpy() for name, x in zip(("qkv", "bias", "padding"), inputs) if x is not None}
-    with trt_plugin.EngineRunner(path) as runner:
-        return runner(arrays)["output"]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 @pytest.mark.parametrize(("size", "shift", "head_dim"), WINDOWS)
@@ -180,12 +153,12 @@ def test_engine_of_dynamic_shapes(tmp_path, size, shift, head_dim, dtype):
     shapes = {"qkv": ("n", "h", "w", 3 * heads * head_dim), "bias": (heads, size**2, size**2)}
     shapes["padding"] = (3 * heads * head_dim,)
     file = tmp_path / "model.onnx"
-    onnx.save(one_node(dtype, size, shift, shapes), file)
+    onnx.save(window_node(dtype, size, shift, shapes), file)
     profile = ShapeRange(*((*shape, 3 * heads * head_dim) for shape in ((1, 1, 1), (1, 30, 30), (4, 64, 64))))
     path = save(tmp_path, serialize_engine(file, Settings(profiles={"qkv": profile}), "window"))
     for shape in maps:
         inputs = make_inputs(shape, size, heads, head_dim, True, dtype)
-        assert_close(run_engine(path, inputs), inputs, size, shift)
+        assert_close(run_engine(path, dict(zip(shapes, inputs))), inputs, size, shift)
 
 
 @pytest.mark.gpu
@@ -197,6 +170,6 @@ def test_engine_of_fixed_shapes(tmp_path, padded, dtype):
     names = ("qkv", "bias", "padding")
     shapes = {name: tuple(x.shape) for name, x in zip(names, inputs) if x is not None}
     file = tmp_path / "model.onnx"
-    onnx.save(one_node(dtype, 12, 6, shapes), file)
+    onnx.save(window_node(dtype, 12, 6, shapes), file)
     path = save(tmp_path, serialize_engine(file, Settings(), "window"))
-    assert_close(run_engine(path, inputs), inputs, 12, 6)
+    assert_close(run_engine(path, dict(zip(names, inputs))), inputs, 12, 6)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
+from onnx_path.group_norm import GROUP_NORM
 from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
 from onnx_path.window_attention import WINDOW_ATTENTION
@@ -17,10 +18,16 @@ ATTENTIONS = {(DOMAIN, ATTENTION): (0,), (DOMAIN, FUSED_ATTENTION): (0, 4, 5)}
 WINDOW_ATTENTIONS = {(DOMAIN, WINDOW_ATTENTION): (0, 1, 2)}
 """Nodes of window attention, and their inputs, which have one type."""
 
+GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
+"""Nodes of group normalisation, and their inputs, which have one type."""
+
+OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS
+"""Nodes of the library's operators, and their inputs that get the type of the first."""
+
 _FLOAT = ir.DataType.FLOAT
 _DOMAINS = (DOMAIN, NVIDIA_DOMAIN)  # their nodes' results have the type of the first input
 # TensorRT takes Resize's scales in float32.
-_NARROW_INPUTS = ATTENTIONS | WINDOW_ATTENTIONS | {("", "Resize"): (0,)}
+_NARROW_INPUTS = OWN_NODES | {("", "Resize"): (0,)}
 
 
 class Types:

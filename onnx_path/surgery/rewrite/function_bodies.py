@@ -9,8 +9,7 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path import operator
-from onnx_path.operator import NVIDIA_DOMAIN, msda_op
-from onnx_path.window_attention import WINDOW_ATTENTION
+from onnx_path.operator import MAP_OPERATORS, NVIDIA_DOMAIN, msda_op
 
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
@@ -66,9 +65,9 @@ def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
 
     Args:
         opset: the model's version of the standard operators, at least `LOWEST_OPSET`.
-        target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, packed ones and window attention.
+        target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, packed ones and `MAP_OPERATORS`.
     """
-    bodies = operator.function_bodies([WINDOW_ATTENTION] if target == "onnxruntime" else ())
+    bodies = operator.function_bodies(MAP_OPERATORS if target == "onnxruntime" else ())
     if target == "nvidia":
         bodies = [body for body in bodies if body.name != operator.FUSED_ATTENTION]
     if target != "msda":

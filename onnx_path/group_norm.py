@@ -1,0 +1,53 @@
+"""Group normalisation as ONNX: name, attributes, translation from Torch, body in standard operators.
+
+A node `GroupNorm` of domain `msda` has the tensors of `msda.group_norm` as inputs, in the same order, and its
+numbers as attributes. `onnx_path.operator` says how TensorRT and other runtimes run such nodes. The body
+fixes no size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnxscript
+from onnxscript import opset20 as op
+
+from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
+
+GROUP_NORM = "GroupNorm"
+
+_FLOAT = onnx.TensorProto.FLOAT
+
+
+def translation() -> Callable:
+    """Returns the function by which `torch.onnx.export` writes a call of the operator as a node."""
+    kinds = onnx.defs.OpSchema.AttrType
+    node = one_type_node(GROUP_NORM, ("x", "weight", "bias"), {"num_groups": kinds.INT, "eps": kinds.FLOAT})
+
+    def group_norm(x, weight, bias, num_groups, eps):
+        return node(x, weight, bias, num_groups=num_groups, eps=eps, **PLUGIN_ATTRIBUTES)
+
+    return group_norm
+
+
+# The body follows msda.group_norm_reference. Letters: N images, S cells of a map, G groups, C channels.
+
+
+@onnxscript.script(msda_op, default_opset=op)
+def GroupNorm(x, weight, bias, num_groups: int, eps: float):
+    """msda.group_norm: each group of channels normalised over the cells of its image, in x's type."""
+    groups = op.Unsqueeze(op.Constant(value_int=num_groups), [0])
+    images = op.Shape(x, start=0, end=1)
+    cells = op.Shape(x, start=1, end=2) * op.Shape(x, start=2, end=3)
+    group_size = op.Shape(x, start=3, end=4) / groups
+    sizes = op.Concat(images, cells, groups, group_size, axis=0)
+    wide = op.Reshape(op.Cast(x, to=_FLOAT), sizes, allowzero=1)  # [N, S, G, C / G]
+    numbers = op.Cast(cells * group_size, to=_FLOAT)
+    # ReduceMean has its axes as an attribute up to opset 17, as an input later.
+    mean = op.ReduceSum(wide, [1, 3], keepdims=1) / numbers
+    differences = wide - mean
+    variance = op.ReduceSum(differences * differences, [1, 3], keepdims=1) / numbers
+    root = op.Sqrt(variance + op.Constant(value_float=eps))
+    normalised = op.Reshape(differences / root, op.Shape(x), allowzero=1)
+    return op.CastLike(normalised * op.Cast(weight, to=_FLOAT) + op.Cast(bias, to=_FLOAT), x)

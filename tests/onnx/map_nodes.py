@@ -1,0 +1,82 @@
+"""Models of one node of an operator on maps, in onnxruntime and as engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+
+import trt_plugin
+from onnx_path.domain import PLUGIN_ATTRIBUTES
+from onnx_path.operator import OPSET_VERSION, translation_table
+from onnx_path.surgery.rewrite.function_bodies import functions
+
+CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+Shapes = Mapping[str, Sequence[int | str]]
+
+
+def one_node(
+    op_type: str,
+    attributes: Mapping[str, int | float],
+    dtype: torch.dtype,
+    shapes: Shapes,
+    opset: int = OPSET_VERSION,
+) -> onnx.ModelProto:
+    """A model of one node without a body, with inputs of these shapes."""
+    code = CODES[dtype]
+    inputs = ", ".join(f"{code}[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    options = [f"{name}: {type(x).__name__} = {x}" for name, x in attributes.items()]
+    options += [f'{name}: string = "{text}"' for name, text in PLUGIN_ATTRIBUTES.items()]
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}, "msda": 1]>\n'
+        f"one_node ({inputs}) => ({code}[n, h, w, c] output) {{\n"
+        f"output = msda.{op_type}<{', '.join(options)}>({', '.join(shapes)})\n}}"
+    )
+
+
+def add_bodies_of_opset(model: onnx.ModelProto, opset: int) -> None:
+    """Adds the bodies of all nodes, in the opset of the model."""
+    model.functions.extend(functions(opset, "onnxruntime"))
+    model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
+
+
+def open_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def exported_node(
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor]
+) -> tuple[onnx.NodeProto, dict, list[int]]:
+    """Exports a module of one node.
+
+    Args:
+        module: its arguments are the tensors.
+        tensors: a map, whose sizes but the channels become dynamic, and parameters of fixed sizes.
+
+    Returns:
+        The node, its attributes, and the output's sizes, 0 where dynamic.
+    """
+    sizes_of_map = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
+    program = torch.onnx.export(
+        module.eval(),
+        tuple(tensors),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=(sizes_of_map, *[None] * (len(tensors) - 1)),
+        opset_version=OPSET_VERSION,
+        custom_translation_table=translation_table(),
+    )
+    (node,) = program.model_proto.graph.node
+    sizes = program.model_proto.graph.output[0].type.tensor_type.shape.dim
+    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    return node, attributes, [size.dim_value for size in sizes]
+
+
+def run_engine(path: Path, inputs: Mapping[str, torch.Tensor | None]) -> np.ndarray:
+    arrays = {name: x.float().numpy() for name, x in inputs.items() if x is not None}
+    with trt_plugin.EngineRunner(path) as runner:
+        return runner(arrays)["output"]
