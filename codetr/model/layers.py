@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import msda
+
 
 class Float32Linear(nn.Linear):
     """A linear layer that runs in fp32 at every precision of the model, also under autocast.
@@ -66,7 +68,7 @@ def thaw_batch_norms(model: nn.Module) -> None:
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group normalisation with a form of reductions and products in fp32, for exports.
+    """Group normalisation that becomes one node of exports, `msda.group_norm`.
 
     Exporters turn PyTorch's own form into an InstanceNormalization between reshapes. TensorRT 10.6 runs
     InstanceNormalization in fp32 and fp16 only, and computes the reshapes' dynamic shapes at run time.
@@ -78,22 +80,9 @@ class GroupNorm(nn.GroupNorm):
         """Normalises a map [N, C, H, W]; the form for exports expects its channels innermost in memory."""
         if not self.written_out:
             return super().forward(x)
-        x = x.permute(0, 2, 3, 1)
-        shape = x.shape[0], self.num_groups, x.shape[3] // self.num_groups  # [N, G, C / G]
-        # Both moments take one pass over the map. The channels' moments give those of a group.
-        mean, square = (_mean_of_cells(y).reshape(shape) for y in (x.float(), x.float().square()))
-        mean, square = (moment.mean(dim=-1, keepdim=True) for moment in (mean, square))  # [N, G, 1]
-        weight, bias = (parameter.float().reshape(1, *shape[1:]) for parameter in (self.weight, self.bias))
-        variance = (square - mean.square()).relu()  # rounding makes that of equal numbers negative
-        scale = torch.rsqrt(variance + self.eps) * weight  # [N, G, C / G]
-        shift = bias - mean * scale
-        cells = x.shape[0], 1, 1, x.shape[3]
-        return (x.float() * scale.reshape(cells) + shift.reshape(cells)).to(x.dtype).permute(0, 3, 1, 2)
-
-
-def _mean_of_cells(x: Tensor) -> Tensor:
-    """[N, H, W, C] -> [N, C]. TensorRT reduces two axes faster one by one."""
-    return x.mean(dim=2).mean(dim=1)
+        cells = x.permute(0, 2, 3, 1)
+        normalised = msda.group_norm(cells, self.weight, self.bias, self.num_groups, self.eps)
+        return normalised.permute(0, 3, 1, 2)
 
 
 class DropPath(nn.Module):

@@ -25,7 +25,7 @@ from onnx_path import fp16_exceptions as rules
 from onnx_path.quantization.heads import HeadFinder, Leads
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.quantization.rows import Rows, find_rows, is_attention, selected_indices
-from onnx_path.surgery.graph.element_types import WINDOW_ATTENTIONS, Types
+from onnx_path.surgery.graph.element_types import GROUP_NORMS, WINDOW_ATTENTIONS, Types
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op, static_values
 
 SAMPLING = "sampling offsets and attention weights"
@@ -162,7 +162,8 @@ class AttentionFinder:
             seen.add(value)
             if _samples(node) or self._multiplies(node) or (node.domain, node.op_type) in WINDOW_ATTENTIONS:
                 return True
-            if node not in self._products and not is_op(node, *_NORMALISATIONS, *_ACTIVATIONS):
+            ends = is_op(node, *_NORMALISATIONS, *_ACTIVATIONS) or _is_group_norm(node)
+            if node not in self._products and not ends:
                 pending.extend(x for x in node.inputs if x is not None)
         return False
 
@@ -177,10 +178,14 @@ def _samples(node: ir.Node) -> bool:
     return is_attention(node) or is_op(node, "GridSample")
 
 
+def _is_group_norm(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) in GROUP_NORMS
+
+
 def _is_normalised(value: ir.Value, *types: str) -> bool:
-    """Returns whether a normalisation of these types, or a mean over cells, reads a value through moves."""
+    """Returns whether a normalisation of these types or over cells reads a value through moves."""
     for use in value.uses():
-        if is_op(use.node, *types) or _averages_cells(use.node):
+        if is_op(use.node, *types) or _is_group_norm(use.node) or _averages_cells(use.node):
             return True
         moves = is_op(use.node, "Cast", *rules.MOVES)
         if moves and any(_is_normalised(output, *types) for output in use.node.outputs):

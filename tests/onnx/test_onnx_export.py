@@ -17,9 +17,11 @@ import codetr
 from codetr.detector.preprocess import load_image
 from codetr.export.box_agreement import compare_detections
 from codetr.export.traced_model import export_program
+from codetr.model.layers import GroupNorm
 from onnx_path import operator
 from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
+from onnx_path.group_norm import GROUP_NORM
 from onnx_path.model_for_tensorrt import parsed_file
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
@@ -120,6 +122,29 @@ def test_exported_window_attentions(exported):
         np.testing.assert_array_equal(constants[bias], block.attn.position_bias().detach())
         np.testing.assert_array_equal(constants[padding], block.attn.qkv.bias.detach())
         assert re.fullmatch(r"/backbone/stages\.\d/blocks\.\d/attn/WindowAttention", node.name)
+
+
+def test_exported_group_norms(exported):
+    """Each level of the neck has one, of the result of a layer and the norm's parameters."""
+    name, model, _, path, counts = exported
+    exported_model = onnx.load(path)
+    nodes = [node for node in exported_model.graph.node if node.op_type == GROUP_NORM]
+    bodies = [body.name for body in exported_model.functions].count(GROUP_NORM)
+    norms = [x for x in model.neck.modules() if isinstance(x, GroupNorm)] if name == WRITTEN_OUT else []
+    assert len(nodes) == len(norms) == counts[GROUP_NORM] and bodies == bool(norms)
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
+    made = {node.output[0]: node for node in exported_model.graph.node}
+    for norm, node in zip(norms, nodes, strict=True):
+        attributes = attributes_of(node)
+        assert attributes.pop("eps") == pytest.approx(norm.eps)
+        assert attributes == PLUGIN_ATTRIBUTES | {"num_groups": norm.num_groups}
+        x, weight, bias = node.input
+        assert made[x].op_type in ("MatMul", "Transpose")
+        np.testing.assert_array_equal(constants[weight], norm.weight.detach())
+        np.testing.assert_array_equal(constants[bias], norm.bias.detach())
+        assert re.fullmatch(r"/neck/(extra_)?convs\.\d/norm/GroupNorm", node.name)
+    if name == WRITTEN_OUT:  # and no mean over cells remains
+        assert not counts["ReduceMean"]
 
 
 def test_exported_nodes_are_named_by_modules(exported):

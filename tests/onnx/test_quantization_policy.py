@@ -211,6 +211,15 @@ class Drawing:
             rows = self.add("Reshape", found, self.constant([1, -1, CHANNELS]))
             self.x = self.add("Add", self.x, self.linear(rows, CHANNELS, "sixteen"))
 
+    def group_norm(self) -> None:
+        """A linear layer, then its group normalisation over the cells, by one node."""
+        if self.cells:
+            x = self.add("MatMul", self.x, self.weight((CHANNELS, CHANNELS)), name="sixteen")
+            cells = self.add("Reshape", x, self.constant([1, SIDE, SIDE, CHANNELS]))
+            parameters = [self.weight((CHANNELS,)) for _ in range(2)]
+            norm = self.add("GroupNorm", cells, *parameters, domain="msda", num_groups=4, eps=1e-5)
+            self.x = self.add("Reshape", norm, self.constant([1, -1, CHANNELS]))
+
     def msda(self) -> None:
         """Rows attend to the stem's cells."""
         samples = HEADS_OF_MSDA * 4
@@ -265,6 +274,7 @@ BLOCKS = (
     Drawing.attention,
     Drawing.packed_attention,
     Drawing.window_attention,
+    Drawing.group_norm,
     Drawing.msda,
     Drawing.select,
 )
