@@ -12,9 +12,10 @@ from functools import partial
 import torch
 
 import msda
+from benchmarks import group_norm as norms
 from benchmarks import operator_errors, timing
+from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
-from benchmarks.window_attention import WindowProblem, truth
 from codetr.cli.program import run_program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -23,14 +24,15 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def run_edge_cases() -> int:
     """Run every edge case of the operators once on the GPU, for compute-sanitizer.
 
-    Both operators run in all types, forward and backward: borders, locations that are non-finite or out of
-    range, empty and ragged problems, odd head sizes, unaligned tensors, and wrong level sizes. The results
+    Both MSDA operators run in all types, forward and backward: borders, locations that are non-finite or out
+    of range, empty and ragged problems, odd head sizes, unaligned tensors, and wrong level sizes. The results
     are compared with the reference on the CPU, which detects a kernel that did not run.
 
-    Window attention runs with padding, shift, and every compiled window and head size.
+    Window attention runs with padding, shift, and every compiled window and head size. Group normalisation
+    runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes.
 
-    MSDA_FORWARD, MSDA_BACKWARD and MSDA_WINDOW force a kernel (kernels/include/msda/forward_choice.h). Cases
-    that it cannot run are counted as left out.
+    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW and MSDA_GROUP_NORM force a kernel
+    (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -44,7 +46,8 @@ def run_edge_cases() -> int:
         try:
             error = run()
         except RuntimeError as reason:
-            forced = any(f"MSDA_{kernel}" in os.environ for kernel in ("FORWARD", "BACKWARD", "WINDOW"))
+            variables = ("FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM")
+            forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
             left_out += 1
@@ -69,9 +72,18 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         yield f"wrong levels {dtype}", 0.0, partial(wrong_levels, dtype)
     sizes = itertools.product(DTYPES, (5, 7, 8, 12, 16), (16, 20, 32, 64), (False, True))
     for dtype, window, head_dim, unaligned in sizes:
-        problem = WindowProblem("edge", window + 3, 3 * window, 2, window, window // 2, head_dim, batch=2)
+        problem = windows.WindowProblem(
+            "edge", window + 3, 3 * window, 2, window, window // 2, head_dim, batch=2
+        )
         what = f"window {window} head {head_dim} {dtype} unaligned={unaligned}"
-        yield what, operator_errors.TOLERANCE[dtype], partial(check_window, problem, dtype, unaligned)
+        run = partial(check_map, msda.window_attention, windows.truth, problem, dtype, unaligned)
+        yield what, operator_errors.TOLERANCE[dtype], run
+    maps = itertools.product(DTYPES, ((1, 1), (9, 31), (96, 144)), (1, 5, 8, 24), (1, 3, 32), (False, True))
+    for dtype, (height, width), group_size, num_groups, unaligned in maps:
+        problem = norms.NormProblem("edge", height, width, group_size * num_groups, num_groups, batch=2)
+        what = f"norm {height}x{width} groups {num_groups}x{group_size} {dtype} unaligned={unaligned}"
+        run = partial(check_map, msda.group_norm, norms.truth, problem, dtype, unaligned)
+        yield what, operator_errors.TOLERANCE[dtype], run
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
@@ -98,11 +110,17 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     return operator_errors.relative_error(output.cpu(), expected, floor)
 
 
-def check_window(problem: WindowProblem, dtype: torch.dtype, unaligned: bool) -> float:
-    """Runs window attention on the GPU, and returns its error against the CPU's reference."""
+def check_map(
+    operator: Callable[..., torch.Tensor],
+    truth: Callable[..., torch.Tensor],
+    problem: windows.WindowProblem | norms.NormProblem,
+    dtype: torch.dtype,
+    unaligned: bool,
+) -> float:
+    """Runs an operator on a map on the GPU, and returns its error against the CPU's reference."""
     inputs = problem.inputs(dtype, "cpu")
     moved = (to_gpu(x, unaligned, torch.int64) if isinstance(x, torch.Tensor) else x for x in inputs)
-    return operator_errors.relative_error(msda.window_attention(*moved).cpu(), truth(inputs))
+    return operator_errors.relative_error(operator(*moved).cpu(), truth(inputs))
 
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -19,13 +17,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import msda
-from benchmarks import operator_errors, timing
-from benchmarks.msda import DTYPES, add_time, summary, time_graphs
+from benchmarks.map_operators import MapOperator
+from benchmarks.msda import DTYPES
 from benchmarks.option_types import OneOrMore
-from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile
 from codetr.cli.program import run_program
-from codetr.errors import one_line
 
 METHODS = {
     "window_attention": "msda.window_attention",
@@ -122,67 +118,8 @@ def measure_window_attention(
         problems: sizes of the operator.
         iterations: samples of each measurement.
     """
-    result = ResultFile("benchmarks.window_attention", out)
-    bandwidth = timing.copy_bandwidth()
-    print(f"{result.head['gpu']['name']}: copies at {bandwidth / 1e12:.2f} TB/s", flush=True)
-    for problem, dtype in itertools.product(PROBLEMS, dtypes):
-        if problem.name in problems:
-            for row in measure(problem, dtype, methods, bandwidth, iterations):
-                result.add(row, summary({"distribution": "", **row}))
-    content = result.write(
-        copy_bandwidth_bytes_per_second=bandwidth,
-        methods={name: METHODS[name] for name in methods},
-    )
-    failed = sum("failure" in row for row in result.rows)
-    print(f"{len(result.rows)} measurements, {failed} failed, {content['seconds']} s: {result.path}")
-    return 1 if failed else 0
-
-
-def measure(
-    problem: WindowProblem, dtype_name: str, methods: Sequence[str], bandwidth: float, iterations: int
-) -> Iterator[dict]:
-    """Yields the row of each method: times, bytes and error, or the failure."""
-    dtype = DTYPES[dtype_name]
-    moved = problem.bytes_moved(dtype)
-    inputs = [problem.inputs(dtype, seed=seed) for seed in range(timing.copies_for_cold_cache(moved))]
-    expected = truth(inputs[0])
-    for method in methods:
-        row = {
-            "problem": asdict(problem),
-            "dtype": dtype_name,
-            "method": method,
-            "bytes_moved": moved,
-            "floor_us": moved / bandwidth * 1e6,
-            "relative_error": None,
-        }
-        try:
-            with forced(method if method in ("plain", "rows") else None):
-                calls = [make_call(method, one) for one in inputs]
-                if method != "sdpa_no_bias":
-                    row["relative_error"] = operator_errors.relative_error(calls[0](), expected)
-                    if row["relative_error"] == math.inf:
-                        raise RuntimeError("the result has another shape, or other non-finite values")
-                add_time(row, time_graphs(row, calls, iterations))
-            del calls
-        except RuntimeError as error:
-            row["failure"] = one_line(error)
-        torch.cuda.empty_cache()
-        yield row
-
-
-@contextmanager
-def forced(kernel: str | None) -> Iterator[None]:
-    """Forces a kernel of the operator."""
-    before = os.environ.pop("MSDA_WINDOW", None) if kernel else None
-    if kernel:
-        os.environ["MSDA_WINDOW"] = kernel
-    try:
-        yield
-    finally:
-        if kernel:
-            del os.environ["MSDA_WINDOW"]
-        if before is not None:
-            os.environ["MSDA_WINDOW"] = before
+    chosen = [problem for problem in PROBLEMS if problem.name in problems]
+    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
 
 
 def truth(inputs: Inputs) -> Tensor:
@@ -230,6 +167,16 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> 
     logits = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1) + added
     return logits.softmax(-1) @ value
 
+
+OPERATOR = MapOperator(
+    "benchmarks.window_attention",
+    METHODS,
+    make_call,
+    truth,
+    variable="MSDA_WINDOW",
+    kernels=("plain", "rows"),
+    other_results=("sdpa_no_bias",),
+)
 
 main = functools.partial(
     run_program, measure_window_attention, program="python -m benchmarks.window_attention"

@@ -24,7 +24,8 @@ import torch
 
 import msda
 from benchmarks import timing
-from benchmarks.window_attention import PROBLEMS, Inputs, forced, truth
+from benchmarks.map_operators import forced
+from benchmarks.window_attention import PROBLEMS, Inputs, truth
 from kernels.lab.timed_line import print_line
 
 Run = Callable[[Inputs], torch.Tensor]
@@ -60,7 +61,7 @@ def main(library: Path, *, only: str = "") -> None:
 
 def run_library(kernel: str, inputs: Inputs) -> torch.Tensor:
     """Runs one of the library's kernels."""
-    with forced(kernel):
+    with forced("MSDA_WINDOW", kernel):
         return msda.window_attention(*inputs)
 
 

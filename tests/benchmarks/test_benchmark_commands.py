@@ -18,7 +18,9 @@ ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-@pytest.mark.parametrize("module", ["msda", "detector", "sanitize", "training", "window_attention"])
+@pytest.mark.parametrize(
+    "module", ["msda", "detector", "sanitize", "training", "window_attention", "group_norm"]
+)
 def test_without_gpu(module: str, capsys) -> None:
     assert importlib.import_module(f"benchmarks.{module}").main([]) == 1
     printed = capsys.readouterr()
@@ -55,6 +57,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("surgery", ["pyproject.toml"], "pyproject.toml: expected an ONNX file"),
         ("training", ["--problem", "co_dino_r50"], "expected MODEL:HEIGHTxWIDTH:BATCH"),
         ("window_attention", ["--methods", "magic"], "--methods"),
+        ("group_norm", ["--problems"], "--problems"),
     ],
 )
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:

@@ -87,6 +87,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
         ("FusedMultiScaleDeformableAttention", MSDA),
         ("MultiscaleDeformableAttnPlugin_TRT", MSDA),
         ("WindowAttention", WINDOW_ATTENTION),
+        ("GroupNorm", NORMALISATION),
         ("EfficientNMS_TRT", SORT),
         ("CustomQKVToContextPluginDynamic", ATTENTION),
         ("InstanceNormalization_TRT", NORMALISATION),
