@@ -26,10 +26,10 @@
 
 namespace msda {
 
-// Vectors that a thread has in flight.
+// Vectors, and moments of parts, that a thread has in flight.
 inline constexpr int kNormVectors = 4;
+inline constexpr int kNormMoments = 8;
 
-// The sizes of a problem, and where a thread works.
 struct NormLayout {
   int cells;  // of an image
   int groups;
@@ -39,7 +39,7 @@ struct NormLayout {
   int part_cells;  // of a part; the first long_parts have one more
   int long_parts;
 
-  explicit NormLayout(const GroupNormProblem& problem, int multiprocessors)
+  NormLayout(const GroupNormProblem& problem, int multiprocessors)
       : cells(static_cast<int>(problem.num_cells())),
         groups(static_cast<int>(problem.num_groups)),
         columns(static_cast<int>(group_norm_columns(problem))),
@@ -47,77 +47,100 @@ struct NormLayout {
         parts(static_cast<int>(group_norm_parts(problem, multiprocessors))),
         part_cells(cells / parts),
         long_parts(cells % parts) {}
+};
 
-  __device__ __forceinline__ int columns_of_group() const { return columns / groups; }
-  __device__ __forceinline__ int first_cell(int part) const {
-    return part * part_cells + min(part, long_parts);
+// Where a thread works: on a column of every rows-th cell of its block's part.
+template <typename T>
+struct NormThread {
+  static constexpr int kSize = 16 / sizeof(T);
+
+  int image, column, row;
+  int steps;  // of kNormVectors cells, the same for all threads of the block
+  int group;
+  int columns_of_group;
+
+  __device__ __forceinline__ explicit NormThread(const NormLayout& layout)
+      : columns_(layout.columns), rows_(layout.rows) {
+    const int thread = static_cast<int>(threadIdx.x);
+    image = static_cast<int>(blockIdx.x) / layout.parts;
+    row = thread / layout.columns;
+    column = thread % layout.columns;
+    columns_of_group = layout.columns / layout.groups;
+    group = column / columns_of_group;
+    const int part = static_cast<int>(blockIdx.x) % layout.parts;
+    const int start = part * layout.part_cells + min(part, layout.long_parts);
+    const int cells = layout.part_cells + (part < layout.long_parts);
+    const int step = kNormVectors * layout.rows;
+    steps = (cells + step - 1) / step;
+    first_ = start + row;
+    end_ = row < layout.rows ? start + cells : 0;  // threads beyond the last row have no cell
+    first_element_ = (static_cast<int64_t>(image) * layout.cells * layout.columns + column) * kSize;
   }
-  __device__ __forceinline__ int image() const { return static_cast<int>(blockIdx.x) / parts; }
-  __device__ __forceinline__ int part() const { return static_cast<int>(blockIdx.x) % parts; }
-  __device__ __forceinline__ int column() const { return static_cast<int>(threadIdx.x) % columns; }
-  __device__ __forceinline__ int row() const { return static_cast<int>(threadIdx.x) / columns; }
-  // Steps of kNormVectors * rows cells through the block's part.
-  __device__ __forceinline__ int steps() const {
-    const int step = kNormVectors * rows;
-    return (first_cell(part() + 1) - first_cell(part()) + step - 1) / step;
-  }
-  // The cell of the thread's vector i in a step, or -1 beyond the part.
+
+  __device__ __forceinline__ bool works() const { return end_ > 0; }
+  // The cell of vector i of a step, and whether the part has it.
   __device__ __forceinline__ int cell(int step, int i) const {
-    const int found = first_cell(part()) + (step * kNormVectors + i) * rows + row();
-    return row() < rows && found < first_cell(part() + 1) ? found : -1;
+    return first_ + (step * kNormVectors + i) * rows_;
   }
-  // The first element of the thread's vector in a cell, counted from the first image.
-  template <typename T>
+  __device__ __forceinline__ bool has(int cell) const { return cell < end_; }
+  // Where the thread's vector of a cell begins in the map.
   __device__ __forceinline__ int64_t place(int cell) const {
-    constexpr int kSize = 16 / sizeof(T);
-    return ((static_cast<int64_t>(image()) * cells + cell) * columns + column()) * kSize;
+    return first_element_ + static_cast<int64_t>(cell) * (columns_ * kSize);
   }
+  // Loads the vectors of a step; zeros beyond the part, which is at the end. Returns their number.
+  __device__ __forceinline__ int load_step(const T* x, int step,
+                                           Vector<T, kSize> (&vectors)[kNormVectors]) const {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kNormVectors; ++i) {
+      const bool loads = has(cell(step, i));
+      vectors[i] = load_if<T, kSize>(loads, x + place(cell(step, i)));
+      count += loads;
+    }
+    return count;
+  }
+
+ private:
+  int columns_, rows_, first_, end_;
+  int64_t first_element_;
 };
 
 // Writes the moments of every part and group: their mean, and their sum of squared differences.
 template <typename T>
 __global__ void __launch_bounds__(kGroupNormThreads)
     group_moments_kernel(const __grid_constant__ NormLayout layout, const T* x,
-                         Pair<Accumulate<T>>* moments) {
+                         Vector<Accumulate<T>, 2>* moments) {
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
   __shared__ Moments<Real> shared[kGroupNormThreads];
   begin_next_kernel();
 
-  const int steps = layout.steps();
-  Moments<Real> own;
-  for (int step = 0; step < steps; ++step) {
+  const NormThread<T> own(layout);
+  Moments<Real> all;
+  for (int step = 0; step < own.steps; ++step) {
     Vector<T, kSize> vectors[kNormVectors];
-    int count = 0;
-#pragma unroll
-    for (int i = 0; i < kNormVectors; ++i) {
-      const int cell = layout.cell(step, i);
-      vectors[i] = load_if<T, kSize>(cell >= 0, x + layout.place<T>(max(cell, 0)));
-      count += cell >= 0;
-    }
-    // Vectors beyond the part are the last ones of a step. They add zeros to the sum, and the
-    // second loop leaves them out.
+    const int count = own.load_step(x, step, vectors);
+    // The zeros beyond the part add nothing to the sum. The second loop leaves them out.
     Real sum = 0;
 #pragma unroll
     for (int i = 0; i < kNormVectors * kSize; ++i) sum += vectors[i / kSize][i % kSize];
-    Moments<Real> step_moments;
-    step_moments.count = static_cast<Real>(count * kSize);
-    step_moments.mean = sum / max(step_moments.count, Real(1));
+    Moments<Real> few;
+    few.count = static_cast<Real>(count * kSize);
+    few.mean = sum / max(few.count, Real(1));
 #pragma unroll
     for (int i = 0; i < kNormVectors * kSize; ++i) {
-      const Real difference = vectors[i / kSize][i % kSize] - step_moments.mean;
-      if (i / kSize < count) step_moments.squares += difference * difference;
+      const Real difference = vectors[i / kSize][i % kSize] - few.mean;
+      if (i / kSize < count) few.squares += difference * difference;
     }
-    own.merge(step_moments);
+    all.merge(few);
   }
 
-  const int of_group = layout.columns_of_group();
   const int thread = static_cast<int>(threadIdx.x);
-  if (layout.row() < layout.rows) {
-    const int part = layout.row() * of_group + layout.column() % of_group;
-    shared[part * layout.groups + layout.column() / of_group] = own;
+  if (own.works()) {
+    const int part = own.row * own.columns_of_group + own.column % own.columns_of_group;
+    shared[part * layout.groups + own.group] = all;
   }
-  merge_parts(shared, layout.rows * of_group, layout.groups);
+  merge_parts(shared, layout.rows * own.columns_of_group, layout.groups);
   if (thread < layout.groups) {
     moments[static_cast<int64_t>(blockIdx.x) * layout.groups + thread] = {shared[thread].mean,
                                                                           shared[thread].squares};
@@ -132,51 +155,57 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
   __shared__ Moments<Real> shared[kGroupNormThreads];
-  const T* const x = static_cast<const T*>(arguments.x);
+  const NormThread<T> own(layout);
+  const auto weight = load<T, kSize>(static_cast<const T*>(arguments.weight) + own.column * kSize);
+  const auto bias = load<T, kSize>(static_cast<const T*>(arguments.bias) + own.column * kSize);
   const int thread = static_cast<int>(threadIdx.x);
-  const auto weight =
-      load<T, kSize>(static_cast<const T*>(arguments.weight) + layout.column() * kSize);
-  const auto bias = load<T, kSize>(static_cast<const T*>(arguments.bias) + layout.column() * kSize);
+  const int merging = min(kGroupNormThreads / layout.groups, layout.parts);
+  const int first_part = thread / layout.groups;
+  const int part_numbers = own.columns_of_group * kSize;  // of a cell
+  const auto* const moments = static_cast<const Vector<Real, 2>*>(arguments.work) +
+                              static_cast<int64_t>(own.image) * layout.parts * layout.groups +
+                              thread % layout.groups;
 
   wait_for_last_kernel();
-  const int merging = min(kGroupNormThreads / layout.groups, layout.parts);
-  if (thread < merging * layout.groups) {
-    const auto* const moments = static_cast<const Pair<Real>*>(arguments.work) +
-                                static_cast<int64_t>(layout.image()) * layout.parts * layout.groups;
-    const int group_size = layout.columns_of_group() * kSize;
-    Moments<Real> own;
-    for (int part = thread / layout.groups; part < layout.parts; part += merging) {
-      const Pair<Real> one = moments[part * layout.groups + thread % layout.groups];
-      const int cells = layout.part_cells + (part < layout.long_parts);
-      own.merge({static_cast<Real>(cells) * group_size, one.x, one.y});
+  if (first_part < merging) {
+    Moments<Real> some;
+    for (int start = first_part; start < layout.parts; start += kNormMoments * merging) {
+      Vector<Real, 2> few[kNormMoments]{};
+#pragma unroll
+      for (int i = 0; i < kNormMoments; ++i) {
+        const int part = start + i * merging;
+        if (part < layout.parts) few[i] = moments[part * layout.groups];
+      }
+#pragma unroll
+      for (int i = 0; i < kNormMoments; ++i) {
+        const int part = start + i * merging;
+        const int cells = layout.part_cells + (part < layout.long_parts);
+        const Real count = static_cast<Real>(part < layout.parts ? cells : 0) * part_numbers;
+        some.merge({count, few[i][0], few[i][1]});
+      }
     }
-    shared[thread] = own;
+    shared[thread] = some;
   }
   merge_parts(shared, merging, layout.groups);
 
-  const Moments<Real> group = shared[layout.column() / layout.columns_of_group()];
+  const Moments<Real> group = shared[own.group];
   const Real scale = 1 / sqrt(group.squares / group.count + eps);
   Real scales[kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) scales[i] = scale * weight[i];
-  for (int step = layout.steps() - 1; step >= 0; --step) {
+  for (int step = own.steps - 1; step >= 0; --step) {
     Vector<T, kSize> vectors[kNormVectors];
+    own.load_step(static_cast<const T*>(arguments.x), step, vectors);
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
-      const int cell = layout.cell(step, i);
-      vectors[i] = load_if<T, kSize>(cell >= 0, x + layout.place<T>(max(cell, 0)));
-    }
-#pragma unroll
-    for (int i = 0; i < kNormVectors; ++i) {
-      const int cell = layout.cell(step, i);
       Vector<T, kSize> result;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
         result.set(j, (vectors[i][j] - group.mean) * scales[j] + bias[j]);
       }
-      if (cell >= 0) {
-        store_past_l1(static_cast<T*>(arguments.output) + layout.place<T>(cell),
-                      bits<uint4>(result));
+      const int cell = own.cell(step, i);
+      if (own.has(cell)) {
+        store_past_l1(static_cast<T*>(arguments.output) + own.place(cell), bits<uint4>(result));
       }
     }
   }
@@ -190,9 +219,9 @@ cudaError_t launch_group_norm_vectors(const GroupNormProblem& problem,
   if (status != cudaSuccess) return status;
   const NormLayout layout(problem, multiprocessors);
   const dim3 blocks(static_cast<unsigned>(problem.batch_size * layout.parts));
-  status =
-      launch(group_moments_kernel<T>, blocks, kGroupNormThreads, stream, layout,
-             static_cast<const T*>(arguments.x), static_cast<Pair<Accumulate<T>>*>(arguments.work));
+  status = launch(group_moments_kernel<T>, blocks, kGroupNormThreads, stream, layout,
+                  static_cast<const T*>(arguments.x),
+                  static_cast<Vector<Accumulate<T>, 2>*>(arguments.work));
   if (status != cudaSuccess) return status;
   return launch_early(group_scale_kernel<T>, blocks, kGroupNormThreads, stream, layout, arguments,
                       static_cast<Accumulate<T>>(problem.eps));

@@ -15,8 +15,7 @@ struct Moments {
 
   __device__ __forceinline__ void merge(const Moments& other) {
     const Real total = count + other.count;
-    if (total == 0) return;
-    const Real share = other.count / total;
+    const Real share = total > 0 ? other.count / total : 0;
     const Real difference = other.mean - mean;
     squares += other.squares + difference * difference * (count * share);
     mean += difference * share;
