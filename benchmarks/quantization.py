@@ -41,6 +41,7 @@ def measure_quantization(
     iterations: PositiveInt = 100,
     seconds: PositiveInt = 1800,
     jobs: PositiveInt = 1,
+    agreement: bool = True,
     work: Folder | None = None,
     out: OutputFile | None = None,
 ) -> int:
@@ -73,6 +74,7 @@ def measure_quantization(
         seconds: limit of one quantisation or build.
         jobs: files of a model and precision that are made at the same time, all of them before the
             measurements. TensorRT then chooses kernels by times that other builds disturb.
+        agreement: compare outputs with fp32. Larger batches of a model need no comparison of their own.
         work: folder to keep the files in. Those of an earlier run, whose data must be the same, are used
             again. Default: a temporary one.
         out: result file. Default: benchmarks/results/quantization_GPU.json.
@@ -83,10 +85,10 @@ def measure_quantization(
         folder = work or Path(temporary)
         if jobs > 1:
             folder.mkdir(parents=True, exist_ok=True)
-            prepare(files, folder, precision, data, images, seconds, jobs)
+            prepare(files, folder, precision, data, images, seconds, jobs, agreement)
         return onnx_engines.measure_files(
             files,
-            lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations),
+            lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations, agreement),
             failures,
             summary,
             lambda: ResultFile("benchmarks.quantization", out),
@@ -104,6 +106,7 @@ def prepare(
     images: int,
     seconds: int,
     jobs: int,
+    agreement: bool,
 ) -> None:
     """Quantises files and builds their engines, several at the same time. `measure` tells what fails."""
 
@@ -120,7 +123,8 @@ def prepare(
     for path in files:
         models.setdefault(re.sub(r"_b\d+$", "", path.stem), []).append(path)
     with ThreadPoolExecutor(jobs) as pool:
-        for paths, precision in itertools.product(models.values(), ("fp32", *precisions)):
+        made = ("fp32", *precisions) if agreement else precisions
+        for paths, precision in itertools.product(models.values(), made):
             pool.submit(make, precision, sorted(paths, key=lambda path: (len(path.stem), path.stem)))
 
 
@@ -143,6 +147,7 @@ def measure(
     images: int,
     seconds: int,
     iterations: int,
+    agreement: bool,
 ) -> dict:
     """Quantises a file, builds and times its engines. A failure is part of the row.
 
@@ -156,11 +161,12 @@ def measure(
     row: dict = {"model": path.stem.removesuffix(f"_b{batch}"), "batch": batch}
 
     reference = {}
-    try:
-        build(path, folder, "fp32", seconds)
-        reference, _ = onnx_engines.run(folder / "fp32" / f"{path.stem}.engine", inputs, 1)
-    except RuntimeError as error:
-        row["fp32"] = {"failure": str(error)}
+    if agreement:
+        try:
+            build(path, folder, "fp32", seconds)
+            reference, _ = onnx_engines.run(folder / "fp32" / f"{path.stem}.engine", inputs, 1)
+        except RuntimeError as error:
+            row["fp32"] = {"failure": str(error)}
     for precision in precisions:
         model, layers = path, {}
         try:

@@ -2,8 +2,7 @@
 // first.
 //
 // Problem   out = (x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over
-// the
-//           cells of an image and the channels of a group (Group Normalization, arXiv:1803.08494,
+//           the cells of an image and the channels of a group (Group Normalization, arXiv:1803.08494,
 //           section 3.1).
 // Layout    x [N,H,W,C], weight [C], bias [C], out [N,H,W,C]. Statistics and arithmetic are float
 //           (double with doubles).
@@ -13,7 +12,7 @@
 
 #include "msda/cuda_launch.cuh"
 #include "msda/group_norm_params.h"
-#include "msda/moments.cuh"
+#include "msda/shifted_sums.cuh"
 #include "msda/vector.cuh"
 
 namespace msda {
@@ -25,7 +24,7 @@ __global__ void __launch_bounds__(kPlainGroupNormThreads)
     group_norm_plain_kernel(const __grid_constant__ GroupNormArguments arguments, int cells,
                             int channels, int groups, Accumulate<T> eps) {
   using Real = Accumulate<T>;
-  __shared__ Moments<Real> shared[kPlainGroupNormThreads];
+  __shared__ ShiftedSums<Real> shared[kPlainGroupNormThreads];
   const int group_size = channels / groups;
   const int image = static_cast<int>(blockIdx.x) / groups;
   const int first_channel = static_cast<int>(blockIdx.x) % groups * group_size;
@@ -40,12 +39,14 @@ __global__ void __launch_bounds__(kPlainGroupNormThreads)
     }
   };
 
-  Moments<Real> own;
-  for_each([&](int64_t place, int) { own.merge({1, static_cast<Real>(widen(x[place])), 0}); });
+  const Real shift = widen(x[static_cast<int64_t>(image) * cells * channels + first_channel]);
+  ShiftedSums<Real> own;
+  for_each([&](int64_t place, int) { own.add(static_cast<Real>(widen(x[place])) - shift); });
   shared[threadIdx.x] = own;
-  merge_parts(shared, kPlainGroupNormThreads, 1);
-  const Moments<Real> all = shared[0];
-  const Real scale = 1 / sqrt(all.squares / all.count + eps);
+  add_parts(shared, kPlainGroupNormThreads, 1);
+  const Real count = static_cast<Real>(numbers);
+  const Moments<Real> all(shift, shared[0], count);
+  const Real scale = 1 / sqrt(all.squares / count + eps);
   for_each([&](int64_t place, int channel) {
     const Real weight = widen(static_cast<const T*>(arguments.weight)[channel]);
     const Real bias = widen(static_cast<const T*>(arguments.bias)[channel]);

@@ -5,23 +5,19 @@
 // Parts     An image's cells are cut into parts of neighbouring cells, one for each block of both
 //           kernels. A GPU has about as many parts as multiprocessors.
 // Threads   A thread has one column, a vector of a cell, and one row: it takes every rows-th cell
-// of
-//           its block's part, kNormVectors of them at once.
+//           of its block's part, kNormVectors of them at once.
 // Moments   The first kernel writes the moments of each part and group to the work memory
-//           [N, parts, groups, 2]. Every block of the second kernel merges those of its image.
-// L2        The second kernel reads the map again, for maps of up to about 30 MB from the H200's
-// L2.
-//           Its blocks walk backwards, because what the first kernel read last is in L2 most
-//           surely.
-// Launch    From compute capability 9.0 on, blocks of the second kernel begin where the first
-// kernel's
-//           have ended, and wait for the others.
+//           [N, parts, groups, 2]. Every block of the second kernel adds up those of its image.
+// L2        The second kernel reads the map again, maps of up to about 30 MB from the H200's L2.
+//           Its blocks walk backwards: what the first kernel read last is in L2 most surely.
+// Launch    From compute capability 9.0 on, blocks of the second kernel begin where those of the
+//           first have ended, and wait for the others.
 // Limits    those of check() in group_norm_params.h. Deterministic: a fixed order of sums.
 #pragma once
 
 #include "msda/cuda_launch.cuh"
 #include "msda/group_norm_params.h"
-#include "msda/moments.cuh"
+#include "msda/shifted_sums.cuh"
 #include "msda/vector.cuh"
 
 namespace msda {
@@ -34,19 +30,27 @@ struct NormLayout {
   int cells;  // of an image
   int groups;
   int columns;
+  int columns_of_group;
   int rows;
   int parts;
   int part_cells;  // of a part; the first long_parts have one more
   int long_parts;
+  int merging;  // threads that add up the parts of a group
 
   NormLayout(const GroupNormProblem& problem, int multiprocessors)
       : cells(static_cast<int>(problem.num_cells())),
         groups(static_cast<int>(problem.num_groups)),
         columns(static_cast<int>(group_norm_columns(problem))),
+        columns_of_group(columns / groups),
         rows(static_cast<int>(group_norm_rows(problem))),
         parts(static_cast<int>(group_norm_parts(problem, multiprocessors))),
         part_cells(cells / parts),
-        long_parts(cells % parts) {}
+        long_parts(cells % parts),
+        merging(std::min(kGroupNormThreads / groups, parts)) {}
+
+  __device__ __forceinline__ int cells_of(int part) const {
+    return part_cells + (part < long_parts);
+  }
 };
 
 // Where a thread works: on a column of every rows-th cell of its block's part.
@@ -57,24 +61,30 @@ struct NormThread {
   int image, column, row;
   int steps;  // of kNormVectors cells, the same for all threads of the block
   int group;
-  int columns_of_group;
+  int group_column;      // the column in its group
+  int numbers;           // of a group in the block's part
+  int64_t first_number;  // place of the first of them
 
   __device__ __forceinline__ explicit NormThread(const NormLayout& layout)
       : columns_(layout.columns), rows_(layout.rows) {
     const int thread = static_cast<int>(threadIdx.x);
     image = static_cast<int>(blockIdx.x) / layout.parts;
     row = thread / layout.columns;
-    column = thread % layout.columns;
-    columns_of_group = layout.columns / layout.groups;
-    group = column / columns_of_group;
-    const int part = static_cast<int>(blockIdx.x) % layout.parts;
+    column = thread - row * layout.columns;
+    group = column / layout.columns_of_group;
+    group_column = column - group * layout.columns_of_group;
+    const int part = static_cast<int>(blockIdx.x) - image * layout.parts;
     const int start = part * layout.part_cells + min(part, layout.long_parts);
-    const int cells = layout.part_cells + (part < layout.long_parts);
+    const int cells = layout.cells_of(part);
     const int step = kNormVectors * layout.rows;
     steps = (cells + step - 1) / step;
+    numbers = cells * layout.columns_of_group * kSize;
     first_ = start + row;
     end_ = row < layout.rows ? start + cells : 0;  // threads beyond the last row have no cell
-    first_element_ = (static_cast<int64_t>(image) * layout.cells * layout.columns + column) * kSize;
+    const int64_t image_columns = static_cast<int64_t>(image) * layout.cells * layout.columns;
+    first_element_ = (image_columns + column) * kSize;
+    first_number =
+        first_element_ + (static_cast<int64_t>(start) * layout.columns - group_column) * kSize;
   }
 
   __device__ __forceinline__ bool works() const { return end_ > 0; }
@@ -87,17 +97,13 @@ struct NormThread {
   __device__ __forceinline__ int64_t place(int cell) const {
     return first_element_ + static_cast<int64_t>(cell) * (columns_ * kSize);
   }
-  // Loads the vectors of a step; zeros beyond the part, which is at the end. Returns their number.
-  __device__ __forceinline__ int load_step(const T* x, int step,
-                                           Vector<T, kSize> (&vectors)[kNormVectors]) const {
-    int count = 0;
+  // Loads the vectors of a step; zeros beyond the part.
+  __device__ __forceinline__ void load_step(const T* x, int step,
+                                            Vector<T, kSize> (&vectors)[kNormVectors]) const {
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
-      const bool loads = has(cell(step, i));
-      vectors[i] = load_if<T, kSize>(loads, x + place(cell(step, i)));
-      count += loads;
+      vectors[i] = load_if<T, kSize>(has(cell(step, i)), x + place(cell(step, i)));
     }
-    return count;
   }
 
  private:
@@ -112,38 +118,31 @@ __global__ void __launch_bounds__(kGroupNormThreads)
                          Vector<Accumulate<T>, 2>* moments) {
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
-  __shared__ Moments<Real> shared[kGroupNormThreads];
+  __shared__ ShiftedSums<Real> shared[kGroupNormThreads];
   begin_next_kernel();
 
   const NormThread<T> own(layout);
-  Moments<Real> all;
+  const Real shift = widen(x[own.first_number]);
+  ShiftedSums<Real> sums;
   for (int step = 0; step < own.steps; ++step) {
     Vector<T, kSize> vectors[kNormVectors];
-    const int count = own.load_step(x, step, vectors);
-    // The zeros beyond the part add nothing to the sum. The second loop leaves them out.
-    Real sum = 0;
+    own.load_step(x, step, vectors);
 #pragma unroll
-    for (int i = 0; i < kNormVectors * kSize; ++i) sum += vectors[i / kSize][i % kSize];
-    Moments<Real> few;
-    few.count = static_cast<Real>(count * kSize);
-    few.mean = sum / max(few.count, Real(1));
+    for (int i = 0; i < kNormVectors; ++i) {
+      if (!own.has(own.cell(step, i))) continue;
 #pragma unroll
-    for (int i = 0; i < kNormVectors * kSize; ++i) {
-      const Real difference = vectors[i / kSize][i % kSize] - few.mean;
-      if (i / kSize < count) few.squares += difference * difference;
+      for (int j = 0; j < kSize; ++j) sums.add(vectors[i][j] - shift);
     }
-    all.merge(few);
   }
 
-  const int thread = static_cast<int>(threadIdx.x);
   if (own.works()) {
-    const int part = own.row * own.columns_of_group + own.column % own.columns_of_group;
-    shared[part * layout.groups + own.group] = all;
+    const int part = own.row * layout.columns_of_group + own.group_column;
+    shared[part * layout.groups + own.group] = sums;
   }
-  merge_parts(shared, layout.rows * own.columns_of_group, layout.groups);
-  if (thread < layout.groups) {
-    moments[static_cast<int64_t>(blockIdx.x) * layout.groups + thread] = {shared[thread].mean,
-                                                                          shared[thread].squares};
+  add_parts(shared, layout.rows * layout.columns_of_group, layout.groups);
+  if (own.row == 0 && own.group_column == 0) {
+    const Moments<Real> all(shift, shared[own.group], static_cast<Real>(own.numbers));
+    moments[static_cast<int64_t>(blockIdx.x) * layout.groups + own.group] = {all.mean, all.squares};
   }
 }
 
@@ -154,42 +153,45 @@ __global__ void __launch_bounds__(kGroupNormThreads)
                        const __grid_constant__ GroupNormArguments arguments, Accumulate<T> eps) {
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
-  __shared__ Moments<Real> shared[kGroupNormThreads];
+  __shared__ ShiftedSums<Real> shared[kGroupNormThreads];
   const NormThread<T> own(layout);
   const auto weight = load<T, kSize>(static_cast<const T*>(arguments.weight) + own.column * kSize);
   const auto bias = load<T, kSize>(static_cast<const T*>(arguments.bias) + own.column * kSize);
   const int thread = static_cast<int>(threadIdx.x);
-  const int merging = min(kGroupNormThreads / layout.groups, layout.parts);
   const int first_part = thread / layout.groups;
-  const int part_numbers = own.columns_of_group * kSize;  // of a cell
+  const int merged_group = thread - first_part * layout.groups;
+  const int part_numbers = layout.columns_of_group * kSize;  // of a cell
   const auto* const moments = static_cast<const Vector<Real, 2>*>(arguments.work) +
-                              static_cast<int64_t>(own.image) * layout.parts * layout.groups +
-                              thread % layout.groups;
+                              static_cast<int64_t>(own.image) * layout.parts * layout.groups;
 
   wait_for_last_kernel();
-  if (first_part < merging) {
-    Moments<Real> some;
-    for (int start = first_part; start < layout.parts; start += kNormMoments * merging) {
+  if (first_part < layout.merging) {
+    const Real shift = moments[merged_group][0];
+    ShiftedSums<Real> some;
+    for (int start = first_part; start < layout.parts; start += kNormMoments * layout.merging) {
       Vector<Real, 2> few[kNormMoments]{};
 #pragma unroll
       for (int i = 0; i < kNormMoments; ++i) {
-        const int part = start + i * merging;
-        if (part < layout.parts) few[i] = moments[part * layout.groups];
+        const int part = start + i * layout.merging;
+        if (part < layout.parts) few[i] = moments[part * layout.groups + merged_group];
       }
 #pragma unroll
       for (int i = 0; i < kNormMoments; ++i) {
-        const int part = start + i * merging;
-        const int cells = layout.part_cells + (part < layout.long_parts);
-        const Real count = static_cast<Real>(part < layout.parts ? cells : 0) * part_numbers;
-        some.merge({count, few[i][0], few[i][1]});
+        const int part = start + i * layout.merging;
+        if (part >= layout.parts) break;
+        const Real sum =
+            static_cast<Real>(layout.cells_of(part) * part_numbers) * (few[i][0] - shift);
+        some.add({sum, few[i][1] + sum * (few[i][0] - shift)});
       }
     }
     shared[thread] = some;
   }
-  merge_parts(shared, merging, layout.groups);
+  const Real shift = moments[own.group][0];
+  add_parts(shared, layout.merging, layout.groups);
 
-  const Moments<Real> group = shared[own.group];
-  const Real scale = 1 / sqrt(group.squares / group.count + eps);
+  const Real count = static_cast<Real>(layout.cells) * part_numbers;
+  const Moments<Real> group(shift, shared[own.group], count);
+  const Real scale = 1 / sqrt(group.squares / count + eps);
   Real scales[kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) scales[i] = scale * weight[i];
