@@ -32,7 +32,8 @@ struct Moments {
   __device__ __forceinline__ Moments(Real shift, const ShiftedSums<Real>& sums, Real count) {
     const Real difference = sums.sum / count;
     mean = shift + difference;
-    squares = max(sums.squares - difference * sums.sum, Real(0));
+    squares = sums.squares - difference * sums.sum;
+    if (squares < 0) squares = 0;  // rounding; NaN remains, which max() would hide
   }
 };
 
