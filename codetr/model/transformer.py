@@ -147,10 +147,11 @@ class Decoder(nn.Module):
             denoising.
         """
         ratios = torch.cat((pyramid.valid_ratios, pyramid.valid_ratios), dim=-1)[:, None]  # [N, 1, L, 4]
-        # A sum broadcasts the parameter over the images. From an expanded parameter TensorRT 10.6 reads wrong
-        # values where it adds the first layer's attention of a batch above 1. Memory is finite.
-        x = self.query_embed + 0.0 * memory[:, :1, :1]  # [N, Q, C]
         boxes, attention_mask = boxes.detach(), None
+        # A sum broadcasts the parameter over the images. From an expanded parameter TensorRT 10.6 reads wrong
+        # values where it adds the first layer's attention of a batch above 1. Boxes are finite. A slice of
+        # memory would cut the encoder's last LayerNorm into two kernels.
+        x = self.query_embed + (0.0 * boxes[:, :1, :1]).to(memory.dtype)  # [N, Q, C]
         if denoising is not None:
             x = torch.cat((denoising.content.to(x.dtype), x), dim=1)
             boxes = torch.cat((denoising.boxes_cxcywh, boxes), dim=1)
