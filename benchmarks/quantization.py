@@ -41,7 +41,7 @@ def measure_quantization(
     iterations: PositiveInt = 100,
     seconds: PositiveInt = 1800,
     jobs: PositiveInt = 1,
-    agreement: bool = True,
+    time_only: bool = False,
     work: Folder | None = None,
     out: OutputFile | None = None,
 ) -> int:
@@ -74,7 +74,7 @@ def measure_quantization(
         seconds: limit of one quantisation or build.
         jobs: files of a model and precision that are made at the same time, all of them before the
             measurements. TensorRT then chooses kernels by times that other builds disturb.
-        agreement: compare outputs with fp32. Larger batches of a model need no comparison of their own.
+        time_only: compare no outputs with fp32, such as those of a larger batch of a measured model.
         work: folder to keep the files in. Those of an earlier run, whose data must be the same, are used
             again. Default: a temporary one.
         out: result file. Default: benchmarks/results/quantization_GPU.json.
@@ -85,10 +85,10 @@ def measure_quantization(
         folder = work or Path(temporary)
         if jobs > 1:
             folder.mkdir(parents=True, exist_ok=True)
-            prepare(files, folder, precision, data, images, seconds, jobs, agreement)
+            prepare(files, folder, precision, data, images, seconds, jobs, time_only)
         return onnx_engines.measure_files(
             files,
-            lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations, agreement),
+            lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations, time_only),
             failures,
             summary,
             lambda: ResultFile("benchmarks.quantization", out),
@@ -106,7 +106,7 @@ def prepare(
     images: int,
     seconds: int,
     jobs: int,
-    agreement: bool,
+    time_only: bool,
 ) -> None:
     """Quantises files and builds their engines, several at the same time. `measure` tells what fails."""
 
@@ -123,7 +123,7 @@ def prepare(
     for path in files:
         models.setdefault(re.sub(r"_b\d+$", "", path.stem), []).append(path)
     with ThreadPoolExecutor(jobs) as pool:
-        made = ("fp32", *precisions) if agreement else precisions
+        made = precisions if time_only else ("fp32", *precisions)
         for paths, precision in itertools.product(models.values(), made):
             pool.submit(make, precision, sorted(paths, key=lambda path: (len(path.stem), path.stem)))
 
@@ -147,7 +147,7 @@ def measure(
     images: int,
     seconds: int,
     iterations: int,
-    agreement: bool,
+    time_only: bool,
 ) -> dict:
     """Quantises a file, builds and times its engines. A failure is part of the row.
 
@@ -161,7 +161,7 @@ def measure(
     row: dict = {"model": path.stem.removesuffix(f"_b{batch}"), "batch": batch}
 
     reference = {}
-    if agreement:
+    if not time_only:
         try:
             build(path, folder, "fp32", seconds)
             reference, _ = onnx_engines.run(folder / "fp32" / f"{path.stem}.engine", inputs, 1)

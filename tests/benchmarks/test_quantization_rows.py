@@ -129,7 +129,7 @@ def test_jobs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(quantization, "build", build)
     files = [tmp_path / f"{name}.onnx" for name in ("x_b16", "x_b8", "x")]
-    quantization.prepare(files, tmp_path, ("fp16", "int8"), None, 8, 1, jobs=3, agreement=True)
+    quantization.prepare(files, tmp_path, ("fp16", "int8"), None, 8, 1, jobs=3, time_only=False)
     order = ["x", "x_b8", "x_b16"]
     assert made == {"fp32": order, "fp16": order, "int8": order}
 
