@@ -88,7 +88,9 @@ def measure_quantization(
             prepare(files, folder, precision, data, images, seconds, jobs, time_only)
         return onnx_engines.measure_files(
             files,
-            lambda path, folder: measure(path, folder, precision, data, images, seconds, iterations, time_only),
+            lambda path, folder: measure(
+                path, folder, precision, data, images, seconds, iterations, time_only
+            ),
             failures,
             summary,
             lambda: ResultFile("benchmarks.quantization", out),
