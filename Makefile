@@ -35,7 +35,7 @@ test-all: $(BUILT) $(VENV)/dev-packages
 build: $(BUILT)
 
 # The shared objects depend on these. Python files need no rebuild.
-SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt examples/cpp/* kernels/include/msda/* kernels/src/* */csrc/*)
+SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/* */CMakeLists.txt examples/cpp/* kernels/include/msda/* kernels/src/* kernels/src/sm90/* */csrc/*)
 
 $(BUILT): $(VENV)/packages $(if $(WITH_CUDA),$(VENV)/nvcc) $(SOURCES)
 	@echo "building the operators$(if $(WITH_CUDA), with CUDA; and the plugin and the C++ program if TensorRT is found,, for the CPU)"

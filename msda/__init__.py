@@ -2,16 +2,17 @@
 
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
 the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
-Swin Transformer's windows, and `group_norm` normalises maps with channels innermost. `reference`,
-`window_reference` and `group_norm_reference` have the operators in plain PyTorch.
+Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
+layer with its activation and residual. `reference`, `window_reference`, `group_norm_reference` and
+`linear_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-from msda import group_norm_reference, reference, window_reference
+from msda import group_norm_reference, linear_reference, reference, window_reference
 from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
-from msda.ops import attention, fused_attention, group_norm, window_attention
+from msda.ops import attention, fused_attention, group_norm, linear, window_attention
 
 try:
     __version__ = version("codetr-tensorrt")
@@ -27,6 +28,8 @@ __all__ = [
     "fused_attention",
     "group_norm",
     "group_norm_reference",
+    "linear",
+    "linear_reference",
     "reference",
     "window_attention",
     "window_reference",

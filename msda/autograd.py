@@ -1,8 +1,9 @@
 """Registers derivatives and vmap of the operators: gradients, forward mode, second derivatives, `torch.func`.
 
 The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
-of gradients. `msda.window_reference` computes all derivatives of window attention, and
-`msda.group_norm_reference` those of group normalisation. `msda.ops` has loaded the operators.
+of gradients. `msda.window_reference` computes all derivatives of window attention,
+`msda.group_norm_reference` those of group normalisation, and `msda.linear_reference` those of linear layers.
+`msda.ops` has loaded the operators.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from msda import derivatives, group_norm_reference, window_reference
+from msda import derivatives, group_norm_reference, linear_reference, window_reference
 
 _library = torch.library.Library("msda", "FRAGMENT")
 
@@ -123,6 +124,11 @@ def _register_autograd(name: str, differentiate: Callable, formula: Callable) ->
     _library.impl(name, implement, "Autograd", with_keyset=True)
 
 
+def _samples(tensor: Tensor, dim: int | None, count: int) -> Tensor:
+    """The samples of vmap along the first axis; None: all are the same."""
+    return tensor.expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
 def _register_vmap(name: str) -> None:
     """Registers the operator's rule for vmap: the samples become independent images of the batch."""
     operator = getattr(torch.ops.msda, name).default
@@ -138,8 +144,7 @@ def _register_vmap(name: str) -> None:
                         f"dimension {dim}; call the operator once for each"
                     )
             elif isinstance(argument, Tensor):
-                samples = argument.unsqueeze(0) if dim is None else argument.movedim(dim, 0)
-                argument = samples.expand(info.batch_size, *samples.shape[1:]).flatten(0, 1)
+                argument = _samples(argument, dim, info.batch_size).flatten(0, 1)
             joined.append(argument)
         results = operator(*joined)
         if isinstance(results, Tensor):
@@ -171,8 +176,7 @@ def _register_window_vmap(name: str) -> None:
         joined = list(arguments)
         for i, (tensor, dim) in enumerate(zip(arguments, in_dims)):
             if isinstance(tensor, Tensor):
-                samples = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-                joined[i] = fold(schema[i], samples.expand(info.batch_size, *samples.shape[1:]))
+                joined[i] = fold(schema[i], _samples(tensor, dim, info.batch_size))
         results = operator(*joined)
         if isinstance(results, Tensor):
             return unfold("grad_output", results, info.batch_size), 0
@@ -198,9 +202,33 @@ def _register_group_norm_vmap() -> None:
     torch.library.register_vmap("msda::group_norm", rule)
 
 
-def _differentiate_group_norm(*arguments: Any) -> tuple:
-    """The gradients of `group_norm`, by differentiating its reference."""
-    return _differentiate_by(lambda *x: (group_norm_reference.group_norm(*x),))(*arguments)
+def _register_linear_vmap() -> None:
+    """Registers the rule for vmap of linear layers: the samples become rows, or calls with their weights."""
+    operator = torch.ops.msda.linear.default
+
+    def rule(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Tensor, int]:
+        *tensors, activation = arguments
+        count = info.batch_size
+        samples = [None if x is None else _samples(x, dim, count) for x, dim in zip(tensors, in_dims)]
+        if in_dims[1:3] == (None, None):
+            return operator(samples[0], *tensors[1:3], samples[3], activation), 0
+        calls = ([None if x is None else x[i] for x in samples] for i in range(count))
+        return torch.stack([operator(*call, activation) for call in calls]), 0
+
+    torch.library.register_vmap("msda::linear", rule)
+
+
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+) -> Tensor:
+    """Computes `linear`. PyTorch cannot trace derivatives of F.linear in `torch.func` with dynamic sizes."""
+    product = x @ weight.mT
+    return linear_reference.finish(product if bias is None else product + bias, residual, activation)
+
+
+def _register_by_formula(name: str, formula: Callable) -> None:
+    """Registers an operator whose derivatives are those of a formula in PyTorch's operations."""
+    _register_autograd(name, _differentiate_by(lambda *arguments: (formula(*arguments),)), formula)
 
 
 def register() -> None:
@@ -217,5 +245,7 @@ def register() -> None:
     _register_autograd("window_attention_backward", _differentiate_by(formula), formula)
     for name in ("window_attention", "window_attention_backward"):
         _register_window_vmap(name)
-    _register_autograd("group_norm", _differentiate_group_norm, group_norm_reference.group_norm)
+    _register_by_formula("group_norm", group_norm_reference.group_norm)
     _register_group_norm_vmap()
+    _register_by_formula("linear", _linear)
+    _register_linear_vmap()

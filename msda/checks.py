@@ -15,6 +15,7 @@ from torch import Tensor
 
 MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
 MAX_EPS = 1e30  # the largest eps of group normalisation, as in kernels/include/msda/group_norm_params.h
+ACTIVATIONS = ("none", "gelu", "relu")  # in the order of msda::Activation
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -117,11 +118,37 @@ def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, e
         )
 
 
-def _check_map(name: str, tensor: Tensor, channels: str) -> None:
-    """Checks that a tensor is a map of cells in one of the operators' types."""
+def check_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+) -> None:
+    """Checks the arguments of :func:`msda.linear`."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    _check_type("x", x)
+    if not x.dim():
+        raise ValueError("x: expected [..., K], got a tensor without dimensions")
+    optional = {"bias": bias, "residual": residual}
+    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    for name, tensor in {"weight": weight, **given}.items():
+        _check_like(name, tensor, x, "x")
+    outputs = weight.shape[0] if weight.dim() else 0
+    _check_shape("weight", weight, "[N, K]", (outputs, x.shape[-1]))
+    if bias is not None:
+        _check_shape("bias", bias, "[N]", (outputs,))
+    if residual is not None:
+        _check_shape("residual", residual, "[..., N]", (*x.shape[:-1], outputs))
+
+
+def _check_type(name: str, tensor: Tensor) -> None:
+    """Checks that an argument is a tensor in one of the operators' types."""
     _check_tensor(name, tensor, None)
     if tensor.dtype not in VALUE_TYPES:
         raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64, got {tensor.dtype}")
+
+
+def _check_map(name: str, tensor: Tensor, channels: str) -> None:
+    """Checks that a tensor is a map of cells in one of the operators' types."""
+    _check_type(name, tensor)
     if tensor.dim() != 4:
         raise ValueError(f"{name}: expected [N, H, W, {channels}], got {list(tensor.shape)}")
 
@@ -135,9 +162,7 @@ def _check_like(name: str, tensor: Tensor, other: Tensor, other_name: str) -> No
 
 def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor) -> int:
     """Checks value, spatial_shapes and level_start_index; returns the number of levels."""
-    _check_tensor("value", value, None)
-    if value.dtype not in VALUE_TYPES:
-        raise TypeError(f"value: expected float32, float16, bfloat16 or float64, got {value.dtype}")
+    _check_type("value", value)
     if value.dim() != 4:
         raise ValueError(f"value: expected [N, S, M, D], got {list(value.shape)}")
     for name, tensor in (("spatial_shapes", spatial_shapes), ("level_start_index", level_start_index)):

@@ -7,9 +7,11 @@
 #include <string>
 
 #include "msda/backward_choice.h"
+#include "msda/cuda_launch.cuh"
 #include "msda/forward_choice.h"
 #include "msda/group_norm_choice.h"
 #include "msda/launchers.h"
+#include "msda/linear_choice.h"
 #include "msda/window_choice.h"
 
 namespace msda {
@@ -26,6 +28,9 @@ cudaError_t run_window(WindowKernel kernel, const WindowProblem& problem,
 template <typename T>
 cudaError_t run_group_norm(GroupNormKernel kernel, const GroupNormProblem& problem,
                            const GroupNormArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t run_linear(LinearKernel kernel, const LinearProblem& problem,
+                       const LinearArguments& arguments, cudaStream_t stream);
 
 namespace {
 
@@ -33,6 +38,7 @@ constexpr char kForwardVariable[] = "MSDA_FORWARD";
 constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
 constexpr char kWindowVariable[] = "MSDA_WINDOW";
 constexpr char kGroupNormVariable[] = "MSDA_GROUP_NORM";
+constexpr char kLinearVariable[] = "MSDA_LINEAR";
 
 // Returns whether an environment variable has a value. Reads it at every call.
 bool is_forced(const char* variable) {
@@ -79,13 +85,29 @@ cudaError_t with_type(DataType type, const Run& run) {
   return cudaErrorInvalidValue;
 }
 
+// Whether the current device has the kernel's compute capability.
+bool runs_here(LinearKernel kernel) {
+  int major = 0, minor = 0;
+  return kernel == LinearKernel::kPlain ||
+         (get_attribute(cudaDevAttrComputeCapabilityMajor, major) == cudaSuccess &&
+          get_attribute(cudaDevAttrComputeCapabilityMinor, minor) == cudaSuccess && major == 9 &&
+          minor == 0);
+}
+
+// The fastest kernel on the current device.
+LinearKernel choose_here(const LinearProblem& problem, const LinearArguments& arguments) {
+  const LinearKernel kernel = choose_linear(problem, arguments);
+  return runs_here(kernel) ? kernel : LinearKernel::kPlain;
+}
+
 }  // namespace
 
 std::string check_environment() {
   std::string wrong = check_variable(kForwardVariable, kForwardKernels);
   if (wrong.empty()) wrong = check_variable(kBackwardVariable, kBackwardKernels);
   if (wrong.empty()) wrong = check_variable(kWindowVariable, kWindowKernels);
-  return wrong.empty() ? check_variable(kGroupNormVariable, kGroupNormKernels) : wrong;
+  if (wrong.empty()) wrong = check_variable(kGroupNormVariable, kGroupNormKernels);
+  return wrong.empty() ? check_variable(kLinearVariable, kLinearKernels) : wrong;
 }
 
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
@@ -145,6 +167,21 @@ cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments
   return with_type(problem.type, [&](auto zero) {
     return run_group_norm<decltype(zero)>(kernel, problem, arguments, stream);
   });
+}
+
+cudaError_t linear(const LinearProblem& problem, const LinearArguments& arguments,
+                   cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  LinearKernel kernel = choose_here(problem, arguments);
+  if (!force(kLinearVariable, kLinearKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
+  return with_type(problem.type, [&](auto zero) {
+    return run_linear<decltype(zero)>(kernel, problem, arguments, stream);
+  });
+}
+
+bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments) {
+  return is_forced(kLinearVariable) || choose_here(problem, arguments) != LinearKernel::kPlain;
 }
 
 }  // namespace msda

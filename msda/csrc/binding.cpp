@@ -24,6 +24,7 @@
 #include "msda/cpu_backward.h"
 #include "msda/cpu_forward.h"
 #include "msda/group_norm_params.h"
+#include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/window_params.h"
 #include "problem.h"
@@ -320,6 +321,43 @@ Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, doub
   }
   return output;
 }
+
+msda::LinearArguments linear_arguments(const Tensor& x, const Tensor& weight,
+                                       const std::optional<Tensor>& bias,
+                                       const std::optional<Tensor>& residual) {
+  return {x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
+          residual ? residual->const_data_ptr() : nullptr};
+}
+
+bool has_fast_linear(Tensor x, Tensor weight, std::optional<Tensor> bias,
+                     std::optional<Tensor> residual, std::string activation) {
+  const msda::LinearProblem problem =
+      binding::make_linear_problem(x, weight, bias, residual, activation);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  return msda::has_fast_linear(problem, linear_arguments(x, weight, bias, residual));
+}
+
+Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
+                     std::optional<Tensor> residual, std::string activation) {
+  const msda::LinearProblem problem =
+      binding::make_linear_problem(x, weight, bias, residual, activation);
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = problem.outputs;
+  Tensor output = torch::stable::new_empty(x, shape);
+  msda::LinearArguments arguments = linear_arguments(x, weight, bias, residual);
+  arguments.output = output.mutable_data_ptr();
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const cudaError_t status = msda::linear(problem, arguments, current_stream(x));
+  if (status != cudaSuccess) {
+    const std::string message = msda::check_environment();
+    STD_TORCH_CHECK(message.empty(), message);
+    STD_TORCH_CHECK(false, "msda::linear: ", cudaGetErrorString(status),
+                    " for x=", binding::shape_of(x), " weight=", binding::shape_of(weight),
+                    " activation=", activation, " residual=", residual ? "given" : "none", " ",
+                    msda::name(problem.type));
+  }
+  return output;
+}
 #endif
 
 }  // namespace
@@ -353,6 +391,16 @@ STABLE_TORCH_LIBRARY(msda, library) {
   // msda/ops.py implements it for the CPU.
   library.def(
       "group_norm(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps) -> Tensor");
+  // msda/ops.py implements it, on CUDA by the two operators after it, which take contiguous
+  // tensors.
+  library.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation) -> Tensor");
+  library.def(
+      "has_fast_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation) -> "
+      "bool");
+  library.def(
+      "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation) -> "
+      "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
@@ -366,6 +414,8 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
 STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("window_attention", TORCH_BOX(&window_attention));
   library.impl("group_norm", TORCH_BOX(&group_norm));
+  library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
+  library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));
   library.impl("attention_backward", TORCH_BOX(&attention_backward));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "msda/group_norm_params.h"
+#include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/window_params.h"
 
@@ -195,6 +196,39 @@ inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Ten
   check_like("bias", bias, "x", x);
   const msda::GroupNormProblem problem{x.size(0),  x.size(1), x.size(2),        x.size(3),
                                        num_groups, eps,       data_type("x", x)};
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensors of a linear layer, and returns the problem.
+inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& weight,
+                                               const std::optional<Tensor>& bias,
+                                               const std::optional<Tensor>& residual,
+                                               const std::string& activation) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., K], got a tensor without dimensions");
+  STD_TORCH_CHECK(weight.dim() == 2, "weight: expected [N, K], got ", shape_of(weight));
+  msda::LinearProblem problem{1, x.size(x.dim() - 1), weight.size(0)};
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = problem.outputs;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  check_shape("weight", weight, {problem.outputs, problem.inputs});
+  check_like("weight", weight, "x", x);
+  if (bias) {
+    check_shape("bias", *bias, {problem.outputs});
+    check_like("bias", *bias, "x", x);
+  }
+  if (residual) {
+    check_shape("residual", *residual, shape);
+    check_like("residual", *residual, "x", x);
+  }
+  STD_TORCH_CHECK(activation == "none" || activation == "gelu" || activation == "relu",
+                  "activation: expected one of none, gelu, relu, got '", activation, "'");
+  problem.activation = activation == "gelu"   ? msda::Activation::kGelu
+                       : activation == "relu" ? msda::Activation::kRelu
+                                              : msda::Activation::kNone;
+  problem.residual = residual.has_value();
+  problem.type = data_type("x", x);
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.problems import AttentionInputs, FusedInputs
-from msda.checks import MAX_LEVELS
+from msda.checks import ACTIVATIONS, MAX_LEVELS
 from tests.matrix.against_reference import floats
 from tests.matrix.cuda_emulator import compile_for_cpu
 
@@ -81,6 +81,17 @@ class _GroupNormProblem(ctypes.Structure):
     """msda::GroupNormProblem of kernels/include/msda/group_norm_params.h."""
 
     _fields_ = (("sizes", ctypes.c_int64 * 5), ("eps", ctypes.c_double), ("type", ctypes.c_int32))
+
+
+class _LinearProblem(ctypes.Structure):
+    """msda::LinearProblem of kernels/include/msda/linear_params.h."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_int64 * 3),
+        ("activation", ctypes.c_int32),
+        ("residual", ctypes.c_bool),
+        ("type", ctypes.c_int32),
+    )
 
 
 class _Tensor(ctypes.Structure):
@@ -188,6 +199,43 @@ def group_norm(
     tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
     _launch("emulated_group_norm", problem, tensors, ctypes.c_uint64(order))
     return output
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.linear` of valid contiguous tensors; MSDA_LINEAR forces a kernel.
+
+    Returns:
+        [..., N] in x's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = torch.full((*x.shape[:-1], len(weight)), torch.nan, dtype=x.dtype)
+    sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight)
+    problem = _linear_problem(sizes, activation, residual is not None, x.dtype)
+    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "output": output}
+    _launch("emulated_linear", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def fastest_linear(rows: int, inputs: int, outputs: int, activation: str, residual: bool) -> str:
+    """The name of the kernel that the library chooses for a linear layer on an H200, in float16."""
+    problem = _linear_problem((rows, inputs, outputs), activation, residual, torch.float16)
+    library().fastest_linear.restype = ctypes.c_char_p
+    return library().fastest_linear(ctypes.byref(problem)).decode()
+
+
+def _linear_problem(
+    sizes: tuple[int, int, int], activation: str, residual: bool, dtype: torch.dtype
+) -> _LinearProblem:
+    return _LinearProblem(sizes, ACTIVATIONS.index(activation), residual, TYPES.index(dtype))
 
 
 def _names(inputs: AttentionInputs | FusedInputs) -> dict[str, str]:

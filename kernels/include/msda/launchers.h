@@ -9,6 +9,7 @@
 
 #include "msda/backward_work.h"
 #include "msda/group_norm_params.h"
+#include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/window_params.h"
 
@@ -30,9 +31,18 @@ cudaError_t window_attention(const WindowProblem& problem, const WindowArguments
 cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments& arguments,
                        cudaStream_t stream);
 
-// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW and MSDA_GROUP_NORM force a kernel by its name. Where
-// one of them names no kernel, the launchers return cudaErrorInvalidValue, and this function
-// returns a message that lists the names; otherwise it returns an empty string.
+// Linear layers.
+cudaError_t linear(const LinearProblem& problem, const LinearArguments& arguments,
+                   cudaStream_t stream);
+
+// Whether linear() is as fast as the libraries' products on the current device. The launcher runs
+// the plain kernel, which is slow, where this function returns false. It returns true where
+// MSDA_LINEAR forces a kernel. A null pointer counts as aligned.
+bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments);
+
+// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM and MSDA_LINEAR force a kernel by its
+// name. Where one of them names no kernel, the launchers return cudaErrorInvalidValue, and this
+// function returns a message that lists the names; otherwise it returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

@@ -8,6 +8,7 @@
 #include "emulator.h"
 #include "guarded.h"
 #include "msda/launchers.h"
+#include "msda/linear_choice.h"
 #include "msda/params.h"
 
 namespace {
@@ -132,6 +133,22 @@ int emulated_group_norm(const msda::GroupNormProblem& problem, const Tensor* ten
                                              copies.zeros("work", msda::group_norm_work(problem))};
     return msda::group_norm(problem, arguments, nullptr);
   });
+}
+
+// tensors: those of LinearArguments, in their order.
+int emulated_linear(const msda::LinearProblem& problem, const Tensor* tensors, uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::LinearArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
+                                          copies.input(tensors[2]), copies.input(tensors[3]),
+                                          copies.output(tensors[4])};
+    return msda::linear(problem, arguments, nullptr);
+  });
+}
+
+// The name of the kernel that an H200 runs a problem with, by linear_choice.h.
+const char* fastest_linear(const msda::LinearProblem& problem) {
+  const msda::LinearForm* const form = msda::fastest_form(problem);
+  return form == nullptr ? "plain" : msda::name(form->kernel);
 }
 
 const char* emulated_message() { return last_message.c_str(); }

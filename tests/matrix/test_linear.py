@@ -1,0 +1,439 @@
+"""Linear layers with activation and residual: every backend against the reference in float64."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import msda
+from benchmarks.operator_errors import TOLERANCE, relative_error
+from msda.checks import ACTIVATIONS
+from tests.matrix import backends, emulated_kernels
+from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import Backend, Row, matrix, skip_unless_ready, with_gradients
+
+
+class Inputs(NamedTuple):
+    """The arguments of the operator."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+    activation: str
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Changes every tensor."""
+        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
+
+    def truth(self) -> Tensor:
+        return msda.linear_reference.linear(*self.map(Tensor.double))
+
+    def floor(self) -> float:
+        """The norms of what is added, which may cancel, see `relative_error`."""
+        wide = self.map(Tensor.double)
+        parts = (wide._replace(residual=None, activation="none").truth(), wide.residual)
+        return sum(float(part.norm()) for part in parts if part is not None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and contents of a call."""
+
+    rows: tuple[int, ...]  # sizes of x before the last
+    inputs: int
+    outputs: int
+    activation: str = "none"
+    residual: bool = False
+    bias: bool = True
+    seed: int = 0
+
+    def arguments(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
+        """Normal numbers, with which x weight^T has a variance of 1."""
+        generator = torch.Generator().manual_seed(self.seed)
+        draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+        return Inputs(
+            draw(*self.rows, self.inputs),
+            draw(self.outputs, self.inputs) / math.sqrt(max(self.inputs, 1)),
+            draw(self.outputs) if self.bias else None,
+            draw(*self.rows, self.outputs) if self.residual else None,
+            self.activation,
+        ).map(lambda x: x.to(device, dtype))
+
+
+FORMS = {
+    "pingpong_64x192": (("none", True),),
+    "pingpong_64x256": (("none", False), ("gelu", False)),
+    "pingpong_128x64": (("none", True),),
+    "pingpong_128x128": (("none", False), ("gelu", False), ("relu", False), ("none", True)),
+    "cooperative_128x192": (("none", True),),
+    "cooperative_128x256": (("gelu", False),),
+}
+"""Activation and residual of the forms of each kernel of CUTLASS, as in linear_choice.h."""
+
+
+@st.composite
+def cases(draw: st.DrawFn, kernel: str | None) -> Case:
+    """Draws a case that a kernel can run; None: any."""
+    every = tuple((activation, residual) for activation in ACTIVATIONS for residual in (False, True))
+    activation, residual = draw(st.sampled_from(FORMS.get(kernel, every)))
+    wide = kernel in FORMS
+    sizes = st.integers(1, 80).map(lambda size: 8 * size) if wide else st.integers(1, 50)
+    return Case(
+        rows=tuple(draw(st.lists(st.integers(1, 24 if wide else 8), max_size=3))),
+        inputs=draw(sizes),
+        outputs=draw(sizes),
+        activation=activation,
+        residual=residual,
+        bias=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+def no_sm90(dtype: torch.dtype) -> str | None:
+    """Returns the reason why the kernels of CUTLASS cannot run, or None."""
+    if reason := backends.no_gpu(dtype):
+        return reason
+    if torch.cuda.get_device_capability() != (9, 0):
+        return "the kernels of CUTLASS need compute capability 9.0"
+    architectures = msda.build_info().cuda_architectures
+    return None if "90" in architectures else f"msda was built for {architectures}"
+
+
+EMULATED = tuple(
+    Backend(
+        f"emulator{name}",
+        emulated_kernels.linear,
+        missing=lambda dtype: compile_for_cpu.missing(),
+        variable="MSDA_LINEAR",
+        kernel=kernel,
+    )
+    for name, kernel in (("", None), ("-plain", "plain"))
+)
+on_gpu = functools.partial(Backend, run=msda.linear, device="cuda", variable="MSDA_LINEAR")
+CUTLASS = tuple(
+    on_gpu(f"torch-cuda-{kernel}", dtypes=backends.SIXTEEN_BIT, missing=no_sm90, kernel=kernel)
+    for kernel in FORMS
+)
+ALL = (
+    Backend("torch-cpu", msda.linear),
+    *EMULATED,
+    on_gpu("torch-cuda", missing=backends.no_gpu),
+    on_gpu("torch-cuda-plain", missing=backends.no_gpu, kernel="plain"),
+    *CUTLASS,
+)
+
+
+@matrix(ALL)
+def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
+    skip_unless_ready(backend, dtype)
+
+    @settings(max_examples=settings.default.max_examples // (2 if backend.emulated else 1))
+    @given(case=cases(backend.kernel))
+    def check(case: Case) -> None:
+        backend.check(case.arguments(dtype, backend.device), order=case.seed)
+
+    check()
+
+
+EDGES = [
+    Case((16,), 16, 16),  # one tile of the plain kernel
+    Case((17,), 17, 33, "gelu", residual=True),
+    Case((), 5, 3, "relu", residual=True),
+    Case((2, 3), 1, 1, bias=False),
+    Case((2, 3), 0, 4, "gelu", residual=True),  # the bias alone
+    Case((0, 3), 8, 16, residual=True),
+    Case((2, 3), 8, 0),
+]
+
+
+@matrix(tuple(backend for backend in ALL if backend not in CUTLASS))
+@pytest.mark.parametrize("case", EDGES, ids=str)
+def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
+    skip_unless_ready(backend, dtype)
+    backend.check(case.arguments(dtype, backend.device), order=7)
+
+
+@matrix(CUTLASS)
+@pytest.mark.parametrize("rows", [1, 63, 64, 129, 40000])
+def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None:
+    """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
+    skip_unless_ready(backend, dtype)
+    for activation, residual in FORMS[backend.kernel]:
+        for inputs, outputs in ((8, 8), (64, 256), (72, 520), (1544, 192)):
+            case = Case((rows,), inputs, outputs, activation, residual, bias=rows != 63)
+            backend.check(case.arguments(dtype, backend.device))
+
+
+# Kernels that won a measurement on an H200, by M, K, N, activation and residual.
+FASTEST = [
+    ((55296, 192, 576, "none", False), "pingpong_128x128"),
+    ((13824, 384, 1152, "none", False), "pingpong_128x128"),
+    ((3456, 768, 2304, "none", False), "pingpong_128x128"),
+    ((864, 1536, 4608, "none", False), "pingpong_64x256"),
+    ((73656, 256, 256, "none", False), "pingpong_64x256"),
+    ((55296, 192, 768, "gelu", False), "cooperative_128x256"),
+    ((13824, 384, 1536, "gelu", False), "cooperative_128x256"),
+    ((3456, 768, 3072, "gelu", False), "pingpong_128x128"),
+    ((864, 1536, 6144, "gelu", False), "pingpong_64x256"),
+    ((900, 256, 2048, "relu", False), "pingpong_128x128"),
+    ((55296, 192, 192, "none", True), "pingpong_128x64"),
+    ((13824, 384, 384, "none", True), "pingpong_128x64"),
+    ((3456, 768, 768, "none", True), "cooperative_128x192"),
+    ((864, 1536, 1536, "none", True), "pingpong_64x192"),
+    ((55296, 768, 192, "none", True), "pingpong_64x192"),
+    ((13824, 1536, 384, "none", True), "pingpong_128x128"),
+    ((3456, 3072, 768, "none", True), "cooperative_128x192"),
+    ((864, 6144, 1536, "none", True), "pingpong_64x192"),
+    ((900, 256, 256, "gelu", True), "plain"),  # no form has both
+]
+
+
+@pytest.mark.parametrize(("problem", "kernel"), FASTEST, ids=str)
+def test_choice(problem: tuple, kernel: str) -> None:
+    """The rule of linear_choice.h chooses the fastest kernel of each layer of Swin-L."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    assert emulated_kernels.fastest_linear(*problem) == kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", [problem for problem, kernel in FASTEST if kernel != "plain"], ids=str)
+@pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
+def test_layers_of_swin(problem: tuple, dtype: torch.dtype) -> None:
+    """The library's choice runs, and not PyTorch's operations."""
+    backend = on_gpu("torch-cuda", missing=no_sm90)
+    skip_unless_ready(backend, dtype)
+    rows, *sizes = problem
+    inputs = Case((rows,), *sizes).arguments(dtype, "cuda")
+    assert torch.ops.msda.has_fast_linear(*inputs)
+    backend.check(inputs)
+
+
+@pytest.mark.gpu
+def test_pytorch_computes_what_no_kernel_runs_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, types and addresses that CUTLASS does not take; the forced kernels refuse them."""
+    if reason := no_sm90(torch.float16):
+        pytest.skip(reason)
+    fits = Case((100,), 64, 64).arguments(torch.float16, "cuda")
+    shifted = torch.empty(fits.x.numel() + 1, dtype=fits.x.dtype, device="cuda")[1:].view_as(fits.x)
+    slow = [
+        Case((100,), 60, 64).arguments(torch.float16, "cuda"),
+        Case((100,), 64, 60).arguments(torch.bfloat16, "cuda"),
+        Case((100,), 64, 64).arguments(torch.float32, "cuda"),
+        Case((100,), 64, 64, "gelu", residual=True).arguments(torch.float16, "cuda"),
+        fits._replace(x=shifted.copy_(fits.x)),
+    ]
+    assert torch.ops.msda.has_fast_linear(*fits)
+    for inputs in slow:
+        assert not torch.ops.msda.has_fast_linear(*inputs)
+        product = F.linear(*inputs[:3])
+        expected = msda.linear_reference.finish(product, inputs.residual, inputs.activation)
+        assert torch.equal(msda.linear(*inputs), expected)
+    monkeypatch.setenv("MSDA_LINEAR", "pingpong_128x128")
+    for inputs in slow:
+        with pytest.raises(RuntimeError, match="not supported"):
+            msda.linear(*inputs)
+
+
+def test_value_that_is_not_finite() -> None:
+    """NaN and infinity spoil their row only, also behind ReLU."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    for number in (torch.nan, torch.inf):
+        inputs = Case((5,), 20, 20, "relu").arguments(torch.float16)
+        inputs.x[2, 7] = number
+        for run in (emulated_kernels.linear, msda.linear):
+            output = run(*inputs)
+            assert output[[0, 1, 3, 4]].isfinite().all() and not output[2].isfinite().all()
+
+
+def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    inputs = Case((4,), 8, 8).arguments(torch.float16, device)
+    monkeypatch.setenv("MSDA_LINEAR", "fastest")
+    run, error = msda.linear, RuntimeError
+    if device == "cpu":
+        if reason := compile_for_cpu.missing():
+            pytest.skip(reason)
+        run, error = emulated_kernels.linear, emulated_kernels.EmulatorError
+    with pytest.raises(
+        error, match=r"MSDA_LINEAR: expected one of plain, pingpong_.*, or no value.*'fastest'"
+    ):
+        run(*inputs)
+
+
+def test_kernel_that_is_not_in_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator has no kernels of CUTLASS, as builds for other architectures."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    monkeypatch.setenv("MSDA_LINEAR", "pingpong_128x128")
+    with pytest.raises(emulated_kernels.NotSupported):
+        emulated_kernels.linear(*Case((4,), 8, 8).arguments(torch.float16))
+
+
+# In PyTorch.
+
+SMALL = Case((2, 3), 4, 5, "gelu", residual=True)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives(activation: str, device: str) -> None:
+    """First derivatives in both modes, second derivatives, torch.func and vmap."""
+    case = Case((2, 3), 4, 5, activation, residual=True)
+    _, tensors = with_gradients(case.arguments(torch.float64, device))
+
+    def run(*tensors: Tensor) -> Tensor:
+        return msda.linear(*tensors, activation)
+
+    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, tensors)
+    expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
+    found = torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2, 3))(*(x.detach() for x in tensors))
+    torch.testing.assert_close(found, expected)
+    samples = [torch.stack((x, 2 * x, -x)).detach() for x in tensors]
+    mapped = torch.vmap(run)(*samples)
+    torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(3)]))
+    mapped = torch.vmap(run, (1, None, None, None))(samples[0].movedim(0, 1), *tensors[1:])
+    torch.testing.assert_close(mapped[1], run(2 * tensors[0], *tensors[1:]))
+
+
+@pytest.mark.parametrize("missing", ["bias", "residual"])
+def test_gradients_without_an_optional_tensor(missing: str, device: str) -> None:
+    inputs, tensors = with_gradients(SMALL.arguments(torch.float64, device)._replace(**{missing: None}))
+    found = torch.autograd.grad(msda.linear(*inputs).square().sum(), tensors)
+    expected = torch.autograd.grad(inputs.truth().square().sum(), tensors)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
+def test_gradients(dtype: torch.dtype, device: str) -> None:
+    rounded = Case((8, 16), 24, 32, "gelu", residual=True).arguments(dtype, device)
+    inputs, tensors = with_gradients(rounded)
+    wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
+    grad_output = torch.randn(rounded.residual.shape, device=device).to(dtype)
+    found = torch.autograd.grad(msda.linear(*inputs), tensors, grad_output)
+    expected = torch.autograd.grad(wide.truth(), wide_tensors, grad_output.double())
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert relative_error(one, other) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_opcheck(dtype: torch.dtype, device: str) -> None:
+    inputs, _ = with_gradients(SMALL.arguments(dtype, device))
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.library.opcheck(torch.ops.msda.linear.default, tuple(inputs), **tolerance)
+
+
+def test_compile(device: str) -> None:
+    """torch.compile without a graph break, forward and backward, with sizes that change."""
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    compiled = torch.compile(msda.linear, fullgraph=True, backend=backend, dynamic=True)
+    for case in (SMALL, Case((3, 8), 6, 2, "gelu", residual=True)):
+        inputs, tensors = with_gradients(case.arguments(torch.float32, device))
+        found, expected = compiled(*inputs), msda.linear(*inputs)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_export() -> None:
+    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
+
+    class Call(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return msda.linear(x, weight, bias, activation="relu")
+
+    batch, cells = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "S"))
+    tensors = SMALL.arguments(torch.float32)[:3]
+    program = torch.export.export(
+        Call(), tensors, dynamic_shapes=({0: batch, 1: cells}, None, None), strict=True
+    )
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.msda.linear.default]
+    again = Case((4, 7), 4, 5).arguments(torch.float32)[:3]
+    torch.testing.assert_close(program.module()(*again), Call()(*again))
+
+
+@pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
+def test_autocast(dtype: torch.dtype, device: str) -> None:
+    """All tensors are cast, except float64; gradients have the inputs' types."""
+    inputs, tensors = with_gradients(SMALL.arguments(torch.float32, device))
+    mixed = inputs._replace(x=inputs.x.to(dtype))
+    with torch.autocast(device, dtype):
+        output = msda.linear(*mixed)
+        assert msda.linear(*SMALL.arguments(torch.float64, device)).dtype == torch.float64
+    assert torch.equal(output, msda.linear(*inputs.map(lambda x: x.to(dtype))))
+    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
+        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
+@pytest.mark.parametrize("kernel", FORMS)
+def test_cuda_graph_on_another_stream(dtype: torch.dtype, kernel: str, monkeypatch) -> None:
+    """A replay reads the present values of the inputs, and every run gives the same bits."""
+    if reason := no_sm90(dtype):
+        pytest.skip(reason)
+    monkeypatch.setenv("MSDA_LINEAR", kernel)
+    activation, residual = FORMS[kernel][0]
+    inputs = Case((3456,), 768, 768, activation, residual).arguments(dtype, "cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # also the first launch of the kernel, in this process alone
+        output = msda.linear(*inputs)
+    inputs.x.mul_(0.5)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(output, msda.linear(*inputs))
+    assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
+
+
+def test_docstring_example() -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(msda.linear, globs={"torch": torch})
+    example.globs["linear"] = msda.linear
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# Wrong arguments.
+
+WRONG = (
+    Row("x", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
+    Row("x", lambda x: x.int(), ("float32, float16, bfloat16 or float64", "torch.int32"), TypeError),
+    Row("x", lambda x: x[0, 0, 0], ("[..., K]", "without dimensions")),
+    Row("weight", lambda x: x.half(), ("torch.float32 as x", "torch.float16"), TypeError),
+    Row("weight", lambda x: x[:, 1:], ("[N, K] = [5, 4]", "[5, 3]")),
+    Row("weight", lambda x: x[0], ("[N, K]", "[4]")),
+    Row("bias", lambda x: 1.0, ("torch.Tensor", "float"), TypeError),
+    Row("bias", lambda x: x.double(), ("torch.float32 as x", "torch.float64"), TypeError),
+    Row("bias", lambda x: x[None], ("[N] = [5]", "[1, 5]")),
+    Row("residual", lambda x: x[..., 1:], ("[..., N] = [2, 3, 5]", "[2, 3, 4]")),
+    Row("residual", lambda x: x[:1], ("[..., N] = [2, 3, 5]", "[1, 3, 5]")),
+    Row("activation", lambda x: "silu", ("none, gelu, relu", "'silu'")),
+    Row("activation", lambda x: None, ("none, gelu, relu", "None")),
+)
+# PyTorch calls the implementation for meta tensors, which reads nothing.
+ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as x", "meta"))
+
+
+@pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
+def test_wrong_argument(row: Row) -> None:
+    for module in (msda, msda.linear_reference):
+        row.check(module.linear, SMALL.arguments(torch.float32))
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+def test_raw_operator_is_safe(row: Row, device: str) -> None:
+    """The registered operator, called without the public function's checks, raises too."""
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        torch.ops.msda.linear(**row.wrong(SMALL.arguments(torch.float32, device)))
