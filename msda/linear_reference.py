@@ -20,13 +20,12 @@ def linear(
     checks.check_linear(x, weight, bias, residual, activation)
     wide = torch.promote_types(x.dtype, torch.float32)
     product = F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-    return (
-        finish(product, None if residual is None else residual.to(wide), activation).to(x.dtype).contiguous()
-    )
+    result = finish(product, None if residual is None else residual.to(wide), activation)
+    return result.to(x.dtype).contiguous()
 
 
 def finish(product: Tensor, residual: Tensor | None, activation: str) -> Tensor:
     """Computes activation(product) + residual in the tensors' type."""
     if activation != "none":
         product = {"gelu": F.gelu, "relu": F.relu}[activation](product)
-    return product if residual is None else product + residual
+    return product if residual is None else residual + product

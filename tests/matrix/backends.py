@@ -50,6 +50,16 @@ def no_gpu(dtype: torch.dtype = torch.float32) -> str | None:
     return None
 
 
+def no_sm90(dtype: torch.dtype) -> str | None:
+    """Returns the reason why the kernels of CUTLASS cannot run with a type, or None."""
+    if reason := no_gpu(dtype):
+        return reason
+    if torch.cuda.get_device_capability() != (9, 0):
+        return "the kernels of CUTLASS need compute capability 9.0"
+    architectures = msda.build_info().cuda_architectures
+    return None if "90" in architectures else f"msda was built for {architectures}"
+
+
 def no_tensorrt(dtype: torch.dtype = torch.float32) -> str | None:
     """Returns the reason why the TensorRT plugin cannot run, or None."""
     return no_gpu(dtype) or no_plugin()
