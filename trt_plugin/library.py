@@ -19,7 +19,10 @@ ATTENTION = "MultiScaleDeformableAttention"
 FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 WINDOW_ATTENTION = "WindowAttention"
 GROUP_NORM = "GroupNorm"
-OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM)
+LINEAR = "Linear"
+OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM, LINEAR)
+LINEAR_TYPES = ("float32", "float16", "bfloat16")
+"""Types of linear layers, in the order of msda::DataType."""
 
 FILE_NAME = "libmsda_trt_plugin.so"
 ENVIRONMENT_VARIABLE = "MSDA_TRT_PLUGIN"
@@ -80,6 +83,23 @@ def load_others(paths: Sequence[Path]) -> None:
         _open(path.absolute())
         if len(registry.all_creators) == before:  # opening it has registered nothing
             registry.load_library(str(path.absolute()))
+
+
+def has_fast_linear(inputs: int, outputs: int, activation: int, residual: bool, dtype: str) -> bool:
+    """Returns whether the plugin `Linear` is as fast as TensorRT's own products on the current GPU.
+
+    Args:
+        inputs, outputs: K and N of the layer.
+        activation, residual: fields of the plugin.
+        dtype: one of `LINEAR_TYPES`.
+
+    Raises:
+        EngineError: as `load`.
+    """
+    function = ctypes.CDLL(str(load())).msda_has_fast_linear
+    function.restype = ctypes.c_bool
+    sizes = ctypes.c_int64(inputs), ctypes.c_int64(outputs)
+    return function(*sizes, activation, ctypes.c_bool(residual), LINEAR_TYPES.index(dtype))
 
 
 def _open(path: Path) -> None:

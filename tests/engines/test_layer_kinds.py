@@ -88,6 +88,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
         ("MultiscaleDeformableAttnPlugin_TRT", MSDA),
         ("WindowAttention", WINDOW_ATTENTION),
         ("GroupNorm", NORMALISATION),
+        ("Linear", GEMM),
         ("EfficientNMS_TRT", SORT),
         ("CustomQKVToContextPluginDynamic", ATTENTION),
         ("InstanceNormalization_TRT", NORMALISATION),

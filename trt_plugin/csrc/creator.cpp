@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "group_norm_plugin.h"
+#include "linear_plugin.h"
 #include "msda_plugin.h"
 #include "report.h"
 #include "window_plugin.h"
@@ -93,9 +94,11 @@ Number required(std::optional<Number> const& number, char const* name) {
   throw std::invalid_argument(std::string(name) + ": expected a number, got none");
 }
 
-bool read_packed(nvinfer1::PluginField const& field) {
+bool read_switch(nvinfer1::PluginField const& field) {
   const int32_t value = read_number(field, "0 or 1");
-  if (value > 1) throw std::invalid_argument("packed: expected one number, 0 or 1");
+  if (value > 1) {
+    throw std::invalid_argument(std::string(field.name) + ": expected one number, 0 or 1");
+  }
   return value == 1;
 }
 
@@ -141,7 +144,7 @@ nvinfer1::IPluginV3* MsdaCreator::make(std::vector<nvinfer1::PluginField> const&
     if (name == kPointsPerLevel) {
       points_per_level = read_points_per_level(field);
     } else if (name == kPacked && op_ != Operator::kAttention) {
-      op = read_packed(field) ? Operator::kPackedAttention : Operator::kFusedAttention;
+      op = read_switch(field) ? Operator::kPackedAttention : Operator::kFusedAttention;
     } else {
       fail_unknown(name, op_ == Operator::kAttention ? "points_per_level or none"
                                                      : "points_per_level, packed or none");
@@ -193,6 +196,26 @@ nvinfer1::IPluginV3* GroupNormCreator::make(
   }
   const int32_t groups = required(num_groups, kNumGroups);
   return new GroupNormPlugin(groups, required(eps, kEps));
+}
+
+LinearCreator::LinearCreator()
+    : Creator(kLinear, {{kActivation, nullptr, kInt32, 1}, {kAddResidual, nullptr, kInt32, 1}}) {}
+
+nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
+  std::optional<int32_t> activation, add_residual;
+  for (nvinfer1::PluginField const& field : fields) {
+    const std::string name = field.name;
+    if (name == kActivation) {
+      activation = read_number(field, "0 to 2");
+      if (*activation > 2) throw std::invalid_argument("activation: expected one number, 0 to 2");
+    } else if (name == kAddResidual) {
+      add_residual = read_switch(field);
+    } else {
+      fail_unknown(name, "activation and add_residual");
+    }
+  }
+  const auto chosen = static_cast<Activation>(required(activation, kActivation));
+  return new LinearPlugin(chosen, required(add_residual, kAddResidual) == 1);
 }
 
 }  // namespace msda::trt

@@ -59,4 +59,12 @@ class GroupNormCreator final : public Creator {
   nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
+class LinearCreator final : public Creator {
+ public:
+  LinearCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+};
+
 }  // namespace msda::trt

@@ -10,25 +10,28 @@
 #include <NvInferRuntime.h>
 
 #include "creator.h"
+#include "msda/launchers.h"
 #include "plugin.h"
 #include "report.h"
 
 namespace {
 
 using msda::trt::GroupNormCreator;
+using msda::trt::LinearCreator;
 using msda::trt::MsdaCreator;
 using msda::trt::Operator;
 using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 4;
+constexpr int32_t kNumCreators = 5;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static MsdaCreator attention{Operator::kAttention};
   static MsdaCreator fused_attention{Operator::kFusedAttention};
   static WindowCreator window_attention;
   static GroupNormCreator group_norm;
+  static LinearCreator linear;
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention, &fused_attention, &window_attention, &group_norm};
+      &attention, &fused_attention, &window_attention, &group_norm, &linear};
   return all;
 }
 
@@ -66,4 +69,14 @@ MSDA_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count
 
 MSDA_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
   msda::trt::set_logger_finder(finder);
+}
+
+// Whether a kernel as fast as TensorRT's runs a linear layer on the current device, for any number
+// of rows. `activation` and `type` are numbers of msda::Activation and msda::DataType.
+MSDA_EXPORT bool msda_has_fast_linear(int64_t inputs, int64_t outputs, int32_t activation,
+                                      bool residual, int32_t type) {
+  const msda::LinearProblem problem{1,        inputs,
+                                    outputs,  static_cast<msda::Activation>(activation),
+                                    residual, static_cast<msda::DataType>(type)};
+  return msda::has_fast_linear(problem, {});
 }

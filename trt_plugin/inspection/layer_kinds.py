@@ -41,6 +41,7 @@ _PLUGINS = {
     ATTENTION: r"qkv|attention|fmha",
     NORMALISATION: r"norm",
     SORT: r"nms|top_?k|sort",
+    GEMM: r"\blinear\b",
 }
 
 _RULES = (

@@ -1,0 +1,125 @@
+#include "linear_plugin.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "msda/launchers.h"
+#include "tensors.h"
+
+namespace msda::trt {
+namespace {
+
+using nvinfer1::Dims;
+
+constexpr int32_t kCount = 4;
+constexpr char const* kInputs[kCount] = {"x", "weight", "bias", "residual"};
+constexpr char const* kShapes[kCount] = {"[..., K]", "[N, K]", "[N]", "[..., N]"};
+
+std::string describe(LinearProblem const& problem) {
+  return "M=" + std::to_string(problem.rows) + " K=" + std::to_string(problem.inputs) +
+         " N=" + std::to_string(problem.outputs) +
+         " activation=" + std::to_string(static_cast<int32_t>(problem.activation)) +
+         " residual=" + std::to_string(problem.residual) + " " + msda::name(problem.type);
+}
+
+void check_count(int32_t count) {
+  if (count == kCount) return;
+  throw std::invalid_argument("expected 4 inputs (x, weight, bias, residual), got " +
+                              std::to_string(count));
+}
+
+[[noreturn]] void fail(int32_t index, std::string const& because, Dims const& dims) {
+  throw std::invalid_argument(std::string(kInputs[index]) + ": expected " + kShapes[index] +
+                              because + ", got " + shape_text(dims));
+}
+
+bool differ(int64_t one, int64_t other) { return one >= 0 && other >= 0 && one != other; }
+
+}  // namespace
+
+LinearPlugin::LinearPlugin(Activation activation, bool add_residual)
+    : Plugin(kLinear, "activation=" + std::to_string(static_cast<int32_t>(activation)) +
+                          " add_residual=" + std::to_string(add_residual)),
+      activation_(static_cast<int32_t>(activation)),
+      add_residual_(add_residual) {}
+
+bool LinearPlugin::accepts_count(int32_t num_inputs) const { return num_inputs == kCount; }
+
+bool LinearPlugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
+  return is_like_first(index, types);
+}
+
+void LinearPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
+  check_count(count);
+  check_one_type(kInputs, types, count);
+}
+
+void LinearPlugin::check_sizes(Dims const* dims, int32_t count) const {
+  check_count(count);
+  Dims const &x = dims[0], &weight = dims[1], &bias = dims[2], &residual = dims[3];
+  if (x.nbDims < 1) fail(0, "", x);
+  if (weight.nbDims != 2) fail(1, "", weight);
+  const int64_t inputs = x.d[x.nbDims - 1], outputs = weight.d[0];
+  if (differ(weight.d[1], inputs)) {
+    fail(1, " with K=" + std::to_string(inputs) + " (from x)", weight);
+  }
+  const std::string columns = " with N=" + std::to_string(outputs) + " (from weight)";
+  if (bias.nbDims != 1 || differ(bias.d[0], outputs)) fail(2, columns, bias);
+  if (add_residual_ == 0) return;
+  if (residual.nbDims != x.nbDims || differ(residual.d[x.nbDims - 1], outputs)) {
+    fail(3, columns, residual);
+  }
+  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
+    if (differ(residual.d[axis], x.d[axis])) fail(3, " with the other sizes of x", residual);
+  }
+}
+
+void LinearPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
+  read_problem(inputs, count);
+}
+
+LinearProblem LinearPlugin::read_problem(nvinfer1::PluginTensorDesc const* inputs,
+                                         int32_t count) const {
+  check_count(count);
+  nvinfer1::DataType types[kCount];
+  Dims dims[kCount];
+  for (int32_t i = 0; i < kCount; ++i) {
+    types[i] = inputs[i].type;
+    dims[i] = inputs[i].dims;
+  }
+  check_types(types, count);
+  check_sizes(dims, count);
+  LinearProblem problem;
+  problem.rows = 1;
+  for (int32_t axis = 0; axis + 1 < dims[0].nbDims; ++axis) problem.rows *= dims[0].d[axis];
+  problem.inputs = dims[1].d[1];
+  problem.outputs = dims[1].d[0];
+  problem.activation = static_cast<Activation>(activation_);
+  problem.residual = add_residual_ == 1;
+  problem.type = convert(types[0]);
+  const std::string wrong = check(problem);
+  if (!wrong.empty()) throw std::invalid_argument(wrong);
+  return problem;
+}
+
+void LinearPlugin::set_output_shape(nvinfer1::DimsExprs const* inputs, nvinfer1::DimsExprs& output,
+                                    nvinfer1::IExprBuilder& /*expressions*/) const {
+  output = inputs[0];  // [..., N]
+  output.d[output.nbDims - 1] = inputs[1].d[0];
+}
+
+void LinearPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_t /*count*/,
+                          void const* const* inputs, void* output, void* /*work*/,
+                          cudaStream_t stream) const {
+  const LinearProblem problem = read_problem(descriptions, kCount);
+  const LinearArguments arguments{inputs[0], inputs[1], inputs[2],
+                                  problem.residual ? inputs[3] : nullptr, output};
+  check_launch(linear(problem, arguments, stream), describe(problem));
+}
+
+std::vector<nvinfer1::PluginField> LinearPlugin::fields() const {
+  constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
+  return {{kActivation, &activation_, kInt32, 1}, {kAddResidual, &add_residual_, kInt32, 1}};
+}
+
+}  // namespace msda::trt
