@@ -19,7 +19,8 @@ import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
-from trt_plugin.library import ATTENTION, FUSED_ATTENTION, GROUP_NORM, WINDOW_ATTENTION
+from msda.checks import ACTIVATIONS
+from trt_plugin.library import ATTENTION, FUSED_ATTENTION, GROUP_NORM, LINEAR, WINDOW_ATTENTION
 
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
@@ -27,6 +28,7 @@ TARGETS = {
     packed_attention: FUSED_ATTENTION,
     torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
     torch.ops.msda.group_norm.default: GROUP_NORM,
+    torch.ops.msda.linear.default: LINEAR,
 }
 FIELDS = (
     "points_per_level",
@@ -34,6 +36,7 @@ FIELDS = (
     "shift",
     "num_groups",
     "eps",
+    "activation",
 )  # arguments that are fields of the plugins
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 """Floating types by their names in tensorrt.DataType."""
@@ -142,6 +145,10 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     fields = {key: values.pop(key) for key in FIELDS if key in values}
     if packed:
         fields["packed"] = 1
+    if TARGETS[target] == LINEAR:
+        fields = {"activation": ACTIVATIONS.index(fields["activation"])}
+        fields["add_residual"] = int("residual" in values)
+        values = _inputs_of_linear(**values)
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
     }
@@ -149,13 +156,19 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     operator, inputs = TARGETS[target], []
     own = next(iter(tensors.values())).dtype.name
     for argument, tensor in tensors.items():
-        accepted = [own] if operator in (WINDOW_ATTENTION, GROUP_NORM) else [own, "FLOAT"]
+        accepted = [own] if operator in (WINDOW_ATTENTION, GROUP_NORM, LINEAR) else [own, "FLOAT"]
         if argument == "reference_points":
             accepted = ["FLOAT"]
         if tensor.dtype.name in FLOAT_TYPES and tensor.dtype.name not in accepted:
             tensor = cast_trt_tensor(ctx, tensor, FLOAT_TYPES[accepted[-1]], f"{name}_{argument}_cast")
         inputs.append(tensor)
     return add_plugin_layer(ctx.net, operator, inputs, fields, f"{operator}-[{name}]")
+
+
+def _inputs_of_linear(x: Any, weight: Any, bias: Any = None, residual: Any = None) -> dict[str, Any]:
+    """Returns all inputs of the plugin: a layer without a bias has zeros, one without a residual its bias."""
+    bias = torch.zeros(weight.shape[0]) if bias is None else bias
+    return {"x": x, "weight": weight, "bias": bias, "residual": bias if residual is None else residual}
 
 
 def add_plugin_layer(

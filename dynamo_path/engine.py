@@ -20,6 +20,7 @@ from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
+from dynamo_path.written_out_linears import write_out_for_tensorrt
 
 Result = TypeVar("Result")
 
@@ -40,7 +41,7 @@ def build_engine(
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
     Args:
-        program: result of `export_program`, on the GPU.
+        program: result of `export_program`, on the GPU. Changed by `write_out_for_tensorrt`.
         inputs: its example inputs.
         request: output names, sizes, TF32, refitting, timing cache and optimization level.
         ranges: ranges of the layers that become 8 bits, see `quantized_layers.quantize_layers`.
@@ -97,6 +98,7 @@ def _convert(
     """Runs Torch-TensorRT's conversion and raises the error that its interpreter met."""
     from torch_tensorrt import dynamo
 
+    write_out_for_tensorrt(program, quantized=ranges is not None)
     with (
         tempfile.TemporaryDirectory() as folder,
         quiet(LOGGER),
@@ -128,6 +130,7 @@ def build_with_fallback(
     """
     import torch_tensorrt
 
+    write_out_for_tensorrt(program)
     with tempfile.TemporaryDirectory() as folder, quiet(LOGGER):
         try:
             module = torch_tensorrt.dynamo.compile(

@@ -16,6 +16,7 @@ from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.packed_projections import pack_projections
 from onnx_path.surgery.graph import model_files
 from onnx_path.surgery.verify import selections
+from onnx_path.written_out_linears import write_out_slow_linears
 
 LARGEST_FILE = 2**31 - 2**27  # bytes of weights; a protobuf holds 2 GiB, and the graph needs some of it
 
@@ -95,8 +96,9 @@ def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
     """Brings our nodes into the form of the fastest plugins, in place.
 
     Args:
-        model: loses the function bodies of these nodes, which TensorRT's parser up to 10.6 prefers to
-            plugins. `pack_projections` merges linear layers before them.
+        model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
+            parser up to 10.6 prefers to plugins. `write_out_slow_linears` replaces linear layers, and
+            `pack_projections` merges those before MSDA.
         folder: location of weights outside of the model.
 
     Returns:
@@ -104,7 +106,8 @@ def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
     """
     bodies = len(model.functions)
     remove_function_bodies(model)
-    return pack_projections(model, folder) > 0 or len(model.functions) < bodies
+    changes = write_out_slow_linears(model, folder) + pack_projections(model, folder)
+    return changes > 0 or len(model.functions) < bodies
 
 
 def save_model(model: onnx.ModelProto, path: Path, folder: Path) -> None:

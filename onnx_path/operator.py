@@ -2,9 +2,9 @@
 
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
-lets every other ONNX runtime run the file. `onnx_path.window_attention` and `onnx_path.group_norm` describe
-the other operators. The bodies here read no attribute but `points_per_level` and fix no shape: levels, points
-and queries may all be dynamic.
+lets every other ONNX runtime run the file. `onnx_path.window_attention`, `onnx_path.group_norm` and
+`onnx_path.linear` describe the other operators. The bodies here read no attribute but `points_per_level` and
+fix no shape: levels, points and queries may all be dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
 remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.
@@ -18,7 +18,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path import group_norm, window_attention
+from onnx_path import group_norm, linear, window_attention
 from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
@@ -29,6 +29,7 @@ OPERATORS = (ATTENTION, FUSED_ATTENTION)
 MAP_OPERATORS = {
     window_attention.WINDOW_ATTENTION: window_attention.WindowAttention,
     group_norm.GROUP_NORM: group_norm.GroupNorm,
+    linear.LINEAR: linear.Linear,
 }
 """Bodies of the operators on maps. All inputs of their nodes have one type."""
 PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packed_projections`
@@ -57,6 +58,7 @@ def translation_table() -> dict[Callable, Callable]:
         torch.ops.msda.fused_attention.default: fused_attention,
         torch.ops.msda.window_attention.default: window_attention.translation(),
         torch.ops.msda.group_norm.default: group_norm.translation(),
+        torch.ops.msda.linear.default: linear.translation(),
     }
 
 
@@ -64,8 +66,7 @@ def function_bodies(op_types: Iterable[str] = ()) -> list[onnx.FunctionProto]:
     """Returns the bodies of both MSDA operators and of the two helper functions that they call.
 
     Args:
-        op_types: operators of a model's nodes. The bodies of window attention and group normalisation follow
-            if they are among them.
+        op_types: operators of a model's nodes. The bodies of those of `MAP_OPERATORS` follow.
     """
     operators = (MultiScaleDeformableAttention, FusedMultiScaleDeformableAttention)
     functions = [*operators, PointsOfLevels, SampledCorner]

@@ -15,6 +15,7 @@ from onnx_path.comparison.comparable_tensors import ComparableTensors
 from onnx_path.operator import remove_function_bodies
 from onnx_path.optimization_profiles import ShapeRange, inputs_of
 from onnx_path.tensorrt_engine import Settings
+from onnx_path.written_out_linears import write_out_slow_linears
 
 EngineOutputs = dict[str, tuple[np.ndarray, str]]
 """Array and name of the engine's type, by name of the tensor."""
@@ -62,6 +63,7 @@ class MarkedEngines:
         self._model, self._name, self._tensors, self._inputs = model, path.name, tensors, inputs
         remove_function_bodies(model)
         onnx.load_external_data_for_model(model, str(path.parent))
+        write_out_slow_linears(model, path.parent)
         # Writes the weights once. The model keeps references to them.
         onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="weights")
 

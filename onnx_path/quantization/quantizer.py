@@ -18,6 +18,7 @@ from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import Policy
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.surgery.graph.onnx_session import CPU
+from onnx_path.written_out_linears import write_out_linears
 
 DEFAULT_METHODS = {"int8": "percentile", "fp8": "minmax"}
 """Calibrator by precision. FP8 has fine steps near zero, so a few large numbers cost it nothing."""
@@ -47,8 +48,8 @@ class Quantizer:
 
     Attributes:
         precision: "int8" or "fp8".
-        model: copy of the model in an opset that has 8 bits, with its weights, and batch norms folded into
-            the convolutions before them.
+        model: copy of the model in an opset that has 8 bits, with its weights. Nodes `Linear` are written out
+            as matrix products, and batch norms folded into the convolutions before them.
         layers: the layers that can become 8 bits, in the order of the nodes.
         kept: the number of other layers, by the reason to keep them.
         ranges_file: file with the ranges; None before `calibrate`.
@@ -81,6 +82,7 @@ class Quantizer:
         copy = ir.from_proto(self.model)
         # PyTorch's older exporter copies equal biases from one; TensorRT's INT8 kernels need constants.
         ir.passes.common.IdentityEliminationPass()(copy)
+        write_out_linears(copy)
         fold_batch_norms(copy.graph)
         self.model = ir.to_proto(copy)
         self._graph = copy.graph

@@ -25,15 +25,16 @@ def one_node(
     dtype: torch.dtype,
     shapes: Shapes,
     opset: int = OPSET_VERSION,
+    output: Sequence[int | str] = ("n", "h", "w", "c"),
 ) -> onnx.ModelProto:
-    """A model of one node without a body, with inputs of these shapes."""
+    """A model of one node without a body, with inputs and an output of these shapes."""
     code = CODES[dtype]
     inputs = ", ".join(f"{code}[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
     options = [f"{name}: {type(x).__name__} = {x}" for name, x in attributes.items()]
     options += [f'{name}: string = "{text}"' for name, text in PLUGIN_ATTRIBUTES.items()]
     return onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": {opset}, "msda": 1]>\n'
-        f"one_node ({inputs}) => ({code}[n, h, w, c] output) {{\n"
+        f"one_node ({inputs}) => ({code}[{', '.join(map(str, output))}] output) {{\n"
         f"output = msda.{op_type}<{', '.join(options)}>({', '.join(shapes)})\n}}"
     )
 
@@ -76,7 +77,7 @@ def exported_node(
     return node, attributes, [size.dim_value for size in sizes]
 
 
-def run_engine(path: Path, inputs: Mapping[str, torch.Tensor | None]) -> np.ndarray:
+def run_engine(path: Path, inputs: Mapping[str, torch.Tensor | None], output: str = "output") -> np.ndarray:
     arrays = {name: x.float().numpy() for name, x in inputs.items() if x is not None}
     with trt_plugin.EngineRunner(path) as runner:
-        return runner(arrays)["output"]
+        return runner(arrays)[output]

@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.group_norm import GROUP_NORM
+from onnx_path.linear import LINEAR
 from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
 from onnx_path.window_attention import WINDOW_ATTENTION
@@ -21,7 +22,10 @@ WINDOW_ATTENTIONS = {(DOMAIN, WINDOW_ATTENTION): (0, 1, 2)}
 GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 """Nodes of group normalisation, and their inputs, which have one type."""
 
-OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS
+LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3)}
+"""Nodes of linear layers, and their inputs, which have one type."""
+
+OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS
 """Nodes of the library's operators, and their inputs that get the type of the first."""
 
 _FLOAT = ir.DataType.FLOAT

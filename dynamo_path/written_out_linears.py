@@ -1,0 +1,61 @@
+"""Replaces calls of `msda.linear` in a graph by PyTorch's operators.
+
+Builds do so where TensorRT's own products are faster than the plugin's kernels, and for all calls before a
+quantisation, which knows linear layers. `onnx_path.written_out_linears` does the same in the ONNX path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dynamo_path.packed_projections import LINEAR
+from msda.checks import ACTIVATIONS
+from trt_plugin import library
+
+OPERATOR = torch.ops.msda.linear.default
+_ACTIVATIONS = {"gelu": torch.ops.aten.gelu.default, "relu": torch.ops.aten.relu.default}
+
+
+def write_out_for_tensorrt(program: torch.export.ExportedProgram, quantized: bool = False) -> int:
+    """Replaces the calls that no kernel runs fast on the current GPU, in place; returns their number.
+
+    Args:
+        program: no call is an output of it.
+        quantized: replace all calls.
+    """
+    calls = [node for node in program.graph.nodes if node.target is OPERATOR]
+    slow = [node for node in calls if quantized or not _is_fast(node)]
+    for node in slow:
+        _write_out(program.graph, node)
+    program.graph_module.recompile()
+    return len(slow)
+
+
+def _is_fast(node: torch.fx.Node) -> bool:
+    """Returns whether the plugin's kernel for a call is as fast as TensorRT's on the current GPU."""
+    x, _, _, residual, activation = node.args
+    result = node.meta["val"]
+    dtype = str(result.dtype).removeprefix("torch.")
+    inputs, outputs = x.meta["val"].shape[-1], result.shape[-1]
+    fields = ACTIVATIONS.index(activation), residual is not None
+    return dtype in library.LINEAR_TYPES and library.has_fast_linear(inputs, outputs, *fields, dtype)
+
+
+def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    *product, residual, activation = node.args
+
+    def add(target: Callable, *arguments: torch.fx.Node | None) -> torch.fx.Node:
+        made = graph.call_function(target, arguments)
+        made.meta = dict(node.meta)  # all results have one shape and type
+        return made
+
+    with graph.inserting_before(node):
+        result = add(LINEAR, *product)
+        if activation != "none":
+            result = add(_ACTIVATIONS[activation], result)
+        if residual is not None:
+            result = add(torch.ops.aten.add.Tensor, residual, result)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)

@@ -1,0 +1,79 @@
+"""The dynamo path's linear layers: calls of `msda.linear` that builds write out as PyTorch's operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from codetr.model.layers import FeedForward, Linear
+from dynamo_path.quantized_layers import quantize_layers
+from dynamo_path.written_out_linears import OPERATOR, write_out_for_tensorrt
+from trt_plugin import library
+
+aten = torch.ops.aten
+
+
+class Block(nn.Module):
+    """A feed-forward block as of Swin, behind a layer without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = Linear(8, 16, bias=False)
+        self.mlp = FeedForward(16, 32, 16, "gelu")
+        for module in self.modules():
+            module.written_out = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x, activation="relu")
+        return self.mlp(x, x) * 2
+
+
+@pytest.fixture
+def program() -> torch.export.ExportedProgram:
+    shapes = ({0: torch.export.Dim("rows", min=2, max=64)},)
+    return torch.export.export(Block().eval(), (torch.randn(3, 5, 8),), dynamic_shapes=shapes, strict=True)
+
+
+def targets(program: torch.export.ExportedProgram) -> list:
+    return [node.target for node in program.graph.nodes if node.op == "call_function"]
+
+
+WRITTEN = (
+    (aten.linear.default, aten.relu.default),
+    (aten.linear.default, aten.gelu.default),
+    (aten.linear.default, aten.add.Tensor),
+)
+"""What replaces each call."""
+
+
+def test_every_call_before_a_quantisation(program):
+    """The graph computes the same. Its layers have their weights and modules, so that they become 8 bits."""
+    x = torch.randn(7, 5, 8)
+    expected = program.module()(x)
+    assert targets(program) == [OPERATOR] * 3 + [aten.mul.Tensor]
+    assert write_out_for_tensorrt(program, quantized=True) == 3
+    assert targets(program) == [target for call in WRITTEN for target in call] + [aten.mul.Tensor]
+    torch.testing.assert_close(program.module()(x), expected)
+    layers = [node for node in program.graph.nodes if node.target is aten.linear.default]
+    found = [list(node.meta["nn_module_stack"].values())[-1][0] for node in layers]
+    assert found == ["first", "mlp.fc1", "mlp.fc2"]
+    assert quantize_layers(program.module(), {}, "int8") == 0  # which reads the weights of all layers
+
+
+def test_calls_that_no_kernel_runs_fast(program, monkeypatch):
+    asked = []
+
+    def has_fast_linear(*arguments):
+        asked.append(arguments)
+        return arguments[1] == 32
+
+    monkeypatch.setattr(library, "has_fast_linear", has_fast_linear)
+    assert write_out_for_tensorrt(program) == 2
+    assert asked == [
+        (8, 16, 2, False, "float32"),
+        (16, 32, 1, False, "float32"),
+        (32, 16, 0, True, "float32"),
+    ]
+    assert targets(program) == [*WRITTEN[0], OPERATOR, *WRITTEN[2], aten.mul.Tensor]

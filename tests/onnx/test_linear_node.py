@@ -1,0 +1,264 @@
+"""Linear layers as ONNX nodes: their body in onnxruntime, written out, and as plugins of TensorRT."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+import msda
+from benchmarks.operator_errors import TOLERANCE, relative_error
+from msda import checks
+from onnx_path import linear, model_for_tensorrt
+from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.linear import ACTIVATIONS, LINEAR
+from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.precision import convert_precision
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
+from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.written_out_linears import write_out_linears
+from tests.engines.plugin_engines import plugin_or_skip, save
+from tests.onnx.map_nodes import CODES, add_bodies_of_opset, exported_node, one_node, open_session, run_engine
+from tests.onnx.text_models import text_model
+from trt_plugin import library
+
+MAPS = [(2, 8), (1, 63), (1, 1), (0, 4), (3, 0)]
+"""Sizes of x before the last."""
+FORMS = list(itertools.product(range(len(ACTIVATIONS)), (0, 1)))
+"""Numbers of the attributes activation and add_residual."""
+
+
+def make_inputs(rows: tuple[int, ...], inputs: int, outputs: int, dtype: torch.dtype) -> dict:
+    """Random x, weight, bias and residual."""
+    random = torch.Generator().manual_seed(inputs + sum(rows))
+    shapes = {"x": (*rows, inputs), "weight": (outputs, inputs), "bias": (outputs,)}
+    shapes["residual"] = (*rows, outputs)
+    tensors = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    tensors["weight"] /= inputs**0.5
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def truth(inputs: Mapping[str, torch.Tensor], activation: int, add_residual: int) -> torch.Tensor:
+    """The reference's result in float64."""
+    tensors = {name: tensor.double() for name, tensor in inputs.items()}
+    tensors["residual"] = tensors["residual"] if add_residual else None
+    return msda.linear_reference.linear(**tensors, activation=ACTIVATIONS[activation])
+
+
+def assert_close(found: np.ndarray, inputs: Mapping[str, torch.Tensor], form: tuple[int, int]) -> None:
+    expected = truth(inputs, *form)
+    error = relative_error(torch.from_numpy(found), expected, floor=expected.numel() ** 0.5)
+    assert found.shape == tuple(expected.shape)
+    assert error <= TOLERANCE[inputs["x"].dtype], error
+
+
+def numbers(form: tuple[int, int]) -> dict[str, int]:
+    return dict(zip(("activation", "add_residual"), form))
+
+
+SHAPES = {"x": ("n", "s", "k"), "weight": ("o", "k"), "bias": ("o",), "residual": ("n", "s", "o")}
+
+
+def test_activations_are_those_of_the_operator():
+    assert linear.ACTIVATIONS == checks.ACTIVATIONS
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_body_in_onnxruntime(dtype, form):
+    """One session for every size: no size is fixed. A node without a residual names its bias."""
+    shapes = SHAPES if form[1] else SHAPES | {"residual": ("o",)}
+    model = one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", "o"))
+    add_function_bodies(model)
+    onnx.checker.check_model(model, full_check=True)
+    session = open_session(model)
+    for rows in MAPS:
+        inputs = make_inputs(rows, 24, 40, dtype)
+        given = inputs if form[1] else inputs | {"residual": inputs["bias"]}
+        (found,) = session.run(None, {name: x.numpy() for name, x in given.items()})
+        assert_close(found, inputs, form)
+
+
+@pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, 22])
+def test_body_in_another_opset(opset):
+    inputs = make_inputs((2, 9), 16, 24, torch.float32)
+    model = one_node(LINEAR, numbers((1, 1)), torch.float32, SHAPES, opset, output=("n", "s", "o"))
+    add_bodies_of_opset(model, opset)
+    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
+    assert_close(found, inputs, (1, 1))
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x, weight, bias):
+        return msda.linear(x, weight, bias, activation="gelu")
+
+
+def test_translation():
+    """Sizes of x stay dynamic. A node without a residual names its bias twice."""
+    tensors = list(make_inputs((2, 9, 7), 16, 24, torch.float32).values())
+    node, attributes, sizes = exported_node(Layer(), tensors[:3])
+    plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
+    assert (node.domain, node.op_type) == ("msda", LINEAR)
+    assert attributes == plugin | {"activation": 1, "add_residual": 0}
+    assert node.input[2] == node.input[3] and len(set(node.input)) == 3
+    assert sizes == [0, 0, 0, 24]
+
+
+class Unbiased(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x, residual):
+        return msda.linear(x, self.weight, None, residual, "relu")
+
+
+def test_translation_without_a_bias():
+    """The node has zeros for it."""
+    inputs = make_inputs((2, 9), 16, 24, torch.float32)
+    given = {name: inputs[name] for name in ("x", "residual")}
+    program = torch.onnx.export(
+        Unbiased(inputs["weight"]),
+        tuple(given.values()),
+        dynamo=True,
+        verbose=False,
+        opset_version=OPSET_VERSION,
+        custom_translation_table=translation_table(),
+    )
+    model = program.model_proto
+    assert model.graph.node[-1].op_type == LINEAR
+    add_function_bodies(model)
+    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in given.items()})
+    assert_close(found, inputs | {"bias": torch.zeros(24)}, (2, 1))
+
+
+WEIGHTS = {"W": (32, 16), "b": (32,), "V": (16, 32), "c": (16,)}
+BLOCK = (
+    "h = msda.Linear<activation = 1, add_residual = 0>(x, W, b, b)"
+    " y = msda.Linear<activation = 0, add_residual = 1>(h, V, c, x)"
+)
+"""A feed-forward block of Swin."""
+
+
+def block() -> tuple[onnx.ModelProto, np.ndarray]:
+    """A model of two nodes, and an input."""
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal(size, dtype=np.float32) / 4 for name, size in WEIGHTS.items()}
+    edges = "float[2, 63, 16] x", "float[2, 63, 16] y"
+    model = text_model(BLOCK, *edges, OPSET_VERSION, domains=DOMAIN, **weights)
+    for node, name in zip(model.graph.node, ("fc1", "fc2"), strict=True):
+        node.name = f"/mlp/{name}/Linear"
+    add_function_bodies(model)
+    return model, random.standard_normal((2, 63, 16), dtype=np.float32)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_conversion_to_16_bits(precision):
+    """All inputs of the nodes become 16-bit."""
+    model, x = block()
+    narrow = onnx.ModelProto()
+    narrow.CopyFrom(model)
+    report = convert_precision(narrow, precision)
+    assert (report.converted, report.kept, report.casts) == (2, {}, 2)
+    onnx.checker.check_model(narrow, full_check=True)
+    wanted = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
+    assert {x.data_type for x in narrow.graph.initializer} == {wanted}
+    (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (narrow, model))
+    error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
+    assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]
+
+
+def test_written_out_as_pytorch_exports():
+    """The same operators, weights and sums as those of PyTorch's exporter, named by modules."""
+    model, x = block()
+    written = ir.from_proto(model)
+    assert write_out_linears(written) == 2
+    written = ir.to_proto(written)
+    onnx.checker.check_model(written, full_check=True)
+    nodes = [(node.name, node.op_type) for node in written.graph.node]
+    fc1 = [(f"/mlp/fc1/{op_type}", op_type) for op_type in ("MatMul", "Add", "Gelu")]
+    fc2 = [("/mlp/fc2/MatMul", "MatMul"), ("/mlp/fc2/Add", "Add"), ("/mlp/fc2/Add_1", "Add")]
+    assert nodes == fc1 + fc2
+    assert written.graph.node[-1].input[0] == "x"
+    assert sorted(tuple(x.dims) for x in written.graph.initializer) == [(16,), (16, 32), (32,), (32, 16)]
+    assert LINEAR not in [function.name for function in written.functions]
+    (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (written, model))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nodes_without_constant_weights_are_written_out():
+    shapes = SHAPES | {"x": (2, 9, 16), "weight": (24, 16)}
+    model = one_node(LINEAR, numbers((2, 1)), torch.float32, shapes, output=("n", "s", "o"))
+    assert model_for_tensorrt.fit_plugins(model, Path())
+    assert [x.op_type for x in model.graph.node] == ["Transpose", "MatMul", "Add", "Relu", "Add"]
+    inputs = make_inputs((2, 9), 16, 24, torch.float32)
+    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
+    assert_close(found, inputs, (2, 1))
+
+
+def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
+    """The library decides by the sizes, attributes and type of each node."""
+    asked = []
+
+    def has_fast_linear(*arguments):
+        asked.append(arguments)
+        return arguments[1] == 32
+
+    monkeypatch.setattr(library, "has_fast_linear", has_fast_linear)
+    model, _ = block()
+    convert_precision(model, "bf16")
+    assert model_for_tensorrt.fit_plugins(model, Path())
+    assert asked == [(16, 32, 1, False, "bfloat16"), (32, 16, 0, True, "bfloat16")]
+    kinds = [x.op_type for x in model.graph.node if x.op_type != "Cast"]
+    assert kinds == [LINEAR, "MatMul", "Add", "Add"]
+    onnx.checker.check_model(model)
+
+
+# Engines.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(192, 576), (64, 20)])
+def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
+    """The plugin with kernels of CUTLASS, or with the plain one, which builds of detectors never use."""
+    plugin_or_skip()
+    shapes = SHAPES | {"x": ("n", "s", inputs), "weight": (outputs, inputs), "bias": (outputs,)}
+    shapes["residual"] = ("n", "s", outputs) if form[1] else (outputs,)
+    file = tmp_path / "model.onnx"
+    onnx.save(one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", outputs)), file)
+    ranges = {"x": inputs} | ({"residual": outputs} if form[1] else {})
+    profiles = {
+        name: ShapeRange(*((*rows, columns) for rows in ((1, 1), (1, 864), (4, 1500))))
+        for name, columns in ranges.items()
+    }
+    path = save(tmp_path, serialize_engine(file, Settings(profiles=profiles), "linear"))
+    for rows in ((1, 1), (1, 864), (2, 77), (4, 1500)):
+        tensors = make_inputs(rows, inputs, outputs, dtype)
+        given = tensors if form[1] else tensors | {"residual": tensors["bias"]}
+        assert_close(run_engine(path, given), tensors, form)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_engine_of_a_block(tmp_path, precision):
+    """Weights are constants of the engine."""
+    plugin_or_skip()
+    model, x = block()
+    (expected,) = onnx_session.run(model, {"x": x})
+    convert_precision(model, precision)
+    model_for_tensorrt.remove_function_bodies(model)
+    onnx.save(model, tmp_path / "model.onnx")
+    path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "block"))
+    found = run_engine(path, {"x": torch.from_numpy(x)}, "y")
+    error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
+    assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]
