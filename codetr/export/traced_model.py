@@ -90,6 +90,7 @@ def load_model(request: ExportRequest, shapes: list[tuple[int, ...]]) -> CoDino:
     model.fold_batch_norms()
     model.fold_position_biases()
     model.write_out_group_norms()
+    model.write_out_linears()
     return model
 
 

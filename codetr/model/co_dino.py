@@ -17,7 +17,14 @@ from codetr.model.backbones import make_backbone
 from codetr.model.backbones.swin import WindowAttention
 from codetr.model.geometry import Pyramid, make_pyramid
 from codetr.model.head import QuerySelection, detections
-from codetr.model.layers import Float32Linear, FrozenBatchNorm2d, GroupNorm, device_constant, device_size
+from codetr.model.layers import (
+    Float32Linear,
+    FrozenBatchNorm2d,
+    GroupNorm,
+    Linear,
+    device_constant,
+    device_size,
+)
 from codetr.model.neck import ChannelMapper
 from codetr.model.transformer import Decoder, DenoisingQueries, Encoder
 
@@ -132,6 +139,17 @@ class CoDino(nn.Module):
         model."""
         for module in self.modules():
             if isinstance(module, GroupNorm):
+                module.written_out = True
+        return self
+
+    def write_out_linears(self) -> CoDino:
+        """Replaces linear layers of Swin by their form for exports, see `codetr.model.layers.Linear`.
+
+        Returns:
+            The model.
+        """
+        for module in self.backbone.modules():
+            if isinstance(module, Linear):
                 module.written_out = True
         return self
 

@@ -133,19 +133,30 @@ class MultiheadAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
+class Linear(nn.Linear):
+    """A linear layer that becomes one node of exports with what follows it, `msda.linear`."""
+
+    written_out = False  # whether `forward` uses the form for exports
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, activation: str = "none") -> Tensor:
+        """[..., K] -> [..., N]. Applies the activation, then adds the residual [..., N], as `msda.linear`."""
+        if self.written_out:
+            return msda.linear(x, self.weight, self.bias, residual, activation)
+        return msda.linear_reference.finish(super().forward(x), residual, activation)
+
+
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them; without the residual."""
+    """Two linear layers with an activation between them, "gelu" or "relu"."""
 
-    def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, activation: type[nn.Module]
-    ) -> None:
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, activation: str) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(in_channels, hidden_channels)
-        self.activation = activation()
-        self.fc2 = nn.Linear(hidden_channels, out_channels)
+        self.activation = activation
+        self.fc1 = Linear(in_channels, hidden_channels)
+        self.fc2 = Linear(hidden_channels, out_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[..., C] -> [..., C], with the residual if there is one."""
+        return self.fc2(self.fc1(x, activation=self.activation), residual)
 
 
 def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:

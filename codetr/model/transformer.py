@@ -21,7 +21,7 @@ def _deformable_attention(config: Config) -> MultiScaleDeformableAttention:
 
 
 def _feed_forward(config: Config) -> FeedForward:
-    return FeedForward(config.embed_dims, config.feedforward_channels, config.embed_dims, nn.ReLU)
+    return FeedForward(config.embed_dims, config.feedforward_channels, config.embed_dims, "relu")
 
 
 class EncoderLayer(nn.Module):
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         super().__init__()
         dims = config.embed_dims
         self.query_embed = nn.Parameter(torch.randn(config.num_queries, dims))
-        self.ref_point_head = FeedForward(2 * dims, dims, dims, nn.ReLU)
+        self.ref_point_head = FeedForward(2 * dims, dims, dims, "relu")
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(dims)
         self.class_branches = nn.ModuleList(Float32Linear(dims, config.num_classes) for _ in self.layers)

@@ -56,7 +56,7 @@ def model(tmp_path_factory) -> codetr.CoDino:
 
 @pytest.fixture(scope="module")
 def program(model, request_) -> torch.export.ExportedProgram:
-    model.fold_position_biases().write_out_group_norms()
+    model.fold_position_biases().write_out_group_norms().write_out_linears()
     try:
         return export_program(model, example_inputs(request_), dynamic_shapes(request_))
     finally:  # the model then computes by the other formulation

@@ -22,7 +22,9 @@ from onnx_path import operator
 from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
 from onnx_path.group_norm import GROUP_NORM
+from onnx_path.linear import LINEAR
 from onnx_path.model_for_tensorrt import parsed_file
+from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
@@ -77,6 +79,7 @@ def exported(request, tmp_path_factory):
     model.fold_position_biases()
     if request.param == WRITTEN_OUT:
         model.write_out_group_norms()
+    model.write_out_linears()  # of Swin
     return request.param, model, inputs, path, write_onnx(export_program(model, inputs), path)
 
 
@@ -118,10 +121,53 @@ def test_exported_window_attentions(exported):
         size, shift = block.attn.window_size, block.attn.shift
         assert attributes_of(node) == PLUGIN_ATTRIBUTES | {"window_size": size, "shift": shift}
         qkv, bias, padding = node.input
-        assert made[qkv].op_type == "Reshape" and made[made[qkv].input[0]].op_type == "Add"
+        assert made[qkv].op_type == "Reshape" and made[made[qkv].input[0]].op_type == LINEAR
         np.testing.assert_array_equal(constants[bias], block.attn.position_bias().detach())
         np.testing.assert_array_equal(constants[padding], block.attn.qkv.bias.detach())
         assert re.fullmatch(r"/backbone/stages\.\d/blocks\.\d/attn/WindowAttention", node.name)
+
+
+def test_exported_linears(exported):
+    """Each block of the Swin has four, with the activation or the residual that follows; no Gelu remains."""
+    name, model, _, path, counts = exported
+    exported_model = onnx.load(path)
+    nodes = [node for node in exported_model.graph.node if node.op_type == LINEAR]
+    bodies = [body.name for body in exported_model.functions].count(LINEAR)
+    blocks = [] if name == "codino_resnet_tiny" else [x for s in model.backbone.stages for x in s.blocks]
+    assert len(nodes) == 4 * len(blocks) == counts[LINEAR] and bodies == bool(blocks)
+    assert not counts["Gelu"]
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
+    layers = [layer for x in blocks for layer in (x.attn.qkv, x.attn.proj, x.mlp.fc1, x.mlp.fc2)]
+    forms = [(0, 0), (0, 1), (1, 0), (0, 1)] * len(blocks)
+    for layer, form, node in zip(layers, forms, nodes, strict=True):
+        numbers = dict(zip(("activation", "add_residual"), form))
+        assert attributes_of(node) == PLUGIN_ATTRIBUTES | numbers
+        np.testing.assert_array_equal(constants[node.input[1]], layer.weight.detach())
+        np.testing.assert_array_equal(constants[node.input[2]], layer.bias.detach())
+        assert (node.input[3] in constants) == (not form[1])
+    # The residual is the map before the norm: what the last block gave, or the sum before.
+    for proj, fc2 in zip(nodes[1::4], nodes[3::4], strict=True):
+        assert fc2.input[3] == proj.output[0]
+    found = [node.name for node in nodes[:4]]
+    parts = ("attn/qkv", "attn/proj", "mlp/fc1", "mlp/fc2")
+    assert found == [f"/backbone/stages.0/blocks.0/{part}/Linear" for part in parts][: len(found)]
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path):
+    """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes."""
+    name, _, inputs, path, _ = exported
+    if name == "codino_resnet_tiny":
+        pytest.skip("has no nodes Linear")
+    plain, _ = load_golden(name)
+    plain.fold_position_biases()
+    write_onnx(export_program(plain, inputs), tmp_path / "plain.onnx")
+    found, expected = (Quantizer(onnx.load(file), precision) for file in (path, tmp_path / "plain.onnx"))
+    assert [x.product.key for x in found.layers] == [x.product.key for x in expected.layers]
+    assert [x.group for x in found.layers] == [x.group for x in expected.layers]
+    assert found.kept == expected.kept
+    counts = [Counter(node.op_type for node in x.model.graph.node) for x in (found, expected)]
+    assert counts[0] == counts[1]
 
 
 def test_exported_group_norms(exported):
@@ -172,7 +218,11 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
-    assert counts["MatMul"] - after["MatMul"] == counts["Add"] - after["Add"] == MODELS[name]
+    # No kernel runs linear layers in float32, so these became products and sums, half of them two sums.
+    linears = counts[LINEAR]
+    assert not after[LINEAR] and after["Gelu"] == linears // 4
+    assert counts["MatMul"] + linears - after["MatMul"] == MODELS[name]
+    assert counts["Add"] + linears * 3 // 2 - after["Add"] == MODELS[name]
     assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
     made = {node.output[0]: node.name for node in nodes}
     for node in attentions:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import msda
 from codetr.config import SwinConfig
-from codetr.model.layers import DropPath, FeedForward
+from codetr.model.layers import DropPath, FeedForward, Linear
 
 
 class WindowAttention(nn.Module):
@@ -26,8 +26,8 @@ class WindowAttention(nn.Module):
         index = relative_position_index(window_size)
         self.register_buffer("relative_position_index", index, persistent=False)  # [L, L]
         self.register_parameter("folded_bias", None)  # [heads, L, L] in place of the table, in exports
-        self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
-        self.proj = nn.Linear(channels, channels)
+        self.qkv = Linear(channels, 3 * channels, bias=qkv_bias)
+        self.proj = Linear(channels, channels)
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def position_bias(self) -> Tensor:
@@ -42,13 +42,16 @@ class WindowAttention(nn.Module):
         self.folded_bias = nn.Parameter(self.position_bias().contiguous(), requires_grad=False)
         del self.relative_position_bias_table, self.relative_position_index
 
-    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """[N, H * W, C] and (H, W) -> [N, H * W, C]. Padding cells are zeros, and their qkv is the bias."""
+    def forward(self, x: Tensor, size: tuple[int, int], residual: Tensor | None = None) -> Tensor:
+        """[N, H * W, C] and (H, W) -> [N, H * W, C], with the residual if there is one.
+
+        Padding cells are zeros, and their qkv is the bias.
+        """
         qkv = self.qkv(x).unflatten(1, size)
         attended = msda.window_attention(
             qkv, self.position_bias(), self.qkv.bias, self.window_size, self.shift
         )
-        return self.proj(attended.flatten(1, 2))
+        return self.proj(attended.flatten(1, 2), residual)
 
 
 class SwinBlock(nn.Module):
@@ -60,13 +63,16 @@ class SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(channels)
         self.attn = WindowAttention(channels, num_heads, config.window_size, shift, config.qkv_bias)
         self.norm2 = nn.LayerNorm(channels)
-        self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, nn.GELU)
+        self.mlp = FeedForward(channels, config.mlp_ratio * channels, channels, "gelu")
         self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """[N, H * W, C] and (H, W) -> [N, H * W, C]."""
-        x = x + self.drop_path(self.attn(self.norm1(x), size))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        if self.training:
+            x = x + self.drop_path(self.attn(self.norm1(x), size))
+            return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = self.attn(self.norm1(x), size, x)
+        return self.mlp(self.norm2(x), x)
 
 
 class PatchMerging(nn.Module):
