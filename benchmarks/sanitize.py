@@ -13,6 +13,7 @@ import torch
 
 import msda
 from benchmarks import group_norm as norms
+from benchmarks import linear as linears
 from benchmarks import operator_errors, timing
 from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
@@ -29,9 +30,10 @@ def run_edge_cases() -> int:
     are compared with the reference on the CPU, which detects a kernel that did not run.
 
     Window attention runs with padding, shift, and every compiled window and head size. Group normalisation
-    runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes.
+    runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
+    with every activation and with residuals, and with sizes that end within a tile.
 
-    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW and MSDA_GROUP_NORM force a kernel
+    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM and MSDA_LINEAR force a kernel
     (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
 
     ```
@@ -46,7 +48,7 @@ def run_edge_cases() -> int:
         try:
             error = run()
         except RuntimeError as reason:
-            variables = ("FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM")
+            variables = ("FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR")
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
@@ -84,6 +86,13 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"norm {height}x{width} groups {num_groups}x{group_size} {dtype} unaligned={unaligned}"
         run = partial(check_map, msda.group_norm, norms.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
+    forms = (("none", False), ("gelu", False), ("relu", False), ("none", True), ("gelu", True))
+    sizes = (3, 8, 8), (63, 20, 33), (130, 64, 192), (864, 1544, 264)
+    for dtype, size, form, unaligned in itertools.product(DTYPES, sizes, forms, (False, True)):
+        problem = linears.LinearProblem("edge", *size, *form)
+        what = f"linear {'x'.join(map(str, size))} {form} {dtype} unaligned={unaligned}"
+        run = partial(check_map, msda.linear, linears.truth, problem, dtype, unaligned)
+        yield what, operator_errors.TOLERANCE[dtype], run
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
@@ -113,7 +122,7 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
 def check_map(
     operator: Callable[..., torch.Tensor],
     truth: Callable[..., torch.Tensor],
-    problem: windows.WindowProblem | norms.NormProblem,
+    problem: windows.WindowProblem | norms.NormProblem | linears.LinearProblem,
     dtype: torch.dtype,
     unaligned: bool,
 ) -> float:

@@ -19,7 +19,7 @@ ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize(
-    "module", ["msda", "detector", "sanitize", "training", "window_attention", "group_norm"]
+    "module", ["msda", "detector", "sanitize", "training", "window_attention", "group_norm", "linear"]
 )
 def test_without_gpu(module: str, capsys) -> None:
     assert importlib.import_module(f"benchmarks.{module}").main([]) == 1
@@ -58,6 +58,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("training", ["--problem", "co_dino_r50"], "expected MODEL:HEIGHTxWIDTH:BATCH"),
         ("window_attention", ["--methods", "magic"], "--methods"),
         ("group_norm", ["--problems"], "--problems"),
+        ("linear", ["--problems"], "--problems"),
     ],
 )
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:

@@ -1,0 +1,131 @@
+"""`python -m benchmarks.linear`: times and errors of linear layers with activation or residual on the GPU."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from cyclopts.types import PositiveInt
+from torch import Tensor
+
+import msda
+from benchmarks.map_operators import MapOperator
+from benchmarks.msda import DTYPES
+from benchmarks.option_types import OneOrMore
+from codetr.cli.argument_types import OutputFile
+from codetr.cli.program import run_program
+
+METHODS = {
+    "linear": "msda.linear",
+    "eager": "torch.nn.functional.linear, then the activation and the sum",
+}
+
+
+class Inputs(NamedTuple):
+    """The arguments of `msda.linear`."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    residual: Tensor | None
+    activation: str
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """Sizes of one call of the operator, and what follows the product."""
+
+    name: str
+    rows: int
+    inputs_of_row: int
+    outputs_of_row: int
+    activation: str = "none"
+    residual: bool = False
+
+    def bytes_moved(self, dtype: torch.dtype) -> int:
+        """Returns the bytes of all tensors, each once."""
+        columns = self.inputs_of_row + self.outputs_of_row * (1 + self.residual)
+        return dtype.itemsize * (self.rows * columns + self.outputs_of_row * (self.inputs_of_row + 1))
+
+    def inputs(self, dtype: torch.dtype, device: str = "cuda", seed: int = 0) -> Inputs:
+        """Draws normal numbers, with which x weight^T has a variance of 1."""
+        generator = torch.Generator(device).manual_seed(seed)
+        draw = functools.partial(torch.randn, generator=generator, device=device)
+        x = draw(self.rows, self.inputs_of_row)
+        weight = draw(self.outputs_of_row, self.inputs_of_row) / self.inputs_of_row**0.5
+        residual = draw(self.rows, self.outputs_of_row).to(dtype) if self.residual else None
+        bias = draw(self.outputs_of_row)
+        return Inputs(x.to(dtype), weight.to(dtype), bias.to(dtype), residual, self.activation)
+
+
+def _block(stage: int) -> tuple[LinearProblem, ...]:
+    """The layers of a block of Swin-L at 768x1152."""
+    rows, channels, name = (192 >> stage) * (288 >> stage), 192 << stage, f"swin_l_768x1152_stage{stage}"
+    return (
+        LinearProblem(f"{name}_qkv", rows, channels, 3 * channels),
+        LinearProblem(f"{name}_proj", rows, channels, channels, residual=True),
+        LinearProblem(f"{name}_fc1", rows, channels, 4 * channels, "gelu"),
+        LinearProblem(f"{name}_fc2", rows, 4 * channels, channels, residual=True),
+    )
+
+
+CELLS = sum((192 >> level) * (288 >> level) for level in range(5))  # of the encoder at 768x1152
+PROBLEMS = (
+    *(problem for stage in range(4) for problem in _block(stage)),
+    LinearProblem("encoder_768x1152_value", CELLS, 256, 256),
+    LinearProblem("encoder_768x1152_fc1", CELLS, 256, 2048, "relu"),
+    LinearProblem("encoder_768x1152_fc2", CELLS, 2048, 256, residual=True),
+)
+
+ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
+DtypeName = Literal[tuple(DTYPES)]
+Method = Literal[tuple(METHODS)]
+
+
+def measure_linear(
+    *,
+    out: OutputFile | None = None,
+    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
+    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp16", "bf16"),
+    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
+    iterations: PositiveInt = 100,
+) -> int:
+    """Time linear layers at the sizes of Swin-L and of Co-DETR's encoder; compare them with the reference.
+
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. MSDA_LINEAR forces a
+    kernel.
+
+    Args:
+        out: result file. Default: benchmarks/results/linear_GPU.json.
+        problems: sizes of the operator.
+        iterations: samples of each measurement.
+    """
+    chosen = [problem for problem in PROBLEMS if problem.name in problems]
+    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
+
+
+def truth(inputs: Inputs) -> Tensor:
+    """Returns the reference's result in float64, [M, N]."""
+    wide = (x.double() if isinstance(x, Tensor) else x for x in inputs)
+    return msda.linear_reference.linear(*wide)
+
+
+def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
+    """Returns a call of a method. Its result is [M, N]."""
+    if method == "linear":
+        return lambda: msda.linear(*inputs)
+    x, weight, bias, residual, activation = inputs
+    return lambda: msda.linear_reference.finish(F.linear(x, weight, bias), residual, activation)
+
+
+OPERATOR = MapOperator("benchmarks.linear", METHODS, make_call, truth, variable="MSDA_LINEAR", kernels=())
+
+main = functools.partial(run_program, measure_linear, program="python -m benchmarks.linear")
+
+if __name__ == "__main__":
+    sys.exit(main())
