@@ -3,7 +3,7 @@
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
 the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
 Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
-layer with its activation and residual. `reference`, `window_reference`, `group_norm_reference` and
+layer with its activation, residual and mask. `reference`, `window_reference`, `group_norm_reference` and
 `linear_reference` have the operators in plain PyTorch.
 """
 

@@ -211,7 +211,7 @@ def _register_linear_vmap() -> None:
         count = info.batch_size
         samples = [None if x is None else _samples(x, dim, count) for x, dim in zip(tensors, in_dims)]
         if in_dims[1:3] == (None, None):
-            return operator(samples[0], *tensors[1:3], samples[3], activation), 0
+            return operator(samples[0], *tensors[1:3], *samples[3:], activation), 0
         calls = ([None if x is None else x[i] for x in samples] for i in range(count))
         return torch.stack([operator(*call, activation) for call in calls]), 0
 
@@ -219,11 +219,17 @@ def _register_linear_vmap() -> None:
 
 
 def _linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor | None,
+    activation: str,
 ) -> Tensor:
     """Computes `linear`. PyTorch cannot trace derivatives of F.linear in `torch.func` with dynamic sizes."""
     product = x @ weight.mT
-    return linear_reference.finish(product if bias is None else product + bias, residual, activation)
+    product = product if bias is None else product + bias
+    return linear_reference.finish(product, residual, activation, mask)
 
 
 def _register_by_formula(name: str, formula: Callable) -> None:

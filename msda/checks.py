@@ -119,7 +119,12 @@ def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, e
 
 
 def check_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    mask: Tensor | None,
 ) -> None:
     """Checks the arguments of :func:`msda.linear`."""
     if activation not in ACTIVATIONS:
@@ -127,7 +132,7 @@ def check_linear(
     _check_type("x", x)
     if not x.dim():
         raise ValueError("x: expected [..., K], got a tensor without dimensions")
-    optional = {"bias": bias, "residual": residual}
+    optional = {"bias": bias, "residual": residual, "mask": mask}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     for name, tensor in {"weight": weight, **given}.items():
         _check_like(name, tensor, x, "x")
@@ -137,6 +142,8 @@ def check_linear(
         _check_shape("bias", bias, "[N]", (outputs,))
     if residual is not None:
         _check_shape("residual", residual, "[..., N]", (*x.shape[:-1], outputs))
+    if mask is not None:
+        _check_shape("mask", mask, "[..., 1]", (*x.shape[:-1], 1))
 
 
 def _check_type(name: str, tensor: Tensor) -> None:

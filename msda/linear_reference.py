@@ -1,4 +1,4 @@
-"""Linear layers with activation and residual, in plain PyTorch: the definition of correct results.
+"""Linear layers with activation, residual and mask, in plain PyTorch: the definition of correct results.
 
 It runs on any device, in every type of the operator, with autograd. Tests compare every other implementation
 with it in float64. This module imports `torch` and `msda.checks` only.
@@ -14,18 +14,24 @@ from msda import checks
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Computes :func:`msda.linear`; 16-bit values in float32."""
-    checks.check_linear(x, weight, bias, residual, activation)
+    checks.check_linear(x, weight, bias, residual, activation, mask)
     wide = torch.promote_types(x.dtype, torch.float32)
-    product = F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-    result = finish(product, None if residual is None else residual.to(wide), activation)
+    bias, residual, mask = (None if tensor is None else tensor.to(wide) for tensor in (bias, residual, mask))
+    result = finish(F.linear(x.to(wide), weight.to(wide), bias), residual, activation, mask)
     return result.to(x.dtype).contiguous()
 
 
-def finish(product: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-    """Computes activation(product) + residual in the tensors' type."""
+def finish(product: Tensor, residual: Tensor | None, activation: str, mask: Tensor | None = None) -> Tensor:
+    """Computes (activation(product) + residual) * mask in the tensors' type."""
     if activation != "none":
         product = {"gelu": F.gelu, "relu": F.relu}[activation](product)
-    return product if residual is None else residual + product
+    result = product if residual is None else residual + product
+    return result if mask is None else result * mask

@@ -255,10 +255,11 @@ def linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Computes a linear layer with its activation and residual:
+    """Computes a linear layer with its activation, residual and mask:
 
-        activation(x weight^T + bias) + residual
+        (activation(x weight^T + bias) + residual) * mask
 
     Letters: K inputs and N outputs of the layer.
 
@@ -268,16 +269,18 @@ def linear(
         bias: [N] in x's type. None: zeros.
         residual: [..., N] in x's type, with x's sizes before the last. None: zeros.
         activation: "none", "gelu" (x * (1 + erf(x / sqrt(2))) / 2) or "relu".
+        mask: [..., 1] in x's type, with x's sizes before the last: 0 for padded cells of a map, else 1. None:
+            ones.
 
     Returns:
         [..., N] in x's type. Sums are float32 (float64 for float64). Autocast casts all tensors.
 
         On a GPU of compute capability 9.0, a kernel of CUTLASS computes float16 and bfloat16 if K and N are
-        multiples of 8. It has the activation or the residual, not both. Its GELU is a polynomial with an
+        multiples of 8. It has one of activation, residual and mask. Its GELU is a polynomial with an
         absolute error of at most 4.3e-5. In all other cases PyTorch's operations compute the result in x's
         type.
 
-        Differentiable in x, weight, bias and residual, any number of times and in both modes, with
+        Differentiable in x, weight, bias, residual and mask, any number of times and in both modes, with
         `torch.func` and under `torch.vmap`. PyTorch operations compute the derivatives.
 
     Raises:
@@ -292,9 +295,9 @@ def linear(
         >>> linear(x, weight, bias, activation="gelu").shape
         torch.Size([1, 150, 256])
     """
-    checks.check_linear(x, weight, bias, residual, activation)
+    checks.check_linear(x, weight, bias, residual, activation, mask)
     _check_built_for(x, "x")
-    return torch.ops.msda.linear(x, weight, bias, residual, activation)
+    return torch.ops.msda.linear(x, weight, bias, residual, mask, activation)
 
 
 def _check_built_for(value: Tensor, name: str = "value") -> None:
@@ -368,7 +371,7 @@ def _group_norm_fake(x, weight, bias, num_groups, eps):
 
 
 @torch.library.register_fake("msda::linear")
-def _linear_fake(x, weight, bias, residual, activation):
+def _linear_fake(x, weight, bias, residual, mask, activation):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -378,19 +381,25 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
 torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
-torch.library.impl("msda::linear", "CPU", linear_reference.linear)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
+
+
+@torch.library.impl("msda::linear", "CPU")
+def _linear_cpu(x, weight, bias, residual, mask, activation):
+    return linear_reference.linear(x, weight, bias, residual, activation, mask)
+
 
 if _BUILD.has_cuda:
 
     @torch.library.impl("msda::linear", "CUDA")
-    def _linear_cuda(x, weight, bias, residual, activation):
+    def _linear_cuda(x, weight, bias, residual, mask, activation):
         """Runs a kernel where one is as fast as PyTorch's operations, or where MSDA_LINEAR forces one."""
-        tensors = [None if tensor is None else tensor.contiguous() for tensor in (x, weight, bias, residual)]
+        tensors = (x, weight, bias, residual, mask)
+        tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
         if torch.ops.msda.has_fast_linear(*tensors, activation):
             return torch.ops.msda.linear_kernel(*tensors, activation)
-        return linear_reference.finish(F.linear(*tensors[:3]), tensors[3], activation)
+        return linear_reference.finish(F.linear(*tensors[:3]), tensors[3], activation, tensors[4])
 
 
 autograd.register()

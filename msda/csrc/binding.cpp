@@ -324,27 +324,30 @@ Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, doub
 
 msda::LinearArguments linear_arguments(const Tensor& x, const Tensor& weight,
                                        const std::optional<Tensor>& bias,
-                                       const std::optional<Tensor>& residual) {
+                                       const std::optional<Tensor>& residual,
+                                       const std::optional<Tensor>& mask) {
   return {x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
-          residual ? residual->const_data_ptr() : nullptr};
+          residual ? residual->const_data_ptr() : nullptr, mask ? mask->const_data_ptr() : nullptr};
 }
 
 bool has_fast_linear(Tensor x, Tensor weight, std::optional<Tensor> bias,
-                     std::optional<Tensor> residual, std::string activation) {
+                     std::optional<Tensor> residual, std::optional<Tensor> mask,
+                     std::string activation) {
   const msda::LinearProblem problem =
-      binding::make_linear_problem(x, weight, bias, residual, activation);
+      binding::make_linear_problem(x, weight, bias, residual, mask, activation);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  return msda::has_fast_linear(problem, linear_arguments(x, weight, bias, residual));
+  return msda::has_fast_linear(problem, linear_arguments(x, weight, bias, residual, mask));
 }
 
 Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
-                     std::optional<Tensor> residual, std::string activation) {
+                     std::optional<Tensor> residual, std::optional<Tensor> mask,
+                     std::string activation) {
   const msda::LinearProblem problem =
-      binding::make_linear_problem(x, weight, bias, residual, activation);
+      binding::make_linear_problem(x, weight, bias, residual, mask, activation);
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = problem.outputs;
   Tensor output = torch::stable::new_empty(x, shape);
-  msda::LinearArguments arguments = linear_arguments(x, weight, bias, residual);
+  msda::LinearArguments arguments = linear_arguments(x, weight, bias, residual, mask);
   arguments.output = output.mutable_data_ptr();
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaError_t status = msda::linear(problem, arguments, current_stream(x));
@@ -353,8 +356,8 @@ Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
     STD_TORCH_CHECK(message.empty(), message);
     STD_TORCH_CHECK(false, "msda::linear: ", cudaGetErrorString(status),
                     " for x=", binding::shape_of(x), " weight=", binding::shape_of(weight),
-                    " activation=", activation, " residual=", residual ? "given" : "none", " ",
-                    msda::name(problem.type));
+                    " activation=", activation, " residual=", residual ? "given" : "none",
+                    " mask=", mask ? "given" : "none", " ", msda::name(problem.type));
   }
   return output;
 }
@@ -394,13 +397,14 @@ STABLE_TORCH_LIBRARY(msda, library) {
   // msda/ops.py implements it, on CUDA by the two operators after it, which take contiguous
   // tensors.
   library.def(
-      "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation) -> Tensor");
+      "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
+      "activation) -> Tensor");
   library.def(
-      "has_fast_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation) -> "
-      "bool");
+      "has_fast_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
+      "activation) -> bool");
   library.def(
-      "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation) -> "
-      "Tensor");
+      "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
+      "activation) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {

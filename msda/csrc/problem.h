@@ -205,6 +205,7 @@ inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Ten
 inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& weight,
                                                const std::optional<Tensor>& bias,
                                                const std::optional<Tensor>& residual,
+                                               const std::optional<Tensor>& mask,
                                                const std::string& activation) {
   STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., K], got a tensor without dimensions");
   STD_TORCH_CHECK(weight.dim() == 2, "weight: expected [N, K], got ", shape_of(weight));
@@ -222,12 +223,18 @@ inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& we
     check_shape("residual", *residual, shape);
     check_like("residual", *residual, "x", x);
   }
+  if (mask) {
+    shape.back() = 1;
+    check_shape("mask", *mask, shape);
+    check_like("mask", *mask, "x", x);
+  }
   STD_TORCH_CHECK(activation == "none" || activation == "gelu" || activation == "relu",
                   "activation: expected one of none, gelu, relu, got '", activation, "'");
   problem.activation = activation == "gelu"   ? msda::Activation::kGelu
                        : activation == "relu" ? msda::Activation::kRelu
                                               : msda::Activation::kNone;
   problem.residual = residual.has_value();
+  problem.masked = mask.has_value();
   problem.type = data_type("x", x);
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);

@@ -90,6 +90,7 @@ class _LinearProblem(ctypes.Structure):
         ("sizes", ctypes.c_int64 * 3),
         ("activation", ctypes.c_int32),
         ("residual", ctypes.c_bool),
+        ("masked", ctypes.c_bool),
         ("type", ctypes.c_int32),
     )
 
@@ -207,6 +208,7 @@ def linear(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str,
+    mask: torch.Tensor | None = None,
     order: int = 0,
 ) -> torch.Tensor:
     """`msda.linear` of valid contiguous tensors; MSDA_LINEAR forces a kernel.
@@ -219,23 +221,27 @@ def linear(
     """
     output = torch.full((*x.shape[:-1], len(weight)), torch.nan, dtype=x.dtype)
     sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight)
-    problem = _linear_problem(sizes, activation, residual is not None, x.dtype)
-    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "output": output}
+    problem = _linear_problem(sizes, (activation, residual is not None, mask is not None), x.dtype)
+    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "mask": mask}
+    tensors["output"] = output
     _launch("emulated_linear", problem, tensors, ctypes.c_uint64(order))
     return output
 
 
-def fastest_linear(rows: int, inputs: int, outputs: int, activation: str, residual: bool) -> str:
+def fastest_linear(
+    rows: int, inputs: int, outputs: int, activation: str, residual: bool, masked: bool
+) -> str:
     """The name of the kernel that the library chooses for a linear layer on an H200, in float16."""
-    problem = _linear_problem((rows, inputs, outputs), activation, residual, torch.float16)
+    problem = _linear_problem((rows, inputs, outputs), (activation, residual, masked), torch.float16)
     library().fastest_linear.restype = ctypes.c_char_p
     return library().fastest_linear(ctypes.byref(problem)).decode()
 
 
 def _linear_problem(
-    sizes: tuple[int, int, int], activation: str, residual: bool, dtype: torch.dtype
+    sizes: tuple[int, int, int], form: tuple[str, bool, bool], dtype: torch.dtype
 ) -> _LinearProblem:
-    return _LinearProblem(sizes, ACTIVATIONS.index(activation), residual, TYPES.index(dtype))
+    activation, *switches = form
+    return _LinearProblem(sizes, ACTIVATIONS.index(activation), *switches, TYPES.index(dtype))
 
 
 def _names(inputs: AttentionInputs | FusedInputs) -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""Linear layers with activation and residual: every backend against the reference in float64."""
+"""Linear layers with activation, residual and mask: every backend against the reference in float64."""
 
 from __future__ import annotations
 
 import doctest
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     residual: Tensor | None
     activation: str
+    mask: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Changes every tensor."""
@@ -43,7 +45,7 @@ class Inputs(NamedTuple):
     def floor(self) -> float:
         """The norms of what is added, which may cancel, see `relative_error`."""
         wide = self.map(Tensor.double)
-        parts = (wide._replace(residual=None, activation="none").truth(), wide.residual)
+        parts = (wide._replace(residual=None, activation="none", mask=None).truth(), wide.residual)
         return sum(float(part.norm()) for part in parts if part is not None)
 
 
@@ -56,6 +58,7 @@ class Case:
     outputs: int
     activation: str = "none"
     residual: bool = False
+    masked: bool = False
     bias: bool = True
     seed: int = 0
 
@@ -69,25 +72,29 @@ class Case:
             draw(self.outputs) if self.bias else None,
             draw(*self.rows, self.outputs) if self.residual else None,
             self.activation,
+            # Zeros as of padded cells, and other numbers, which show that the kernel multiplies by them.
+            draw(*self.rows, 1).relu() if self.masked else None,
         ).map(lambda x: x.to(device, dtype))
 
 
+PRODUCT, SUM, MASKED = ("none", False, False), ("none", True, False), ("none", False, True)
+GELU, RELU = ("gelu", False, False), ("relu", False, False)
 FORMS = {
-    "pingpong_64x192": (("none", True),),
-    "pingpong_64x256": (("none", False), ("gelu", False)),
-    "pingpong_128x64": (("none", True),),
-    "pingpong_128x128": (("none", False), ("gelu", False), ("relu", False), ("none", True)),
-    "cooperative_128x192": (("none", True),),
-    "cooperative_128x256": (("gelu", False),),
+    "pingpong_64x192": (SUM,),
+    "pingpong_64x256": (PRODUCT, GELU, MASKED),
+    "pingpong_128x64": (SUM,),
+    "pingpong_128x128": (PRODUCT, GELU, RELU, SUM),
+    "cooperative_128x192": (SUM,),
+    "cooperative_128x256": (GELU,),
 }
-"""Activation and residual of the forms of each kernel of CUTLASS, as in linear_choice.h."""
+"""Activation, residual and mask of the forms of each kernel of CUTLASS, as in linear_choice.h."""
 
 
 @st.composite
 def cases(draw: st.DrawFn, kernel: str | None) -> Case:
     """Draws a case that a kernel can run; None: any."""
-    every = tuple((activation, residual) for activation in ACTIVATIONS for residual in (False, True))
-    activation, residual = draw(st.sampled_from(FORMS.get(kernel, every)))
+    every = tuple(itertools.product(ACTIVATIONS, (False, True), (False, True)))
+    activation, residual, masked = draw(st.sampled_from(FORMS.get(kernel, every)))
     wide = kernel in FORMS
     sizes = st.integers(1, 80).map(lambda size: 8 * size) if wide else st.integers(1, 50)
     return Case(
@@ -96,6 +103,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
         outputs=draw(sizes),
         activation=activation,
         residual=residual,
+        masked=masked,
         bias=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -139,11 +147,11 @@ def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
 
 EDGES = [
     Case((16,), 16, 16),  # one tile of the plain kernel
-    Case((17,), 17, 33, "gelu", residual=True),
-    Case((), 5, 3, "relu", residual=True),
+    Case((17,), 17, 33, "gelu", residual=True, masked=True),
+    Case((), 5, 3, "relu", residual=True, masked=True),
     Case((2, 3), 1, 1, bias=False),
     Case((2, 3), 0, 4, "gelu", residual=True),  # the bias alone
-    Case((0, 3), 8, 16, residual=True),
+    Case((0, 3), 8, 16, residual=True, masked=True),
     Case((2, 3), 8, 0),
 ]
 
@@ -160,33 +168,35 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None:
     """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
     skip_unless_ready(backend, dtype)
-    for activation, residual in FORMS[backend.kernel]:
+    for form in FORMS[backend.kernel]:
         for inputs, outputs in ((8, 8), (64, 256), (72, 520), (1544, 192)):
-            case = Case((rows,), inputs, outputs, activation, residual, bias=rows != 63)
+            case = Case((rows,), inputs, outputs, *form, bias=rows != 63)
             backend.check(case.arguments(dtype, backend.device))
 
 
-# Kernels that won a measurement on an H200, by M, K, N, activation and residual.
+# Kernels that won a measurement on an H200, by M, K, N, activation, residual and mask.
 FASTEST = [
-    ((55296, 192, 576, "none", False), "pingpong_128x128"),
-    ((13824, 384, 1152, "none", False), "pingpong_128x128"),
-    ((3456, 768, 2304, "none", False), "pingpong_128x128"),
-    ((864, 1536, 4608, "none", False), "pingpong_64x256"),
-    ((73656, 256, 256, "none", False), "pingpong_64x256"),
-    ((55296, 192, 768, "gelu", False), "cooperative_128x256"),
-    ((13824, 384, 1536, "gelu", False), "cooperative_128x256"),
-    ((3456, 768, 3072, "gelu", False), "pingpong_128x128"),
-    ((864, 1536, 6144, "gelu", False), "pingpong_64x256"),
-    ((900, 256, 2048, "relu", False), "pingpong_128x128"),
-    ((55296, 192, 192, "none", True), "pingpong_128x64"),
-    ((13824, 384, 384, "none", True), "pingpong_128x64"),
-    ((3456, 768, 768, "none", True), "cooperative_128x192"),
-    ((864, 1536, 1536, "none", True), "pingpong_64x192"),
-    ((55296, 768, 192, "none", True), "pingpong_64x192"),
-    ((13824, 1536, 384, "none", True), "pingpong_128x128"),
-    ((3456, 3072, 768, "none", True), "cooperative_128x192"),
-    ((864, 6144, 1536, "none", True), "pingpong_64x192"),
-    ((900, 256, 256, "gelu", True), "plain"),  # no form has both
+    ((55296, 192, 576, *PRODUCT), "pingpong_128x128"),
+    ((13824, 384, 1152, *PRODUCT), "pingpong_128x128"),
+    ((3456, 768, 2304, *PRODUCT), "pingpong_128x128"),
+    ((864, 1536, 4608, *PRODUCT), "pingpong_64x256"),
+    ((73656, 256, 256, *PRODUCT), "pingpong_64x256"),
+    ((55296, 192, 768, *GELU), "cooperative_128x256"),
+    ((13824, 384, 1536, *GELU), "cooperative_128x256"),
+    ((3456, 768, 3072, *GELU), "pingpong_128x128"),
+    ((864, 1536, 6144, *GELU), "pingpong_64x256"),
+    ((900, 256, 2048, *RELU), "pingpong_128x128"),
+    ((55296, 192, 192, *SUM), "pingpong_128x64"),
+    ((13824, 384, 384, *SUM), "pingpong_128x64"),
+    ((3456, 768, 768, *SUM), "cooperative_128x192"),
+    ((864, 1536, 1536, *SUM), "pingpong_64x192"),
+    ((55296, 768, 192, *SUM), "pingpong_64x192"),
+    ((13824, 1536, 384, *SUM), "pingpong_128x128"),
+    ((3456, 3072, 768, *SUM), "cooperative_128x192"),
+    ((864, 6144, 1536, *SUM), "pingpong_64x192"),
+    ((73656, 256, 256, *MASKED), "pingpong_64x256"),  # the only form with a mask
+    ((900, 256, 256, "gelu", True, False), "plain"),  # no form has both
+    ((900, 256, 256, "relu", False, True), "plain"),
 ]
 
 
@@ -207,7 +217,7 @@ def test_layers_of_swin(problem: tuple, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
     rows, *sizes = problem
     inputs = Case((rows,), *sizes).arguments(dtype, "cuda")
-    assert torch.ops.msda.has_fast_linear(*inputs)
+    assert torch.ops.msda.has_fast_linear(**inputs._asdict())
     backend.check(inputs)
 
 
@@ -223,13 +233,14 @@ def test_pytorch_computes_what_no_kernel_runs_fast(monkeypatch: pytest.MonkeyPat
         Case((100,), 64, 60).arguments(torch.bfloat16, "cuda"),
         Case((100,), 64, 64).arguments(torch.float32, "cuda"),
         Case((100,), 64, 64, "gelu", residual=True).arguments(torch.float16, "cuda"),
+        Case((100,), 64, 64, residual=True, masked=True).arguments(torch.float16, "cuda"),
         fits._replace(x=shifted.copy_(fits.x)),
     ]
-    assert torch.ops.msda.has_fast_linear(*fits)
+    assert torch.ops.msda.has_fast_linear(**fits._asdict())
     for inputs in slow:
-        assert not torch.ops.msda.has_fast_linear(*inputs)
+        assert not torch.ops.msda.has_fast_linear(**inputs._asdict())
         product = F.linear(*inputs[:3])
-        expected = msda.linear_reference.finish(product, inputs.residual, inputs.activation)
+        expected = msda.linear_reference.finish(product, inputs.residual, inputs.activation, inputs.mask)
         assert torch.equal(msda.linear(*inputs), expected)
     monkeypatch.setenv("MSDA_LINEAR", "pingpong_128x128")
     for inputs in slow:
@@ -274,31 +285,33 @@ def test_kernel_that_is_not_in_the_build(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # In PyTorch.
 
-SMALL = Case((2, 3), 4, 5, "gelu", residual=True)
+SMALL = Case((2, 3), 4, 5, "gelu", residual=True, masked=True)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives(activation: str, device: str) -> None:
     """First derivatives in both modes, second derivatives, torch.func and vmap."""
-    case = Case((2, 3), 4, 5, activation, residual=True)
+    case = Case((2, 3), 4, 5, activation, residual=True, masked=True)
     _, tensors = with_gradients(case.arguments(torch.float64, device))
 
     def run(*tensors: Tensor) -> Tensor:
-        return msda.linear(*tensors, activation)
+        return msda.linear(*tensors[:4], activation, tensors[4])
 
     assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(run, tensors)
     expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
-    found = torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2, 3))(*(x.detach() for x in tensors))
+    found = torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2, 3, 4))(
+        *(x.detach() for x in tensors)
+    )
     torch.testing.assert_close(found, expected)
     samples = [torch.stack((x, 2 * x, -x)).detach() for x in tensors]
     mapped = torch.vmap(run)(*samples)
     torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(3)]))
-    mapped = torch.vmap(run, (1, None, None, None))(samples[0].movedim(0, 1), *tensors[1:])
+    mapped = torch.vmap(run, (1, None, None, None, None))(samples[0].movedim(0, 1), *tensors[1:])
     torch.testing.assert_close(mapped[1], run(2 * tensors[0], *tensors[1:]))
 
 
-@pytest.mark.parametrize("missing", ["bias", "residual"])
+@pytest.mark.parametrize("missing", ["bias", "residual", "mask"])
 def test_gradients_without_an_optional_tensor(missing: str, device: str) -> None:
     inputs, tensors = with_gradients(SMALL.arguments(torch.float64, device)._replace(**{missing: None}))
     found = torch.autograd.grad(msda.linear(*inputs).square().sum(), tensors)
@@ -308,7 +321,7 @@ def test_gradients_without_an_optional_tensor(missing: str, device: str) -> None
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    rounded = Case((8, 16), 24, 32, "gelu", residual=True).arguments(dtype, device)
+    rounded = Case((8, 16), 24, 32, "gelu", residual=True, masked=True).arguments(dtype, device)
     inputs, tensors = with_gradients(rounded)
     wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
     grad_output = torch.randn(rounded.residual.shape, device=device).to(dtype)
@@ -323,14 +336,14 @@ def test_gradients(dtype: torch.dtype, device: str) -> None:
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
     inputs, _ = with_gradients(SMALL.arguments(dtype, device))
     tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
-    torch.library.opcheck(torch.ops.msda.linear.default, tuple(inputs), **tolerance)
+    torch.library.opcheck(torch.ops.msda.linear.default, (), inputs._asdict(), **tolerance)
 
 
 def test_compile(device: str) -> None:
     """torch.compile without a graph break, forward and backward, with sizes that change."""
     backend = "inductor" if device == "cuda" else "aot_eager"
     compiled = torch.compile(msda.linear, fullgraph=True, backend=backend, dynamic=True)
-    for case in (SMALL, Case((3, 8), 6, 2, "gelu", residual=True)):
+    for case in (SMALL, Case((3, 8), 6, 2, "gelu", residual=True, masked=True)):
         inputs, tensors = with_gradients(case.arguments(torch.float32, device))
         found, expected = compiled(*inputs), msda.linear(*inputs)
         torch.testing.assert_close(found, expected)
@@ -377,8 +390,7 @@ def test_cuda_graph_on_another_stream(dtype: torch.dtype, kernel: str, monkeypat
     if reason := backends.no_sm90(dtype):
         pytest.skip(reason)
     monkeypatch.setenv("MSDA_LINEAR", kernel)
-    activation, residual = FORMS[kernel][0]
-    inputs = Case((3456,), 768, 768, activation, residual).arguments(dtype, "cuda")
+    inputs = Case((3456,), 768, 768, *FORMS[kernel][-1]).arguments(dtype, "cuda")
     msda.linear(*inputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -410,6 +422,9 @@ WRONG = (
     Row("bias", lambda x: x[None], ("[N] = [5]", "[1, 5]")),
     Row("residual", lambda x: x[..., 1:], ("[..., N] = [2, 3, 5]", "[2, 3, 4]")),
     Row("residual", lambda x: x[:1], ("[..., N] = [2, 3, 5]", "[1, 3, 5]")),
+    Row("mask", lambda x: x > 0, ("torch.float32 as x", "torch.bool"), TypeError),
+    Row("mask", lambda x: x.squeeze(-1), ("[..., 1] = [2, 3, 1]", "[2, 3]")),
+    Row("mask", lambda x: x[:, 1:], ("[..., 1] = [2, 3, 1]", "[2, 2, 1]")),
     Row("activation", lambda x: "silu", ("none, gelu, relu", "'silu'")),
     Row("activation", lambda x: None, ("none, gelu, relu", "None")),
 )

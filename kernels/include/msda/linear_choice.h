@@ -58,32 +58,35 @@ inline const char* name(LinearKernel kernel) {
   return "";
 }
 
-// A CUTLASS kernel for one activation, with or without a residual.
+// A CUTLASS kernel for one activation, with or without a residual or a mask.
 struct LinearForm {
   LinearKernel kernel;
   int rows, columns;                  // of a tile
   int cluster_rows, cluster_columns;  // in tiles; a cluster loads what its tiles share once
   Activation activation;
   bool residual;
+  bool masked;
   double factor;  // of its estimated time
 };
 
 // The forms that won a measurement on an H200, in fp16 at the sizes of Swin-L and of Co-DETR.
 inline constexpr LinearForm kLinearForms[] = {
-    {LinearKernel::kPingpong128x128, 128, 128, 2, 1, Activation::kNone, false, 1},
-    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, 0.9},
-    {LinearKernel::kPingpong128x128, 128, 128, 1, 2, Activation::kGelu, false, 1},
-    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kGelu, false, 0.9},
-    {LinearKernel::kCooperative128x256, 128, 256, 2, 1, Activation::kGelu, false, 1},
-    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kRelu, false, 1},
-    {LinearKernel::kPingpong64x192, 64, 192, 1, 1, Activation::kNone, true, 1},
-    {LinearKernel::kPingpong128x64, 128, 64, 1, 1, Activation::kNone, true, 1},
-    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kNone, true, 1},
-    {LinearKernel::kCooperative128x192, 128, 192, 1, 1, Activation::kNone, true, 1.1},
+    {LinearKernel::kPingpong128x128, 128, 128, 2, 1, Activation::kNone, false, false, 1},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, false, 0.9},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, true, 0.9},
+    {LinearKernel::kPingpong128x128, 128, 128, 1, 2, Activation::kGelu, false, false, 1},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kGelu, false, false, 0.9},
+    {LinearKernel::kCooperative128x256, 128, 256, 2, 1, Activation::kGelu, false, false, 1},
+    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kRelu, false, false, 1},
+    {LinearKernel::kPingpong64x192, 64, 192, 1, 1, Activation::kNone, true, false, 1},
+    {LinearKernel::kPingpong128x64, 128, 64, 1, 1, Activation::kNone, true, false, 1},
+    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kNone, true, false, 1},
+    {LinearKernel::kCooperative128x192, 128, 192, 1, 1, Activation::kNone, true, false, 1.1},
 };
 
 inline bool fits(const LinearForm& form, const LinearProblem& problem) {
-  return form.activation == problem.activation && form.residual == problem.residual;
+  return form.activation == problem.activation && form.residual == problem.residual &&
+         form.masked == problem.masked;
 }
 
 // Estimates the time of a form in arbitrary units. The 132 multiprocessors of an H100 or H200

@@ -19,6 +19,7 @@ struct LinearProblem {
   int64_t outputs = 0;  // N
   Activation activation = Activation::kNone;
   bool residual = false;               // whether there is one
+  bool masked = false;                 // whether there is a mask
   DataType type = DataType::kFloat32;  // all tensors
 
   bool empty() const { return rows == 0 || outputs == 0; }
@@ -30,6 +31,7 @@ struct LinearArguments {
   const void* weight = nullptr;    // [N, K]
   const void* bias = nullptr;      // [N]. Null: zeros.
   const void* residual = nullptr;  // [M, N]
+  const void* mask = nullptr;      // [M]. Each row of the result is multiplied by its number.
   void* output = nullptr;          // [M, N]
 };
 

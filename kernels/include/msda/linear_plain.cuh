@@ -1,8 +1,8 @@
 // Linear layers: "plain" of linear_choice.h, which runs any problem. The kernel to read first.
 //
-// Problem   out = activation(x weight^T + bias) + residual.
-// Layout    x [M,K], weight [N,K], bias [N], residual [M,N], out [M,N]. Sums, activation and
-//           residual are float (double with doubles).
+// Problem   out = (activation(x weight^T + bias) + residual) * mask.
+// Layout    x [M,K], weight [N,K], bias [N], residual [M,N], mask [M], out [M,N]. Sums and
+//           what follows them are float (double with doubles).
 // Threads   A block computes a tile of 16 x 16 results, a thread one of them. It passes through K
 // in
 //           steps of 16, with a tile of x and one of weight in shared memory.
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kPlainLinearSide* kPlainLinearSide)
   if (arguments.bias != nullptr) sum += widen(static_cast<const T*>(arguments.bias)[column]);
   sum = activate(activation, sum);
   if (arguments.residual != nullptr) sum += widen(static_cast<const T*>(arguments.residual)[place]);
+  if (arguments.mask != nullptr) sum *= widen(static_cast<const T*>(arguments.mask)[row]);
   static_cast<T*>(arguments.output)[place] = narrow<T>(sum);
 }
 

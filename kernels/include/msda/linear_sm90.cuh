@@ -1,8 +1,8 @@
 // Linear layers: the kernels of linear_choice.h for compute capability 9.0, made of CUTLASS 4.
 //
-// Problem   out = activation(x weight^T + bias) + residual, see linear_plain.cuh.
-// Layout    x [M,K], weight [N,K], bias [N], residual [M,N], out [M,N] in half or bfloat16. Sums,
-//           activation and residual are float.
+// Problem   out = (activation(x weight^T + bias) + residual) * mask, see linear_plain.cuh.
+// Layout    x [M,K], weight [N,K], bias [N], residual [M,N], mask [M], out [M,N] in half or
+//           bfloat16. Sums and what follows them are float.
 // Threads   Persistent blocks, one for each multiprocessor, take tile after tile. One warp group
 //           loads by TMA, two multiply by WGMMA. "pingpong": each of the two computes a tile of its
 //           own, so one multiplies while the other runs its epilogue. "cooperative": both share
@@ -81,16 +81,25 @@ struct Epilogue {
   using Activated = Tree<Activate, Biased>;
   using Summed =
       Tree<Compute<cutlass::plus, T>, cutlass::epilogue::fusion::Sm90SrcFetch<T>, Activated>;
-  using Callbacks = std::conditional_t<kForm.residual, Summed, Activated>;
+  // M is any number. The alignment of one element keeps loads within the mask.
+  using Mask =
+      cutlass::epilogue::fusion::Sm90ColBroadcast<0, Tile, T, float,
+                                                  cute::Stride<cute::_1, cute::_0, cute::_0>, 1>;
+  using Masked = Tree<Compute<cutlass::multiplies, T>, Biased, Mask>;
+  static_assert(!kForm.masked || (kForm.activation == Activation::kNone && !kForm.residual));
+  using Callbacks = std::conditional_t<kForm.masked, Masked,
+                                       std::conditional_t<kForm.residual, Summed, Activated>>;
 
-  static typename Callbacks::Arguments arguments(const void* bias) {
+  static typename Callbacks::Arguments arguments(const LinearArguments& tensors) {
     // CUTLASS takes a null bias for the number behind it.
-    const typename Activated::Arguments activated{{{}, {static_cast<const T*>(bias), T(0), {}}, {}},
-                                                  {}};
-    if constexpr (kForm.residual) {
-      return {{}, activated, {}};
+    const typename Biased::Arguments biased{
+        {}, {static_cast<const T*>(tensors.bias), T(0), {}}, {}};
+    if constexpr (kForm.masked) {
+      return {biased, {static_cast<const T*>(tensors.mask), T(0), {}}, {}};
+    } else if constexpr (kForm.residual) {
+      return {{}, {biased, {}}, {}};
     } else {
-      return activated;
+      return {biased, {}};
     }
   }
 };
@@ -145,7 +154,7 @@ struct Linear {
         {m, n, k, 1},
         {static_cast<const T*>(arguments.x), by_inputs, static_cast<const T*>(arguments.weight),
          by_inputs},
-        {Epilogue::arguments(arguments.bias), static_cast<const T*>(arguments.residual), by_outputs,
+        {Epilogue::arguments(arguments), static_cast<const T*>(arguments.residual), by_outputs,
          static_cast<T*>(arguments.output), by_outputs},
         hardware};
     if (Gemm::can_implement(all) != cutlass::Status::kSuccess) return cudaErrorNotSupported;

@@ -140,7 +140,7 @@ int emulated_linear(const msda::LinearProblem& problem, const Tensor* tensors, u
   return call(problem, order, [&](Copies& copies) {
     const msda::LinearArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
                                           copies.input(tensors[2]), copies.input(tensors[3]),
-                                          copies.output(tensors[4])};
+                                          copies.input(tensors[4]), copies.output(tensors[5])};
     return msda::linear(problem, arguments, nullptr);
   });
 }
