@@ -148,6 +148,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     if TARGETS[target] == LINEAR:
         fields = {"activation": ACTIVATIONS.index(fields["activation"])}
         fields["add_residual"] = int("residual" in values)
+        fields["multiply_mask"] = int("mask" in values)
         values = _inputs_of_linear(**values)
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
@@ -165,10 +166,13 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     return add_plugin_layer(ctx.net, operator, inputs, fields, f"{operator}-[{name}]")
 
 
-def _inputs_of_linear(x: Any, weight: Any, bias: Any = None, residual: Any = None) -> dict[str, Any]:
-    """Returns all inputs of the plugin: a layer without a bias has zeros, one without a residual its bias."""
+def _inputs_of_linear(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, mask: Any = None
+) -> dict[str, Any]:
+    """Returns all inputs of the plugin: zeros for a missing bias, the bias for a missing residual or mask."""
     bias = torch.zeros(weight.shape[0]) if bias is None else bias
-    return {"x": x, "weight": weight, "bias": bias, "residual": bias if residual is None else residual}
+    residual, mask = (bias if tensor is None else tensor for tensor in (residual, mask))
+    return {"x": x, "weight": weight, "bias": bias, "residual": residual, "mask": mask}
 
 
 def add_plugin_layer(

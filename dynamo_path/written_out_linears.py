@@ -35,16 +35,16 @@ def write_out_for_tensorrt(program: torch.export.ExportedProgram, quantized: boo
 
 def _is_fast(node: torch.fx.Node) -> bool:
     """Returns whether the plugin's kernel for a call is as fast as TensorRT's on the current GPU."""
-    x, _, _, residual, activation = node.args
+    x, _, _, residual, mask, activation = node.args
     result = node.meta["val"]
     dtype = str(result.dtype).removeprefix("torch.")
     inputs, outputs = x.meta["val"].shape[-1], result.shape[-1]
-    fields = ACTIVATIONS.index(activation), residual is not None
+    fields = ACTIVATIONS.index(activation), residual is not None, mask is not None
     return dtype in library.LINEAR_TYPES and library.has_fast_linear(inputs, outputs, *fields, dtype)
 
 
 def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    *product, residual, activation = node.args
+    *product, residual, mask, activation = node.args
 
     def add(target: Callable, *arguments: torch.fx.Node | None) -> torch.fx.Node:
         made = graph.call_function(target, arguments)
@@ -57,5 +57,7 @@ def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
             result = add(_ACTIVATIONS[activation], result)
         if residual is not None:
             result = add(torch.ops.aten.add.Tensor, residual, result)
+        if mask is not None:
+            result = add(torch.ops.aten.mul.Tensor, result, mask)
     node.replace_all_uses_with(result)
     graph.erase_node(node)

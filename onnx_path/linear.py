@@ -1,9 +1,10 @@
 """Linear layers as ONNX: name, attributes, translation from Torch, body in standard operators.
 
-A node `Linear` of domain `msda` has the four tensors of `msda.linear` as inputs. A function of ONNX reads all
+A node `Linear` of domain `msda` has the five tensors of `msda.linear` as inputs. A function of ONNX reads all
 of its inputs. A node without a bias therefore has zeros. A node without a residual has `add_residual` 0, and
-names its bias again. `onnx_path.operator` says how TensorRT and other runtimes run such nodes.
-`onnx_path.written_out_linears` replaces them by standard operators. The body fixes no size.
+one without a mask `multiply_mask` 0. Both name the bias again. `onnx_path.operator` says how TensorRT and
+other runtimes run such nodes. `onnx_path.written_out_linears` replaces them by standard operators. The body
+fixes no size.
 """
 
 from __future__ import annotations
@@ -26,25 +27,32 @@ _FLOAT = onnx.TensorProto.FLOAT
 def translation() -> Callable:
     """Returns the function by which `torch.onnx.export` writes a call of the operator as a node."""
     integer = onnx.defs.OpSchema.AttrType.INT
-    attributes = {"activation": integer, "add_residual": integer}
-    node = one_type_node(LINEAR, ("x", "weight", "bias", "residual"), attributes)
+    attributes = {"activation": integer, "add_residual": integer, "multiply_mask": integer}
+    node = one_type_node(LINEAR, ("x", "weight", "bias", "residual", "mask"), attributes)
 
-    def linear(x, weight, bias, residual, activation):
+    def linear(x, weight, bias, residual, mask, activation):
         if bias is None:
             bias = op.Expand(op.CastLike(0.0, weight), op.Shape(weight, start=0, end=1))
-        numbers = {"activation": ACTIVATIONS.index(activation), "add_residual": int(residual is not None)}
-        return node(x, weight, bias, bias if residual is None else residual, **numbers, **PLUGIN_ATTRIBUTES)
+        numbers = {
+            "activation": ACTIVATIONS.index(activation),
+            "add_residual": int(residual is not None),
+            "multiply_mask": int(mask is not None),
+        }
+        residual, mask = (bias if tensor is None else tensor for tensor in (residual, mask))
+        return node(x, weight, bias, residual, mask, **numbers, **PLUGIN_ATTRIBUTES)
 
     return linear
 
 
 @onnxscript.script(msda_op, default_opset=op)
-def Linear(x, weight, bias, residual, activation: int, add_residual: int):
-    """msda.linear: activation(x weight^T + bias) + residual, in x's type."""
+def Linear(x, weight, bias, residual, mask, activation: int, add_residual: int, multiply_mask: int):
+    """msda.linear: (activation(x weight^T + bias) + residual) * mask, in x's type."""
     transposed = op.Transpose(op.Cast(weight, to=_FLOAT), perm=[1, 0])
     product = op.MatMul(op.Cast(x, to=_FLOAT), transposed) + op.Cast(bias, to=_FLOAT)
     kind = op.Constant(value_int=activation)
     gelu = product * (op.Erf(product / 1.4142135623730951) + 1.0) * 0.5
     activated = op.Where(kind == 1, gelu, op.Where(kind == 2, op.Relu(product), product))
-    summed = activated + op.Cast(residual, to=_FLOAT)
-    return op.CastLike(op.Where(op.Constant(value_int=add_residual) == 1, summed, activated), x)
+    added = activated + op.Cast(residual, to=_FLOAT)
+    summed = op.Where(op.Constant(value_int=add_residual) == 1, added, activated)
+    masked = summed * op.Cast(mask, to=_FLOAT)
+    return op.CastLike(op.Where(op.Constant(value_int=multiply_mask) == 1, masked, summed), x)

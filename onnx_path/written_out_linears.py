@@ -72,7 +72,8 @@ def _is_fast(node: ir.Node) -> bool:
     if weight is None or weight.dtype not in _TYPES:
         return False
     outputs, inputs = weight.shape.numpy()
-    fields = attribute(node, "activation", 0), bool(attribute(node, "add_residual", 0))
+    switches = (bool(attribute(node, name, 0)) for name in ("add_residual", "multiply_mask"))
+    fields = attribute(node, "activation", 0), *switches
     try:
         return library.has_fast_linear(inputs, outputs, *fields, _TYPES[weight.dtype])
     except EngineError:
@@ -81,7 +82,7 @@ def _is_fast(node: ir.Node) -> bool:
 
 def _write_out(node: ir.Node) -> None:
     graph, module = node.graph, posixpath.dirname(node.name or "")
-    x, weight, bias, residual = node.inputs
+    x, weight, bias, residual, mask = node.inputs
     output = node.outputs[0]
     names = itertools.count()
 
@@ -107,6 +108,8 @@ def _write_out(node: ir.Node) -> None:
         results.append(add(activation.capitalize(), results[-1]))
     if attribute(node, "add_residual", 0):
         results.append(add("Add", residual, results[-1], suffix="_1"))
+    if attribute(node, "multiply_mask", 0):
+        results.append(add("Mul", results[-1], mask))
     for result in results:
         result.shape = output.shape
     results[-1].name = output.name

@@ -85,12 +85,14 @@ def load_others(paths: Sequence[Path]) -> None:
             registry.load_library(str(path.absolute()))
 
 
-def has_fast_linear(inputs: int, outputs: int, activation: int, residual: bool, dtype: str) -> bool:
+def has_fast_linear(
+    inputs: int, outputs: int, activation: int, residual: bool, masked: bool, dtype: str
+) -> bool:
     """Returns whether the plugin `Linear` is as fast as TensorRT's own products on the current GPU.
 
     Args:
         inputs, outputs: K and N of the layer.
-        activation, residual: fields of the plugin.
+        activation, residual, masked: fields of the plugin.
         dtype: one of `LINEAR_TYPES`.
 
     Raises:
@@ -99,7 +101,8 @@ def has_fast_linear(inputs: int, outputs: int, activation: int, residual: bool, 
     function = ctypes.CDLL(str(load())).msda_has_fast_linear
     function.restype = ctypes.c_bool
     sizes = ctypes.c_int64(inputs), ctypes.c_int64(outputs)
-    return function(*sizes, activation, ctypes.c_bool(residual), LINEAR_TYPES.index(dtype))
+    switches = ctypes.c_bool(residual), ctypes.c_bool(masked)
+    return function(*sizes, activation, *switches, LINEAR_TYPES.index(dtype))
 
 
 def _open(path: Path) -> None:

@@ -73,9 +73,16 @@ WRONG_FIELDS = [
     (GROUP_NORM, "epsilon", [1e-5], "FLOAT32", 'unknown field "epsilon", expected num_groups and eps'),
     (LINEAR, "activation", [3], "INT32", "activation: expected one number, 0 to 2"),
     (LINEAR, "activation", [1], "INT32", "add_residual: expected a number, got none"),
+    (LINEAR, "multiply_mask", [2], "INT32", "multiply_mask: expected one number, 0 or 1"),
     (LINEAR, "add_residual", [2], "INT32", "add_residual: expected one number, 0 or 1"),
     (LINEAR, "add_residual", [1], "INT64", "activation: expected a number, got none"),
-    (LINEAR, "gelu", [1], "INT32", 'unknown field "gelu", expected activation and add_residual'),
+    (
+        LINEAR,
+        "gelu",
+        [1],
+        "INT32",
+        'unknown field "gelu", expected activation, add_residual and multiply_mask',
+    ),
 ]
 
 
@@ -96,12 +103,24 @@ for operator, name, values, kind, _ in {WRONG_FIELDS!r}:
 
 
 def test_linear_layers_that_a_kernel_runs_fast():
-    """On GPUs of compute capability 9.0: 16 bits, multiples of 8, and an activation or a residual."""
+    """On GPUs of compute capability 9.0: 16 bits, multiples of 8, and one of activation, residual and mask."""
     expected = no_sm90(torch.float16) is None
-    fast = (192, 576, 0, False, "float16"), (192, 768, 1, False, "bfloat16"), (768, 192, 0, True, "float16")
-    assert [has_fast_linear(*layer) for layer in fast] == [expected] * 3
-    slow = (190, 576, 0, False, "float16"), (192, 570, 0, False, "float16"), (192, 768, 1, True, "float16")
-    assert not any(has_fast_linear(*layer) for layer in (*slow, (192, 576, 0, False, "float32")))
+    fast = (
+        (192, 576, 0, False, False, "float16"),
+        (192, 768, 1, False, False, "bfloat16"),
+        (768, 192, 0, True, False, "float16"),
+        (256, 256, 0, False, True, "float16"),
+    )
+    assert [has_fast_linear(*layer) for layer in fast] == [expected] * 4
+    slow = (
+        (190, 576, 0, False, False, "float16"),
+        (192, 570, 0, False, False, "float16"),
+        (192, 768, 1, True, False, "float16"),
+        (256, 256, 0, True, True, "float16"),
+        (256, 256, 2, False, True, "float16"),
+        (192, 576, 0, False, False, "float32"),
+    )
+    assert not any(has_fast_linear(*layer) for layer in slow)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +145,8 @@ INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
 PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
 GROUPS = "num_groups=8;eps=0.5"
 PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
-PRODUCT, SUM = "activation=1;add_residual=0", "activation=0;add_residual=1"
+PRODUCT = "activation=1;add_residual=0;multiply_mask=0"
+SUM = "activation=0;add_residual=1;multiply_mask=1"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
     (ATTENTION, RAGGED): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
@@ -138,8 +158,8 @@ GOOD = {
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
     (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
-    (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64 float16:256 float16:256",
-    (LINEAR, SUM): "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24",
+    (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64 float16:256 float16:256 float16:256",
+    (LINEAR, SUM): "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24 bfloat16:0,63,1",
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -149,8 +169,8 @@ SAID = {
     f"{PACKED};{RAGGED}": "packed, points_per_level=[3,6,1]",
     WINDOW: "window_size=4 shift=2",
     "window_size=5;shift=0": "window_size=5 shift=0",
-    PRODUCT: "activation=1 add_residual=0",
-    SUM: "activation=0 add_residual=1",
+    PRODUCT: "activation=1 add_residual=0 multiply_mask=0",
+    SUM: "activation=0 add_residual=1 multiply_mask=1",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
@@ -197,6 +217,9 @@ BAD = [
     (LINEAR, SUM, 3, "bfloat16:0,63,25", "expected [..., N] with N=24 (from weight), got [0, 63, 25]"),
     (LINEAR, SUM, 3, "bfloat16:0,62,24", "expected [..., N] with the other sizes of x, got [0, 62, 24]"),
     (LINEAR, SUM, 3, "float16:0,63,24", "expected bfloat16 (as x), got float16"),
+    (LINEAR, SUM, 4, "bfloat16:0,63", "expected [..., 1], got [0, 63]"),
+    (LINEAR, SUM, 4, "bfloat16:0,63,24", "expected [..., 1], got [0, 63, 24]"),
+    (LINEAR, SUM, 4, "bfloat16:0,62,1", "expected [..., 1] with the other sizes of x, got [0, 62, 1]"),
 ]
 
 
@@ -233,7 +256,7 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
     [
         (WINDOW_ATTENTION, WINDOW, (1, 4), "2 or 3 inputs (qkv, bias, padding)"),
         (GROUP_NORM, GROUPS, (2, 4), "3 inputs (x, weight, bias)"),
-        (LINEAR, SUM, (3, 5), "4 inputs (x, weight, bias, residual)"),
+        (LINEAR, SUM, (4, 6), "5 inputs (x, weight, bias, residual, mask)"),
     ],
 )
 def test_number_of_inputs(probe, library, operator, fields, counts, expected):
@@ -252,7 +275,7 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
     maps = {WINDOW_ATTENTION: ("qkv", "bias", "padding"), GROUP_NORM: ("x", "weight", "bias")}
-    maps[LINEAR] = ("x", "weight", "bias", "residual")
+    maps[LINEAR] = ("x", "weight", "bias", "residual", "mask")
     names = (INPUT_NAMES | maps)[operator]
     names = (*names[:4], "projection") if "packed" in fields else names
     assert all(line.startswith(f"msda::{operator}: {names[index]}: ") for line in errors.splitlines())

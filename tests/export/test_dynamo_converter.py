@@ -29,7 +29,11 @@ def network(plugin) -> Mock:
         (converter.FUSED_ATTENTION, {"packed": 1}, "packed, equal points per level"),
         (converter.WINDOW_ATTENTION, {"window_size": 12, "shift": 6}, "window_size=12 shift=6"),
         (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
-        (converter.LINEAR, {"activation": 1, "add_residual": 0}, "activation=1 add_residual=0"),
+        (
+            converter.LINEAR,
+            {"activation": 1, "add_residual": 0, "multiply_mask": 1},
+            "activation=1 add_residual=0 multiply_mask=1",
+        ),
     ],
     ids=str,
 )
@@ -101,22 +105,28 @@ def test_inputs_of_group_norm_have_one_type(network, monkeypatch):
 def test_inputs_of_linear_have_one_type(network, monkeypatch):
     import tensorrt
 
-    target, types = torch.ops.msda.linear.default, ("BF16", "FLOAT", "HALF", "FLOAT")
+    target, types = torch.ops.msda.linear.default, ("BF16", "FLOAT", "HALF", "FLOAT", "FLOAT")
     found = converted(network, monkeypatch, target, types, "none")
-    assert found == ["BF16", *["torch.bfloat16"] * 3]
+    assert found == ["BF16", *["torch.bfloat16"] * 4]
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
-    assert made.metadata_string == "activation=0 add_residual=1"
+    assert made.metadata_string == "activation=0 add_residual=1 multiply_mask=1"
 
 
-def test_inputs_of_linear_without_a_residual():
-    """The plugin has all inputs: zeros for the bias, and the bias for the residual."""
+def test_inputs_of_linear_without_residual_and_mask():
+    """The plugin has all inputs: zeros for the bias, and the bias for residual and mask."""
     weight = torch.rand(5, 3)
     inputs = converter._inputs_of_linear("x", weight)
-    assert list(inputs) == ["x", "weight", "bias", "residual"]
-    assert inputs["residual"] is inputs["bias"] and torch.equal(inputs["bias"], torch.zeros(5))
-    given = converter._inputs_of_linear("x", weight, residual="residual")
-    assert given["residual"] == "residual" and torch.equal(given["bias"], torch.zeros(5))
+    assert list(inputs) == ["x", "weight", "bias", "residual", "mask"]
+    assert inputs["residual"] is inputs["mask"] is inputs["bias"] and torch.equal(
+        inputs["bias"], torch.zeros(5)
+    )
+    given = converter._inputs_of_linear("x", weight, residual="residual", mask="mask")
+    assert (
+        given["residual"] == "residual"
+        and given["mask"] == "mask"
+        and torch.equal(given["bias"], torch.zeros(5))
+    )
 
 
 @pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5, 0.25])], ids=["one", "channels"])

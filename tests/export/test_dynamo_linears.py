@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import msda
 from codetr.model.layers import FeedForward, Linear
 from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import OPERATOR, write_out_for_tensorrt
@@ -15,19 +18,21 @@ aten = torch.ops.aten
 
 
 class Block(nn.Module):
-    """A feed-forward block as of Swin, behind a layer without a bias."""
+    """A feed-forward block as of Swin, between a layer without a bias and one with a mask."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = Linear(8, 16, bias=False)
         self.mlp = FeedForward(16, 32, 16, "gelu")
+        self.last = Linear(16, 24)
         for module in self.modules():
             module.written_out = True
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x, activation="relu")
-        return self.mlp(x, x) * 2
+        x = self.mlp(x, x)
+        return msda.linear(x, self.last.weight, self.last.bias, mask=x[..., :1]) * 2
 
 
 @pytest.fixture
@@ -44,6 +49,7 @@ WRITTEN = (
     (aten.linear.default, aten.relu.default),
     (aten.linear.default, aten.gelu.default),
     (aten.linear.default, aten.add.Tensor),
+    (aten.linear.default, aten.mul.Tensor),
 )
 """What replaces each call."""
 
@@ -52,13 +58,14 @@ def test_every_call_before_a_quantisation(program):
     """The graph computes the same. Its layers have their weights and modules, so that they become 8 bits."""
     x = torch.randn(7, 5, 8)
     expected = program.module()(x)
-    assert targets(program) == [OPERATOR] * 3 + [aten.mul.Tensor]
-    assert write_out_for_tensorrt(program, quantized=True) == 3
-    assert targets(program) == [target for call in WRITTEN for target in call] + [aten.mul.Tensor]
+    assert targets(program) == [*[OPERATOR] * 3, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
+    assert write_out_for_tensorrt(program, quantized=True) == 4
+    written = [*itertools.chain(*WRITTEN[:3]), aten.slice.Tensor, *WRITTEN[3], aten.mul.Tensor]
+    assert targets(program) == written
     torch.testing.assert_close(program.module()(x), expected)
     layers = [node for node in program.graph.nodes if node.target is aten.linear.default]
     found = [list(node.meta["nn_module_stack"].values())[-1][0] for node in layers]
-    assert found == ["first", "mlp.fc1", "mlp.fc2"]
+    assert found[:3] == ["first", "mlp.fc1", "mlp.fc2"]
     assert quantize_layers(program.module(), {}, "int8") == 0  # which reads the weights of all layers
 
 
@@ -70,10 +77,12 @@ def test_calls_that_no_kernel_runs_fast(program, monkeypatch):
         return arguments[1] == 32
 
     monkeypatch.setattr(library, "has_fast_linear", has_fast_linear)
-    assert write_out_for_tensorrt(program) == 2
+    assert write_out_for_tensorrt(program) == 3
     assert asked == [
-        (8, 16, 2, False, "float32"),
-        (16, 32, 1, False, "float32"),
-        (32, 16, 0, True, "float32"),
+        (8, 16, 2, False, False, "float32"),
+        (16, 32, 1, False, False, "float32"),
+        (32, 16, 0, True, False, "float32"),
+        (16, 24, 0, False, True, "float32"),
     ]
-    assert targets(program) == [*WRITTEN[0], OPERATOR, *WRITTEN[2], aten.mul.Tensor]
+    kept = [*WRITTEN[0], OPERATOR, *WRITTEN[2], aten.slice.Tensor, *WRITTEN[3], aten.mul.Tensor]
+    assert targets(program) == kept

@@ -56,18 +56,18 @@ def exported_node(
 
     Args:
         module: its arguments are the tensors.
-        tensors: a map, whose sizes but the channels become dynamic, and parameters of fixed sizes.
+        tensors: maps, whose sizes but the channels become dynamic, and parameters of fixed sizes.
 
     Returns:
         The node, its attributes, and the output's sizes, 0 where dynamic.
     """
-    sizes_of_map = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
+    dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
     program = torch.onnx.export(
         module.eval(),
         tuple(tensors),
         dynamo=True,
         verbose=False,
-        dynamic_shapes=(sizes_of_map, *[None] * (len(tensors) - 1)),
+        dynamic_shapes=tuple(dynamic if x.dim() == 4 else None for x in tensors),
         opset_version=OPSET_VERSION,
         custom_translation_table=translation_table(),
     )

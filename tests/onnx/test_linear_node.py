@@ -32,39 +32,46 @@ from trt_plugin import library
 
 MAPS = [(2, 8), (1, 63), (1, 1), (0, 4), (3, 0)]
 """Sizes of x before the last."""
-FORMS = list(itertools.product(range(len(ACTIVATIONS)), (0, 1)))
-"""Numbers of the attributes activation and add_residual."""
+FORMS = list(itertools.product(range(len(ACTIVATIONS)), (0, 1), (0, 1)))
+"""Numbers of the attributes activation, add_residual and multiply_mask."""
 
 
 def make_inputs(rows: tuple[int, ...], inputs: int, outputs: int, dtype: torch.dtype) -> dict:
-    """Random x, weight, bias and residual."""
+    """Random x, weight, bias, residual and mask."""
     random = torch.Generator().manual_seed(inputs + sum(rows))
     shapes = {"x": (*rows, inputs), "weight": (outputs, inputs), "bias": (outputs,)}
-    shapes["residual"] = (*rows, outputs)
+    shapes |= {"residual": (*rows, outputs), "mask": (*rows, 1)}
     tensors = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
     tensors["weight"] /= inputs**0.5
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def truth(inputs: Mapping[str, torch.Tensor], activation: int, add_residual: int) -> torch.Tensor:
+def optional(form: tuple[int, int, int], found: Mapping, missing: object) -> dict:
+    """Residual and mask; `missing` for the one that a form does not have."""
+    names = ("residual", "mask")
+    return {name: found[name] if given else missing for name, given in zip(names, form[1:], strict=True)}
+
+
+def truth(inputs: Mapping[str, torch.Tensor], form: tuple[int, int, int]) -> torch.Tensor:
     """The reference's result in float64."""
     tensors = {name: tensor.double() for name, tensor in inputs.items()}
-    tensors["residual"] = tensors["residual"] if add_residual else None
-    return msda.linear_reference.linear(**tensors, activation=ACTIVATIONS[activation])
+    tensors |= optional(form, tensors, None)
+    return msda.linear_reference.linear(**tensors, activation=ACTIVATIONS[form[0]])
 
 
-def assert_close(found: np.ndarray, inputs: Mapping[str, torch.Tensor], form: tuple[int, int]) -> None:
-    expected = truth(inputs, *form)
+def assert_close(found: np.ndarray, inputs: Mapping[str, torch.Tensor], form: tuple[int, int, int]) -> None:
+    expected = truth(inputs, form)
     error = relative_error(torch.from_numpy(found), expected, floor=expected.numel() ** 0.5)
     assert found.shape == tuple(expected.shape)
     assert error <= TOLERANCE[inputs["x"].dtype], error
 
 
-def numbers(form: tuple[int, int]) -> dict[str, int]:
-    return dict(zip(("activation", "add_residual"), form))
+def numbers(form: tuple[int, int, int]) -> dict[str, int]:
+    return dict(zip(("activation", "add_residual", "multiply_mask"), form, strict=True))
 
 
 SHAPES = {"x": ("n", "s", "k"), "weight": ("o", "k"), "bias": ("o",), "residual": ("n", "s", "o")}
+SHAPES["mask"] = ("n", "s", 1)
 
 
 def test_activations_are_those_of_the_operator():
@@ -74,15 +81,15 @@ def test_activations_are_those_of_the_operator():
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_body_in_onnxruntime(dtype, form):
-    """One session for every size: no size is fixed. A node without a residual names its bias."""
-    shapes = SHAPES if form[1] else SHAPES | {"residual": ("o",)}
+    """One session for every size: no size is fixed. A node without residual or mask names its bias."""
+    shapes = SHAPES | optional(form, SHAPES, ("o",))
     model = one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", "o"))
     add_function_bodies(model)
     onnx.checker.check_model(model, full_check=True)
     session = open_session(model)
     for rows in MAPS:
         inputs = make_inputs(rows, 24, 40, dtype)
-        given = inputs if form[1] else inputs | {"residual": inputs["bias"]}
+        given = inputs | optional(form, inputs, inputs["bias"])
         (found,) = session.run(None, {name: x.numpy() for name, x in given.items()})
         assert_close(found, inputs, form)
 
@@ -90,25 +97,26 @@ def test_body_in_onnxruntime(dtype, form):
 @pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, 22])
 def test_body_in_another_opset(opset):
     inputs = make_inputs((2, 9), 16, 24, torch.float32)
-    model = one_node(LINEAR, numbers((1, 1)), torch.float32, SHAPES, opset, output=("n", "s", "o"))
+    model = one_node(LINEAR, numbers((1, 1, 1)), torch.float32, SHAPES, opset, output=("n", "s", "o"))
     add_bodies_of_opset(model, opset)
     (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
-    assert_close(found, inputs, (1, 1))
+    assert_close(found, inputs, (1, 1, 1))
 
 
 class Layer(torch.nn.Module):
-    def forward(self, x, weight, bias):
-        return msda.linear(x, weight, bias, activation="gelu")
+    def forward(self, x, weight, bias, mask):
+        return msda.linear(x, weight, bias, activation="gelu", mask=mask)
 
 
 def test_translation():
     """Sizes of x stay dynamic. A node without a residual names its bias twice."""
-    tensors = list(make_inputs((2, 9, 7), 16, 24, torch.float32).values())
-    node, attributes, sizes = exported_node(Layer(), tensors[:3])
+    tensors = make_inputs((2, 9, 7), 16, 24, torch.float32)
+    del tensors["residual"]
+    node, attributes, sizes = exported_node(Layer(), list(tensors.values()))
     plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
     assert (node.domain, node.op_type) == ("msda", LINEAR)
-    assert attributes == plugin | {"activation": 1, "add_residual": 0}
-    assert node.input[2] == node.input[3] and len(set(node.input)) == 3
+    assert attributes == plugin | {"activation": 1, "add_residual": 0, "multiply_mask": 1}
+    assert node.input[2] == node.input[3] and len(node.input) == 5 and len(set(node.input)) == 4
     assert sizes == [0, 0, 0, 24]
 
 
@@ -137,24 +145,25 @@ def test_translation_without_a_bias():
     assert model.graph.node[-1].op_type == LINEAR
     add_function_bodies(model)
     (found,) = open_session(model).run(None, {name: x.numpy() for name, x in given.items()})
-    assert_close(found, inputs | {"bias": torch.zeros(24)}, (2, 1))
+    assert_close(found, inputs | {"bias": torch.zeros(24)}, (2, 1, 0))
 
 
-WEIGHTS = {"W": (32, 16), "b": (32,), "V": (16, 32), "c": (16,)}
+WEIGHTS = {"W": (32, 16), "b": (32,), "V": (16, 32), "c": (16,), "U": (16, 16), "m": (2, 63, 1)}
 BLOCK = (
-    "h = msda.Linear<activation = 1, add_residual = 0>(x, W, b, b)"
-    " y = msda.Linear<activation = 0, add_residual = 1>(h, V, c, x)"
+    "h = msda.Linear<activation = 1, add_residual = 0, multiply_mask = 0>(x, W, b, b, b)"
+    " s = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0>(h, V, c, x, c)"
+    " y = msda.Linear<activation = 0, add_residual = 0, multiply_mask = 1>(s, U, c, c, m)"
 )
-"""A feed-forward block of Swin."""
+"""A feed-forward block of Swin, and a layer with a mask."""
 
 
 def block() -> tuple[onnx.ModelProto, np.ndarray]:
-    """A model of two nodes, and an input."""
+    """A model of three nodes, and an input."""
     random = np.random.default_rng(0)
     weights = {name: random.standard_normal(size, dtype=np.float32) / 4 for name, size in WEIGHTS.items()}
     edges = "float[2, 63, 16] x", "float[2, 63, 16] y"
     model = text_model(BLOCK, *edges, OPSET_VERSION, domains=DOMAIN, **weights)
-    for node, name in zip(model.graph.node, ("fc1", "fc2"), strict=True):
+    for node, name in zip(model.graph.node, ("fc1", "fc2", "last"), strict=True):
         node.name = f"/mlp/{name}/Linear"
     add_function_bodies(model)
     return model, random.standard_normal((2, 63, 16), dtype=np.float32)
@@ -167,7 +176,7 @@ def test_conversion_to_16_bits(precision):
     narrow = onnx.ModelProto()
     narrow.CopyFrom(model)
     report = convert_precision(narrow, precision)
-    assert (report.converted, report.kept, report.casts) == (2, {}, 2)
+    assert (report.converted, report.kept, report.casts) == (3, {}, 2)
     onnx.checker.check_model(narrow, full_check=True)
     wanted = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
     assert {x.data_type for x in narrow.graph.initializer} == {wanted}
@@ -180,15 +189,17 @@ def test_written_out_as_pytorch_exports():
     """The same operators, weights and sums as those of PyTorch's exporter, named by modules."""
     model, x = block()
     written = ir.from_proto(model)
-    assert write_out_linears(written) == 2
+    assert write_out_linears(written) == 3
     written = ir.to_proto(written)
     onnx.checker.check_model(written, full_check=True)
     nodes = [(node.name, node.op_type) for node in written.graph.node]
     fc1 = [(f"/mlp/fc1/{op_type}", op_type) for op_type in ("MatMul", "Add", "Gelu")]
     fc2 = [("/mlp/fc2/MatMul", "MatMul"), ("/mlp/fc2/Add", "Add"), ("/mlp/fc2/Add_1", "Add")]
-    assert nodes == fc1 + fc2
-    assert written.graph.node[-1].input[0] == "x"
-    assert sorted(tuple(x.dims) for x in written.graph.initializer) == [(16,), (16, 32), (32,), (32, 16)]
+    last = [(f"/mlp/last/{op_type}", op_type) for op_type in ("MatMul", "Add", "Mul")]
+    assert nodes == fc1 + fc2 + last
+    assert written.graph.node[5].input[0] == "x" and written.graph.node[-1].input[1] == "m"
+    sizes = [(2, 63, 1), (16,), (16, 16), (16, 32), (32,), (32, 16)]
+    assert sorted(tuple(x.dims) for x in written.graph.initializer) == sizes
     assert LINEAR not in [function.name for function in written.functions]
     (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (written, model))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -196,12 +207,12 @@ def test_written_out_as_pytorch_exports():
 
 def test_nodes_without_constant_weights_are_written_out():
     shapes = SHAPES | {"x": (2, 9, 16), "weight": (24, 16)}
-    model = one_node(LINEAR, numbers((2, 1)), torch.float32, shapes, output=("n", "s", "o"))
+    model = one_node(LINEAR, numbers((2, 1, 1)), torch.float32, shapes, output=("n", "s", "o"))
     assert model_for_tensorrt.fit_plugins(model, Path())
-    assert [x.op_type for x in model.graph.node] == ["Transpose", "MatMul", "Add", "Relu", "Add"]
+    assert [x.op_type for x in model.graph.node] == ["Transpose", "MatMul", "Add", "Relu", "Add", "Mul"]
     inputs = make_inputs((2, 9), 16, 24, torch.float32)
     (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
-    assert_close(found, inputs, (2, 1))
+    assert_close(found, inputs, (2, 1, 1))
 
 
 def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
@@ -216,9 +227,10 @@ def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
     model, _ = block()
     convert_precision(model, "bf16")
     assert model_for_tensorrt.fit_plugins(model, Path())
-    assert asked == [(16, 32, 1, False, "bfloat16"), (32, 16, 0, True, "bfloat16")]
+    forms = ((16, 32, 1, False, False), (32, 16, 0, True, False), (16, 16, 0, False, True))
+    assert asked == [(*form, "bfloat16") for form in forms]
     kinds = [x.op_type for x in model.graph.node if x.op_type != "Cast"]
-    assert kinds == [LINEAR, "MatMul", "Add", "Add"]
+    assert kinds == [LINEAR, "MatMul", "Add", "Add", "MatMul", "Add", "Mul"]
     onnx.checker.check_model(model)
 
 
@@ -233,10 +245,10 @@ def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
     """The plugin with kernels of CUTLASS, or with the plain one, which builds of detectors never use."""
     plugin_or_skip()
     shapes = SHAPES | {"x": ("n", "s", inputs), "weight": (outputs, inputs), "bias": (outputs,)}
-    shapes["residual"] = ("n", "s", outputs) if form[1] else (outputs,)
+    shapes |= optional(form, {"residual": ("n", "s", outputs), "mask": ("n", "s", 1)}, (outputs,))
     file = tmp_path / "model.onnx"
     onnx.save(one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", outputs)), file)
-    ranges = {"x": inputs} | ({"residual": outputs} if form[1] else {})
+    ranges = {"x": inputs} | ({"residual": outputs} if form[1] else {}) | ({"mask": 1} if form[2] else {})
     profiles = {
         name: ShapeRange(*((*rows, columns) for rows in ((1, 1), (1, 864), (4, 1500))))
         for name, columns in ranges.items()
@@ -244,7 +256,7 @@ def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
     path = save(tmp_path, serialize_engine(file, Settings(profiles=profiles), "linear"))
     for rows in ((1, 1), (1, 864), (2, 77), (4, 1500)):
         tensors = make_inputs(rows, inputs, outputs, dtype)
-        given = tensors if form[1] else tensors | {"residual": tensors["bias"]}
+        given = tensors | optional(form, tensors, tensors["bias"])
         assert_close(run_engine(path, given), tensors, form)
 
 

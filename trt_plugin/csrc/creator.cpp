@@ -199,10 +199,12 @@ nvinfer1::IPluginV3* GroupNormCreator::make(
 }
 
 LinearCreator::LinearCreator()
-    : Creator(kLinear, {{kActivation, nullptr, kInt32, 1}, {kAddResidual, nullptr, kInt32, 1}}) {}
+    : Creator(kLinear, {{kActivation, nullptr, kInt32, 1},
+                        {kAddResidual, nullptr, kInt32, 1},
+                        {kMultiplyMask, nullptr, kInt32, 1}}) {}
 
 nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
-  std::optional<int32_t> activation, add_residual;
+  std::optional<int32_t> activation, add_residual, multiply_mask;
   for (nvinfer1::PluginField const& field : fields) {
     const std::string name = field.name;
     if (name == kActivation) {
@@ -210,12 +212,15 @@ nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> cons
       if (*activation > 2) throw std::invalid_argument("activation: expected one number, 0 to 2");
     } else if (name == kAddResidual) {
       add_residual = read_switch(field);
+    } else if (name == kMultiplyMask) {
+      multiply_mask = read_switch(field);
     } else {
-      fail_unknown(name, "activation and add_residual");
+      fail_unknown(name, "activation, add_residual and multiply_mask");
     }
   }
   const auto chosen = static_cast<Activation>(required(activation, kActivation));
-  return new LinearPlugin(chosen, required(add_residual, kAddResidual) == 1);
+  return new LinearPlugin(chosen, required(add_residual, kAddResidual) == 1,
+                          required(multiply_mask, kMultiplyMask) == 1);
 }
 
 }  // namespace msda::trt

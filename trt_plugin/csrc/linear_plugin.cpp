@@ -11,20 +11,21 @@ namespace {
 
 using nvinfer1::Dims;
 
-constexpr int32_t kCount = 4;
-constexpr char const* kInputs[kCount] = {"x", "weight", "bias", "residual"};
-constexpr char const* kShapes[kCount] = {"[..., K]", "[N, K]", "[N]", "[..., N]"};
+constexpr int32_t kCount = 5;
+constexpr char const* kInputs[kCount] = {"x", "weight", "bias", "residual", "mask"};
+constexpr char const* kShapes[kCount] = {"[..., K]", "[N, K]", "[N]", "[..., N]", "[..., 1]"};
 
 std::string describe(LinearProblem const& problem) {
   return "M=" + std::to_string(problem.rows) + " K=" + std::to_string(problem.inputs) +
          " N=" + std::to_string(problem.outputs) +
          " activation=" + std::to_string(static_cast<int32_t>(problem.activation)) +
-         " residual=" + std::to_string(problem.residual) + " " + msda::name(problem.type);
+         " residual=" + std::to_string(problem.residual) +
+         " mask=" + std::to_string(problem.masked) + " " + msda::name(problem.type);
 }
 
 void check_count(int32_t count) {
   if (count == kCount) return;
-  throw std::invalid_argument("expected 4 inputs (x, weight, bias, residual), got " +
+  throw std::invalid_argument("expected 5 inputs (x, weight, bias, residual, mask), got " +
                               std::to_string(count));
 }
 
@@ -37,11 +38,13 @@ bool differ(int64_t one, int64_t other) { return one >= 0 && other >= 0 && one !
 
 }  // namespace
 
-LinearPlugin::LinearPlugin(Activation activation, bool add_residual)
+LinearPlugin::LinearPlugin(Activation activation, bool add_residual, bool multiply_mask)
     : Plugin(kLinear, "activation=" + std::to_string(static_cast<int32_t>(activation)) +
-                          " add_residual=" + std::to_string(add_residual)),
+                          " add_residual=" + std::to_string(add_residual) +
+                          " multiply_mask=" + std::to_string(multiply_mask)),
       activation_(static_cast<int32_t>(activation)),
-      add_residual_(add_residual) {}
+      add_residual_(add_residual),
+      multiply_mask_(multiply_mask) {}
 
 bool LinearPlugin::accepts_count(int32_t num_inputs) const { return num_inputs == kCount; }
 
@@ -56,7 +59,7 @@ void LinearPlugin::check_types(nvinfer1::DataType const* types, int32_t count) c
 
 void LinearPlugin::check_sizes(Dims const* dims, int32_t count) const {
   check_count(count);
-  Dims const &x = dims[0], &weight = dims[1], &bias = dims[2], &residual = dims[3];
+  Dims const &x = dims[0], &weight = dims[1], &bias = dims[2];
   if (x.nbDims < 1) fail(0, "", x);
   if (weight.nbDims != 2) fail(1, "", weight);
   const int64_t inputs = x.d[x.nbDims - 1], outputs = weight.d[0];
@@ -65,13 +68,17 @@ void LinearPlugin::check_sizes(Dims const* dims, int32_t count) const {
   }
   const std::string columns = " with N=" + std::to_string(outputs) + " (from weight)";
   if (bias.nbDims != 1 || differ(bias.d[0], outputs)) fail(2, columns, bias);
-  if (add_residual_ == 0) return;
-  if (residual.nbDims != x.nbDims || differ(residual.d[x.nbDims - 1], outputs)) {
-    fail(3, columns, residual);
-  }
-  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
-    if (differ(residual.d[axis], x.d[axis])) fail(3, " with the other sizes of x", residual);
-  }
+  const auto check_rows = [&](int32_t index, int64_t size, std::string const& because) {
+    Dims const& tensor = dims[index];
+    if (tensor.nbDims != x.nbDims || differ(tensor.d[x.nbDims - 1], size)) {
+      fail(index, because, tensor);
+    }
+    for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
+      if (differ(tensor.d[axis], x.d[axis])) fail(index, " with the other sizes of x", tensor);
+    }
+  };
+  if (add_residual_ == 1) check_rows(3, outputs, columns);
+  if (multiply_mask_ == 1) check_rows(4, 1, "");
 }
 
 void LinearPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
@@ -96,6 +103,7 @@ LinearProblem LinearPlugin::read_problem(nvinfer1::PluginTensorDesc const* input
   problem.outputs = dims[1].d[0];
   problem.activation = static_cast<Activation>(activation_);
   problem.residual = add_residual_ == 1;
+  problem.masked = multiply_mask_ == 1;
   problem.type = convert(types[0]);
   const std::string wrong = check(problem);
   if (!wrong.empty()) throw std::invalid_argument(wrong);
@@ -112,14 +120,20 @@ void LinearPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_
                           void const* const* inputs, void* output, void* /*work*/,
                           cudaStream_t stream) const {
   const LinearProblem problem = read_problem(descriptions, kCount);
-  const LinearArguments arguments{inputs[0], inputs[1], inputs[2],
-                                  problem.residual ? inputs[3] : nullptr, output};
+  const LinearArguments arguments{inputs[0],
+                                  inputs[1],
+                                  inputs[2],
+                                  problem.residual ? inputs[3] : nullptr,
+                                  problem.masked ? inputs[4] : nullptr,
+                                  output};
   check_launch(linear(problem, arguments, stream), describe(problem));
 }
 
 std::vector<nvinfer1::PluginField> LinearPlugin::fields() const {
   constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
-  return {{kActivation, &activation_, kInt32, 1}, {kAddResidual, &add_residual_, kInt32, 1}};
+  return {{kActivation, &activation_, kInt32, 1},
+          {kAddResidual, &add_residual_, kInt32, 1},
+          {kMultiplyMask, &multiply_mask_, kInt32, 1}};
 }
 
 }  // namespace msda::trt

@@ -13,11 +13,12 @@ namespace msda::trt {
 inline constexpr char kLinear[] = "Linear";
 inline constexpr char kActivation[] = "activation";
 inline constexpr char kAddResidual[] = "add_residual";
+inline constexpr char kMultiplyMask[] = "multiply_mask";
 
 class LinearPlugin final : public Plugin {
  public:
-  // Without a residual the plugin ignores its last input.
-  LinearPlugin(Activation activation, bool add_residual);
+  // The plugin ignores the input of a residual or mask that a layer does not have.
+  LinearPlugin(Activation activation, bool add_residual, bool multiply_mask);
 
  private:
   Plugin* copy() const override { return new LinearPlugin(*this); }
@@ -36,8 +37,9 @@ class LinearPlugin final : public Plugin {
   // Checks types and sizes, all known, and returns the problem for the kernels.
   LinearProblem read_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const;
 
-  int32_t activation_;    // a number of msda::Activation
-  int32_t add_residual_;  // 0 or 1
+  int32_t activation_;     // a number of msda::Activation
+  int32_t add_residual_;   // 0 or 1
+  int32_t multiply_mask_;  // 0 or 1
 };
 
 }  // namespace msda::trt

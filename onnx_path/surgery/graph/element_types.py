@@ -22,7 +22,7 @@ WINDOW_ATTENTIONS = {(DOMAIN, WINDOW_ATTENTION): (0, 1, 2)}
 GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 """Nodes of group normalisation, and their inputs, which have one type."""
 
-LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3)}
+LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4)}
 """Nodes of linear layers, and their inputs, which have one type."""
 
 OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS
