@@ -1,4 +1,4 @@
-"""`python -m benchmarks.linear`: times and errors of linear layers with activation or residual on the GPU."""
+"""`python -m benchmarks.linear`: times and errors of linear layers with what follows them on the GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from codetr.cli.program import run_program
 
 METHODS = {
     "linear": "msda.linear",
-    "eager": "torch.nn.functional.linear, then the activation and the sum",
+    "eager": "torch.nn.functional.linear, then the activation, the sum and the product",
 }
 
 
@@ -34,6 +34,7 @@ class Inputs(NamedTuple):
     bias: Tensor
     residual: Tensor | None
     activation: str
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,23 @@ class LinearProblem:
     outputs_of_row: int
     activation: str = "none"
     residual: bool = False
+    masked: bool = False
 
     def bytes_moved(self, dtype: torch.dtype) -> int:
         """Returns the bytes of all tensors, each once."""
-        columns = self.inputs_of_row + self.outputs_of_row * (1 + self.residual)
+        columns = self.inputs_of_row + self.outputs_of_row * (1 + self.residual) + self.masked
         return dtype.itemsize * (self.rows * columns + self.outputs_of_row * (self.inputs_of_row + 1))
 
     def inputs(self, dtype: torch.dtype, device: str = "cuda", seed: int = 0) -> Inputs:
-        """Draws normal numbers, with which x weight^T has a variance of 1."""
+        """Draws normal numbers, with which x weight^T has a variance of 1; the mask is 0 or 1."""
         generator = torch.Generator(device).manual_seed(seed)
         draw = functools.partial(torch.randn, generator=generator, device=device)
         x = draw(self.rows, self.inputs_of_row)
         weight = draw(self.outputs_of_row, self.inputs_of_row) / self.inputs_of_row**0.5
         residual = draw(self.rows, self.outputs_of_row).to(dtype) if self.residual else None
         bias = draw(self.outputs_of_row)
-        return Inputs(x.to(dtype), weight.to(dtype), bias.to(dtype), residual, self.activation)
+        mask = (draw(self.rows, 1) < 1).to(dtype) if self.masked else None
+        return Inputs(x.to(dtype), weight.to(dtype), bias.to(dtype), residual, self.activation, mask)
 
 
 def _block(stage: int) -> tuple[LinearProblem, ...]:
@@ -78,6 +81,7 @@ CELLS = sum((192 >> level) * (288 >> level) for level in range(5))  # of the enc
 PROBLEMS = (
     *(problem for stage in range(4) for problem in _block(stage)),
     LinearProblem("encoder_768x1152_value", CELLS, 256, 256),
+    LinearProblem("encoder_768x1152_value_masked", CELLS, 256, 256, masked=True),
     LinearProblem("encoder_768x1152_fc1", CELLS, 256, 2048, "relu"),
     LinearProblem("encoder_768x1152_fc2", CELLS, 2048, 256, residual=True),
 )
@@ -119,8 +123,8 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, N]."""
     if method == "linear":
         return lambda: msda.linear(*inputs)
-    x, weight, bias, residual, activation = inputs
-    return lambda: msda.linear_reference.finish(F.linear(x, weight, bias), residual, activation)
+    x, weight, bias, *others = inputs
+    return lambda: msda.linear_reference.finish(F.linear(x, weight, bias), *others)
 
 
 OPERATOR = MapOperator("benchmarks.linear", METHODS, make_call, truth, variable="MSDA_LINEAR", kernels=())

@@ -1,8 +1,8 @@
 """`python -m onnx_path.export`: exports a detector through torch.onnx to an ONNX file and a TensorRT engine.
 
 model.onnx has every MSDA, window attention and group normalisation as one node of domain `msda`, and so the
-linear layers of Swin with what follows them. model.json describes model.onnx and model.engine to the programs
-that run them.
+linear layers of Swin and of MSDA's values with what follows them. model.json describes model.onnx and
+model.engine to the programs that run them.
 """
 
 from __future__ import annotations

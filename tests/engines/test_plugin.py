@@ -103,7 +103,7 @@ for operator, name, values, kind, _ in {WRONG_FIELDS!r}:
 
 
 def test_linear_layers_that_a_kernel_runs_fast():
-    """On GPUs of compute capability 9.0: 16 bits, multiples of 8, and one of activation, residual and mask."""
+    """On GPUs of compute capability 9.0: 16 bits, multiples of 8, one of activation, residual and mask."""
     expected = no_sm90(torch.float16) is None
     fast = (
         (192, 576, 0, False, False, "float16"),

@@ -12,8 +12,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+import torch.nn.functional as F
 
 import codetr
+import msda
 from codetr.detector.preprocess import load_image
 from codetr.export.box_agreement import compare_detections
 from codetr.export.traced_model import export_program
@@ -128,23 +130,39 @@ def test_exported_window_attentions(exported):
 
 
 def test_exported_linears(exported):
-    """Each block of the Swin has four, with the activation or the residual that follows; no Gelu remains."""
+    """Each block of the Swin has four, with the activation or the residual that follows; no Gelu remains.
+
+    Each attention has one, the projection of its values with the mask of padded cells.
+    """
     name, model, _, path, counts = exported
     exported_model = onnx.load(path)
-    nodes = [node for node in exported_model.graph.node if node.op_type == LINEAR]
+    every = [node for node in exported_model.graph.node if node.op_type == LINEAR]
+    nodes = [node for node in every if not attributes_of(node)["multiply_mask"]]
+    masked = [node for node in every if node not in nodes]
     bodies = [body.name for body in exported_model.functions].count(LINEAR)
     blocks = [] if name == "codino_resnet_tiny" else [x for s in model.backbone.stages for x in s.blocks]
-    assert len(nodes) == 4 * len(blocks) == counts[LINEAR] and bodies == bool(blocks)
+    assert len(nodes) == 4 * len(blocks) and bodies == 1
+    assert len(masked) == counts[LINEAR] - len(nodes) == MODELS[name]
     assert not counts["Gelu"]
     constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
     layers = [layer for x in blocks for layer in (x.attn.qkv, x.attn.proj, x.mlp.fc1, x.mlp.fc2)]
     forms = [(0, 0), (0, 1), (1, 0), (0, 1)] * len(blocks)
     for layer, form, node in zip(layers, forms, nodes, strict=True):
-        numbers = dict(zip(("activation", "add_residual"), form))
+        numbers = dict(zip(("activation", "add_residual", "multiply_mask"), (*form, 0)))
         assert attributes_of(node) == PLUGIN_ATTRIBUTES | numbers
         np.testing.assert_array_equal(constants[node.input[1]], layer.weight.detach())
         np.testing.assert_array_equal(constants[node.input[2]], layer.bias.detach())
-        assert (node.input[3] in constants) == (not form[1])
+        assert (node.input[3] in constants) == (not form[1]) and node.input[4] in constants
+    attentions = [x for x in model.modules() if isinstance(x, msda.MultiScaleDeformableAttention)]
+    for attention, node in zip(attentions, masked, strict=True):
+        assert attributes_of(node) == PLUGIN_ATTRIBUTES | {
+            "activation": 0,
+            "add_residual": 0,
+            "multiply_mask": 1,
+        }
+        np.testing.assert_array_equal(constants[node.input[1]], attention.value_proj.weight.detach())
+        np.testing.assert_array_equal(constants[node.input[2]], attention.value_proj.bias.detach())
+        assert re.fullmatch(r"/(encoder|decoder)/layers\.\d/(self|cross)_attn/Linear", node.name)
     # The residual is the map before the norm: what the last block gave, or the sum before.
     for proj, fc2 in zip(nodes[1::4], nodes[3::4], strict=True):
         assert fc2.input[3] == proj.output[0]
@@ -154,13 +172,14 @@ def test_exported_linears(exported):
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
-def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path):
+def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monkeypatch):
     """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes."""
     name, _, inputs, path, _ = exported
-    if name == "codino_resnet_tiny":
-        pytest.skip("has no nodes Linear")
     plain, _ = load_golden(name)
     plain.fold_position_biases()
+    if name == WRITTEN_OUT:
+        plain.write_out_group_norms()
+    monkeypatch.setattr(msda.module, "linear", lambda *layer, mask: F.linear(*layer) * mask)
     write_onnx(export_program(plain, inputs), tmp_path / "plain.onnx")
     found, expected = (Quantizer(onnx.load(file), precision) for file in (path, tmp_path / "plain.onnx"))
     assert [x.product.key for x in found.layers] == [x.product.key for x in expected.layers]
@@ -218,11 +237,13 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
-    # No kernel runs linear layers in float32, so these became products and sums, half of them two sums.
-    linears = counts[LINEAR]
-    assert not after[LINEAR] and after["Gelu"] == linears // 4
+    # No kernel runs linear layers in float32, so these became products and sums. Half of Swin's have two
+    # sums. Those of the attentions' values have a product with the mask.
+    linears, swin = counts[LINEAR], counts[LINEAR] - MODELS[name]
+    assert not after[LINEAR] and after["Gelu"] == swin // 4
+    assert after["Mul"] - counts["Mul"] == MODELS[name]
     assert counts["MatMul"] + linears - after["MatMul"] == MODELS[name]
-    assert counts["Add"] + linears * 3 // 2 - after["Add"] == MODELS[name]
+    assert counts["Add"] + linears + swin // 2 - after["Add"] == MODELS[name]
     assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
     made = {node.output[0]: node.name for node in nodes}
     for node in attentions:
