@@ -79,6 +79,7 @@ class MultiScaleDeformableAttention(nn.Module):
         spatial_shapes: Tensor,
         level_start_index: Tensor,
         key_padding_mask: Tensor | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """Attends from `query` to `value`.
 
@@ -90,9 +91,10 @@ class MultiScaleDeformableAttention(nn.Module):
             spatial_shapes: [L, 2] = (H, W), int32 or int64.
             level_start_index: [L], first cell of each level.
             key_padding_mask: [N, S] bool, True for cells of `value` that are padding; they count as zero.
+            residual: [N, Q, C], added to the result. None: zeros.
 
         Returns:
-            [N, Q, C], without the residual.
+            [N, Q, C].
         """
         if query.dim() != 3 or query.shape[-1] != self.embed_dims:
             raise ValueError(f"query: expected [N, Q, C] with C = {self.embed_dims}, got {list(query.shape)}")
@@ -124,7 +126,10 @@ class MultiScaleDeformableAttention(nn.Module):
             self.attention_weights(query).unflatten(-1, (heads, -1)),
             None if equal else self.points_per_level,
         )
-        return self.output_proj(attended)
+        if torch.compiler.is_exporting():
+            return linear(attended, self.output_proj.weight, self.output_proj.bias, residual)
+        projected = self.output_proj(attended)
+        return projected if residual is None else residual + projected
 
 
 def star(num_heads: int, points_per_level: Sequence[int], device: torch.device | None = None) -> Tensor:

@@ -41,9 +41,10 @@ class EncoderLayer(nn.Module):
             pyramid.spatial_shapes,
             pyramid.level_start_index,
             key_padding_mask=pyramid.padding_mask,
+            residual=x,
         )
-        x = self.norm1(x + attended)
-        return self.norm2(x + self.ffn(x))
+        x = self.norm1(attended)
+        return self.norm2(self.ffn(x, x))
 
 
 class Encoder(nn.Module):
@@ -93,7 +94,7 @@ class DecoderLayer(nn.Module):
 
         attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
-        x = self.norm1(x + self.self_attn(x, position, attention_mask))
+        x = self.norm1(self.self_attn(x, position, attention_mask, residual=x))
         attended = self.cross_attn(
             x + position,
             memory,
@@ -101,9 +102,10 @@ class DecoderLayer(nn.Module):
             pyramid.spatial_shapes,
             pyramid.level_start_index,
             key_padding_mask=pyramid.padding_mask,
+            residual=x,
         )
-        x = self.norm2(x + attended)
-        return self.norm3(x + self.ffn(x))
+        x = self.norm2(attended)
+        return self.norm3(self.ffn(x, x))
 
 
 class Decoder(nn.Module):
