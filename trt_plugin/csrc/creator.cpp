@@ -219,8 +219,8 @@ nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> cons
     }
   }
   const auto chosen = static_cast<Activation>(required(activation, kActivation));
-  return new LinearPlugin(chosen, required(add_residual, kAddResidual) == 1,
-                          required(multiply_mask, kMultiplyMask) == 1);
+  const bool adds = required(add_residual, kAddResidual) == 1;
+  return new LinearPlugin(chosen, adds, required(multiply_mask, kMultiplyMask) == 1);
 }
 
 }  // namespace msda::trt
