@@ -81,13 +81,14 @@ def _is_fast(node: ir.Node) -> bool:
 
 
 def _write_out(node: ir.Node) -> None:
-    graph, module = node.graph, posixpath.dirname(node.name or "")
+    graph, (module, own_name) = node.graph, posixpath.split(node.name or "")
+    place = own_name.removeprefix(LINEAR)  # such as "_1", of the second node of a module
     x, weight, bias, residual, mask = node.inputs
     output = node.outputs[0]
     names = itertools.count()
 
     def add(op_type: str, *inputs: ir.Value, suffix: str = "", **attributes: object) -> ir.Value:
-        made = ir.node(op_type, inputs, attributes, name=posixpath.join(module, op_type) + suffix)
+        made = ir.node(op_type, inputs, attributes, name=posixpath.join(module, op_type) + place + suffix)
         value = made.outputs[0]
         value.name, value.type = f"{output.name}_{next(names)}", output.type
         graph.insert_before(node, made)
