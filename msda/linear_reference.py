@@ -16,9 +16,9 @@ from msda import checks
 def linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
     mask: Tensor | None = None,
 ) -> Tensor:
     """Computes :func:`msda.linear`; 16-bit values in float32."""

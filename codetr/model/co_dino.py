@@ -143,18 +143,14 @@ class CoDino(nn.Module):
         return self
 
     def write_out_linears(self) -> CoDino:
-        """Replaces linear layers by their form for exports, see `codetr.model.layers.Linear`.
-
-        Those of the encoder's FFN stay: TensorRT 10.6 multiplies [73656, 256] and [256, 2048] in 128 us, with
-        bias and ReLU, and CUTLASS's best kernel in 159 us (fp16, H200).
+        """Replaces linear layers of Swin by their form for exports, see `codetr.model.layers.Linear`.
 
         Returns:
             The model.
         """
-        for part in (self.backbone, self.query_selection, self.decoder):
-            for module in part.modules():
-                if isinstance(module, Linear):
-                    module.written_out = True
+        for module in self.backbone.modules():
+            if isinstance(module, Linear):
+                module.written_out = True
         return self
 
     def fold_batch_norms(self) -> CoDino:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from codetr.config import Config
 from codetr.model.geometry import Pyramid, proposal_boxes
-from codetr.model.layers import Float32Linear, Linear, device_size
+from codetr.model.layers import Float32Linear, device_size
 
 # Logit of a coordinate 1 that no predicted delta moves. Cells that cannot be proposals get boxes at the
 # corner. Upstream uses infinity; a finite number survives every compiler.
@@ -20,13 +21,13 @@ class BoxBranch(nn.Module):
 
     def __init__(self, embed_dims: int) -> None:
         super().__init__()
-        self.fc1 = Linear(embed_dims, embed_dims)
-        self.fc2 = Linear(embed_dims, embed_dims)
+        self.fc1 = nn.Linear(embed_dims, embed_dims)
+        self.fc2 = nn.Linear(embed_dims, embed_dims)
         self.fc3 = Float32Linear(embed_dims, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., 4] fp32."""
-        return self.fc3(self.fc2(self.fc1(x, activation="relu"), activation="relu"))
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
 class QuerySelection(nn.Module):
@@ -35,7 +36,7 @@ class QuerySelection(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.num_queries = config.num_queries
-        self.output = Linear(config.embed_dims, config.embed_dims)
+        self.output = nn.Linear(config.embed_dims, config.embed_dims)
         self.norm = nn.LayerNorm(config.embed_dims)
         self.class_branch = Float32Linear(config.embed_dims, config.num_classes)
         self.box_branch = BoxBranch(config.embed_dims)

@@ -104,37 +104,19 @@ class DropPath(nn.Module):
         return x * (keep.to(x.dtype) / (1.0 - self.rate))
 
 
-class Linear(nn.Linear):
-    """A linear layer that becomes one node of exports with what follows it, `msda.linear`."""
-
-    written_out = False  # whether `forward` uses the form for exports
-
-    def forward(self, x: Tensor, residual: Tensor | None = None, activation: str = "none") -> Tensor:
-        """[..., K] -> [..., N]. Applies the activation, then adds the residual [..., N], as `msda.linear`."""
-        if self.written_out:
-            return msda.linear(x, self.weight, self.bias, residual, activation)
-        return msda.linear_reference.finish(super().forward(x), residual, activation)
-
-
 class MultiheadAttention(nn.Module):
-    """Self-attention with positions on queries and keys but not on values."""
+    """Self-attention with positions on queries and keys but not on values; without the residual."""
 
     def __init__(self, embed_dims: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dims, embed_dims))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dims))
-        self.out_proj = Linear(embed_dims, embed_dims)
+        self.out_proj = nn.Linear(embed_dims, embed_dims)
         nn.init.xavier_uniform_(self.in_proj_weight)
 
-    def forward(
-        self,
-        x: Tensor,
-        position: Tensor,
-        attention_mask: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """x, position: [N, Q, C] -> [N, Q, C], with the residual if there is one.
+    def forward(self, x: Tensor, position: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x, position: [N, Q, C] -> [N, Q, C].
 
         attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
@@ -148,7 +130,19 @@ class MultiheadAttention(nn.Module):
         )
         allowed = None if attention_mask is None else ~attention_mask
         out = F.scaled_dot_product_attention(query, key, value, allowed)  # [N, heads, Q, C / heads]
-        return self.out_proj(out.transpose(1, 2).flatten(2), residual)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+class Linear(nn.Linear):
+    """A linear layer that becomes one node of exports with what follows it, `msda.linear`."""
+
+    written_out = False  # whether `forward` uses the form for exports
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, activation: str = "none") -> Tensor:
+        """[..., K] -> [..., N]. Applies the activation, then adds the residual [..., N], as `msda.linear`."""
+        if self.written_out:
+            return msda.linear(x, self.weight, self.bias, residual, activation)
+        return msda.linear_reference.finish(super().forward(x), residual, activation)
 
 
 class FeedForward(nn.Module):
