@@ -25,7 +25,9 @@ def test_exported_program_keeps_the_operators_whole(name):
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert targets.count(torch.ops.msda.fused_attention.default) == MODELS[name]
     linears = [node for node in program.graph.nodes if node.target is torch.ops.msda.linear.default]
-    assert [node.args[4] is not None for node in linears] == [True] * MODELS[name]  # masks of the values
+    assert [(x.args[3] is None, x.args[4] is None) for x in linears] == [
+        *[(True, False), (False, True)] * MODELS[name]  # values have a mask, outputs a residual
+    ]
     blocks = sum(isinstance(module, WindowAttention) for module in model.modules())
     assert targets.count(torch.ops.msda.window_attention.default) == blocks
     aten = torch.ops.aten  # Torch-TensorRT 2.11 has no converter for these

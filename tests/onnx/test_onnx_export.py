@@ -132,43 +132,36 @@ def test_exported_window_attentions(exported):
 def test_exported_linears(exported):
     """Each block of the Swin has four, with the activation or the residual that follows; no Gelu remains.
 
-    Each attention has one, the projection of its values with the mask of padded cells.
+    Each attention has two: values with the mask of padded cells, and the output with the residual.
     """
     name, model, _, path, counts = exported
     exported_model = onnx.load(path)
-    every = [node for node in exported_model.graph.node if node.op_type == LINEAR]
-    nodes = [node for node in every if not attributes_of(node)["multiply_mask"]]
-    masked = [node for node in every if node not in nodes]
+    nodes = [node for node in exported_model.graph.node if node.op_type == LINEAR]
     bodies = [body.name for body in exported_model.functions].count(LINEAR)
     blocks = [] if name == "codino_resnet_tiny" else [x for s in model.backbone.stages for x in s.blocks]
-    assert len(nodes) == 4 * len(blocks) and bodies == 1
-    assert len(masked) == counts[LINEAR] - len(nodes) == MODELS[name]
-    assert not counts["Gelu"]
-    constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
+    attentions = [x for x in model.modules() if isinstance(x, msda.MultiScaleDeformableAttention)]
+    assert len(attentions) == MODELS[name] and bodies == 1 and not counts["Gelu"]
     layers = [layer for x in blocks for layer in (x.attn.qkv, x.attn.proj, x.mlp.fc1, x.mlp.fc2)]
-    forms = [(0, 0), (0, 1), (1, 0), (0, 1)] * len(blocks)
+    layers += [layer for x in attentions for layer in (x.value_proj, x.output_proj)]
+    forms = [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 1, 0)] * len(blocks)
+    forms += [(0, 0, 1), (0, 1, 0)] * len(attentions)
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
     for layer, form, node in zip(layers, forms, nodes, strict=True):
-        numbers = dict(zip(("activation", "add_residual", "multiply_mask"), (*form, 0)))
+        numbers = dict(zip(("activation", "add_residual", "multiply_mask"), form))
         assert attributes_of(node) == PLUGIN_ATTRIBUTES | numbers
         np.testing.assert_array_equal(constants[node.input[1]], layer.weight.detach())
         np.testing.assert_array_equal(constants[node.input[2]], layer.bias.detach())
-        assert (node.input[3] in constants) == (not form[1]) and node.input[4] in constants
-    attentions = [x for x in model.modules() if isinstance(x, msda.MultiScaleDeformableAttention)]
-    for attention, node in zip(attentions, masked, strict=True):
-        assert attributes_of(node) == PLUGIN_ATTRIBUTES | {
-            "activation": 0,
-            "add_residual": 0,
-            "multiply_mask": 1,
-        }
-        np.testing.assert_array_equal(constants[node.input[1]], attention.value_proj.weight.detach())
-        np.testing.assert_array_equal(constants[node.input[2]], attention.value_proj.bias.detach())
-        assert re.fullmatch(r"/(encoder|decoder)/layers\.\d/(self|cross)_attn/Linear", node.name)
+        assert [x in constants for x in node.input[3:]] == [not form[1], not form[2]]
     # The residual is the map before the norm: what the last block gave, or the sum before.
-    for proj, fc2 in zip(nodes[1::4], nodes[3::4], strict=True):
+    swin = nodes[: 4 * len(blocks)]
+    for proj, fc2 in zip(swin[1::4], swin[3::4], strict=True):
         assert fc2.input[3] == proj.output[0]
-    found = [node.name for node in nodes[:4]]
     parts = ("attn/qkv", "attn/proj", "mlp/fc1", "mlp/fc2")
-    assert found == [f"/backbone/stages.0/blocks.0/{part}/Linear" for part in parts][: len(found)]
+    assert [x.name for x in swin[:4]] == [f"/backbone/stages.0/blocks.0/{x}/Linear" for x in parts][
+        : len(swin)
+    ]
+    for node in nodes[len(swin) :]:
+        assert re.fullmatch(r"/(encoder|decoder)/layers\.\d/(self|cross)_attn/Linear(_1)?", node.name)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
@@ -179,7 +172,12 @@ def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monk
     plain.fold_position_biases()
     if name == WRITTEN_OUT:
         plain.write_out_group_norms()
-    monkeypatch.setattr(msda.module, "linear", lambda *layer, mask: F.linear(*layer) * mask)
+
+    def linear(x, weight, bias, residual=None, mask=None):
+        result = F.linear(x, weight, bias)
+        return result * mask if residual is None else residual + result
+
+    monkeypatch.setattr(msda.module, "linear", linear)
     write_onnx(export_program(plain, inputs), tmp_path / "plain.onnx")
     found, expected = (Quantizer(onnx.load(file), precision) for file in (path, tmp_path / "plain.onnx"))
     assert [x.product.key for x in found.layers] == [x.product.key for x in expected.layers]
@@ -237,13 +235,14 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
-    # No kernel runs linear layers in float32, so these became products and sums. Half of Swin's have two
-    # sums. Those of the attentions' values have a product with the mask.
-    linears, swin = counts[LINEAR], counts[LINEAR] - MODELS[name]
+    # No kernel runs linear layers in float32, so these became products and sums. Half of them have a residual,
+    # and so two sums. Those of the attentions' values have a product with the mask.
+    linears, swin = counts[LINEAR], counts[LINEAR] - 2 * MODELS[name]
     assert not after[LINEAR] and after["Gelu"] == swin // 4
     assert after["Mul"] - counts["Mul"] == MODELS[name]
     assert counts["MatMul"] + linears - after["MatMul"] == MODELS[name]
-    assert counts["Add"] + linears + swin // 2 - after["Add"] == MODELS[name]
+    assert counts["Add"] + linears + linears // 2 - after["Add"] == MODELS[name]
+    assert len({node.name for node in nodes}) == len(nodes)
     assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
     made = {node.output[0]: node.name for node in nodes}
     for node in attentions:
