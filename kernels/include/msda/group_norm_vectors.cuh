@@ -24,7 +24,7 @@ namespace msda {
 
 // Vectors, and moments of parts, that a thread has in flight.
 inline constexpr int kNormVectors = 4;
-inline constexpr int kNormMoments = 5;
+inline constexpr int kNormMoments = 8;
 
 struct NormLayout {
   int cells;  // of an image
@@ -97,20 +97,6 @@ struct NormThread {
   __device__ __forceinline__ int64_t place(int cell) const {
     return first_element_ + static_cast<int64_t>(cell) * (columns_ * kSize);
   }
-  // Calls visit(step, its vectors) for all steps in one of both orders. `next` has the vectors of
-  // the first one; those of every other step are in flight during the visit before.
-  template <bool kBackwards, typename Visit>
-  __device__ __forceinline__ void for_each_step(const T* x, Vector<T, kSize> (&next)[kNormVectors],
-                                                const Visit& visit) const {
-    for (int i = 0; i < steps; ++i) {
-      Vector<T, kSize> vectors[kNormVectors];
-#pragma unroll
-      for (int j = 0; j < kNormVectors; ++j) vectors[j] = next[j];
-      const int step = kBackwards ? steps - 1 - i : i;
-      if (i + 1 < steps) load_step(x, kBackwards ? step - 1 : step + 1, next);
-      visit(step, vectors);
-    }
-  }
   // Loads the vectors of a step; zeros beyond the part.
   __device__ __forceinline__ void load_step(const T* x, int step,
                                             Vector<T, kSize> (&vectors)[kNormVectors]) const {
@@ -138,16 +124,16 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   const NormThread<T> own(layout);
   const Real shift = widen(x[own.first_number]);
   ShiftedSums<Real> sums;
-  Vector<T, kSize> vectors[kNormVectors];
-  own.load_step(x, 0, vectors);
-  own.template for_each_step<false>(x, vectors, [&](int step, const auto& vectors) {
+  for (int step = 0; step < own.steps; ++step) {
+    Vector<T, kSize> vectors[kNormVectors];
+    own.load_step(x, step, vectors);
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
       if (!own.has(own.cell(step, i))) continue;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) sums.add(vectors[i][j] - shift);
     }
-  });
+  }
 
   if (own.works()) {
     const int part = own.row * layout.columns_of_group + own.group_column;
@@ -177,10 +163,6 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   const int part_numbers = layout.columns_of_group * kSize;  // of a cell
   const auto* const moments = static_cast<const Vector<Real, 2>*>(arguments.work) +
                               static_cast<int64_t>(own.image) * layout.parts * layout.groups;
-
-  const auto* const x = static_cast<const T*>(arguments.x);
-  Vector<T, kSize> vectors[kNormVectors];
-  own.load_step(x, own.steps - 1, vectors);
 
   wait_for_last_kernel();
   if (first_part < layout.merging) {
@@ -213,7 +195,9 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   Real scales[kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) scales[i] = scale * weight[i];
-  own.template for_each_step<true>(x, vectors, [&](int step, const auto& vectors) {
+  for (int step = own.steps - 1; step >= 0; --step) {
+    Vector<T, kSize> vectors[kNormVectors];
+    own.load_step(static_cast<const T*>(arguments.x), step, vectors);
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
       Vector<T, kSize> result;
@@ -226,7 +210,7 @@ __global__ void __launch_bounds__(kGroupNormThreads)
         store_past_l1(static_cast<T*>(arguments.output) + own.place(cell), bits<uint4>(result));
       }
     }
-  });
+  }
 }
 
 template <typename T>
