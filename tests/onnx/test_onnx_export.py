@@ -235,8 +235,8 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
-    # No kernel runs linear layers in float32, so these became products and sums. Half of them have a second sum,
-    # of the residual. Those of the values have a product with the mask.
+    # No kernel runs linear layers in float32, so these became products and sums. Half of them have a second
+    # sum, of the residual. Those of the values have a product with the mask.
     linears, swin = counts[LINEAR], counts[LINEAR] - 2 * MODELS[name]
     assert not after[LINEAR] and after["Gelu"] == swin // 4
     assert after["Mul"] - counts["Mul"] == MODELS[name]
