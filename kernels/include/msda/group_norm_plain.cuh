@@ -2,8 +2,8 @@
 // first.
 //
 // Problem   out = (x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over
-//           the cells of an image and the channels of a group (Group Normalization, arXiv:1803.08494,
-//           section 3.1).
+//           the cells of an image and the channels of a group (Group Normalization,
+//           arXiv:1803.08494, section 3.1).
 // Layout    x [N,H,W,C], weight [C], bias [C], out [N,H,W,C]. Statistics and arithmetic are float
 //           (double with doubles).
 // Threads   A block computes one group of one image: it reads the group twice.
