@@ -1,8 +1,8 @@
-"""`python -m onnx_path.surgeon`: replaces decomposed MSDA in an ONNX file by one node each.
+"""`python -m onnx_path.surgeon`: replaces decomposed MSDA and window attention by one node each.
 
-Exporters write the operator as dozens of GridSample, Slice, Transpose and Reshape nodes. The surgeon finds
-them by what they compute, not by their names. `operate` does the same to a model in memory;
-`onnx_path.surgery` tells how.
+Exporters write MSDA as dozens of GridSample, Slice, Transpose and Reshape nodes, and the window attention of
+Swin Transformers as dozens of others. The surgeon finds them by what they compute, not by their names.
+`operate` does the same to a model in memory; `onnx_path.surgery` tells how.
 """
 
 from __future__ import annotations
@@ -30,10 +30,19 @@ if TYPE_CHECKING:
         Replacement,
         SurgeryReport,
         UnknownOperator,
+        WindowReplacement,
         operate,
     )
 
-__all__ = ["NearMiss", "OutputsDiffer", "Replacement", "SurgeryReport", "UnknownOperator", "operate"]
+__all__ = [
+    "NearMiss",
+    "OutputsDiffer",
+    "Replacement",
+    "SurgeryReport",
+    "UnknownOperator",
+    "WindowReplacement",
+    "operate",
+]
 
 
 def __getattr__(name: str):
@@ -54,6 +63,7 @@ def surgeon(
     /,
     *,
     target: Literal["msda", "nvidia"] = "msda",
+    only: Annotated[tuple[Literal["msda", "window-attention"], ...], Parameter(consume_multiple=True)] = (),
     no_check: bool = False,
     no_function_body: bool = False,
     no_fuse: bool = False,
@@ -61,7 +71,7 @@ def surgeon(
     seed: int = 0,
     json: OutputFile | None = None,
 ) -> int:
-    """Replace decomposed multi-scale deformable attention in an ONNX file by one node each.
+    """Replace decomposed MSDA and window attention in an ONNX file by one node each.
 
     Onnxruntime proves every replacement on random numbers, and compares the outputs of both files.
 
@@ -72,10 +82,11 @@ def surgeon(
         model: file to read.
         out: file to write, another than IN.onnx.
         target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
+        only: replace only these; by default all that the target has nodes for.
         no_check: write without comparing the outputs of both files.
         no_function_body: leave out the standard operators that let any runtime run the nodes.
         no_fuse: leave softmax and locations outside the nodes.
-        expect: write nothing unless so many attentions were replaced.
+        expect: write nothing unless so many MSDA were replaced.
         seed: seed of the random numbers.
         json: write the report to this file.
     """
@@ -91,6 +102,7 @@ def surgeon(
         result, report = operate(
             original,
             target=target,
+            only=only,
             fuse=not no_fuse,
             function_body=not no_function_body,
             check=not no_check,
@@ -113,14 +125,14 @@ def surgeon(
 
 
 def _print(report: SurgeryReport, out: Path) -> None:
-    for replacement in report.replacements:
+    for replacement in (*report.replacements, *report.window_attentions):
         print(f"replaced {replacement}", file=sys.stderr)
     for miss in report.near_misses:
         print(f"kept {miss}", file=sys.stderr)
     for note in report.notes:
         complain("note", note)
-    if not report.replacements:
-        found = "no decomposed multi-scale deformable attention found"
+    if not report.replacements and not report.window_attentions:
+        found = "no decomposed multi-scale deformable attention or window attention found"
         found = "nothing replaced" if report.near_misses else found
         print(f"{found}{_already(report)}: {out} is a copy of the file read", file=sys.stderr)
         return
@@ -128,10 +140,16 @@ def _print(report: SurgeryReport, out: Path) -> None:
     if report.max_error is not None:
         error = f"largest relative difference {report.max_error:.1e}"
     print(
-        f"wrote {out}: {len(report.replacements)} replaced{_already(report)}, {report.nodes_before} -> "
+        f"wrote {out}: {_replaced(report)}{_already(report)}, {report.nodes_before} -> "
         f"{report.nodes_after} nodes; outputs: {error}",
         file=sys.stderr,
     )
+
+
+def _replaced(report: SurgeryReport) -> str:
+    windows = len(report.window_attentions)
+    more = f" and {windows} window attention{'s' if windows > 1 else ''}" if windows else ""
+    return f"{len(report.replacements)}{' MSDA' if windows else ''}{more} replaced"
 
 
 def _already(report: SurgeryReport) -> str:

@@ -16,6 +16,13 @@ from onnx_path import operator
 from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_msda import recognise
+from onnx_path.surgery.find.recognise_windows import (
+    FAST_HEAD_DIMS,
+    FAST_WINDOW_SIZES,
+    is_cut,
+    recognise_windows,
+    window_softmaxes,
+)
 from onnx_path.surgery.find.regions import Region, find_regions
 from onnx_path.surgery.find.samplers import NotAttention, find_samplers
 from onnx_path.surgery.graph import onnx_session
@@ -26,12 +33,22 @@ from onnx_path.surgery.layouts.layout import LayoutError
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import Draft, insert
 from onnx_path.surgery.rewrite.operator_nodes import draft_attention
+from onnx_path.surgery.rewrite.window_nodes import draft_windows
 from onnx_path.surgery.verify import proof, random_inputs
 from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer as OutputsDiffer
-from onnx_path.surgery.verify.report import NearMiss, Replacement, SurgeryReport
+from onnx_path.surgery.verify.report import (
+    NearMiss,
+    Replacement,
+    SurgeryReport,
+    WindowReplacement,
+)
+from onnx_path.window_attention import WINDOW_ATTENTION
 
 SURGERY_TARGETS = ("msda", "nvidia")
+MSDA = "msda"
+WINDOWS = "window-attention"
+REPLACEABLE = (MSDA, WINDOWS)
 REFUSALS = (NotAttention, LayoutError, NotClosed, proof.Disagreement, onnx_session.CannotRun)
 """Why a region stays as it is; any other exception is an error."""
 
@@ -44,18 +61,21 @@ def operate(
     model: onnx.ModelProto,
     *,
     target: str = "msda",
+    only: Sequence[str] = (),
     fuse: bool = True,
     function_body: bool = True,
     check: bool = True,
     seed: int = 0,
     folder: Path | None = None,
 ) -> tuple[onnx.ModelProto, SurgeryReport]:
-    """Replaces decomposed multi-scale deformable attention in a model by one node each.
+    """Replaces decomposed multi-scale deformable attention and window attention in a model by one node each.
 
     Args:
         model: the model, which is not changed. Its weights may lie in other files
             (`onnx.load(..., load_external_data=False)`), as they must beyond 2 GB.
         target: "msda" writes nodes of our plugin, "nvidia" nodes of MultiscaleDeformableAttnPlugin_TRT.
+            NVIDIA has no plugin of window attention.
+        only: what to replace, "msda" and "window-attention"; by default all that the target has nodes for.
         fuse: write FusedMultiScaleDeformableAttention where softmax and locations in front of the attention
             are as that operator computes them. The target "nvidia" has no such node.
         function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
@@ -67,46 +87,65 @@ def operate(
         The rewritten model, or `model` itself if nothing was replaced, and the report.
 
     Raises:
-        ArgumentError: `target` is unknown.
+        ArgumentError: `target` is unknown, or `only` names something that is not replaced.
         UnknownOperator: `check` is set, and onnxruntime does not know an operator.
         onnx_session.CannotRun: onnxruntime refuses the model.
         OutputsDiffer: the two models have different outputs.
     """
     if target not in SURGERY_TARGETS:
         raise ArgumentError("target", f"expected one of {', '.join(SURGERY_TARGETS)}, got {target!r}")
+    wanted = _wanted(only, target)
     subject = _prepared(model, folder, seed)
-    graph, probes = subject.model.graph, subject.probes
-    samplers, misses = find_samplers(graph, probes, seed)
-    verified = []
-    for regions in find_regions(graph, samplers, probes):
-        try:
-            verified.append(_verified(subject, regions, target, fuse))
-        except REFUSALS as error:
-            named = regions[0].samplers if regions[0].reason else regions[0].samplers[:1]
-            misses += [NearMiss(sampler.name, str(error)) for sampler in named]
+    verified, misses = _attentions(subject, target, fuse) if MSDA in wanted else ([], [])
+    windows, more = _windows(subject) if WINDOWS in wanted else ([], [])
+    misses += more
     nodes = len(model.graph.node)
     already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
-    if not verified:
+    if not verified and not windows:
         return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
     if check and subject.unknown:
         raise UnknownOperator(
             f"onnxruntime does not know the operator {subject.unknown[0]}, so the outputs cannot be "
             "compared; --no-check rewrites without"
         )
-    drafts, replacements, notes = zip(*verified)
-    result, removed = _rewritten(subject, drafts, target)
-    replacements = [replace(one, nodes_removed=n) for one, n in zip(replacements, removed, strict=True)]
-    notes, error = [note for note in notes if note], None
+    # Last windows first: the map of one may be the result of the one before.
+    inserted = [*verified, *windows[::-1]]
+    result, removed = _rewritten(subject, [draft for draft, *_ in inserted], target)
+    changes = [replace(one, nodes_removed=n) for (_, one, *_), n in zip(inserted, removed, strict=True)]
+    notes, error = [note for *_, note in verified if note], None
     if check:
-        disturbance = max(DISTURBANCE, *(one.error for one in replacements))
+        disturbance = max(DISTURBANCE, *(one.error for one in changes))
         error, more = compare(model, result, subject.inputs, folder, disturbance)
         notes += more
     if not function_body:
         del result.functions[:]
     after = len(result.graph.node)
+    replacements, window_attentions = changes[: len(verified)], changes[len(verified) :][::-1]
     return result, SurgeryReport(
-        tuple(replacements), tuple(misses), nodes, after, error, tuple(notes), already
+        tuple(replacements),
+        tuple(misses),
+        nodes,
+        after,
+        error,
+        tuple(notes),
+        already,
+        tuple(window_attentions),
     )
+
+
+def _wanted(only: Sequence[str], target: str) -> tuple[str, ...]:
+    """Returns what to replace.
+
+    Raises:
+        ArgumentError: as `operate`.
+    """
+    possible = REPLACEABLE if target == "msda" else (MSDA,)
+    for name in only:
+        if name not in REPLACEABLE:
+            raise ArgumentError("only", f"expected some of {', '.join(REPLACEABLE)}, got {name!r}")
+        if name not in possible:
+            raise ArgumentError("only", f"expected {MSDA} for the target {target}, got {name!r}")
+    return tuple(only) or possible
 
 
 # The model
@@ -171,7 +210,23 @@ def _measured(
     raise refusal
 
 
-# Roles, draft and proof of one region
+# MSDA: roles, draft and proof
+
+
+def _attentions(
+    subject: _Subject, target: str, fuse: bool
+) -> tuple[list[tuple[Draft, Replacement, str]], list[NearMiss]]:
+    """Returns the verified replacements of MSDA and the near misses."""
+    graph, probes = subject.model.graph, subject.probes
+    samplers, misses = find_samplers(graph, probes, subject.seed)
+    verified = []
+    for regions in find_regions(graph, samplers, probes):
+        try:
+            verified.append(_verified(subject, regions, target, fuse))
+        except REFUSALS as error:
+            named = regions[0].samplers if regions[0].reason else regions[0].samplers[:1]
+            misses += [NearMiss(sampler.name, str(error)) for sampler in named]
+    return verified, misses
 
 
 def _verified(
@@ -217,9 +272,57 @@ def _verified(
     return draft, replacement, note
 
 
+# Window attention: roles, draft and proof
+
+
+def _windows(subject: _Subject) -> tuple[list[tuple[Draft, WindowReplacement]], list[NearMiss]]:
+    """Returns the verified replacements of window attention and the near misses."""
+    verified, misses = [], []
+    for softmax in window_softmaxes(subject.model.graph, subject.probes):
+        try:
+            verified.append(_verified_windows(subject, softmax))
+        except REFUSALS as error:
+            if is_cut(softmax, subject.probes[0]):
+                misses.append(NearMiss(softmax.name or softmax.outputs[0].name, str(error)))
+    return verified, misses
+
+
+def _verified_windows(subject: _Subject, softmax: ir.Node) -> tuple[Draft, WindowReplacement]:
+    """Drafts and proves the replacement of the window attention that a Softmax belongs to.
+
+    Raises:
+        REFUSALS: it is no window attention, our plugin has no fast kernel for it, or the draft gives other
+            numbers.
+    """
+    if (opset := subject.model.opset_imports.get("", 1)) < function_bodies.LOWEST_OPSET:
+        raise NotAttention(f"the file has opset {opset}, the node needs {function_bodies.LOWEST_OPSET}")
+    windows = [recognise_windows(softmax, probe) for probe in subject.probes]
+    first = windows[0]
+    if first.head_dim not in FAST_HEAD_DIMS or first.window_size not in FAST_WINDOW_SIZES:
+        raise NotAttention(
+            f"the plugin has no fast kernel for windows of {first.window_size} cells a side with heads of "
+            f"{first.head_dim} channels"
+        )
+    draft = draft_windows(windows, subject.probes)
+    replacement = WindowReplacement(
+        output=draft.end.name,
+        window_size=first.window_size,
+        shift=first.shift,
+        heads=first.heads,
+        head_dim=first.head_dim,
+        nodes_removed=0,  # counted when the draft is inserted
+        error=_proven(subject, draft, "msda"),
+    )
+    return draft, replacement
+
+
+# Proof
+
+
 def _proven(subject: _Subject, draft: Draft, target: str) -> float:
     """Returns the largest relative difference between a draft and its region, as `proof.prove` does."""
-    bodies = function_bodies.functions(subject.model.opset_imports[""], target)
+    op_types = {node.op_type for node in draft.nodes}
+    bodies = function_bodies.functions(subject.model.opset_imports[""], target, op_types)
     session = onnx_session.Session(runnable(subject.model, draft.graph(), bodies))
     errors = []
     for probe in subject.probes:
@@ -242,7 +345,8 @@ def _rewritten(subject: _Subject, drafts: Sequence[Draft], target: str) -> tuple
     for domain in {node.domain for node in model.graph}.intersection(OWN_DOMAINS):
         model.opset_imports[domain] = 1
     model.opset_imports[operator.DOMAIN] = operator.DOMAIN_VERSION
-    for body in function_bodies.functions(model.opset_imports[""], target):
+    op_types = {WINDOW_ATTENTION} & {node.op_type for draft in drafts for node in draft.nodes}
+    for body in function_bodies.functions(model.opset_imports[""], target, op_types):
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
     model.ir_version = max(model.ir_version, 8)  # functions exist since version 8

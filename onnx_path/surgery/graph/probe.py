@@ -29,6 +29,7 @@ class Probe:
 
     Attributes:
         number: of this run among the runs at different input sizes.
+        order: the place of each node in the graph.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Probe:
         self.model = model
         self.folder = folder
         self.number = number
+        self.order = {node: place for place, node in enumerate(model.graph)}
         self._static = static_values(model.graph)
         self._shapes = _shapes(model, inputs, folder)
         self._values: dict[ir.Value, np.ndarray] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 import onnxscript
@@ -60,14 +60,15 @@ def PackedMultiScaleDeformableAttention(
     )
 
 
-def functions(opset: int, target: str = "msda") -> list[onnx.FunctionProto]:
+def functions(opset: int, target: str = "msda", op_types: Iterable[str] = ()) -> list[onnx.FunctionProto]:
     """Returns the bodies that a target's nodes need, in the opset of their model, as ONNX demands.
 
     Args:
         opset: the model's version of the standard operators, at least `LOWEST_OPSET`.
         target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, packed ones and `MAP_OPERATORS`.
+        op_types: operators of the nodes; the bodies of those of `MAP_OPERATORS` are added.
     """
-    bodies = operator.function_bodies(MAP_OPERATORS if target == "onnxruntime" else ())
+    bodies = operator.function_bodies(MAP_OPERATORS if target == "onnxruntime" else op_types)
     if target == "nvidia":
         bodies = [body for body in bodies if body.name != operator.FUSED_ATTENTION]
     if target != "msda":

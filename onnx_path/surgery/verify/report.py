@@ -41,11 +41,40 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class NearMiss:
-    """Nodes that look like MSDA and stay as they are.
+class WindowReplacement:
+    """One window attention that became one node.
 
     Attributes:
-        node: the first node that samples.
+        output: the map that the windows were joined to.
+        window_size: in cells.
+        shift: of the windows, in cells.
+        heads: M.
+        head_dim: D.
+        nodes_removed: by how many nodes the graph became smaller, as in `Replacement`.
+        error: largest relative difference between the nodes before and after, on random tensors.
+    """
+
+    output: str
+    window_size: int
+    shift: int
+    heads: int
+    head_dim: int
+    nodes_removed: int
+    error: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.output}: WindowAttention, {self.window_size}x{self.window_size} cells, shift {self.shift}, "
+            f"{self.heads} heads x {self.head_dim} channels"
+        )
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """Nodes that look like MSDA or window attention and stay as they are.
+
+    Attributes:
+        node: the first node that samples, or the Softmax of the windows.
         reason: why they stay.
     """
 
@@ -61,11 +90,13 @@ class SurgeryReport:
     """The result of the graph surgery on one model.
 
     Attributes:
-        replacements, near_misses: in the order of the graph.
+        replacements: of MSDA, in the order of the graph.
+        near_misses: first those of MSDA, then those of window attention, each in the order of the graph.
         nodes_before, nodes_after: number of nodes of the main graph, without function bodies.
         max_error: largest relative difference of the model's outputs, None if not compared.
         notes: further information for the user.
         already: the number of MSDA nodes, ours and NVIDIA's, that the model had before.
+        window_attentions: replacements of window attention, in the order of the graph.
     """
 
     replacements: tuple[Replacement, ...]
@@ -75,3 +106,4 @@ class SurgeryReport:
     max_error: float | None
     notes: tuple[str, ...] = ()
     already: int = 0
+    window_attentions: tuple[WindowReplacement, ...] = ()

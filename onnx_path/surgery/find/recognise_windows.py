@@ -1,0 +1,322 @@
+"""Finding window attention as Swin Transformers write it: a map cut into windows, each attending to itself.
+
+Letters: N images of H x W cells, C channels, B windows of all images, M heads, D channels of a head, L cells
+of a window. Exporters write these steps: pad and roll the map; cut it into windows [B, L, C]; linear layers to
+queries, keys and values; attention with a bias; a linear layer; the movements in reverse.
+
+Masks, scales, biases and the order of channels are read from numbers: parts of the graph run on zeros, on ones
+and on the numbers of channels or cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_path.surgery.find.samplers import NotAttention
+from onnx_path.surgery.find.window_paths import (
+    columns,
+    exact,
+    linear_bias,
+    linear_weight,
+    moves,
+    moving_inputs,
+    readers,
+    results,
+    run,
+    scales,
+    sources,
+)
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.traversal import attribute, is_op
+
+FAST_HEAD_DIMS = (16, 32, 64)
+FAST_WINDOW_SIZES = (7, 8, 12, 16)
+"""Sizes of the tensor-core kernel, see kernels/include/msda/window_choice.h."""
+
+_MASKED = -50.0  # exp(-50) is below the last digit of a softmax in float32
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A linear layer.
+
+    Attributes:
+        weight: [in, out].
+        bias: [out].
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """A window attention with the linear layers around it, at one probe.
+
+    Attributes:
+        map: the tensor that the windows are cut from, [N, H, W, C] or [N, H · W, C].
+        end: the tensor that they are joined to, of as many cells.
+        size: (N, H, W).
+        window_size, shift: in cells.
+        heads, head_dim: M and D.
+        qkv: to queries, keys and values, 3 · M · D columns.
+        bias: [M, L, L].
+        projection: of the result, None if there is none.
+    """
+
+    map: ir.Value
+    end: ir.Value
+    size: tuple[int, int, int]
+    window_size: int
+    shift: int
+    heads: int
+    head_dim: int
+    qkv: Linear
+    bias: np.ndarray
+    projection: Linear | None
+
+
+def window_softmaxes(graph: ir.Graph, probes: Sequence[Probe]) -> Iterator[ir.Node]:
+    """Yields the Softmax nodes whose rows and columns could be the cells of square windows."""
+    for node in graph:
+        if is_op(node, "Softmax"):
+            shapes = [probe.shape(node.outputs[0]) for probe in probes]
+            last = attribute(node, "axis", -1) in (-1, len(shapes[0] or ()) - 1)
+            if last and all(shape and _is_square(shape) for shape in shapes):
+                yield node
+
+
+def is_cut(softmax: ir.Node, probe: Probe) -> bool:
+    """Returns True if a Softmax has more rows of windows than the model has images."""
+    images = [shape[0] for x in probe.model.graph.inputs if (shape := probe.shape(x)) and len(shape) == 4]
+    return bool(images) and math.prod(probe.shape(softmax.outputs[0])[:-3]) > images[0]
+
+
+def _is_square(shape: Sequence[int]) -> bool:
+    return len(shape) >= 4 and shape[-1] == shape[-2] >= 4 and math.isqrt(shape[-1]) ** 2 == shape[-1]
+
+
+def recognise_windows(softmax: ir.Node, probe: Probe) -> Windows:
+    """Finds maps, linear layers and bias of the attention that a Softmax belongs to.
+
+    Raises:
+        NotAttention: it is no window attention.
+        NotClosed, onnx_session.CannotRun: onnxruntime cannot run a part of it.
+    """
+    logits = softmax.inputs[0]
+    product = _product(logits, probe)
+    value, attended = _attended(softmax.outputs[0], probe)
+    query, key = product.inputs
+    heads, cells, head_dim = probe.shape(query)[-3:]
+    if not probe.shape(logits)[-3:] == probe.shape(product.outputs[0])[-3:] == (heads, cells, cells):
+        raise NotAttention("its heads are not the third axis from the end")
+    if probe.shape(value)[-3:] != (heads, cells, head_dim):
+        raise NotAttention("its values have other sizes than its queries")
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array.reshape(-1, heads, cells, head_dim).swapaxes(1, 2).reshape(-1, heads * head_dim)
+
+    def key_rows(array: np.ndarray) -> np.ndarray:
+        return rows(array.reshape(-1, heads, head_dim, cells).swapaxes(2, 3))
+
+    roles = ((query, "the queries", rows), (key, "the keys", key_rows), (value, "the values", rows))
+    inputs, layers, factors = zip(*(_linear(x, name, arrange, probe) for x, name, arrange in roles))
+    scale, bias, mask = _bias(product.outputs[0], logits, probe)
+    # The operator divides by sqrt(D). Another scale goes into the weights of the queries.
+    scale *= factors[0] * factors[1] * math.sqrt(head_dim)
+    shares = [exact(scale), 1.0, factors[2]]
+    qkv = Linear(
+        np.concatenate([x.weight * share for x, share in zip(layers, shares)], axis=1),
+        np.concatenate([x.bias * share for x, share in zip(layers, shares)]),
+    )
+    window_size = math.isqrt(cells)
+    reason = "its cells form no square windows of a map"
+    for start, size, shift in _maps(list(dict.fromkeys(inputs)), window_size, probe):
+        if math.prod(-(-side // window_size) for side in size[1:]) == 1 and not bias.any():
+            raise NotAttention("it has one window and no bias: it attends to the whole map")
+        if not np.array_equal(mask, _shift_mask(size, window_size, shift, heads)):
+            reason = f"its mask is not that of windows of {window_size} cells, shifted by {shift}"
+            continue
+        joined = _joined(attended, size, (heads, head_dim), probe)
+        if joined is not None:
+            return Windows(start, joined[0], size, window_size, shift, heads, head_dim, qkv, bias, joined[1])
+        reason = "its windows are not joined to a map of as many cells"
+    raise NotAttention(reason)
+
+
+# From the Softmax to the linear layers
+
+
+def _product(logits: ir.Value, probe: Probe) -> ir.Node:
+    """Returns the product of queries and keys."""
+    value = logits
+    while True:
+        node = value.producer()
+        found = moving_inputs(node, probe)
+        if is_op(node, "MatMul") and len(found) == 2:
+            return node
+        if len(found) != 1 or not (scales(node, probe) or is_op(node, "Where")):
+            raise NotAttention(f"its logits come from {_name(node)}, not from queries and keys")
+        value = found[0]
+
+
+def _attended(weights: ir.Value, probe: Probe) -> tuple[ir.Value, ir.Value]:
+    """Returns the values, and the result of the product with them."""
+    while True:
+        found = readers(weights, probe)
+        if weights.is_graph_output() or len(found) != 1:
+            raise NotAttention(f"{weights.name}, which is on the way, is read elsewhere too")
+        (node,) = found
+        if is_op(node, "MatMul") and node.inputs[0] is weights and not probe.is_static(node.inputs[1]):
+            return node.inputs[1], node.outputs[0]
+        if not moves(node, probe):
+            raise NotAttention(f"its weights go to {_name(node)}, not to a product with values")
+        weights = node.outputs[0]
+
+
+def _linear(
+    value: ir.Value, name: str, rows: Callable[[np.ndarray], np.ndarray], probe: Probe
+) -> tuple[ir.Value, Linear, float]:
+    """Returns the input of the linear layer that makes a tensor, the layer, and the factor behind it."""
+    at = value
+    while (weight := linear_weight(at.producer(), probe)) is None:
+        if not scales(at.producer(), probe) or len(found := moving_inputs(at.producer(), probe)) != 1:
+            raise NotAttention(f"{name} come from {_name(at.producer())}, not from a linear layer")
+        at = found[0]
+    found = columns(probe, at, value, rows, name)
+    own = linear_bias(at.producer(), probe)
+    bias = own[found.source] + found.added / found.factor
+    return at.producer().inputs[0], Linear(weight[:, found.source], bias), found.factor
+
+
+def _bias(product: ir.Value, logits: ir.Value, probe: Probe) -> tuple[float, np.ndarray, np.ndarray]:
+    """Returns the factor of a product in the logits, the bias [M, L, L] and the mask [B, M, L, L]."""
+    shape = (-1, *probe.shape(logits)[-3:])
+    added = run(probe, product, np.zeros(1), logits).reshape(shape)
+    bias = added.max(0)
+    bias[bias < _MASKED] = 0  # such a pair is masked in all windows
+    mask = added - bias < _MASKED
+    kept = ~mask
+    if not np.allclose((added - bias)[kept], 0, atol=1e-5):
+        raise NotAttention("its windows have biases of their own")
+    factors = run(probe, product, np.ones(1), logits).reshape(shape)[kept] - added[kept]
+    factor = float(factors.mean())
+    if not np.allclose(factors, factor, rtol=1e-3):
+        raise NotAttention("its logits have scales of their own")
+    return factor, bias, mask
+
+
+def _name(node: ir.Node | None) -> str:
+    return "an input of the model" if node is None else f"{node.op_type} {node.name or ''}".strip()
+
+
+# From the windows to the maps
+
+
+def _maps(
+    inputs: Sequence[ir.Value], window_size: int, probe: Probe
+) -> Iterator[tuple[ir.Value, tuple[int, int, int], int]]:
+    """Yields tensors that windows are cut from, their (N, H, W), and the shift, in the order of preference.
+
+    Tensors [N, H, W, C] come before [N, H · W, C], and among these the most upstream before others.
+
+    Args:
+        inputs: of the linear layers, each [..., C].
+        window_size: in cells.
+        probe: gives the sizes.
+
+    Raises:
+        NotAttention: rows are shifted by another number of cells than columns.
+    """
+    channels = probe.shape(inputs[0])[-1]
+    chains = [list(sources(x, probe)) for x in inputs]
+    shared = [x for x in chains[0] if all(x in chain for chain in chains[1:])]
+    shared = [x for x in reversed(shared) if len(probe.shape(x)) in (3, 4) and probe.shape(x)[-1] == channels]
+    for start in sorted(shared, key=lambda x: -len(probe.shape(x))):
+        sides = probe.shape(start)[:-1]
+        numbers = 1 + np.arange(math.prod(sides)).reshape(*sides, 1)  # 0 is left for padding
+        cells = [run(probe, start, numbers, x).reshape(-1, window_size**2, channels) for x in inputs]
+        if any(np.ptp(x, axis=2).any() or not np.array_equal(x, cells[0]) for x in cells):
+            continue
+        windows = cells[0][..., 0].astype(np.int64)
+        size = sides
+        if len(sides) == 2:
+            width = max(int(windows[0, window_size] - windows[0, 0]), 1)
+            size = (sides[0], sides[1] // width, width)
+        if math.prod(size) != numbers.size:
+            continue
+        down, right = divmod(int(windows[0, 0]) - 1, size[2])
+        expected = _cut(numbers.reshape(size), window_size, (down, right))
+        if np.array_equal(windows, expected.reshape(-1, window_size**2)):
+            if down != right:
+                raise NotAttention(f"its rows are shifted by {down} cells, its columns by {right}")
+            yield start, size, down
+
+
+def _cut(numbers: np.ndarray, window_size: int, shifts: tuple[int, int]) -> np.ndarray:
+    """Pads [N, H, W] with zeros, rolls it back by two shifts and cuts it: [N, windows, L]."""
+    sides = [(0, -side % window_size) for side in numbers.shape[1:]]
+    padded = np.roll(np.pad(numbers, ((0, 0), *sides)), [-x for x in shifts], (1, 2))
+    images, height, width = padded.shape
+    cut = padded.reshape(images, height // window_size, window_size, width // window_size, window_size)
+    return cut.swapaxes(2, 3).reshape(images, -1, window_size**2)
+
+
+def _shift_mask(size: tuple[int, int, int], window_size: int, shift: int, heads: int) -> np.ndarray:
+    """Returns where the operator masks pairs of cells, as `msda.window_reference.mask`: [B, M, L, L]."""
+    bands = []
+    for side in size[1:]:
+        whole = -(-side // window_size) * window_size
+        place = np.arange(whole)
+        bands.append((place >= whole - window_size).astype(int) + (place >= whole - shift))
+    region = _cut((3 * bands[0][:, None] + bands[1])[None], window_size, (0, 0))[0]
+    apart = region[:, None, :, None] != region[:, None, None]
+    return np.tile(apart, (size[0], heads, 1, 1))
+
+
+def _joined(
+    attended: ir.Value, size: tuple[int, int, int], widths: tuple[int, int], probe: Probe
+) -> tuple[ir.Value, Linear | None] | None:
+    """Returns the map that windows are joined to, and the linear layer before; None if there is no map.
+
+    Args:
+        attended: result of the attention, [..., M, L, D].
+        size: (N, H, W) of the map.
+        widths: (M, D).
+        probe: gives the sizes.
+    """
+    numbers = np.arange(math.prod(widths)).reshape(widths[0], 1, widths[1])
+    moved = list(results(attended, probe))
+    for end in _of_size(moved, size, numbers.size, probe):
+        found = columns(probe, attended, end, lambda x: x.reshape(-1, numbers.size), "the map", numbers)
+        if np.array_equal(found.source, numbers.reshape(-1)):
+            return end, None
+    given = moved[-1]
+    layer = next(iter(readers(given, probe)), None)
+    weight = linear_weight(layer, probe)
+    if weight is None or len(readers(given, probe)) > 1 or probe.shape(given)[-1] != numbers.size:
+        return None
+    before = columns(probe, attended, given, lambda x: x.reshape(-1, numbers.size), "the windows", numbers)
+    output = layer.outputs[0]
+    width = weight.shape[1]
+    for end in _of_size(list(results(output, probe, scales)), size, width, probe):
+        after = columns(probe, output, end, lambda x: x.reshape(-1, width), "the map")
+        own = linear_bias(layer, probe) + before.added @ weight
+        ordered = np.empty_like(weight)
+        ordered[before.source] = weight
+        projection = ordered[:, after.source] * (before.factor * after.factor)
+        return end, Linear(projection, own[after.source] * after.factor + after.added)
+    return None
+
+
+def _of_size(
+    values: Sequence[ir.Value], size: tuple[int, int, int], channels: int, probe: Probe
+) -> list[ir.Value]:
+    """Returns the tensors that could be a map, [N, H, W, C] before [N, H · W, C], the last before others."""
+    four, three = (*size, channels), (size[0], size[1] * size[2], channels)
+    return [x for shape in (four, three) for x in reversed(values) if probe.shape(x) == shape]
