@@ -1,11 +1,11 @@
 """Finding window attention as Swin Transformers write it: a map cut into windows, each attending to itself.
 
 Letters: N images of H x W cells, C channels, B windows of all images, M heads, D channels of a head, L cells
-of a window. Exporters write these steps: pad and roll the map; cut it into windows [B, L, C]; linear layers to
-queries, keys and values; attention with a bias; a linear layer; the movements in reverse.
+of a window. Exporters write these steps: pad and roll the map; cut it into windows [B, L, C]; linear layers
+to queries, keys and values; attention with a bias; a linear layer; the movements in reverse.
 
-Masks, scales, biases and the order of channels are read from numbers: parts of the graph run on zeros, on ones
-and on the numbers of channels or cells.
+Masks, scales, biases and the order of channels are read from numbers: parts of the graph run on zeros, on
+ones, and on numbers that tell channels or cells apart.
 """
 
 from __future__ import annotations

@@ -60,11 +60,11 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
 
 
 def _alike(one: Windows, other: Windows) -> bool:
-    fixed = [
-        (x.map, x.end, x.window_size, x.shift, x.heads, x.head_dim, x.projection is None)
-        for x in (one, other)
-    ]
-    return fixed[0] == fixed[1] and all(map(_close, _arrays(one), _arrays(other)))
+    fixed = ("map", "end", "window_size", "shift", "heads", "head_dim")
+    same = all(getattr(one, name) == getattr(other, name) for name in fixed)
+    return (
+        same and len(_arrays(one)) == len(_arrays(other)) and all(map(_close, _arrays(one), _arrays(other)))
+    )
 
 
 def _arrays(windows: Windows) -> list[np.ndarray]:

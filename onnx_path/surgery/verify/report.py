@@ -64,8 +64,8 @@ class WindowReplacement:
 
     def __str__(self) -> str:
         return (
-            f"{self.output}: WindowAttention, {self.window_size}x{self.window_size} cells, shift {self.shift}, "
-            f"{self.heads} heads x {self.head_dim} channels"
+            f"{self.output}: WindowAttention, {self.window_size}x{self.window_size} cells, "
+            f"shift {self.shift}, {self.heads} heads x {self.head_dim} channels"
         )
 
 
