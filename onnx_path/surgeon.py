@@ -132,7 +132,7 @@ def _print(report: SurgeryReport, out: Path) -> None:
     for note in report.notes:
         complain("note", note)
     if not report.replacements and not report.window_attentions:
-        found = "no decomposed multi-scale deformable attention or window attention found"
+        found = "no decomposed attention found"
         found = "nothing replaced" if report.near_misses else found
         print(f"{found}{_already(report)}: {out} is a copy of the file read", file=sys.stderr)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -280,15 +280,23 @@ def _windows(subject: _Subject) -> tuple[list[tuple[Draft, WindowReplacement]], 
     verified, misses = [], []
     for softmax in window_softmaxes(subject.model.graph, subject.probes):
         try:
-            verified.append(_verified_windows(subject, softmax))
+            ends = {draft.end for draft, _ in verified}
+            verified.append(_verified_windows(subject, softmax, ends))
         except REFUSALS as error:
             if is_cut(softmax, subject.probes[0]):
                 misses.append(NearMiss(softmax.name or softmax.outputs[0].name, str(error)))
     return verified, misses
 
 
-def _verified_windows(subject: _Subject, softmax: ir.Node) -> tuple[Draft, WindowReplacement]:
+def _verified_windows(
+    subject: _Subject, softmax: ir.Node, ends: Collection[ir.Value]
+) -> tuple[Draft, WindowReplacement]:
     """Drafts and proves the replacement of the window attention that a Softmax belongs to.
+
+    Args:
+        subject: the model.
+        softmax: the node.
+        ends: results of the window attentions before.
 
     Raises:
         REFUSALS: it is no window attention, our plugin has no fast kernel for it, or the draft gives other
@@ -296,7 +304,7 @@ def _verified_windows(subject: _Subject, softmax: ir.Node) -> tuple[Draft, Windo
     """
     if (opset := subject.model.opset_imports.get("", 1)) < function_bodies.LOWEST_OPSET:
         raise NotAttention(f"the file has opset {opset}, the node needs {function_bodies.LOWEST_OPSET}")
-    windows = [recognise_windows(softmax, probe) for probe in subject.probes]
+    windows = [recognise_windows(softmax, ends, probe) for probe in subject.probes]
     first = windows[0]
     if first.head_dim not in FAST_HEAD_DIMS or first.window_size not in FAST_WINDOW_SIZES:
         raise NotAttention(

@@ -11,7 +11,7 @@ ones, and on numbers that tell channels or cells apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,8 +101,13 @@ def _is_square(shape: Sequence[int]) -> bool:
     return len(shape) >= 4 and shape[-1] == shape[-2] >= 4 and math.isqrt(shape[-1]) ** 2 == shape[-1]
 
 
-def recognise_windows(softmax: ir.Node, probe: Probe) -> Windows:
+def recognise_windows(softmax: ir.Node, ends: Collection[ir.Value], probe: Probe) -> Windows:
     """Finds maps, linear layers and bias of the attention that a Softmax belongs to.
+
+    Args:
+        softmax: the node.
+        ends: maps of the window attentions before, which become their nodes' results.
+        probe: gives the sizes.
 
     Raises:
         NotAttention: it is no window attention.
@@ -135,18 +140,20 @@ def recognise_windows(softmax: ir.Node, probe: Probe) -> Windows:
         np.concatenate([x.bias * share for x, share in zip(layers, shares)]),
     )
     window_size = math.isqrt(cells)
-    reason = "its cells form no square windows of a map"
-    for start, size, shift in _maps(list(dict.fromkeys(inputs)), window_size, probe):
+    reasons = []
+    for start, size, shifts, numbers in _maps(list(dict.fromkeys(inputs)), window_size, ends, probe):
+        shift = shifts[0]
         if math.prod(-(-side // window_size) for side in size[1:]) == 1 and not bias.any():
             raise NotAttention("it has one window and no bias: it attends to the whole map")
-        if not np.array_equal(mask, _shift_mask(size, window_size, shift, heads)):
-            reason = f"its mask is not that of windows of {window_size} cells, shifted by {shift}"
-            continue
-        joined = _joined(attended, size, (heads, head_dim), probe)
-        if joined is not None:
+        if shift != shifts[1]:
+            reasons.append(f"its rows are shifted by {shift} cells, its columns by {shifts[1]}")
+        elif not np.array_equal(mask, _shift_mask(size, window_size, shift, heads)):
+            reasons.append(f"its mask is not that of windows of {window_size} cells, shifted by {shift}")
+        elif (joined := _joined(attended, size, numbers, (heads, head_dim), probe)) is None:
+            reasons.append("its windows are not joined to the map that they were cut from")
+        else:
             return Windows(start, joined[0], size, window_size, shift, heads, head_dim, qkv, bias, joined[1])
-        reason = "its windows are not joined to a map of as many cells"
-    raise NotAttention(reason)
+    raise NotAttention(reasons[0] if reasons else "its cells form no square windows of a map")
 
 
 # From the Softmax to the linear layers
@@ -219,23 +226,24 @@ def _name(node: ir.Node | None) -> str:
 
 
 def _maps(
-    inputs: Sequence[ir.Value], window_size: int, probe: Probe
-) -> Iterator[tuple[ir.Value, tuple[int, int, int], int]]:
-    """Yields tensors that windows are cut from, their (N, H, W), and the shift, in the order of preference.
+    inputs: Sequence[ir.Value], window_size: int, ends: Collection[ir.Value], probe: Probe
+) -> Iterator[tuple[ir.Value, tuple[int, int, int], tuple[int, int], np.ndarray]]:
+    """Yields tensors that windows are cut from, in the order of preference.
 
-    Tensors [N, H, W, C] come before [N, H · W, C], and among these the most upstream before others.
+    Tensors [N, H, W, C] come before [N, H · W, C], and among these the most upstream before others. Each
+    comes with its (N, H, W), the shifts of rows and columns, and the numbers of the windows' cells [B, L].
+    These are 1 to N · H · W in the map, and 0 in the padding.
 
     Args:
         inputs: of the linear layers, each [..., C].
         window_size: in cells.
+        ends: maps of other window attentions, beyond which no map is searched.
         probe: gives the sizes.
-
-    Raises:
-        NotAttention: rows are shifted by another number of cells than columns.
     """
     channels = probe.shape(inputs[0])[-1]
     chains = [list(sources(x, probe)) for x in inputs]
     shared = [x for x in chains[0] if all(x in chain for chain in chains[1:])]
+    shared = shared[: next((i + 1 for i, x in enumerate(shared) if x in ends), None)]
     shared = [x for x in reversed(shared) if len(probe.shape(x)) in (3, 4) and probe.shape(x)[-1] == channels]
     for start in sorted(shared, key=lambda x: -len(probe.shape(x))):
         sides = probe.shape(start)[:-1]
@@ -253,9 +261,7 @@ def _maps(
         down, right = divmod(int(windows[0, 0]) - 1, size[2])
         expected = _cut(numbers.reshape(size), window_size, (down, right))
         if np.array_equal(windows, expected.reshape(-1, window_size**2)):
-            if down != right:
-                raise NotAttention(f"its rows are shifted by {down} cells, its columns by {right}")
-            yield start, size, down
+            yield start, size, (down, right), windows
 
 
 def _cut(numbers: np.ndarray, window_size: int, shifts: tuple[int, int]) -> np.ndarray:
@@ -280,38 +286,71 @@ def _shift_mask(size: tuple[int, int, int], window_size: int, shift: int, heads:
 
 
 def _joined(
-    attended: ir.Value, size: tuple[int, int, int], widths: tuple[int, int], probe: Probe
+    attended: ir.Value,
+    size: tuple[int, int, int],
+    numbers: np.ndarray,
+    widths: tuple[int, int],
+    probe: Probe,
 ) -> tuple[ir.Value, Linear | None] | None:
     """Returns the map that windows are joined to, and the linear layer before; None if there is no map.
+
+    A map [N, H, W, C] is preferred to [N, H · W, C].
 
     Args:
         attended: result of the attention, [..., M, L, D].
         size: (N, H, W) of the map.
+        numbers: of the windows' cells, see `_maps`.
         widths: (M, D).
         probe: gives the sizes.
     """
-    numbers = np.arange(math.prod(widths)).reshape(widths[0], 1, widths[1])
+    found = list(_ends(attended, size, numbers, widths, probe))
+    return max(found, key=lambda pair: len(probe.shape(pair[0])), default=None)
+
+
+def _ends(
+    attended: ir.Value,
+    size: tuple[int, int, int],
+    numbers: np.ndarray,
+    widths: tuple[int, int],
+    probe: Probe,
+) -> Iterator[tuple[ir.Value, Linear | None]]:
+    """Yields the map before a linear layer, and the one behind it, as `_joined`."""
+    channels = np.arange(math.prod(widths)).reshape(widths[0], 1, widths[1])
+    cells = np.broadcast_to(
+        numbers[:, None, :, None], (len(numbers), widths[0], numbers.shape[1], widths[1])
+    ).reshape(probe.shape(attended))
     moved = list(results(attended, probe))
-    for end in _of_size(moved, size, numbers.size, probe):
-        found = columns(probe, attended, end, lambda x: x.reshape(-1, numbers.size), "the map", numbers)
-        if np.array_equal(found.source, numbers.reshape(-1)):
-            return end, None
+    for end in _of_size(moved, size, channels.size, probe):
+        found = columns(probe, attended, end, _rows(channels.size), "the map", channels)
+        in_order = np.array_equal(found.source, channels.reshape(-1)) and not found.added.any()
+        if in_order and found.factor == 1 and _is_whole_map(run(probe, attended, cells, end)):
+            yield end, None
+            break
     given = moved[-1]
     layer = next(iter(readers(given, probe)), None)
     weight = linear_weight(layer, probe)
-    if weight is None or len(readers(given, probe)) > 1 or probe.shape(given)[-1] != numbers.size:
-        return None
-    before = columns(probe, attended, given, lambda x: x.reshape(-1, numbers.size), "the windows", numbers)
-    output = layer.outputs[0]
-    width = weight.shape[1]
+    if weight is None or len(readers(given, probe)) > 1 or probe.shape(given)[-1] != channels.size:
+        return
+    before = columns(probe, attended, given, _rows(channels.size), "the windows", channels)
+    rows = run(probe, attended, cells, given)[..., :1]
+    output, width = layer.outputs[0], weight.shape[1]
     for end in _of_size(list(results(output, probe, scales)), size, width, probe):
-        after = columns(probe, output, end, lambda x: x.reshape(-1, width), "the map")
-        own = linear_bias(layer, probe) + before.added @ weight
-        ordered = np.empty_like(weight)
-        ordered[before.source] = weight
-        projection = ordered[:, after.source] * (before.factor * after.factor)
-        return end, Linear(projection, own[after.source] * after.factor + after.added)
-    return None
+        after = columns(probe, output, end, _rows(width), "the map")
+        if _is_whole_map((run(probe, output, rows, end) - after.added) / after.factor):
+            weight = weight[np.argsort(before.source)][:, after.source] * after.factor
+            bias = linear_bias(layer, probe)[after.source] * after.factor + after.added
+            yield end, Linear(weight, bias)
+            break
+
+
+def _rows(width: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: array.reshape(-1, width)
+
+
+def _is_whole_map(numbers: np.ndarray) -> bool:
+    """Returns True if [N, ..., C] holds 1 to N · H · W in this order, in every channel."""
+    found = numbers.reshape(-1, numbers.shape[-1])
+    return np.array_equal(np.rint(found), np.broadcast_to(1 + np.arange(len(found))[:, None], found.shape))
 
 
 def _of_size(

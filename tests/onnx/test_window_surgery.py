@@ -1,0 +1,361 @@
+"""The graph surgery on window attention: every form becomes one node, and nodes that compute else stay."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from codetr.errors import ArgumentError
+from onnx_path.surgeon import SurgeryReport, main, operate
+from onnx_path.surgery import pipeline
+from onnx_path.surgery.find import recognise_windows
+from onnx_path.surgery.verify.proof import relative_error
+from onnx_path.window_attention import WINDOW_ATTENTION
+from tests.onnx.surgery_checks import Function, export, operators, run
+from tests.onnx.window_layers import Way, WindowBlock, inputs
+from tests.onnx.zoo_exporters import randomise, simplify
+
+REMAINING = {WINDOW_ATTENTION, "MatMul", "Add", "Reshape", "Constant"}
+HEADER = Path(__file__).parents[2] / "kernels/include/msda/window_choice.h"
+
+
+def check_all(
+    model: onnx.ModelProto, count: int, module: nn.Module, tensors: dict[str, Tensor]
+) -> tuple[onnx.ModelProto, SurgeryReport]:
+    """Asserts that all window attentions are replaced and that the outputs are PyTorch's."""
+    result, report = operate(model)
+    assert len(report.window_attentions) == count, report
+    assert not report.near_misses and not report.replacements
+    counts = operators(result)
+    assert counts[WINDOW_ATTENTION] == count and not counts["Softmax"]
+    assert report.nodes_after == len(result.graph.node)
+    removed = sum(x.nodes_removed for x in report.window_attentions)
+    assert removed == report.nodes_before - report.nodes_after > 0
+    onnx.checker.check_model(result, full_check=True)
+    with torch.no_grad():
+        expected = module(*tensors.values()).numpy()
+    assert relative_error(expected, run(result, tensors)) <= 1e-5
+    return result, report
+
+
+# Models
+
+
+class SwinOfTransformers(nn.Module):
+    """Swin Transformer of transformers, as in Grounding DINO, Mask2Former and OneFormer."""
+
+    size = (60, 88)
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import SwinBackbone, SwinConfig
+
+        sizes = {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 7}
+        self.model = SwinBackbone(SwinConfig(image_size=64, out_features=["stage2"], **sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).feature_maps[0]
+
+
+class SwinOfTorchvision(nn.Module):
+    """Swin Transformer of torchvision."""
+
+    size = (60, 88)
+
+    def __init__(self) -> None:
+        super().__init__()
+        source = pytest.importorskip("torchvision.models.swin_transformer")
+        self.model = source.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [7, 7], num_classes=5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+class SwinOfTimm(nn.Module):
+    """Swin Transformer of timm, as in OmDet-Turbo."""
+
+    size = (112, 112)
+
+    def __init__(self) -> None:
+        super().__init__()
+        source = pytest.importorskip("timm.models.swin_transformer")
+        sizes = {"embed_dim": 32, "depths": (2, 2), "num_heads": (2, 4), "window_size": 7}
+        self.model = source.SwinTransformer(self.size, num_classes=5, **sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+SWINS = (SwinOfTransformers, SwinOfTorchvision, SwinOfTimm)
+OPSETS = {"torchscript": 17, "dynamo": 20}
+NAMES = {"ids": lambda x: getattr(x, "__name__", str(x))}
+slow = pytest.mark.slow
+
+
+def build(swin: type[nn.Module]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A model with random weights, tables of positions included, and images."""
+    torch.manual_seed(0)
+    model = randomise(swin()).eval()
+    for name, parameter in model.named_parameters():
+        if "bias_table" in name:
+            nn.init.normal_(parameter)
+    return model, {"x": torch.randn(2, 3, *swin.size)}
+
+
+@pytest.mark.parametrize("exporter", OPSETS)
+@pytest.mark.parametrize("swin", SWINS, **NAMES)
+def test_swin_transformers(swin: type[nn.Module], exporter: str, tmp_path: Path):
+    module, images = build(swin)
+    model = export(module, images, tmp_path, exporter=exporter, opset=OPSETS[exporter])
+    _, report = check_all(model, 4, module, images)
+    found = [(x.window_size, x.shift, x.heads, x.head_dim) for x in report.window_attentions]
+    assert found == [(7, 0, 2, 16), (7, 3, 2, 16), (7, 0, 4, 16), (7, 3, 4, 16)]
+
+
+@pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
+@pytest.mark.parametrize("exporter", [pytest.param("torchscript"), pytest.param("dynamo", marks=slow)])
+@pytest.mark.parametrize("swin", [SWINS[0], *(pytest.param(x, marks=slow) for x in SWINS[1:])], **NAMES)
+def test_simplified_files(swin: type[nn.Module], exporter: str, tool: str, tmp_path: Path):
+    pytest.importorskip(tool, reason=f"{tool} is not installed")
+    module, images = build(swin)
+    export(module, images, tmp_path, exporter=exporter, opset=OPSETS[exporter])
+    simplify(tmp_path / "model.onnx", tmp_path / "simple.onnx", tool)
+    check_all(onnx.load(tmp_path / "simple.onnx"), 4, module, images)
+
+
+@pytest.mark.parametrize("exporter", [pytest.param("torchscript"), pytest.param("dynamo", marks=slow)])
+@pytest.mark.parametrize("swin", SWINS[:2], **NAMES)
+def test_dynamic_sizes(swin: type[nn.Module], exporter: str, tmp_path: Path):
+    module, images = build(swin)
+    dynamic = {"x": {0: "n", 2: "h", 3: "w"}}
+    options = {"exporter": exporter, "opset": OPSETS[exporter], "dynamic": dynamic}
+    model = export(module, images, tmp_path, **options)
+    result, _ = check_all(model, 4, module, images)
+    for shape in ((1, 3, 84, 120), (3, 3, 112, 68)):
+        other = {"x": torch.randn(shape)}
+        assert relative_error(run(model, other), run(result, other)) <= 1e-5
+
+
+def test_16_bit_models_stay_16_bit(tmp_path: Path):
+    module, images = build(SwinOfTorchvision)
+    images = {"x": images["x"].half()}
+    model = export(module.half(), images, tmp_path, exporter="dynamo", opset=20)
+    result, report = operate(model)
+    assert len(report.window_attentions) == operators(result)[WINDOW_ATTENTION] == 4
+    assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
+
+
+# Drawn graphs
+
+WAYS = st.builds(
+    lambda window, shifted, **options: Way(window_size=window, shift=window // 2 * shifted, **options),
+    window=st.sampled_from([7, 8]),
+    shifted=st.booleans(),
+    heads=st.integers(1, 3),
+    head_dim=st.sampled_from([16, 32]),
+    joint=st.booleans(),
+    qkv_bias=st.booleans(),
+    scale=st.sampled_from(["queries", "keys", "logits"]),
+    factor=st.sampled_from([1.0, 0.75]),
+    table=st.booleans(),
+    masked=st.sampled_from([-100.0, -torch.inf]),
+    image_by_image=st.booleans(),
+    gathers=st.booleans(),
+    flat=st.booleans(),
+    projection=st.booleans(),
+)
+
+
+@given(WAYS, st.integers(9, 23), st.integers(9, 23), st.integers(1, 2))
+@example(Way(), 14, 21, 2)
+@example(Way(shift=0), 7, 7, 1)
+@example(Way(shift=0, flat=True, table=False), 15, 22, 2)
+@settings(max_examples=25, deadline=None)
+def test_drawn_ways(tmp_path_factory, way: Way, height: int, width: int, images: int):
+    module, tensors = WindowBlock(way, height, width), inputs(way, height, width, images)
+    model = export(module, tensors, tmp_path_factory.mktemp("way"))
+    result, report = check_all(model, 1, module, tensors)
+    assert set(operators(result)) <= REMAINING
+    (found,) = report.window_attentions
+    assert (found.window_size, found.shift) == (way.window_size, way.shift)
+    assert (found.heads, found.head_dim) == (way.heads, way.head_dim)
+
+
+def test_the_map_of_one_attention_is_the_result_of_another(tmp_path: Path):
+    ways = (Way(shift=0), Way(joint=False))
+    module = nn.Sequential(*(WindowBlock(way, 15, 22) for way in ways))
+    tensors = inputs(ways[0], 15, 22)
+    result, _ = check_all(export(module, tensors, tmp_path), 2, module, tensors)
+    assert set(operators(result)) <= REMAINING
+
+
+# Near misses
+
+
+class Elsewhere(WindowBlock):
+    """The weights are read elsewhere too."""
+
+    def weights(self, logits: Tensor) -> Tensor:
+        weights = logits.softmax(-1)
+        return weights * weights.amax()
+
+
+class OwnBiases(WindowBlock):
+    """Windows have biases of their own."""
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return super().weights(logits + torch.linspace(0, 1, len(logits))[:, None, None, None])
+
+
+class Cosine(WindowBlock):
+    """Attention of SwinV2: logits are cosines."""
+
+    def attended(self, windows: Tensor, mask: Tensor | None) -> Tensor:
+        heads = nn.functional.normalize(windows.unflatten(-1, (self.way.heads, -1)).transpose(1, 2), dim=-1)
+        return self.weights(heads @ heads.transpose(-2, -1)).matmul(heads).transpose(1, 2).flatten(2)
+
+
+class Scales(WindowBlock):
+    """Every head has a scale of its own."""
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return super().weights(logits * torch.tensor([1.0, 2.0])[:, None, None])
+
+
+class OtherMask(WindowBlock):
+    """Cells attend to one more region."""
+
+    def mask(self, down: int, across: int) -> Tensor | None:
+        mask = super().mask(down, across)
+        mask[0, :, -1] = -100
+        return mask
+
+
+class OtherRolls(WindowBlock):
+    """Only columns are rolled."""
+
+    def rolled(self, x: Tensor, shift: int) -> Tensor:
+        return torch.roll(x, shift, 2)
+
+
+class Flipped(WindowBlock):
+    """Windows are joined to a map whose rows are in another order."""
+
+    def rolled(self, x: Tensor, shift: int) -> Tensor:
+        return super().rolled(x.flip(1) if shift > 0 else x, shift)
+
+
+class Filtered(WindowBlock):
+    """Weights pass a threshold."""
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return super().weights(logits).relu()
+
+
+@pytest.mark.parametrize(
+    ("block", "way", "reason"),
+    [
+        (Elsewhere, Way(), "which is on the way, is read elsewhere too"),
+        (OwnBiases, Way(shift=0), "its windows have biases of their own"),
+        (Cosine, Way(), "the queries come from Div .*, not from a linear layer"),
+        (Scales, Way(), "its logits have scales of their own"),
+        (OtherMask, Way(), "its mask is not that of windows of 7 cells, shifted by 3"),
+        (OtherRolls, Way(), "its rows are shifted by 0 cells, its columns by 3"),
+        (Flipped, Way(), "its windows are not joined to the map that they were cut from"),
+        (Filtered, Way(), "its weights go to Relu .*, not to a product with values"),
+        (WindowBlock, Way(masked=-5.0), "its windows have biases of their own"),
+        (WindowBlock, Way(window_size=6), "no fast kernel for windows of 6 cells a side"),
+        (WindowBlock, Way(head_dim=8), "with heads of 8 channels"),
+    ],
+    ids=lambda x: x.__name__ if isinstance(x, type) else None,
+)
+def test_near_misses(block: type[WindowBlock], way: Way, reason: str, tmp_path: Path):
+    model = export(block(way, 15, 22), inputs(way, 15, 22), tmp_path)
+    result, report = operate(model)
+    assert result is model
+    (miss,) = report.near_misses
+    assert "Softmax" in miss.node and re.search(reason, miss.reason), miss
+
+
+def test_an_opset_without_the_node_s_operators(tmp_path: Path):
+    way = Way()
+    _, report = operate(export(WindowBlock(way, 15, 22), inputs(way, 15, 22), tmp_path, opset=14))
+    assert "the file has opset 14, the node needs 16" in report.near_misses[0].reason
+
+
+def test_attention_to_the_whole_map_stays(tmp_path: Path):
+    way = Way(shift=0, table=False)
+    model = export(WindowBlock(way, 7, 7), inputs(way, 7, 7), tmp_path)
+    result, report = operate(model)
+    assert result is model and not report.near_misses
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shift": 2}, "the operator's numbers differ by"),
+        ({"bias": np.zeros((2, 49, 49), np.float32)}, "the operator's numbers differ by"),
+        ({"window_size": 8}, "."),
+    ],
+    ids=["shift", "bias", "window"],
+)
+def test_other_numbers_are_refused(change: dict, reason: str, tmp_path: Path, monkeypatch):
+    found = recognise_windows.recognise_windows
+    monkeypatch.setattr(pipeline, "recognise_windows", lambda *given: replace(found(*given), **change))
+    model = export(WindowBlock(Way(), 15, 22), inputs(Way(), 15, 22), tmp_path)
+    result, report = operate(model)
+    assert result is model
+    assert re.search(reason, report.near_misses[0].reason)
+
+
+def test_fast_sizes_are_those_of_the_kernel():
+    text = HEADER.read_text()
+    channels, windows = (
+        tuple(int(n) for n in re.findall(rf"{name} == (\d+)", part))
+        for name, part in (
+            ("channels", text),
+            ("window", text[text.index("return vectors && size_of(problem.type) == 2") :]),
+        )
+    )
+    assert channels == recognise_windows.FAST_HEAD_DIMS
+    assert windows[:4] == recognise_windows.FAST_WINDOW_SIZES
+
+
+# Options
+
+
+def test_only_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
+    file, out, json = (tmp_path / name for name in ("model.onnx", "out.onnx", "report.json"))
+    model = export(WindowBlock(Way(), 15, 22), inputs(Way(), 15, 22), tmp_path)
+    assert main([str(file), str(out), "--json", str(json), "--expect", "0"]) == 0
+    printed = capsys.readouterr().err
+    assert "WindowAttention, 7x7 cells, shift 3, 2 heads x 16 channels" in printed
+    assert f"wrote {out}: 0 MSDA and 1 window attention replaced" in printed
+    assert '"window_size": 7' in json.read_text()
+    assert main([str(file), str(out), "--only", "window-attention", "--no-function-body"]) == 0
+    assert not onnx.load(out).functions
+    capsys.readouterr()
+    for options in (["--only", "msda"], ["--target", "nvidia"]):
+        assert main([str(file), str(out), *options]) == 0
+        assert onnx.load(out) == model
+        assert "no decomposed attention found" in capsys.readouterr().err
+    assert main([str(file), str(out), "--target", "nvidia", "--only", "window-attention"]) == 2
+    assert "--only" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="only: expected some of msda, window-attention, got 'swin'"):
+        operate(model, only=("swin",))
+
+
+def test_attention_read_by_nothing_but_the_mask_s_shape(tmp_path: Path):
+    """A model of window attention and of nothing else has no near miss of MSDA."""
+    module = Function(lambda x: x.softmax(-1))
+    _, report = operate(export(module, {"x": torch.randn(2, 3, 49, 49)}, tmp_path))
+    assert not report.near_misses
