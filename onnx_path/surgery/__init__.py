@@ -1,4 +1,4 @@
-"""The graph surgery: one node for each decomposed multi-scale deformable attention (MSDA) in an ONNX graph.
+"""The graph surgery: one node for each decomposed MSDA and each window attention in an ONNX graph.
 
 `pipeline.operate` runs four steps. Each step returns new immutable objects; the last line writes a new model.
 
@@ -6,7 +6,10 @@
              `find.regions` follows the samples to their weighted sum.
     roles    `find.recognise_msda` decides whether a region is MSDA, and which tensor has which role.
              `find.recognise_fused_inputs` looks for softmax and locations in front of it.
-    draft    `rewrite.operator_nodes` drafts the replacement: the operator, its inputs, its result.
+             `find.recognise_windows` does both for window attention: it starts at a Softmax, and goes through
+             `find.window_paths` to the maps in front and behind.
+    draft    `rewrite.operator_nodes` and `rewrite.window_nodes` draft the replacement: the operator, its
+             inputs, its result.
     verify   `verify.proof` runs region and draft on random numbers; `verify.model_comparison` runs both
     models.
 

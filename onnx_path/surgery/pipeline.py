@@ -311,6 +311,8 @@ def _verified_windows(
             f"the plugin has no fast kernel for windows of {first.window_size} cells a side with heads of "
             f"{first.head_dim} channels"
         )
+    if first.map.dtype == ir.DataType.DOUBLE:
+        raise NotAttention("its numbers are float64, which the plugin does not know")
     draft = draft_windows(windows, subject.probes)
     replacement = WindowReplacement(
         output=draft.end.name,

@@ -20,7 +20,7 @@ from onnx_path.surgery import pipeline
 from onnx_path.surgery.find import recognise_windows
 from onnx_path.surgery.verify.proof import relative_error
 from onnx_path.window_attention import WINDOW_ATTENTION
-from tests.onnx.surgery_checks import Function, export, operators, run
+from tests.onnx.surgery_checks import export, operators, run
 from tests.onnx.window_layers import Way, WindowBlock, inputs
 from tests.onnx.zoo_exporters import randomise, simplify
 
@@ -158,7 +158,7 @@ def test_16_bit_models_stay_16_bit(tmp_path: Path):
 
 WAYS = st.builds(
     lambda window, shifted, **options: Way(window_size=window, shift=window // 2 * shifted, **options),
-    window=st.sampled_from([7, 8]),
+    window=st.sampled_from([7, 8, 12]),
     shifted=st.booleans(),
     heads=st.integers(1, 3),
     head_dim=st.sampled_from([16, 32]),
@@ -178,6 +178,7 @@ WAYS = st.builds(
 @given(WAYS, st.integers(9, 23), st.integers(9, 23), st.integers(1, 2))
 @example(Way(), 14, 21, 2)
 @example(Way(shift=0), 7, 7, 1)
+@example(Way(window_size=12, shift=6, table=False), 12, 10, 2)
 @example(Way(shift=0, flat=True, table=False), 15, 22, 2)
 @settings(max_examples=25, deadline=None)
 def test_drawn_ways(tmp_path_factory, way: Way, height: int, width: int, images: int):
@@ -199,6 +200,15 @@ def test_the_map_of_one_attention_is_the_result_of_another(tmp_path: Path):
 
 
 # Near misses
+
+
+def test_maps_that_are_padded_behind_the_shift_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Swin Transformer of timm on a map whose sides are no multiples of the window's."""
+    monkeypatch.setattr(SwinOfTimm, "size", (120, 120))
+    module, images = build(SwinOfTimm)
+    _, report = operate(export(module, images, tmp_path))
+    assert [x.shift for x in report.window_attentions] == [0, 0]
+    assert len(report.near_misses) == 2
 
 
 class Elsewhere(WindowBlock):
@@ -254,6 +264,16 @@ class Flipped(WindowBlock):
         return super().rolled(x.flip(1) if shift > 0 else x, shift)
 
 
+class SharedKeys(WindowBlock):
+    """All heads have the same keys."""
+
+    def attended(self, windows: Tensor, mask: Tensor | None) -> Tensor:
+        queries = self.layers[0](windows)[..., :32].unflatten(-1, (2, 16)).transpose(1, 2)
+        keys = self.layers[0](windows)[:, None, :, 32:48]
+        weights = (queries @ keys.transpose(-2, -1)).softmax(-1)
+        return (weights @ queries).transpose(1, 2).flatten(2)
+
+
 class Filtered(WindowBlock):
     """Weights pass a threshold."""
 
@@ -275,6 +295,7 @@ class Filtered(WindowBlock):
         (WindowBlock, Way(masked=-5.0), "its windows have biases of their own"),
         (WindowBlock, Way(window_size=6), "no fast kernel for windows of 6 cells a side"),
         (WindowBlock, Way(head_dim=8), "with heads of 8 channels"),
+        (SharedKeys, Way(), "its keys or values have other sizes than its queries"),
     ],
     ids=lambda x: x.__name__ if isinstance(x, type) else None,
 )
@@ -352,10 +373,3 @@ def test_only_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert "--only" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="only: expected some of msda, window-attention, got 'swin'"):
         operate(model, only=("swin",))
-
-
-def test_attention_read_by_nothing_but_the_mask_s_shape(tmp_path: Path):
-    """A model of window attention and of nothing else has no near miss of MSDA."""
-    module = Function(lambda x: x.softmax(-1))
-    _, report = operate(export(module, {"x": torch.randn(2, 3, 49, 49)}, tmp_path))
-    assert not report.near_misses

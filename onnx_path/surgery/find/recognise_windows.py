@@ -117,11 +117,12 @@ def recognise_windows(softmax: ir.Node, ends: Collection[ir.Value], probe: Probe
     product = _product(logits, probe)
     value, attended = _attended(softmax.outputs[0], probe)
     query, key = product.inputs
-    heads, cells, head_dim = probe.shape(query)[-3:]
-    if not probe.shape(logits)[-3:] == probe.shape(product.outputs[0])[-3:] == (heads, cells, cells):
-        raise NotAttention("its heads are not the third axis from the end")
-    if probe.shape(value)[-3:] != (heads, cells, head_dim):
-        raise NotAttention("its values have other sizes than its queries")
+    heads, cells, _ = probe.shape(logits)[-3:]
+    head_dim = probe.shape(query)[-1]
+    if probe.shape(query)[-3:] != (heads, cells, head_dim):
+        raise NotAttention("its queries are not [..., heads, cells, channels]")
+    if probe.shape(key)[-3:] != (heads, head_dim, cells) or probe.shape(value) != probe.shape(query):
+        raise NotAttention("its keys or values have other sizes than its queries")
 
     def rows(array: np.ndarray) -> np.ndarray:
         return array.reshape(-1, heads, cells, head_dim).swapaxes(1, 2).reshape(-1, heads * head_dim)
@@ -131,10 +132,17 @@ def recognise_windows(softmax: ir.Node, ends: Collection[ir.Value], probe: Probe
 
     roles = ((query, "the queries", rows), (key, "the keys", key_rows), (value, "the values", rows))
     inputs, layers, factors = zip(*(_linear(x, name, arrange, probe) for x, name, arrange in roles))
+    if len({(x.weight.shape[0], probe.shape(given)) for x, given in zip(layers, inputs)}) > 1:
+        raise NotAttention("its queries, keys and values come from windows of other sizes")
     scale, bias, mask = _bias(product.outputs[0], logits, probe)
     # The operator divides by sqrt(D). Another scale goes into the weights of the queries.
-    scale *= factors[0] * factors[1] * math.sqrt(head_dim)
-    shares = [exact(scale), 1.0, factors[2]]
+    scale = exact(scale * factors[0] * factors[1] * math.sqrt(head_dim))
+    if scale != 1 and inputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        raise NotAttention(
+            f"its scale is {scale:.5f} / sqrt({head_dim}), and weights in {inputs[0].dtype.name.lower()} "
+            "are too coarse to hold the factor"
+        )
+    shares = [scale, 1.0, factors[2]]
     qkv = Linear(
         np.concatenate([x.weight * share for x, share in zip(layers, shares)], axis=1),
         np.concatenate([x.bias * share for x, share in zip(layers, shares)]),
@@ -143,7 +151,8 @@ def recognise_windows(softmax: ir.Node, ends: Collection[ir.Value], probe: Probe
     reasons = []
     for start, size, shifts, numbers in _maps(list(dict.fromkeys(inputs)), window_size, ends, probe):
         shift = shifts[0]
-        if math.prod(-(-side // window_size) for side in size[1:]) == 1 and not bias.any():
+        whole = math.prod(-(-side // window_size) for side in size[1:]) == 1
+        if whole and not bias.any() and not mask.any():
             raise NotAttention("it has one window and no bias: it attends to the whole map")
         if shift != shifts[1]:
             reasons.append(f"its rows are shifted by {shift} cells, its columns by {shifts[1]}")
@@ -179,7 +188,8 @@ def _attended(weights: ir.Value, probe: Probe) -> tuple[ir.Value, ir.Value]:
         if weights.is_graph_output() or len(found) != 1:
             raise NotAttention(f"{weights.name}, which is on the way, is read elsewhere too")
         (node,) = found
-        if is_op(node, "MatMul") and node.inputs[0] is weights and not probe.is_static(node.inputs[1]):
+        product = is_op(node, "MatMul") and node.inputs[0] is weights and not probe.is_static(node.inputs[1])
+        if product and probe.shape(node.outputs[0]) is not None:
             return node.inputs[1], node.outputs[0]
         if not moves(node, probe):
             raise NotAttention(f"its weights go to {_name(node)}, not to a product with values")
@@ -209,6 +219,8 @@ def _bias(product: ir.Value, logits: ir.Value, probe: Probe) -> tuple[float, np.
     bias[bias < _MASKED] = 0  # such a pair is masked in all windows
     mask = added - bias < _MASKED
     kept = ~mask
+    if not kept.any():
+        raise NotAttention("all its cells are masked")
     if not np.allclose((added - bias)[kept], 0, atol=1e-5):
         raise NotAttention("its windows have biases of their own")
     factors = run(probe, product, np.ones(1), logits).reshape(shape)[kept] - added[kept]
@@ -241,6 +253,8 @@ def _maps(
         probe: gives the sizes.
     """
     channels = probe.shape(inputs[0])[-1]
+    if math.prod(probe.shape(inputs[0])[:-1]) % window_size**2:
+        return
     chains = [list(sources(x, probe)) for x in inputs]
     shared = [x for x in chains[0] if all(x in chain for chain in chains[1:])]
     shared = shared[: next((i + 1 for i, x in enumerate(shared) if x in ends), None)]
