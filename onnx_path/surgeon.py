@@ -63,7 +63,9 @@ def surgeon(
     /,
     *,
     target: Literal["msda", "nvidia"] = "msda",
-    only: Annotated[tuple[Literal["msda", "window-attention"], ...], Parameter(consume_multiple=True)] = (),
+    only: Annotated[tuple[Literal["msda", "window-attention"], ...], Parameter(consume_multiple=True)] = (
+        "msda",
+    ),
     no_check: bool = False,
     no_function_body: bool = False,
     no_fuse: bool = False,
@@ -82,7 +84,7 @@ def surgeon(
         model: file to read.
         out: file to write, another than IN.onnx.
         target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
-        only: replace only these; by default all that the target has nodes for.
+        only: replace only these.
         no_check: write without comparing the outputs of both files.
         no_function_body: leave out the standard operators that let any runtime run the nodes.
         no_fuse: leave softmax and locations outside the nodes.

@@ -61,7 +61,7 @@ def operate(
     model: onnx.ModelProto,
     *,
     target: str = "msda",
-    only: Sequence[str] = (),
+    only: Sequence[str] = (MSDA,),
     fuse: bool = True,
     function_body: bool = True,
     check: bool = True,
@@ -75,7 +75,7 @@ def operate(
             (`onnx.load(..., load_external_data=False)`), as they must beyond 2 GB.
         target: "msda" writes nodes of our plugin, "nvidia" nodes of MultiscaleDeformableAttnPlugin_TRT.
             NVIDIA has no plugin of window attention.
-        only: what to replace, "msda" and "window-attention"; by default all that the target has nodes for.
+        only: what to replace: "msda", "window-attention" or both.
         fuse: write FusedMultiScaleDeformableAttention where softmax and locations in front of the attention
             are as that operator computes them. The target "nvidia" has no such node.
         function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
@@ -145,7 +145,7 @@ def _wanted(only: Sequence[str], target: str) -> tuple[str, ...]:
             raise ArgumentError("only", f"expected some of {', '.join(REPLACEABLE)}, got {name!r}")
         if name not in possible:
             raise ArgumentError("only", f"expected {MSDA} for the target {target}, got {name!r}")
-    return tuple(only) or possible
+    return tuple(only)
 
 
 # The model
