@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.recognise_windows import (
     FAST_HEAD_DIMS,
     FAST_WINDOW_SIZES,
+    Windows,
     is_cut,
     recognise_windows,
     window_softmaxes,
@@ -279,33 +280,27 @@ def _windows(subject: _Subject) -> tuple[list[tuple[Draft, WindowReplacement]], 
     """Returns the verified replacements of window attention and the near misses."""
     verified, misses = [], []
     for softmax in window_softmaxes(subject.model.graph, subject.probes):
+        ends = {draft.end for draft, _ in verified}
+        name, found = softmax.name or softmax.outputs[0].name, False
         try:
-            ends = {draft.end for draft, _ in verified}
-            verified.append(_verified_windows(subject, softmax, ends))
+            windows = [recognise_windows(softmax, ends, probe) for probe in subject.probes]
+            found = True
+            verified.append(_verified_windows(subject, windows))
         except REFUSALS as error:
-            if is_cut(softmax, subject.probes[0]):
-                misses.append(NearMiss(softmax.name or softmax.outputs[0].name, str(error)))
+            if found or is_cut(softmax, subject.probes[0]):
+                misses.append(NearMiss(name, str(error)))
     return verified, misses
 
 
-def _verified_windows(
-    subject: _Subject, softmax: ir.Node, ends: Collection[ir.Value]
-) -> tuple[Draft, WindowReplacement]:
-    """Drafts and proves the replacement of the window attention that a Softmax belongs to.
-
-    Args:
-        subject: the model.
-        softmax: the node.
-        ends: results of the window attentions before.
+def _verified_windows(subject: _Subject, windows: Sequence[Windows]) -> tuple[Draft, WindowReplacement]:
+    """Drafts and proves the replacement of a window attention, which is given at every probe.
 
     Raises:
-        REFUSALS: it is no window attention, our plugin has no fast kernel for it, or the draft gives other
-            numbers.
+        REFUSALS: our plugin has no fast kernel for it, or the draft gives other numbers.
     """
+    first = windows[0]
     if (opset := subject.model.opset_imports.get("", 1)) < function_bodies.LOWEST_OPSET:
         raise NotAttention(f"the file has opset {opset}, the node needs {function_bodies.LOWEST_OPSET}")
-    windows = [recognise_windows(softmax, ends, probe) for probe in subject.probes]
-    first = windows[0]
     if first.head_dim not in FAST_HEAD_DIMS or first.window_size not in FAST_WINDOW_SIZES:
         raise NotAttention(
             f"the plugin has no fast kernel for windows of {first.window_size} cells a side with heads of "

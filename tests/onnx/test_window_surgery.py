@@ -21,6 +21,8 @@ from onnx_path.surgery import pipeline
 from onnx_path.surgery.find import recognise_windows
 from onnx_path.surgery.verify.proof import relative_error
 from onnx_path.window_attention import WINDOW_ATTENTION
+from tests.onnx import model_zoo
+from tests.onnx.model_zoo import ZOO
 from tests.onnx.surgery_checks import export, operators, run
 from tests.onnx.window_layers import Way, WindowBlock, inputs
 from tests.onnx.zoo_exporters import randomise, simplify
@@ -154,6 +156,22 @@ def test_16_bit_models_stay_16_bit(tmp_path: Path):
     result, report = operate(model)
     assert len(report.window_attentions) == operators(result)[WINDOW_ATTENTION] == 4
     assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("name", ["mask2former", pytest.param("grounding_dino", marks=slow)])
+def test_window_attention_beside_msda(name: str, zoo_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The zoo's small models have windows and heads of other sizes than the fast kernel."""
+    ZOO[name].require()
+    model = onnx.load(model_zoo.export(name, zoo_folder))
+    _, kept = operate(model, check=False)
+    assert len(kept.near_misses) == 4 and not kept.window_attentions
+    monkeypatch.setattr(pipeline, "FAST_WINDOW_SIZES", (4,))
+    monkeypatch.setattr(pipeline, "FAST_HEAD_DIMS", (8, 16))
+    result, report = operate(model)
+    assert (len(report.replacements), len(report.window_attentions)) == (ZOO[name].layers, 4)
+    assert operators(result)[WINDOW_ATTENTION] == 4 and report.max_error <= 1e-5
+    _, report = operate(model, only=("window-attention",), check=False)
+    assert (len(report.replacements), len(report.window_attentions)) == (0, 4)
 
 
 # Drawn graphs
