@@ -20,7 +20,18 @@ from benchmarks.operator_errors import TOLERANCE, relative_error
 from tests.matrix import backends, emulated_kernels
 from tests.matrix.against_reference import FLOOR
 from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, matrix, skip_unless_ready, with_gradients
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    check_autocast,
+    check_compile,
+    check_gradients,
+    check_registration,
+    check_replays,
+    matrix,
+    skip_unless_ready,
+    with_gradients,
+)
 
 
 class Inputs(NamedTuple):
@@ -251,34 +262,17 @@ def test_derivatives(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    rounded = SMALL.inputs(dtype, device)
-    inputs, tensors = with_gradients(rounded)
-    wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
-    grad_output = torch.randn(rounded.x.shape, device=device).to(dtype)
-    found = torch.autograd.grad(msda.group_norm(*inputs), tensors, grad_output)
-    expected = torch.autograd.grad(wide.truth(), wide_tensors, grad_output.double())
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        assert relative_error(one, other) <= TOLERANCE[dtype]
+    check_gradients(msda.group_norm, SMALL.inputs(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
-    inputs, _ = with_gradients(SMALL.inputs(dtype, device))
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
-    torch.library.opcheck(torch.ops.msda.group_norm.default, tuple(inputs), **tolerance)
+    check_registration(torch.ops.msda.group_norm.default, SMALL.inputs(dtype, device))
 
 
 def test_compile(device: str) -> None:
-    """torch.compile without a graph break, forward and backward, with sizes that change."""
-    backend = "inductor" if device == "cuda" else "aot_eager"
-    compiled = torch.compile(msda.group_norm, fullgraph=True, backend=backend, dynamic=True)
-    for case in (SMALL, Case(2, 3, 3, 8, 6)):
-        inputs, tensors = with_gradients(case.inputs(torch.float32, device))
-        found, expected = compiled(*inputs), msda.group_norm(*inputs)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    cases = SMALL, Case(2, 3, 3, 8, 6)
+    check_compile(msda.group_norm, [case.inputs(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
@@ -300,31 +294,15 @@ def test_export() -> None:
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
-    """All tensors are cast, except float64; gradients have the inputs' types."""
-    inputs, tensors = with_gradients(SMALL.inputs(torch.float32, device))
-    mixed = inputs._replace(x=inputs.x.to(dtype))
-    with torch.autocast(device, dtype):
-        output = msda.group_norm(*mixed)
-        assert msda.group_norm(*SMALL.inputs(torch.float64, device)).dtype == torch.float64
-    assert torch.equal(output, msda.group_norm(*inputs.map(lambda x: x.to(dtype))))
-    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
-        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+    check_autocast(msda.group_norm, SMALL.inputs(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 @pytest.mark.parametrize("height", [24, 192])
 def test_cuda_graph_on_another_stream(dtype: torch.dtype, height: int) -> None:
-    """A replay reads the present values of the inputs, and every run gives the same bits."""
     inputs = Case(32, 8, 1, height, 288).inputs(dtype, "cuda")
-    msda.group_norm(*inputs)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = msda.group_norm(*inputs)
-    inputs.x.mul_(0.5)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(output, msda.group_norm(*inputs))
+    output = check_replays(msda.group_norm, inputs)
     assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
 
 

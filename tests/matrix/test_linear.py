@@ -22,7 +22,18 @@ from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import ACTIVATIONS
 from tests.matrix import backends, emulated_kernels
 from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, matrix, skip_unless_ready, with_gradients
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    check_autocast,
+    check_compile,
+    check_gradients,
+    check_registration,
+    check_replays,
+    matrix,
+    skip_unless_ready,
+    with_gradients,
+)
 
 
 class Inputs(NamedTuple):
@@ -321,34 +332,18 @@ def test_gradients_without_an_optional_tensor(missing: str, device: str) -> None
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    rounded = Case((8, 16), 24, 32, "gelu", residual=True, masked=True).arguments(dtype, device)
-    inputs, tensors = with_gradients(rounded)
-    wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
-    grad_output = torch.randn(rounded.residual.shape, device=device).to(dtype)
-    found = torch.autograd.grad(msda.linear(*inputs), tensors, grad_output)
-    expected = torch.autograd.grad(wide.truth(), wide_tensors, grad_output.double())
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        assert relative_error(one, other) <= TOLERANCE[dtype]
+    case = Case((8, 16), 24, 32, "gelu", residual=True, masked=True)
+    check_gradients(msda.linear, case.arguments(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
-    inputs, _ = with_gradients(SMALL.arguments(dtype, device))
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
-    torch.library.opcheck(torch.ops.msda.linear.default, (), inputs._asdict(), **tolerance)
+    check_registration(torch.ops.msda.linear.default, SMALL.arguments(dtype, device))
 
 
 def test_compile(device: str) -> None:
-    """torch.compile without a graph break, forward and backward, with sizes that change."""
-    backend = "inductor" if device == "cuda" else "aot_eager"
-    compiled = torch.compile(msda.linear, fullgraph=True, backend=backend, dynamic=True)
-    for case in (SMALL, Case((3, 8), 6, 2, "gelu", residual=True, masked=True)):
-        inputs, tensors = with_gradients(case.arguments(torch.float32, device))
-        found, expected = compiled(*inputs), msda.linear(*inputs)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    cases = SMALL, Case((3, 8), 6, 2, "gelu", residual=True, masked=True)
+    check_compile(msda.linear, [case.arguments(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
@@ -371,34 +366,18 @@ def test_export() -> None:
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
-    """All tensors are cast, except float64; gradients have the inputs' types."""
-    inputs, tensors = with_gradients(SMALL.arguments(torch.float32, device))
-    mixed = inputs._replace(x=inputs.x.to(dtype))
-    with torch.autocast(device, dtype):
-        output = msda.linear(*mixed)
-        assert msda.linear(*SMALL.arguments(torch.float64, device)).dtype == torch.float64
-    assert torch.equal(output, msda.linear(*inputs.map(lambda x: x.to(dtype))))
-    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
-        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+    check_autocast(msda.linear, SMALL.arguments(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 @pytest.mark.parametrize("kernel", FORMS)
 def test_cuda_graph_on_another_stream(dtype: torch.dtype, kernel: str, monkeypatch) -> None:
-    """A replay reads the present values of the inputs, and every run gives the same bits."""
     if reason := backends.no_sm90(dtype):
         pytest.skip(reason)
     monkeypatch.setenv("MSDA_LINEAR", kernel)
     inputs = Case((3456,), 768, 768, *FORMS[kernel][-1]).arguments(dtype, "cuda")
-    msda.linear(*inputs)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = msda.linear(*inputs)
-    inputs.x.mul_(0.5)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(output, msda.linear(*inputs))
+    output = check_replays(msda.linear, inputs)
     assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
 
 

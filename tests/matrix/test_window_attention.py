@@ -16,11 +16,21 @@ from torch import Tensor, nn
 from torchvision.models import swin_transformer
 
 import msda
-from benchmarks.operator_errors import TOLERANCE, relative_error
 from tests.matrix import backends, emulated_kernels
 from tests.matrix.against_reference import FLOOR
 from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, matrix, skip_unless_ready, with_gradients
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    check_autocast,
+    check_compile,
+    check_gradients,
+    check_registration,
+    check_replays,
+    matrix,
+    skip_unless_ready,
+    with_gradients,
+)
 
 TUNED_WINDOWS, TUNED_HEADS = (7, 8, 12, 16), (16, 32, 64)
 
@@ -255,23 +265,13 @@ def test_derivatives(padded: bool, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    rounded = SMALL.inputs(dtype, device)
-    inputs, tensors = with_gradients(rounded)
-    wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
-    grad_output = torch.randn(2, 5, 7, 8, device=device).to(dtype)
-    found = torch.autograd.grad(msda.window_attention(*inputs), tensors, grad_output)
-    expected = torch.autograd.grad(wide.truth(), wide_tensors, grad_output.double())
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        assert relative_error(one, other) <= TOLERANCE[dtype]
+    check_gradients(msda.window_attention, SMALL.inputs(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("case", [SMALL, Case(4, 3, padded=False)], ids=["padded", "not_padded"])
 def test_opcheck(case: Case, dtype: torch.dtype, device: str) -> None:
-    inputs, _ = with_gradients(case.inputs(dtype, device))
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
-    torch.library.opcheck(torch.ops.msda.window_attention.default, tuple(inputs), **tolerance)
+    check_registration(torch.ops.msda.window_attention.default, case.inputs(dtype, device))
 
 
 def test_opcheck_of_backward(device: str) -> None:
@@ -283,15 +283,8 @@ def test_opcheck_of_backward(device: str) -> None:
 
 
 def test_compile(device: str) -> None:
-    """torch.compile without a graph break, forward and backward, with sizes that change."""
-    backend = "inductor" if device == "cuda" else "aot_eager"
-    compiled = torch.compile(msda.window_attention, fullgraph=True, backend=backend, dynamic=True)
-    for case in (SMALL, Case(3, 4, 3, 8, 6, shift=1)):
-        inputs, tensors = with_gradients(case.inputs(torch.float32, device))
-        found, expected = compiled(*inputs), msda.window_attention(*inputs)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    cases = SMALL, Case(3, 4, 3, 8, 6, shift=1)
+    check_compile(msda.window_attention, [case.inputs(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
@@ -313,30 +306,13 @@ def test_export() -> None:
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
-    """All tensors are cast, except float64; gradients have the inputs' types."""
-    inputs, tensors = with_gradients(SMALL.inputs(torch.float32, device))
-    mixed = inputs._replace(qkv=inputs.qkv.to(dtype))
-    with torch.autocast(device, dtype):
-        output = msda.window_attention(*mixed)
-        assert msda.window_attention(*SMALL.inputs(torch.float64, device)).dtype == torch.float64
-    assert torch.equal(output, msda.window_attention(*inputs.map(lambda x: x.to(dtype))))
-    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
-        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+    check_autocast(msda.window_attention, SMALL.inputs(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_cuda_graph_on_another_stream(dtype: torch.dtype) -> None:
-    """A replay reads the present values of the inputs, and every run gives the same bits."""
-    inputs = Case(12, 32, 2, 50, 70, 6, shift=6).inputs(dtype, "cuda")
-    msda.window_attention(*inputs)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = msda.window_attention(*inputs)
-    inputs.qkv.mul_(0.5)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(output, msda.window_attention(*inputs))
+    check_replays(msda.window_attention, Case(12, 32, 2, 50, 70, 6, shift=6).inputs(dtype, "cuda"))
 
 
 def test_docstring_example() -> None:

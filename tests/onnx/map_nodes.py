@@ -11,11 +11,15 @@ import onnxruntime as ort
 import torch
 
 import trt_plugin
+from benchmarks.operator_errors import TOLERANCE, relative_error
 from onnx_path.domain import PLUGIN_ATTRIBUTES
 from onnx_path.operator import OPSET_VERSION, translation_table
+from onnx_path.precision import convert_precision
+from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import functions
 
 CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+ELEMENTS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 Shapes = Mapping[str, Sequence[int | str]]
 
 
@@ -43,6 +47,39 @@ def add_bodies_of_opset(model: onnx.ModelProto, opset: int) -> None:
     """Adds the bodies of all nodes, in the opset of the model."""
     model.functions.extend(functions(opset, "onnxruntime"))
     model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
+
+
+def check_conversion(
+    model: onnx.ModelProto, precision: str, converted: int, x: np.ndarray
+) -> onnx.GraphProto:
+    """Converts a model of nodes with their bodies to 16 bits, and compares its result with the model's.
+
+    Args:
+        model: in float32, with one input `x`, of which all nodes become 16-bit.
+        precision: "fp16" or "bf16".
+        converted: the number of nodes.
+        x: the input.
+
+    Returns:
+        The graph with the types of all tensors.
+    """
+    narrow = onnx.ModelProto()
+    narrow.CopyFrom(model)
+    report = convert_precision(narrow, precision)
+    assert (report.converted, report.kept, report.casts) == (converted, {}, 2)
+    onnx.checker.check_model(narrow, full_check=True)
+    (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (narrow, model))
+    error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
+    assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]
+    return onnx.shape_inference.infer_shapes(narrow, check_type=True, strict_mode=True).graph
+
+
+def check_16_bits(graph: onnx.GraphProto, op_type: str, precision: str) -> None:
+    """Fails unless all tensors of the only node of an operator have the 16-bit type."""
+    types = {x.name: x.data_type for x in graph.initializer}
+    types |= {x.name: x.type.tensor_type.elem_type for x in graph.value_info}
+    (node,) = (x for x in graph.node if x.op_type == op_type)
+    assert {types[x] for x in (*node.input, *node.output)} == {ELEMENTS[precision]}
 
 
 def open_session(model: onnx.ModelProto) -> ort.InferenceSession:

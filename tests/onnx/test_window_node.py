@@ -13,8 +13,6 @@ from msda import window_reference
 from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.operator import OPSET_VERSION, add_function_bodies
 from onnx_path.optimization_profiles import ShapeRange
-from onnx_path.precision import convert_precision
-from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
@@ -23,6 +21,8 @@ from tests.onnx.map_nodes import (
     CODES,
     Shapes,
     add_bodies_of_opset,
+    check_16_bits,
+    check_conversion,
     exported_node,
     one_node,
     open_session,
@@ -122,22 +122,10 @@ def test_conversion_to_16_bits(precision):
         **weights,
     )
     add_function_bodies(model)
-    narrow = onnx.ModelProto()
-    narrow.CopyFrom(model)
-    report = convert_precision(narrow, precision)
-    assert (report.converted, report.kept, report.casts) == (4, {}, 2)
-    onnx.checker.check_model(narrow, full_check=True)
-    graph = onnx.shape_inference.infer_shapes(narrow, check_type=True, strict_mode=True).graph
-    types = {x.name: x.data_type for x in graph.initializer}
-    types |= {x.name: x.type.tensor_type.elem_type for x in graph.value_info}
-    (node,) = (x for x in graph.node if x.op_type == WINDOW_ATTENTION)
-    wanted = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
-    assert {types[x] for x in (*node.input, *node.output)} == {wanted}
-    assert len(graph.initializer) == len(weights)
     x = random.standard_normal((2, 9, 7, 16), dtype=np.float32)
-    (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (narrow, model))
-    error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
-    assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]
+    graph = check_conversion(model, precision, 4, x)
+    check_16_bits(graph, WINDOW_ATTENTION, precision)
+    assert len(graph.initializer) == len(weights)
 
 
 # Engines. Head dimensions and window sizes of all kernels, one of them of the plain kernel only.
