@@ -14,7 +14,7 @@ from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
-from benchmarks.map_operators import MapOperator
+from benchmarks.map_operators import MapOperator, truth_by
 from benchmarks.msda import DTYPES
 from benchmarks.option_types import OneOrMore
 from codetr.cli.argument_types import OutputFile
@@ -92,12 +92,6 @@ def measure_group_norm(
     return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
 
 
-def truth(inputs: Inputs) -> Tensor:
-    """Returns the reference's result in float64, [N, H, W, C]."""
-    wide = (x.double() if isinstance(x, Tensor) else x for x in inputs)
-    return msda.group_norm_reference.group_norm(*wide)
-
-
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [N, H, W, C]."""
     if method in ("group_norm", "plain"):
@@ -108,6 +102,7 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     return lambda: F.group_norm(x, num_groups, weight, bias, eps).permute(0, 2, 3, 1)
 
 
+truth = truth_by(msda.group_norm_reference.group_norm)
 OPERATOR = MapOperator(
     "benchmarks.group_norm", METHODS, make_call, truth, variable="MSDA_GROUP_NORM", kernels=("plain",)
 )

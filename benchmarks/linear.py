@@ -14,7 +14,7 @@ from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
-from benchmarks.map_operators import MapOperator
+from benchmarks.map_operators import MapOperator, truth_by
 from benchmarks.msda import DTYPES
 from benchmarks.option_types import OneOrMore
 from codetr.cli.argument_types import OutputFile
@@ -113,12 +113,6 @@ def measure_linear(
     return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
 
 
-def truth(inputs: Inputs) -> Tensor:
-    """Returns the reference's result in float64, [M, N]."""
-    wide = (x.double() if isinstance(x, Tensor) else x for x in inputs)
-    return msda.linear_reference.linear(*wide)
-
-
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, N]."""
     if method == "linear":
@@ -127,6 +121,7 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     return lambda: msda.linear_reference.finish(F.linear(x, weight, bias), *others)
 
 
+truth = truth_by(msda.linear_reference.linear)
 OPERATOR = MapOperator("benchmarks.linear", METHODS, make_call, truth, variable="MSDA_LINEAR", kernels=())
 
 main = functools.partial(run_program, measure_linear, program="python -m benchmarks.linear")

@@ -96,6 +96,11 @@ class MapOperator:
             yield row
 
 
+def truth_by(reference: Callable[..., Tensor]) -> Callable[[Any], Tensor]:
+    """Returns the function from inputs to the reference's result in float64."""
+    return lambda inputs: reference(*(x.double() if isinstance(x, Tensor) else x for x in inputs))
+
+
 @contextmanager
 def forced(variable: str, kernel: str | None) -> Iterator[None]:
     """Forces a kernel by an environment variable; None changes nothing."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import msda
-from benchmarks.map_operators import MapOperator
+from benchmarks.map_operators import MapOperator, truth_by
 from benchmarks.msda import DTYPES
 from benchmarks.option_types import OneOrMore
 from codetr.cli.argument_types import OutputFile
@@ -122,12 +122,6 @@ def measure_window_attention(
     return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
 
 
-def truth(inputs: Inputs) -> Tensor:
-    """Returns the reference's result in float64, [N, H, W, C]."""
-    wide = (x.double() if isinstance(x, Tensor) else x for x in inputs)
-    return msda.window_reference.window_attention(*wide)
-
-
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method."""
     if method in ("window_attention", "plain", "rows"):
@@ -168,6 +162,7 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> 
     return logits.softmax(-1) @ value
 
 
+truth = truth_by(msda.window_reference.window_attention)
 OPERATOR = MapOperator(
     "benchmarks.window_attention",
     METHODS,

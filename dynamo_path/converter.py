@@ -30,14 +30,8 @@ TARGETS = {
     torch.ops.msda.group_norm.default: GROUP_NORM,
     torch.ops.msda.linear.default: LINEAR,
 }
-FIELDS = (
-    "points_per_level",
-    "window_size",
-    "shift",
-    "num_groups",
-    "eps",
-    "activation",
-)  # arguments that are fields of the plugins
+FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation")
+"""Arguments that are fields of the plugins."""
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 """Floating types by their names in tensorrt.DataType."""
 

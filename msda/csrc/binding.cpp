@@ -74,14 +74,20 @@ cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
-void check_launch(const char* operation, cudaError_t status, const msda::Problem& problem) {
+// Raises an error that names the operator and describes its problem, unless a launch has succeeded.
+template <typename... Description>
+void check_launch(const char* operation, cudaError_t status, const Description&... description) {
   if (status == cudaSuccess) return;
   const std::string message = msda::check_environment();
   STD_TORCH_CHECK(message.empty(), message);
-  STD_TORCH_CHECK(false, "msda::", operation, ": ", cudaGetErrorString(status),
-                  " for N=", problem.batch_size, " S=", problem.num_cells, " M=", problem.num_heads,
-                  " D=", problem.head_dim, " Q=", problem.num_queries, " K=", problem.total_points,
-                  " ", msda::name(problem.value_type));
+  STD_TORCH_CHECK(false, "msda::", operation, ": ", cudaGetErrorString(status), " for ",
+                  description...);
+}
+
+void check_launch(const char* operation, cudaError_t status, const msda::Problem& problem) {
+  check_launch(operation, status, "N=", problem.batch_size, " S=", problem.num_cells,
+               " M=", problem.num_heads, " D=", problem.head_dim, " Q=", problem.num_queries,
+               " K=", problem.total_points, " ", msda::name(problem.value_type));
 }
 #endif
 
@@ -287,14 +293,9 @@ Tensor window_attention(Tensor qkv, Tensor bias, std::optional<Tensor> padding, 
                                         padding ? padding->const_data_ptr() : nullptr,
                                         output.mutable_data_ptr()};
   const torch::stable::accelerator::DeviceGuard guard(qkv.get_device_index());
-  const cudaError_t status = msda::window_attention(problem, arguments, current_stream(qkv));
-  if (status != cudaSuccess) {
-    const std::string message = msda::check_environment();
-    STD_TORCH_CHECK(message.empty(), message);
-    STD_TORCH_CHECK(false, "msda::window_attention: ", cudaGetErrorString(status),
-                    " for qkv=", binding::shape_of(qkv), " heads=", problem.num_heads,
-                    " window_size=", window_size, " shift=", shift, " ", msda::name(problem.type));
-  }
+  check_launch("window_attention", msda::window_attention(problem, arguments, current_stream(qkv)),
+               "qkv=", binding::shape_of(qkv), " heads=", problem.num_heads,
+               " window_size=", window_size, " shift=", shift, " ", msda::name(problem.type));
   return output;
 }
 
@@ -311,14 +312,9 @@ Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, doub
                                            bias.const_data_ptr(), output.mutable_data_ptr(),
                                            work.mutable_data_ptr()};
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const cudaError_t status = msda::group_norm(problem, arguments, current_stream(x));
-  if (status != cudaSuccess) {
-    const std::string message = msda::check_environment();
-    STD_TORCH_CHECK(message.empty(), message);
-    STD_TORCH_CHECK(false, "msda::group_norm: ", cudaGetErrorString(status),
-                    " for x=", binding::shape_of(x), " num_groups=", num_groups, " ",
-                    msda::name(problem.type));
-  }
+  check_launch("group_norm", msda::group_norm(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " num_groups=", num_groups, " ",
+               msda::name(problem.type));
   return output;
 }
 
@@ -350,15 +346,10 @@ Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
   msda::LinearArguments arguments = linear_arguments(x, weight, bias, residual, mask);
   arguments.output = output.mutable_data_ptr();
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const cudaError_t status = msda::linear(problem, arguments, current_stream(x));
-  if (status != cudaSuccess) {
-    const std::string message = msda::check_environment();
-    STD_TORCH_CHECK(message.empty(), message);
-    STD_TORCH_CHECK(false, "msda::linear: ", cudaGetErrorString(status),
-                    " for x=", binding::shape_of(x), " weight=", binding::shape_of(weight),
-                    " activation=", activation, " residual=", residual ? "given" : "none",
-                    " mask=", mask ? "given" : "none", " ", msda::name(problem.type));
-  }
+  check_launch("linear", msda::linear(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " weight=", binding::shape_of(weight),
+               " activation=", activation, " residual=", residual ? "given" : "none",
+               " mask=", mask ? "given" : "none", " ", msda::name(problem.type));
   return output;
 }
 #endif

@@ -33,14 +33,8 @@ void check_count(int32_t count) {
   throw std::invalid_argument("expected 3 inputs (x, weight, bias), got " + std::to_string(count));
 }
 
-void check_problem(GroupNormProblem const& problem) {
-  const std::string wrong = check(problem);
-  if (!wrong.empty()) throw std::invalid_argument(wrong);
-}
-
 [[noreturn]] void fail(int32_t index, std::string const& because, Dims const& dims) {
-  throw std::invalid_argument(std::string(kInputs[index]) + ": expected " + kShapes[index] +
-                              because + ", got " + shape_text(dims));
+  fail_shape(kInputs[index], kShapes[index], because, dims);
 }
 
 }  // namespace
@@ -52,14 +46,10 @@ GroupNormPlugin::GroupNormPlugin(int32_t num_groups, float eps)
   GroupNormProblem problem;
   problem.num_groups = num_groups;
   problem.eps = eps;
-  msda::trt::check_problem(problem);
+  check_message(check(problem));
 }
 
 bool GroupNormPlugin::accepts_count(int32_t num_inputs) const { return num_inputs == kCount; }
-
-bool GroupNormPlugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
-  return is_like_first(index, types);
-}
 
 void GroupNormPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
   check_count(count);
@@ -87,24 +77,17 @@ void GroupNormPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, in
 
 GroupNormProblem GroupNormPlugin::read_problem(nvinfer1::PluginTensorDesc const* inputs,
                                                int32_t count) const {
-  check_count(count);
-  nvinfer1::DataType types[kCount];
-  Dims dims[kCount];
-  for (int32_t i = 0; i < kCount; ++i) {
-    types[i] = inputs[i].type;
-    dims[i] = inputs[i].dims;
-  }
-  check_types(types, count);
-  check_sizes(dims, count);
+  check_inputs(inputs, count);
+  Dims const& x = inputs[0].dims;
   GroupNormProblem problem;
-  problem.batch_size = dims[0].d[0];
-  problem.height = dims[0].d[1];
-  problem.width = dims[0].d[2];
-  problem.channels = dims[0].d[3];
+  problem.batch_size = x.d[0];
+  problem.height = x.d[1];
+  problem.width = x.d[2];
+  problem.channels = x.d[3];
   problem.num_groups = num_groups_;
   problem.eps = eps_;
-  problem.type = convert(types[0]);
-  msda::trt::check_problem(problem);
+  problem.type = convert(inputs[0].type);
+  check_message(check(problem));
   return problem;
 }
 

@@ -22,7 +22,6 @@ class GroupNormPlugin final : public Plugin {
  private:
   Plugin* copy() const override { return new GroupNormPlugin(*this); }
   bool accepts_count(int32_t num_inputs) const override;
-  bool accepts_type(int32_t index, nvinfer1::DataType const* types) const override;
   void check_types(nvinfer1::DataType const* types, int32_t count) const override;
   void check_sizes(nvinfer1::Dims const* dims, int32_t count) const override;
   void check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const override;

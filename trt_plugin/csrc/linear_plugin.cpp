@@ -30,8 +30,7 @@ void check_count(int32_t count) {
 }
 
 [[noreturn]] void fail(int32_t index, std::string const& because, Dims const& dims) {
-  throw std::invalid_argument(std::string(kInputs[index]) + ": expected " + kShapes[index] +
-                              because + ", got " + shape_text(dims));
+  fail_shape(kInputs[index], kShapes[index], because, dims);
 }
 
 bool differ(int64_t one, int64_t other) { return one >= 0 && other >= 0 && one != other; }
@@ -47,10 +46,6 @@ LinearPlugin::LinearPlugin(Activation activation, bool add_residual, bool multip
       multiply_mask_(multiply_mask) {}
 
 bool LinearPlugin::accepts_count(int32_t num_inputs) const { return num_inputs == kCount; }
-
-bool LinearPlugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
-  return is_like_first(index, types);
-}
 
 void LinearPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
   check_count(count);
@@ -87,26 +82,18 @@ void LinearPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32
 
 LinearProblem LinearPlugin::read_problem(nvinfer1::PluginTensorDesc const* inputs,
                                          int32_t count) const {
-  check_count(count);
-  nvinfer1::DataType types[kCount];
-  Dims dims[kCount];
-  for (int32_t i = 0; i < kCount; ++i) {
-    types[i] = inputs[i].type;
-    dims[i] = inputs[i].dims;
-  }
-  check_types(types, count);
-  check_sizes(dims, count);
+  check_inputs(inputs, count);
+  Dims const &x = inputs[0].dims, &weight = inputs[1].dims;
   LinearProblem problem;
   problem.rows = 1;
-  for (int32_t axis = 0; axis + 1 < dims[0].nbDims; ++axis) problem.rows *= dims[0].d[axis];
-  problem.inputs = dims[1].d[1];
-  problem.outputs = dims[1].d[0];
+  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) problem.rows *= x.d[axis];
+  problem.inputs = weight.d[1];
+  problem.outputs = weight.d[0];
   problem.activation = static_cast<Activation>(activation_);
   problem.residual = add_residual_ == 1;
   problem.masked = multiply_mask_ == 1;
-  problem.type = convert(types[0]);
-  const std::string wrong = check(problem);
-  if (!wrong.empty()) throw std::invalid_argument(wrong);
+  problem.type = convert(inputs[0].type);
+  check_message(check(problem));
   return problem;
 }
 

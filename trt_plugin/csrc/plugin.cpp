@@ -1,5 +1,6 @@
 #include "plugin.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -120,6 +121,22 @@ size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* inputs,
     bytes = work_bytes(largest.data(), num_inputs);
   });
   return bytes;
+}
+
+bool Plugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
+  return is_like_first(index, types);
+}
+
+void Plugin::check_inputs(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
+  nvinfer1::DataType types[kMaxInputs];
+  nvinfer1::Dims dims[kMaxInputs];
+  // check_types refuses another count than the operator's, and so reads no more than these.
+  for (int32_t i = 0; i < std::min(count, kMaxInputs); ++i) {
+    types[i] = inputs[i].type;
+    dims[i] = inputs[i].dims;
+  }
+  check_types(types, count);
+  check_sizes(dims, count);
 }
 
 int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* inputs, int32_t num_inputs,

@@ -72,12 +72,16 @@ class Plugin : public nvinfer1::IPluginV3,
   virtual bool accepts_count(int32_t num_inputs) const = 0;
 
   // Returns whether input `index` may have the type types[index]. Reads types[0] to types[index].
-  virtual bool accepts_type(int32_t index, nvinfer1::DataType const* types) const = 0;
+  // Here all inputs have one floating type.
+  virtual bool accepts_type(int32_t index, nvinfer1::DataType const* types) const;
 
   // The checks throw std::invalid_argument with a message that names the argument. A negative size
   // is unknown and agrees with every other.
   virtual void check_types(nvinfer1::DataType const* types, int32_t count) const = 0;
   virtual void check_sizes(nvinfer1::Dims const* dims, int32_t count) const = 0;
+
+  // Calls check_types and check_sizes.
+  void check_inputs(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const;
 
   // Checks types and sizes, all known, and the kernels' limits.
   virtual void check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const = 0;

@@ -256,8 +256,7 @@ Problem read_problem(Operator op, std::vector<int32_t> const& points_per_level,
   if (op == Operator::kPackedAttention) {
     problem.location_stride = problem.weight_stride = 3 * problem.points_of_query();
   }
-  const std::string wrong = check(problem);
-  if (!wrong.empty()) throw std::invalid_argument(wrong);
+  check_message(check(problem));
   return problem;
 }
 

@@ -46,6 +46,16 @@ void check_one_type(char const* const* names, nvinfer1::DataType const* types, i
   }
 }
 
+void fail_shape(char const* name, char const* expected, std::string const& because,
+                nvinfer1::Dims const& dims) {
+  throw std::invalid_argument(std::string(name) + ": expected " + expected + because + ", got " +
+                              shape_text(dims));
+}
+
+void check_message(std::string const& wrong) {
+  if (!wrong.empty()) throw std::invalid_argument(wrong);
+}
+
 msda::DataType convert(nvinfer1::DataType type) {
   return type == nvinfer1::DataType::kHALF   ? msda::DataType::kFloat16
          : type == nvinfer1::DataType::kBF16 ? msda::DataType::kBFloat16

@@ -30,6 +30,14 @@ inline bool is_like_first(int32_t index, nvinfer1::DataType const* types) {
 }
 void check_one_type(char const* const* names, nvinfer1::DataType const* types, int32_t count);
 
+// Throws std::invalid_argument: input `name` should have a shape such as "[N, K]", `because` of
+// another number, and has these sizes.
+[[noreturn]] void fail_shape(char const* name, char const* expected, std::string const& because,
+                             nvinfer1::Dims const& dims);
+
+// Throws std::invalid_argument with a message unless it is empty.
+void check_message(std::string const& wrong);
+
 // Returns the kernels' name of a floating type.
 msda::DataType convert(nvinfer1::DataType type);
 

@@ -32,14 +32,8 @@ void check_count(int32_t count) {
                               std::to_string(count));
 }
 
-void check_problem(WindowProblem const& problem) {
-  const std::string wrong = check(problem);
-  if (!wrong.empty()) throw std::invalid_argument(wrong);
-}
-
 [[noreturn]] void fail(int32_t index, std::string const& because, Dims const& dims) {
-  throw std::invalid_argument(std::string(kInputs[index]) + ": expected " + kShapes[index] +
-                              because + ", got " + shape_text(dims));
+  fail_shape(kInputs[index], kShapes[index], because, dims);
 }
 
 }  // namespace
@@ -52,15 +46,11 @@ WindowPlugin::WindowPlugin(int32_t window_size, int32_t shift, int32_t num_input
   WindowProblem problem;
   problem.window_size = window_size;
   problem.shift = shift;
-  msda::trt::check_problem(problem);
+  check_message(check(problem));
   num_inputs_ = num_inputs;
 }
 
 bool WindowPlugin::accepts_count(int32_t num_inputs) const { return fits(num_inputs); }
-
-bool WindowPlugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
-  return is_like_first(index, types);
-}
 
 void WindowPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
   check_count(count);
@@ -95,24 +85,18 @@ void WindowPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32
 
 WindowProblem WindowPlugin::read_problem(nvinfer1::PluginTensorDesc const* inputs,
                                          int32_t count) const {
-  nvinfer1::DataType types[kMaxInputs];
-  Dims dims[kMaxInputs];
-  for (int32_t i = 0; i < count && i < kMaxInputs; ++i) {
-    types[i] = inputs[i].type;
-    dims[i] = inputs[i].dims;
-  }
-  check_types(types, count);
-  check_sizes(dims, count);
+  check_inputs(inputs, count);
+  Dims const &qkv = inputs[0].dims, &bias = inputs[1].dims;
   WindowProblem problem;
-  problem.batch_size = dims[0].d[0];
-  problem.height = dims[0].d[1];
-  problem.width = dims[0].d[2];
-  problem.num_heads = dims[1].d[0];
-  problem.head_dim = dims[0].d[3] / 3 / problem.num_heads;
+  problem.batch_size = qkv.d[0];
+  problem.height = qkv.d[1];
+  problem.width = qkv.d[2];
+  problem.num_heads = bias.d[0];
+  problem.head_dim = qkv.d[3] / 3 / problem.num_heads;
   problem.window_size = window_size_;
   problem.shift = shift_;
-  problem.type = convert(types[0]);
-  msda::trt::check_problem(problem);
+  problem.type = convert(inputs[0].type);
+  check_message(check(problem));
   return problem;
 }
 

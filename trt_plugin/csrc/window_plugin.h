@@ -24,7 +24,6 @@ class WindowPlugin final : public Plugin {
  private:
   Plugin* copy() const override { return new WindowPlugin(*this); }
   bool accepts_count(int32_t num_inputs) const override;
-  bool accepts_type(int32_t index, nvinfer1::DataType const* types) const override;
   void check_types(nvinfer1::DataType const* types, int32_t count) const override;
   void check_sizes(nvinfer1::Dims const* dims, int32_t count) const override;
   void check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const override;

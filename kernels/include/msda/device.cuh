@@ -169,8 +169,7 @@ __device__ __forceinline__ void store_past_l1(void* address, uint4 words) {
   __stcg(static_cast<uint4*>(address), words);
 }
 
-// ---- Kernels that overlap with the one before
-// ------------------------------------------------------
+// ---- Kernels that overlap with the last one -----------------------------------------------------
 
 // Lets a kernel of launch_early() begin where blocks of this one have ended, once every block of
 // this one has begun.
