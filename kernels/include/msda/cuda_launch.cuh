@@ -54,8 +54,8 @@ cudaError_t launch_linear(void (*kernel)(Parameters...), int64_t count, int thre
 // code has wait_for_last_kernel(): compute capability 9.0 and later. Every thread calls that
 // function.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_early(void (*kernel)(Parameters...), const dim3& blocks, int threads,
-                         cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_early(cudaLaunchConfig_t config, void (*kernel)(Parameters...),
+                         const Arguments&... arguments) {
   // Code for an earlier architecture, which the driver compiles for a newer GPU, does not wait.
   cudaFuncAttributes code{};
   const cudaError_t status = cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel));
@@ -63,7 +63,6 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const dim3& blocks, int 
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = launch_config(blocks, threads, stream);
   config.attrs = &early;
   config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);

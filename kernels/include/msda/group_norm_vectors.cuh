@@ -225,8 +225,8 @@ cudaError_t launch_group_norm_vectors(const GroupNormProblem& problem,
                   static_cast<const T*>(arguments.x),
                   static_cast<Vector<Accumulate<T>, 2>*>(arguments.work));
   if (status != cudaSuccess) return status;
-  return launch_early(group_scale_kernel<T>, blocks, kGroupNormThreads, stream, layout, arguments,
-                      static_cast<Accumulate<T>>(problem.eps));
+  return launch_early(launch_config(blocks, kGroupNormThreads, stream), group_scale_kernel<T>,
+                      layout, arguments, static_cast<Accumulate<T>>(problem.eps));
 }
 
 }  // namespace msda

@@ -158,7 +158,11 @@ struct Linear {
          static_cast<T*>(arguments.output), by_outputs},
         hardware};
     if (Gemm::can_implement(all) != cutlass::Status::kSuccess) return cudaErrorNotSupported;
-    if (Gemm{}.run(all, nullptr, stream) == cutlass::Status::kSuccess) return cudaSuccess;
+    // The kernel begins where blocks of the stream's last one have ended, and waits for the others.
+    constexpr bool kEarly = true;
+    if (Gemm{}.run(all, nullptr, stream, nullptr, kEarly) == cutlass::Status::kSuccess) {
+      return cudaSuccess;
+    }
     const cudaError_t error = cudaGetLastError();
     return error == cudaSuccess ? cudaErrorUnknown : error;
   }

@@ -360,6 +360,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int team = static_cast<int>(threadIdx.x) / kTeamThreads;
   const int warp = static_cast<int>(threadIdx.x) / 32 % Config::kWarps;
 
+  begin_next_kernel();
+  wait_for_last_kernel();
   if constexpr (Config::kSharedBias) {
     load_bias<Config>(shared, static_cast<const typename Config::T*>(arguments.bias) +
                                   static_cast<int64_t>(head) * Config::kCells * Config::kCells);
@@ -407,8 +409,8 @@ cudaError_t launch_window_tensor_core(const WindowProblem& problem,
   cudaLaunchConfig_t config = launch_config(dim3(static_cast<unsigned>(slices * problem.num_heads)),
                                             teams * Config::kWarps * 32, stream);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  return cudaLaunchKernelEx(&config, kernel, WindowMap(problem), arguments,
-                            static_cast<int>(problem.num_heads), static_cast<int>(slices));
+  return launch_early(config, kernel, WindowMap(problem), arguments,
+                      static_cast<int>(problem.num_heads), static_cast<int>(slices));
 }
 
 // Runs a problem that can_run(). cudaErrorNotSupported: this GPU cannot.
