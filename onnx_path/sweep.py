@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import itertools
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
-from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from cyclopts.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -122,6 +126,8 @@ class MeasureOptions:
     jobs: PositiveInt = 1
     """Engines that are built at the same time. With more than one, all are built before measurements start.
     TensorRT then chooses kernels by times that other builds disturb."""
+    ahead: NonNegativeInt = 0
+    """Cells that load their networks on the CPU while another is measured on the GPU. Needs idle cores."""
 
 
 def sweep(
@@ -144,8 +150,9 @@ def sweep(
     ```
 
     Each cell of the table runs in a process of its own; one that fails is a row with its reason. A sweep that
-    was stopped goes on where it was, and further sweeps of the same kind of machine add their cells to DIR's
-    table. DIR gets report.html, report.md, results.json, results.csv and pictures.
+    was stopped goes on where it was. Other sweeps of the same kind of machine add their cells to DIR's table.
+    They may run at the same time, one for each GPU of CUDA_VISIBLE_DEVICES. DIR gets report.html, report.md,
+    results.json, results.csv and pictures.
 
     Args:
         networks: names of torchvision, timm or ultralytics (yolov8n-cls), detectors of this package, weights
@@ -207,11 +214,12 @@ class Sweep:
         self._out, self._networks, self._planned = out, {x.name: x for x in networks}, planned
         self._cells, self._images, self._measurement = cells, images, measurement
         self._machine, self._versions = describe_machine()
-        self._earlier = self._read_earlier()
         folders = {images.dataset, self._calibration}
         self._fingerprints = {folder: _fingerprint(folder) for folder in folders if folder is not None}
         self._rows: dict[str, dict] = {}
         self._references: set[Path] = set()  # tried in this run
+        self._next: dict[str, CellSpec] = {}  # cells to measure, in order
+        self._loading: dict[str, tuple[subprocess.Popen, Path]] = {}  # processes of the first ones
         self.status = 0
 
     @property
@@ -220,13 +228,20 @@ class Sweep:
 
     def measure(self) -> None:
         """Measures the cells that have no valid result, and writes results.json after each of them."""
-        with _progress(len(self._planned)) as (say, advance):
-            if self._measurement.jobs > 1:
-                self._build_engines(say)
-            for cell in self._planned:
-                row = self._row(cell, say)
-                self.status |= row["status"] == "failed"
-                advance(_line(row))
+        try:
+            with _progress(len(self._planned)) as (say, advance):
+                if self._measurement.jobs > 1:
+                    self._build_engines(say)
+                specs = [self._spec(cell) for cell in self._planned if cell.reason is None]
+                self._next = {spec.cell.id: spec for spec in specs if self._kept(spec) is None}
+                for cell in self._planned:
+                    row = self._row(cell, say)
+                    self.status |= row["status"] == "failed"
+                    advance(_line(row))
+        finally:
+            for process, _ in self._loading.values():
+                process.kill()
+                process.wait()
         self._write()
 
     def _build_engines(self, say: Callable[[str], None]) -> None:
@@ -279,6 +294,10 @@ class Sweep:
         if kept is not None:
             return self._rows.setdefault(cell.id, kept)
         say(cell.id)
+        self._next.pop(cell.id, None)
+        for name, following in itertools.islice(self._next.items(), self._measurement.ahead):
+            if name not in self._loading:
+                self._loading[name] = self._start("cell", following)
         if spec.compare:
             self._make_reference(spec)
         row = self._rows[cell.id] = {**head, **self._run("cell", spec)}
@@ -321,23 +340,37 @@ class Sweep:
         if result["status"] == "failed":
             complain("note", f"{spec.network.name} has no outputs to compare with: {result['reason']}")
 
-    def _run(self, what: str, spec: CellSpec) -> dict:
-        """Runs a process of `onnx_path.sweeping.measure_cell` and watches the GPU."""
+    def _start(self, what: str, spec: CellSpec) -> tuple[subprocess.Popen, Path]:
+        """Starts a process of `onnx_path.sweeping.measure_cell`, which waits for a line.
+
+        Returns:
+            The process, and the path of its files without their suffixes.
+        """
         logs = self._out / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         stem = logs / (f"{spec.network.folder}-reference" if what == "reference" else spec.cell.id)
-        source, result = stem.with_name(f"{stem.name}.spec.json"), stem.with_name(f"{stem.name}.result.json")
+        source, result = _beside(stem, "spec.json"), _beside(stem, "result.json")
         write_json(source, spec.as_dict())
         result.unlink(missing_ok=True)
         command = [sys.executable, "-m", "onnx_path.sweeping.measure_cell", what, str(source), str(result)]
+        with _beside(stem, "log").open("w") as file:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
+        return process, stem
+
+    def _run(self, what: str, spec: CellSpec) -> dict:
+        """Runs a process of `onnx_path.sweeping.measure_cell` and watches the GPU."""
+        loading = self._loading.pop(spec.cell.id, None) if what == "cell" else None
+        process, stem = loading or self._start(what, spec)
+        source, result = _beside(stem, "spec.json"), _beside(stem, "result.json")
         started = time.monotonic()
-        log = stem.with_name(f"{stem.name}.log")
-        with GpuMonitor() as monitor, log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        with GpuMonitor() as monitor:
             monitor.watch_process(process.pid)
             try:
+                with contextlib.suppress(BrokenPipeError):  # it has ended
+                    process.stdin.write(b"\n")
+                    process.stdin.close()
                 process.wait(self._measurement.cell_seconds)
-                reason = _ending(process.returncode, log)
+                reason = _ending(process.returncode, _beside(stem, "log"))
             except subprocess.TimeoutExpired:
                 reason = f"took longer than --cell-seconds {self._measurement.cell_seconds}"
             finally:
@@ -357,7 +390,7 @@ class Sweep:
         }
 
     def _read_earlier(self) -> dict:
-        """Returns what earlier sweeps measured in the folder and this one does not measure again."""
+        """Returns what other sweeps measured in the folder and this one does not."""
         nothing = {"command": "", "networks": [], "cells": []}
         path = self._out / "results.json"
         if not path.is_file():
@@ -382,8 +415,12 @@ class Sweep:
         }
 
     def _write(self) -> None:
-        rows = [*self._earlier["cells"], *self._rows.values()]
-        networks = list(self._earlier["networks"])
+        with _locked(self._out):
+            self._write_results(self._read_earlier())
+
+    def _write_results(self, earlier: Mapping[str, Any]) -> None:
+        rows = [*earlier["cells"], *self._rows.values()]
+        networks = list(earlier["networks"])
         for network in self._networks.values():
             own = [row for row in rows if row["network"] == network.name and row["status"] == "ok"]
             known = {
@@ -396,7 +433,7 @@ class Sweep:
                 }
             )
         words = sys.argv[2:] if sys.argv[1:2] == ["sweep"] else sys.argv[1:]
-        commands = [*self._earlier["command"].splitlines(), shlex.join(["codetr", "sweep", *words])]
+        commands = [*earlier["command"].splitlines(), shlex.join(["codetr", "sweep", *words])]
         content = {
             "version": RESULTS_VERSION,
             "command": "\n".join(dict.fromkeys(commands)),
@@ -409,6 +446,21 @@ class Sweep:
 
 
 _OF_NETWORK = ("parameters", "input")
+
+
+def _beside(stem: Path, suffix: str) -> Path:
+    return stem.with_name(f"{stem.name}.{suffix}")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other sweeps of a folder waiting while the block runs."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)  # released when the folder is closed
+        yield
+    finally:
+        os.close(number)
 
 
 def _ending(status: int, log: Path) -> str:

@@ -2,6 +2,9 @@
 
 SPEC is a JSON file with the fields of `onnx_path.sweeping.cells.CellSpec`. OUT gets the cell's part of
 results.json. A failure is a result too: only a process that is killed leaves none.
+
+The process loads the network and waits for a line on stdin before it makes files and uses the GPU. Without
+one, it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,19 @@ from onnx_path.sweeping.latency import time_calls
 from trt_plugin.atomic_files import atomic_write, write_json
 
 
-def measure(spec: CellSpec) -> dict:
-    """Measures a cell; returns its part of results.json without status."""
+def measure(spec: CellSpec, wait: Callable[[], object] = lambda: None) -> dict:
+    """Measures a cell; returns its part of results.json without status.
+
+    Args:
+        wait: called when the network is loaded, before files are made and the GPU is used.
+    """
     from onnx_path.sweeping import subjects
 
     subject = subjects.open_subject(spec)
-    runtime, facts = subject.open_runtime(spec.cell)
     batch = next(subject.batches(spec.cell.batch, spec.cell.batch))
     batch = subjects.fill(batch, spec.cell.batch)
+    wait()
+    runtime, facts = subject.open_runtime(spec.cell)
     started = time.time()
     model_ms = runtime.time_model(batch, spec.iterations, spec.seconds)
     total_ms = time_calls(lambda: runtime(batch), spec.iterations, spec.seconds)
@@ -103,13 +111,23 @@ def build(spec: CellSpec) -> None:
     runtime.close()
 
 
+def _wait_for_line() -> None:
+    if not sys.stdin.readline():
+        sys.exit("the sweep has ended")
+
+
 def main(argv: Sequence[str]) -> int:
     """Does a part of the work on the cell of a file: "cell" measures it, see `make_reference` and `build`."""
     what, source, out = argv
-    work = {"cell": measure, "reference": make_reference, "build": build}[what]
+    work = {"reference": make_reference, "build": build}.get(what)
     spec = CellSpec.of_dict(json.loads(Path(source).read_text(encoding="utf-8")))
     try:
-        result = {"status": "ok", "reason": None} | (work(spec) or {})
+        if work is None:
+            content = measure(spec, _wait_for_line)
+        else:
+            _wait_for_line()
+            content = work(spec) or {}
+        result = {"status": "ok", "reason": None, **content}
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":
             reason = f"out of GPU memory at batch {spec.cell.batch}"

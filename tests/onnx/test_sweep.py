@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,52 @@ def test_engines_are_built_before_the_measurements(folder, tmp_path, monkeypatch
     started.clear()
     assert sweep.main(given) == 1
     assert not [cell for what, cell in started if what == "build"]
+
+
+def test_sweeps_at_the_same_time_share_a_folder(folder, tmp_path, monkeypatch):
+    def given(batch: str) -> list[str]:
+        return command(folder, folder / "data", tmp_path / "out", "--runtime", "torch", "--batch", batch)
+
+    def run(self, what, spec):
+        if spec.cell.batch == 1:
+            assert sweep.main(given("2")) == 1  # another sweep begins and ends during this cell
+        return {"status": "failed", "reason": "not run"}
+
+    monkeypatch.setattr(sweep.Sweep, "_run", run)
+    assert sweep.main(given("1")) == 1
+    content = json.loads((tmp_path / "out/results.json").read_text())
+    assert sorted(row["batch"] for row in content["cells"]) == [1, 1, 2, 2]
+
+
+def test_cells_load_while_another_is_measured(folder, tmp_path, monkeypatch):
+    events = []
+    start, ending = sweep.Sweep._start, sweep._ending
+
+    def record(self, what, spec):
+        events.append(f"load {spec.cell.batch}")
+        return start(self, what, spec)
+
+    def end(status, log):
+        events.append(f"end {log.name.split('-b')[1][0]}")
+        return ending(status, log)
+
+    popen = sweep.subprocess.Popen
+    script = ["sh", "-c", "read line && echo $line; exit 3"]
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, **options: popen(script, **options))
+    monkeypatch.setattr(sweep.Sweep, "_start", record)
+    monkeypatch.setattr(sweep, "_ending", end)
+    given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out"), "--ahead", "2"]
+    assert sweep.main([*given, "--runtime", "torch", "--precision", "fp32", "--batch", "1,2,3,4"]) == 1
+    assert events == ["load 2", "load 3", "load 1", "end 1", "load 4", "end 2", "end 3", "end 4"]
+
+
+def test_a_process_ends_with_its_sweep(folder, tmp_path):
+    (tmp_path / "spec.json").write_text(json.dumps(spec_of(folder, tmp_path).as_dict()))
+    files = [str(tmp_path / "spec.json"), str(tmp_path / "result.json")]
+    program = [sys.executable, "-m", "onnx_path.sweeping.measure_cell", "cell", *files]
+    done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "the sweep has ended")
+    assert not (tmp_path / "result.json").exists()
 
 
 @pytest.mark.parametrize(
