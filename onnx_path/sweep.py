@@ -127,7 +127,7 @@ class MeasureOptions:
     """Engines that are built at the same time. With more than one, all are built before measurements start.
     TensorRT then chooses kernels by times that other builds disturb."""
     ahead: NonNegativeInt = 0
-    """Cells that load their networks on the CPU while another is measured on the GPU. Needs idle cores."""
+    """Cells that load their networks on the CPU while another is measured on the GPU. Needs a GPU and idle cores."""
 
 
 def sweep(
@@ -175,6 +175,8 @@ def sweep(
         raise UsageError("expected at least one NETWORK and --out DIR")
     if weights is not None and (random or len(networks) > 1):
         raise ArgumentError("weights", "expected one network with it, and no --random")
+    if measurement.ahead and gpu_name() is None:
+        raise ArgumentError("ahead", f"expected 0 where the CPU is measured, got {measurement.ahead}")
     chosen = RANDOM if random else None if weights is None else str(weights)
     found = [find_network(text, network, chosen, cells.size) for text in networks]
     names = [x.name for x in found]

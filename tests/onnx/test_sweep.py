@@ -165,6 +165,7 @@ def test_cells_load_while_another_is_measured(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, **options: popen(script, **options))
     monkeypatch.setattr(sweep.Sweep, "_start", record)
     monkeypatch.setattr(sweep, "_ending", end)
+    monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
     given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out"), "--ahead", "2"]
     assert sweep.main([*given, "--runtime", "torch", "--precision", "fp32", "--batch", "1,2,3,4"]) == 1
     assert events == ["load 2", "load 3", "load 1", "end 1", "load 4", "end 2", "end 3", "end 4"]
@@ -213,6 +214,7 @@ def test_a_lost_process_is_a_row(folder, tmp_path, monkeypatch, capsys, process,
         (["resnet18", "--random", "--dataset", "none", "--out", "o"], "--dataset: expected a folder"),
         (["resnet18", "--precision", "fp32,fp4", "--out", "o"], "expected some of fp32,"),
         (["resnet18", "--batch", "0", "--out", "o"], "expected batch sizes"),
+        (["resnet18", "--random", "--ahead", "1", "--out", "o"], "--ahead: expected 0 where the CPU"),
         (["--report", "none"], "results.json"),
     ],
 )
