@@ -94,7 +94,7 @@ class ImageOptions:
     """Folder of class folders, or dataset in COCO format; of its part val, if it has one. Without it no
     accuracy is measured, and the inputs are random numbers."""
     limit: PositiveInt | None = None
-    """Evaluate this number of images, the first ones. Default: all."""
+    """Evaluate this number of images: of class folders every n-th, else the first ones. Default: all."""
     calibration: Folder | None = None
     """Images that the ranges of int8 and fp8 are measured on. Default: the dataset's part train, else random
     numbers."""
@@ -127,7 +127,7 @@ class MeasureOptions:
     """Engines that are built at the same time. With more than one, all are built before measurements start.
     TensorRT then chooses kernels by times that other builds disturb."""
     ahead: NonNegativeInt = 0
-    """Cells that load their networks on the CPU while another is measured on the GPU. Needs a GPU and idle cores."""
+    """Cells that load their networks on the CPU while the GPU measures another one. Needs idle cores."""
 
 
 def sweep(

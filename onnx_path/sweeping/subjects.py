@@ -120,7 +120,7 @@ class ClassifierSubject:
         if self._spec.dataset is None:
             images = random_images(count, batch, self._shape)
         else:
-            pictures = self._pictures[:count]
+            pictures = _spread(self._pictures, count)
             images = (x for x, _ in read_batches(pictures, self._classifier.preprocessing, batch))
         return ({IMAGES: x} for x in images)
 
@@ -133,7 +133,7 @@ class ClassifierSubject:
 
     def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
         counts, preprocessing = TopK(), self._classifier.preprocessing
-        pictures = self._pictures[: self._spec.limit]
+        pictures = _spread(self._pictures, self._spec.limit)
         for images, labels in read_batches(pictures, preprocessing, batch, self._bad_pictures):
             (logits,) = self.outputs(runtime, {IMAGES: images})
             counts.update(logits, labels)
@@ -392,6 +392,14 @@ def _build(spec: CellSpec, cell: Cell) -> tuple[Path, float]:
             shapes = file_shapes(spec, size)
             command += [option, ",".join(f"{key}:{'x'.join(map(str, x))}" for key, x in shapes.items())]
     return build_once(path, [*command, "--timing-cache", str(timing_cache(spec))])
+
+
+def _spread(pictures: Sequence[ClassPicture], count: int | None) -> Sequence[ClassPicture]:
+    """Returns `count` pictures of all classes, which follow each other in `pictures`. None: all."""
+    total = len(pictures)
+    return (
+        pictures if count is None or count >= total else [pictures[i * total // count] for i in range(count)]
+    )
 
 
 def _split(folder: Path, split: str) -> Path:
