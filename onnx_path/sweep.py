@@ -222,6 +222,7 @@ class Sweep:
         self._references: set[Path] = set()  # tried in this run
         self._next: dict[str, CellSpec] = {}  # cells to measure, in order
         self._loading: dict[str, tuple[subprocess.Popen, Path]] = {}  # processes of the first ones
+        self._missing: dict[tuple[str, str], str] = {}  # reasons by network and precision
         self.status = 0
 
     @property
@@ -235,7 +236,7 @@ class Sweep:
                 if self._measurement.jobs > 1:
                     self._build_engines(say)
                 specs = [self._spec(cell) for cell in self._planned if cell.reason is None]
-                self._next = {spec.cell.id: spec for spec in specs if self._kept(spec) is None}
+                self._next = {spec.cell.id: spec for spec in specs if self._is_to_measure(spec)}
                 for cell in self._planned:
                     row = self._row(cell, say)
                     self.status |= row["status"] == "failed"
@@ -263,10 +264,20 @@ class Sweep:
         leaders = list({key[:2]: key for key in reversed(engines)}.values())
         done = 0
         for keys in (leaders, [key for key in engines if key not in leaders]):
+            keys = [key for key in keys if key[:2] not in self._missing]
             with ThreadPoolExecutor(self._measurement.jobs) as pool:
-                for _ in pool.map(lambda key: self._run("build", engines[key]), keys):
+                for key, built in zip(keys, pool.map(lambda key: self._run("build", engines[key]), keys)):
+                    self._note_missing(engines[key].cell, built)
                     done += 1
                     say(f"built {done} of {len(engines)} engines")
+
+    def _is_to_measure(self, spec: CellSpec) -> bool:
+        return (spec.cell.network, spec.cell.precision) not in self._missing and self._kept(spec) is None
+
+    def _note_missing(self, cell: Cell, result: Mapping[str, Any]) -> None:
+        """Keeps the reason why no file of a network and precision exists; it holds for all batch sizes."""
+        if result["status"] == "missing":
+            self._missing[cell.network, cell.precision] = result["reason"]
 
     def _kept(self, spec: CellSpec) -> dict | None:
         """Returns the row of an earlier run, None if the cell is to be measured."""
@@ -294,7 +305,11 @@ class Sweep:
         spec = self._spec(cell)
         kept = self._kept(spec)
         if kept is not None:
+            self._note_missing(cell, kept)
             return self._rows.setdefault(cell.id, kept)
+        reason = self._missing.get((cell.network, cell.precision))
+        if reason is not None:
+            return self._keep(spec, {**head, "status": "missing", "reason": reason})
         say(cell.id)
         self._next.pop(cell.id, None)
         for name, following in itertools.islice(self._next.items(), self._measurement.ahead):
@@ -302,7 +317,12 @@ class Sweep:
                 self._loading[name] = self._start("cell", following)
         if spec.compare:
             self._make_reference(spec)
-        row = self._rows[cell.id] = {**head, **self._run("cell", spec)}
+        row = {**head, **self._run("cell", spec)}
+        self._note_missing(cell, row)
+        return self._keep(spec, row)
+
+    def _keep(self, spec: CellSpec, row: dict) -> dict:
+        self._rows[spec.cell.id] = row
         write_json(self._result_file(spec), {"key": self._key(spec), "row": row})
         self._write()
         return row

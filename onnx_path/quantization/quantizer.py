@@ -43,6 +43,10 @@ class Layer:
     index: int
 
 
+class NoLayerGains(UsageError):
+    """8 bits make no layer of a file faster."""
+
+
 class Quantizer:
     """Quantises a model.
 
@@ -67,7 +71,8 @@ class Quantizer:
             without: reasons of `policy` that keep no layer, for measurements.
 
         Raises:
-            UsageError: the model is quantised already, its opset is too old, or no layer gains.
+            UsageError: the model is quantised already, or its opset is too old.
+            NoLayerGains: 8 bits make no layer faster.
         """
         for node in model.graph.node:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
@@ -89,7 +94,8 @@ class Quantizer:
         policy = Policy(self._graph, opset_of(self.model), precision, without)
         _, self.kept = policy.counts()
         if not policy.quantized:
-            raise UsageError(f"the file has no layer that 8 bits make faster; kept: {self.kept or 'none'}")
+            kept = ", ".join(f"{count} {reason}" for reason, count in self.kept.items())
+            raise NoLayerGains(f"the file has no layer that 8 bits make faster; kept: {kept or 'none'}")
         groups = policy.groups()
         self.layers = [
             Layer(x.node.name or x.output.name, groups[x], x, index)

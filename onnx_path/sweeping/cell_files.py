@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from codetr.errors import UsageError
-from onnx_path.sweeping.cells import CellSpec
+from onnx_path.sweeping.cells import CellSpec, MissingCell
 from onnx_path.sweeping.classifiers import Classifier
 from onnx_path.sweeping.networks import RANDOM
 from trt_plugin.atomic_files import atomic_write, new_folder, write_json
@@ -96,6 +96,7 @@ class ClassifierFiles:
         key = f"{self._spec.calibration_key or 'random'}"[:8]
         path = self._folder / f"model.{precision}-{key}-{self._spec.calibration_images}.onnx"
         if not path.is_file():
+            self._check_gain(precision)
             arrays = path.with_suffix(".npz")
             with atomic_write(arrays) as temporary, temporary.open("wb") as file:
                 np.savez(file, **{IMAGES: np.concatenate([*self._calibration()])})
@@ -104,6 +105,17 @@ class ClassifierFiles:
             run_command(["quantize", str(self._float32()), str(path), *options])
             arrays.unlink()
         return path
+
+    def _check_gain(self, precision: str) -> None:
+        """Raises `MissingCell` for a network without a layer that 8 bits make faster."""
+        import onnx
+
+        from onnx_path.quantization.quantizer import NoLayerGains, Quantizer
+
+        try:
+            Quantizer(onnx.load(self._float32()), precision)
+        except NoLayerGains as error:
+            raise MissingCell(f"codetr quantize --precision {precision}: {error}") from error
 
 
 class DetectorFiles:

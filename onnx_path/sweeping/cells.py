@@ -42,6 +42,10 @@ class Cell:
         return "-".join(part.replace("/", "_") for part in parts)
 
 
+class MissingCell(Exception):
+    """A cell cannot exist, as its files show; the message is the reason."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CellSpec:
     """Everything that a cell's process needs; its hash tells whether a finished cell is still valid.

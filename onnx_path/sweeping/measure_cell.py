@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from codetr.errors import UsageError, one_line
-from onnx_path.sweeping.cells import CellSpec
+from onnx_path.sweeping.cells import CellSpec, MissingCell
 from onnx_path.sweeping.latency import time_calls
 from trt_plugin.atomic_files import atomic_write, write_json
 
@@ -128,6 +128,8 @@ def main(argv: Sequence[str]) -> int:
             _wait_for_line()
             content = work(spec) or {}
         result = {"status": "ok", "reason": None, **content}
+    except MissingCell as error:
+        result = {"status": "missing", "reason": one_line(error)}
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":
             reason = f"out of GPU memory at batch {spec.cell.batch}"

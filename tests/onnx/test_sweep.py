@@ -20,7 +20,7 @@ pytest.importorskip("timm", reason="timm is not installed")
 from codetr.config import config_file
 from onnx_path import sweep
 from onnx_path.sweeping import gpu_monitor
-from onnx_path.sweeping.cells import Cell, CellSpec, plan
+from onnx_path.sweeping.cells import Cell, CellSpec, MissingCell, plan
 from onnx_path.sweeping.classifiers import load_classifier
 from onnx_path.sweeping.latency import summarise
 from onnx_path.sweeping.measure_cell import make_reference, measure
@@ -178,6 +178,33 @@ def test_a_process_ends_with_its_sweep(folder, tmp_path):
     done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "the sweep has ended")
     assert not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_network_that_8_bits_make_no_faster(folder, tmp_path, monkeypatch, jobs):
+    """One process finds out for all batch sizes. The rows say why, and no cell failed."""
+    started = []
+    monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
+    monkeypatch.setattr(
+        sweep.Sweep,
+        "_run",
+        lambda self, what, spec: started.append((what, spec.cell.id)) or {"status": "missing", "reason": "x"},
+    )
+    given = command(folder, folder / "data", tmp_path / "out", "--precision", "fp8", "--batch", "1,4")
+    given += ["--runtime", "tensorrt", "--shapes", "static,dynamic", "--jobs", jobs]
+    for _ in range(2):  # the second time from the kept rows
+        assert sweep.main(given) == 0
+        rows = json.loads((tmp_path / "out/results.json").read_text())["cells"]
+        assert [(row["status"], row["reason"]) for row in rows] == [("missing", "x")] * 4
+    what = "cell" if jobs == "1" else "build"
+    assert [x for x in started if x[0] != "reference"] == [(what, "own-tensorrt-fp8-b1-static")]
+
+
+def test_fp8_convolutions_are_a_missing_cell(folder, tmp_path):
+    spec = spec_of(folder, tmp_path, cell=Cell("own", "onnxruntime", "fp8", 2, "any"))
+    spec.files.mkdir(parents=True)
+    with pytest.raises(MissingCell, match=r"no layer that 8 bits make faster; kept: \d+ convolutions that"):
+        measure(spec)
 
 
 @pytest.mark.parametrize(
