@@ -210,19 +210,23 @@ def _draw_throughput(results: SweepResults) -> Drawn:
 
 
 def _draw_accuracy(results: SweepResults) -> Drawn:
-    """Draws accuracy against latency: a row of panels for each task, a column for each batch size."""
+    """Draws accuracy against latency: a row of panels for each dataset, a column for each batch size.
+
+    Cells with the same measure on the same number of images share a row.
+    """
     cells = [x for x in results.measured() if x.best_ms and x.accuracy and x.accuracy.headline is not None]
-    tasks: dict[str, list[CellResult]] = {}
+    datasets: dict[tuple[str, int], list[CellResult]] = {}
     for cell in cells:
-        tasks.setdefault("AP" if cell.accuracy.top1 is None else "top-1", []).append(cell)
+        measure = "AP" if cell.accuracy.top1 is None else "top-1"
+        datasets.setdefault((measure, cell.accuracy.images), []).append(cell)
     if not cells:
         return None
-    columns = max(len(_extreme_batches(group)) for group in tasks.values())
-    figure = Figure((2 + 4.6 * columns, 1.6 + 3.2 * len(tasks)), layout="constrained")
-    grid = figure.subplots(len(tasks), columns, squeeze=False)
+    columns = max(len(_extreme_batches(group)) for group in datasets.values())
+    figure = Figure((2 + 4.6 * columns, 1.6 + 3.2 * len(datasets)), layout="constrained")
+    grid = figure.subplots(len(datasets), columns, squeeze=False)
     names = [network.name for network in _networks_of(results, cells)]
     markers = {name: NETWORK_MARKERS[i % len(NETWORK_MARKERS)] for i, name in enumerate(names)}
-    for axes, (measure, group) in zip(grid, tasks.items()):
+    for axes, ((measure, images), group) in zip(grid, datasets.items()):
         batches = _extreme_batches(group)
         for axis in axes[len(batches) :]:
             axis.remove()
@@ -236,7 +240,7 @@ def _draw_accuracy(results: SweepResults) -> Drawn:
                 axis.plot(ms, share, markers[cell.network], alpha=0.4 if cell.throttled else 1, **style)
             axis.set_xscale("log")
             _plain_numbers(axis.xaxis, True)
-            axis.set(xlabel=f"ms for a batch of {batch}, log scale", ylabel=f"{measure} %")
+            axis.set(xlabel=f"ms for a batch of {batch}, log scale", ylabel=f"{measure} %, {images:,} images")
             axis.margins(0.08, 0.12)
     shapes = [
         Line2D([], [], color="0.4", linestyle="", marker=marker, label=_short(name))
