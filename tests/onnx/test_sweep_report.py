@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -235,17 +236,31 @@ def test_browser_sorts_and_filters(report, tmp_path):
 
         measured = sum(cell["status"] == "ok" for cell in results()["cells"])
         assert len(column("network")) == measured
-        page.locator("#cell-table th[title='images/s'] .dt-column-title").click()
-        rates = [float(text.replace(",", "")) for text in column("images/s")]
-        assert rates == sorted(rates) and len(set(rates)) > 10
-        page.locator("#cell-table th[title='images/s'] .dt-column-title").click()
-        assert column("images/s") == [f"{rate:,.0f}" for rate in reversed(rates)]
+
+        def wait_until(holds: Callable[[], bool]) -> None:
+            """DataTables sorts and filters after the event."""
+            for _ in range(100):
+                if holds():
+                    return
+                page.wait_for_timeout(50)
+            raise AssertionError(f"the table has {column('images/s')}")
+
+        def rates() -> list[float]:
+            return [float(text.replace(",", "")) for text in column("images/s")]
+
+        head = page.locator("#cell-table th[title='images/s'] .dt-column-title")
+        assert rates() != sorted(rates()) and len(set(rates())) > 10
+        head.click()
+        wait_until(lambda: rates() == sorted(rates()))
+        head.click()
+        wait_until(lambda: rates() == sorted(rates(), reverse=True))
 
         page.locator("#cell-table_wrapper input[type=search]").fill("int8")
-        assert len(column("precision")) == 12 and set(column("precision")) == {"int8"}
+        wait_until(lambda: column("precision") == ["int8"] * 12)
         page.locator("#cell-table th[title='batch'] .dtcc-button_dropdown").click()
         page.locator(".dtcc-dropdown .dtcc-button", has_text=re.compile("^32$")).click()
-        assert column("batch") == ["32"] * 6 and set(column("precision")) == {"int8"}
+        wait_until(lambda: column("batch") == ["32"] * 6)
+        assert set(column("precision")) == {"int8"}
         assert page.locator("#cell-table tr.doubtful td", has_text="throttled").count() == 1
         page.keyboard.press("Escape")
         page.screenshot(path=tmp_path / "report.png")
