@@ -73,7 +73,7 @@ def run_program(
     except Exception as error:
         if os.environ.get("CODETR_TRACEBACK"):
             raise
-        complain("error", _message(error, program), program)
+        complain("error", message_of(error, program), program)
         _flush_or_discard()
         return 2 if isinstance(error, (ArgumentError, CycloptsError, UsageError)) else 1
 
@@ -83,7 +83,8 @@ def complain(kind: str, message: str, program: str = "") -> None:
     print(": ".join(filter(None, (program, kind, message))), file=sys.stderr, flush=True)
 
 
-def _message(error: Exception, program: str) -> str:
+def message_of(error: Exception, program: str = "") -> str:
+    """Returns the message of an error as a program prints it, on one line."""
     if isinstance(error, CycloptsError):
         command = " ".join([program, *(error.command_chain or ())])
         return f"{' '.join(str(error).split())} (see {command} --help)"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from codetr.errors import UsageError
+from codetr.errors import UsageError, one_line
 from onnx_path.sweeping.cells import CellSpec, MissingCell
 from onnx_path.sweeping.classifiers import Classifier
 from onnx_path.sweeping.networks import RANDOM
@@ -79,17 +79,21 @@ class ClassifierFiles:
 
             side = self._classifier.preprocessing.crop
             with quiet(), atomic_write(path) as temporary:
-                torch.onnx.export(
-                    self._classifier.module,
-                    (torch.zeros(2, 3, side, side),),
-                    str(temporary),
-                    input_names=[IMAGES],
-                    output_names=["logits"],
-                    dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-                    opset_version=OPSET,
-                    dynamo=True,
-                    external_data=False,
-                )
+                try:
+                    torch.onnx.export(
+                        self._classifier.module,
+                        (torch.zeros(2, 3, side, side),),
+                        str(temporary),
+                        input_names=[IMAGES],
+                        output_names=["logits"],
+                        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                        opset_version=OPSET,
+                        dynamo=True,
+                        external_data=False,
+                    )
+                except torch.onnx.OnnxExporterError as error:  # its own message is a guide of many lines
+                    reason = one_line(error.__cause__ or error)
+                    raise UsageError(f"the network cannot be exported to ONNX: {reason}") from error
         return path
 
     def _quantized(self, precision: str) -> Path:

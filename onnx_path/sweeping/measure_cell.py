@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from codetr.errors import UsageError, one_line
+from codetr.cli.program import message_of
+from codetr.errors import ArgumentError, UsageError, one_line
 from onnx_path.sweeping.cells import CellSpec, MissingCell
 from onnx_path.sweeping.latency import time_calls
 from trt_plugin.atomic_files import atomic_write, write_json
@@ -134,8 +135,8 @@ def main(argv: Sequence[str]) -> int:
         if type(error).__name__ == "OutOfMemoryError":
             reason = f"out of GPU memory at batch {spec.cell.batch}"
         else:
-            reason = one_line(error)
-        if not isinstance(error, UsageError):
+            reason = message_of(error)
+        if not isinstance(error, (ArgumentError, UsageError)):
             import traceback
 
             traceback.print_exc()

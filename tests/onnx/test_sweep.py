@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,7 @@ pytest.importorskip("timm", reason="timm is not installed")
 
 from codetr.config import config_file
 from onnx_path import sweep
-from onnx_path.sweeping import gpu_monitor
+from onnx_path.sweeping import gpu_monitor, measure_cell, subjects
 from onnx_path.sweeping.cells import Cell, CellSpec, MissingCell, plan
 from onnx_path.sweeping.classifiers import load_classifier
 from onnx_path.sweeping.latency import summarise
@@ -259,6 +262,62 @@ def test_a_class_folder_that_the_network_does_not_know(folder, tmp_path):
     network = find_network(SMALL, None, "random", (32, 32))  # knows ImageNet's classes
     with pytest.raises(ValueError, match="class 2"):
         measure(spec_of(folder, tmp_path, network=network, dataset=str(tmp_path)))
+
+
+class _Undecided(torch.nn.Module):
+    """A network that `torch.export` cannot trace."""
+
+    def forward(self, images):
+        return images.mean((2, 3)) if images.sum() > 0 else images.amax((2, 3))
+
+
+def _without_export(subject):
+    subject._files._classifier = dataclasses.replace(subject._classifier, module=_Undecided())
+
+
+def _without_memory(subject):
+    def run(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    subject._classifier.module.forward = run
+
+
+@pytest.mark.parametrize(
+    ("runtime", "change", "reason"),
+    [
+        ("torch", _without_memory, "out of GPU memory at batch 2"),
+        ("onnxruntime", _without_export, r"the network cannot be exported to ONNX: .*data-dependent"),
+    ],
+)
+def test_a_failed_cell_is_a_row_with_a_reason(folder, tmp_path, monkeypatch, runtime, change, reason):
+    opened = subjects.open_subject
+
+    def open_subject(spec):
+        subject = opened(spec)
+        change(subject)
+        return subject
+
+    monkeypatch.setattr(subjects, "open_subject", open_subject)
+    result = result_of(spec_of(folder, tmp_path, cell=Cell("own", runtime, "fp32", 2, "any")), monkeypatch)
+    assert result["status"] == "failed" and re.fullmatch(reason + ".*", result["reason"]), result
+    assert len(result["reason"]) < 400 and "\n" not in result["reason"]
+
+
+def test_an_empty_dataset_is_a_row_with_a_reason(folder, tmp_path, monkeypatch):
+    (tmp_path / "data" / "val").mkdir(parents=True)
+    result = result_of(spec_of(folder, tmp_path, dataset=str(tmp_path / "data")), monkeypatch)
+    assert result["status"] == "failed"
+    assert result["reason"].startswith("--dataset: expected a folder of class folders with pictures")
+
+
+def result_of(spec: CellSpec, monkeypatch) -> dict:
+    """What the process of a cell leaves."""
+    spec.files.mkdir(parents=True, exist_ok=True)
+    source, result = (Path(spec.folder) / name for name in ("spec.json", "result.json"))
+    source.write_text(json.dumps(spec.as_dict()))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert measure_cell.main(["cell", str(source), str(result)]) == 0
+    return json.loads(result.read_text())
 
 
 def test_more_class_folders_than_classes(folder, tmp_path):
