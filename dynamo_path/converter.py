@@ -20,7 +20,7 @@ import trt_plugin
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
 from msda.checks import ACTIVATIONS
-from trt_plugin.library import ATTENTION, FUSED_ATTENTION, GROUP_NORM, LINEAR, WINDOW_ATTENTION
+from trt_plugin.library import ATTENTION, FUSED_ATTENTION, GROUP_NORM, LINEAR, TOP_K_INDICES, WINDOW_ATTENTION
 
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
@@ -29,8 +29,9 @@ TARGETS = {
     torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
     torch.ops.msda.group_norm.default: GROUP_NORM,
     torch.ops.msda.linear.default: LINEAR,
+    torch.ops.msda.top_k_indices.default: TOP_K_INDICES,
 }
-FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation")
+FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation", "count")
 """Arguments that are fields of the plugins."""
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 """Floating types by their names in tensorrt.DataType."""

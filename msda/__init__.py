@@ -3,16 +3,17 @@
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
 the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
 Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
-layer with its activation, residual and mask. `reference`, `window_reference`, `group_norm_reference` and
-`linear_reference` have the operators in plain PyTorch.
+layer with its activation, residual and mask. `top_k_indices` finds the largest numbers of rows. `reference`,
+`window_reference`, `group_norm_reference`, `linear_reference` and `top_k_reference` have the operators in
+plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-from msda import group_norm_reference, linear_reference, reference, window_reference
+from msda import group_norm_reference, linear_reference, reference, top_k_reference, window_reference
 from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
-from msda.ops import attention, fused_attention, group_norm, linear, window_attention
+from msda.ops import attention, fused_attention, group_norm, linear, top_k_indices, window_attention
 
 try:
     __version__ = version("codetr-tensorrt")
@@ -31,6 +32,8 @@ __all__ = [
     "linear",
     "linear_reference",
     "reference",
+    "top_k_indices",
+    "top_k_reference",
     "window_attention",
     "window_reference",
 ]

@@ -146,6 +146,19 @@ def check_linear(
         _check_shape("mask", mask, "[..., 1]", (*x.shape[:-1], 1))
 
 
+def check_top_k_indices(x: Tensor, count: int) -> None:
+    """Checks the arguments of :func:`msda.top_k_indices`."""
+    _check_tensor("x", x, None)
+    if x.dtype != torch.float32:
+        raise TypeError(f"x: expected float32, got {x.dtype}")
+    if x.dim() != 2:
+        raise ValueError(f"x: expected [N, S], got {list(x.shape)}")
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"count: expected an int, got {count!r}")
+    if not 0 <= count <= x.shape[1]:
+        raise ValueError(f"count: expected 0 to S = {x.shape[1]}, got {count}")
+
+
 def _check_type(name: str, tensor: Tensor) -> None:
     """Checks that an argument is a tensor in one of the operators' types."""
     _check_tensor(name, tensor, None)

@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msda import autograd, checks, group_norm_reference, library, linear_reference, window_reference
+from msda import (
+    autograd,
+    checks,
+    group_norm_reference,
+    library,
+    linear_reference,
+    top_k_reference,
+    window_reference,
+)
 
 _BUILD = library.load()
 
@@ -300,6 +308,38 @@ def linear(
     return torch.ops.msda.linear(x, weight, bias, residual, mask, activation)
 
 
+def top_k_indices(x: Tensor, count: int) -> Tensor:
+    """Returns the indices of the largest numbers of each row, largest first.
+
+    Of equal numbers the first comes first, as in ONNX's TopK. `torch.topk` leaves their order open. NaN is
+    the largest number.
+
+    Letters: N rows of S numbers, K = count.
+
+    Args:
+        x: [N, S] float32.
+        count: 0 to S.
+
+    Returns:
+        [N, K] int32, the same in every run. It has no derivatives.
+
+        The CUDA kernel holds rows in registers. It finds up to 1024 numbers in rows of up to 16,384. Longer
+        rows are cut into parts, which give up to 16,384 candidates together. A slow kernel runs other sizes.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_TOP_K names no kernel, or a kernel that cannot run the
+            problem.
+
+    Example:
+        >>> top_k_indices(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), count=3)
+        tensor([[1, 3, 2]], dtype=torch.int32)
+    """
+    checks.check_top_k_indices(x, count)
+    _check_built_for(x, "x")
+    return torch.ops.msda.top_k_indices(x, count)
+
+
 def _check_built_for(value: Tensor, name: str = "value") -> None:
     if value.is_cuda and not _BUILD.has_cuda:
         raise RuntimeError(
@@ -375,12 +415,18 @@ def _linear_fake(x, weight, bias, residual, mask, activation):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@torch.library.register_fake("msda::top_k_indices")
+def _top_k_indices_fake(x, count):
+    return x.new_empty(x.shape[0], count, dtype=torch.int32)
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
 torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
+torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
 

@@ -2,8 +2,8 @@
 
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
-lets every other ONNX runtime run the file. `onnx_path.window_attention`, `onnx_path.group_norm` and
-`onnx_path.linear` describe the other operators. The bodies here read no attribute but `points_per_level` and
+lets every other ONNX runtime run the file. `onnx_path.window_attention`, `onnx_path.group_norm`,
+`onnx_path.linear` and `onnx_path.top_k_indices` describe the other operators. The bodies here read no attribute but `points_per_level` and
 fix no shape: levels, points and queries may all be dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
@@ -18,7 +18,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path import group_norm, linear, window_attention
+from onnx_path import group_norm, linear, top_k_indices, window_attention
 from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
@@ -30,8 +30,9 @@ MAP_OPERATORS = {
     window_attention.WINDOW_ATTENTION: window_attention.WindowAttention,
     group_norm.GROUP_NORM: group_norm.GroupNorm,
     linear.LINEAR: linear.Linear,
+    top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
-"""Bodies of the operators on maps. All inputs of their nodes have one type."""
+"""Bodies of the operators beside MSDA, which a file has if it has such nodes."""
 PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packed_projections`
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -59,6 +60,7 @@ def translation_table() -> dict[Callable, Callable]:
         torch.ops.msda.window_attention.default: window_attention.translation(),
         torch.ops.msda.group_norm.default: group_norm.translation(),
         torch.ops.msda.linear.default: linear.translation(),
+        torch.ops.msda.top_k_indices.default: top_k_indices.translation(),
     }
 
 

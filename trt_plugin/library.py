@@ -20,7 +20,8 @@ FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 WINDOW_ATTENTION = "WindowAttention"
 GROUP_NORM = "GroupNorm"
 LINEAR = "Linear"
-OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM, LINEAR)
+TOP_K_INDICES = "TopKIndices"
+OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM, LINEAR, TOP_K_INDICES)
 LINEAR_TYPES = ("float32", "float16", "bfloat16")
 """Types of linear layers, in the order of msda::DataType."""
 

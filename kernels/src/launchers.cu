@@ -12,6 +12,7 @@
 #include "msda/group_norm_choice.h"
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
+#include "msda/top_k_choice.h"
 #include "msda/window_choice.h"
 
 namespace msda {
@@ -31,6 +32,8 @@ cudaError_t run_group_norm(GroupNormKernel kernel, const GroupNormProblem& probl
 template <typename T>
 cudaError_t run_linear(LinearKernel kernel, const LinearProblem& problem,
                        const LinearArguments& arguments, cudaStream_t stream);
+cudaError_t run_top_k(TopKKernel kernel, const TopKProblem& problem, const TopKArguments& arguments,
+                      cudaStream_t stream);
 
 namespace {
 
@@ -39,6 +42,7 @@ constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
 constexpr char kWindowVariable[] = "MSDA_WINDOW";
 constexpr char kGroupNormVariable[] = "MSDA_GROUP_NORM";
 constexpr char kLinearVariable[] = "MSDA_LINEAR";
+constexpr char kTopKVariable[] = "MSDA_TOP_K";
 
 // Returns whether an environment variable has a value. Reads it at every call.
 bool is_forced(const char* variable) {
@@ -107,7 +111,8 @@ std::string check_environment() {
   if (wrong.empty()) wrong = check_variable(kBackwardVariable, kBackwardKernels);
   if (wrong.empty()) wrong = check_variable(kWindowVariable, kWindowKernels);
   if (wrong.empty()) wrong = check_variable(kGroupNormVariable, kGroupNormKernels);
-  return wrong.empty() ? check_variable(kLinearVariable, kLinearKernels) : wrong;
+  if (wrong.empty()) wrong = check_variable(kLinearVariable, kLinearKernels);
+  return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
 
 cudaError_t forward(const Problem& problem, const ForwardArguments& arguments,
@@ -178,6 +183,17 @@ cudaError_t linear(const LinearProblem& problem, const LinearArguments& argument
   return with_type(problem.type, [&](auto zero) {
     return run_linear<decltype(zero)>(kernel, problem, arguments, stream);
   });
+}
+
+cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  TopKKernel kernel = choose_top_k(problem);
+  if (!force(kTopKVariable, kTopKKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem)) return cudaErrorNotSupported;
+  if (kernel == TopKKernel::kParts && arguments.work == nullptr && top_k_work(problem) > 0) {
+    return cudaErrorInvalidValue;
+  }
+  return run_top_k(kernel, problem, arguments, stream);
 }
 
 bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments) {

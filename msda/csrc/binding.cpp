@@ -26,6 +26,7 @@
 #include "msda/group_norm_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/top_k_params.h"
 #include "msda/window_params.h"
 #include "problem.h"
 
@@ -352,6 +353,21 @@ Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
                " mask=", mask ? "given" : "none", " ", msda::name(problem.type));
   return output;
 }
+
+Tensor top_k_indices(Tensor x, int64_t count) {
+  const msda::TopKProblem problem = binding::make_top_k_problem(x, count);
+  x = torch::stable::contiguous(x);
+  Tensor indices = torch::stable::new_empty(x, {problem.rows, count}, ScalarType::Int);
+  const Tensor work = torch::stable::new_empty(x, {static_cast<int64_t>(msda::top_k_work(problem))},
+                                               ScalarType::Byte);
+  const msda::TopKArguments arguments{static_cast<const float*>(x.const_data_ptr()),
+                                      static_cast<int32_t*>(indices.mutable_data_ptr()),
+                                      work.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("top_k_indices", msda::top_k(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " count=", count);
+  return indices;
+}
 #endif
 
 }  // namespace
@@ -385,6 +401,8 @@ STABLE_TORCH_LIBRARY(msda, library) {
   // msda/ops.py implements it for the CPU.
   library.def(
       "group_norm(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps) -> Tensor");
+  // msda/ops.py implements it for the CPU.
+  library.def("top_k_indices(Tensor x, int count) -> Tensor");
   // msda/ops.py implements it, on CUDA by the two operators after it, which take contiguous
   // tensors.
   library.def(
@@ -409,6 +427,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
 STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("window_attention", TORCH_BOX(&window_attention));
   library.impl("group_norm", TORCH_BOX(&group_norm));
+  library.impl("top_k_indices", TORCH_BOX(&top_k_indices));
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
   library.impl("attention", TORCH_BOX(&attention));

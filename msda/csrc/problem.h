@@ -15,6 +15,7 @@
 #include "msda/group_norm_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/top_k_params.h"
 #include "msda/window_params.h"
 
 namespace binding {
@@ -236,6 +237,16 @@ inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& we
   problem.residual = residual.has_value();
   problem.masked = mask.has_value();
   problem.type = data_type("x", x);
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensor of a search for the largest numbers, and returns the problem.
+inline msda::TopKProblem make_top_k_problem(const Tensor& x, int64_t count) {
+  STD_TORCH_CHECK(x.dim() == 2, "x: expected [N, S], got ", shape_of(x));
+  STD_TORCH_CHECK(data_type("x", x) == msda::DataType::kFloat32, "x: expected float32");
+  const msda::TopKProblem problem{x.size(0), x.size(1), count};
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

@@ -95,6 +95,12 @@ class _LinearProblem(ctypes.Structure):
     )
 
 
+class _TopKProblem(ctypes.Structure):
+    """msda::TopKProblem of kernels/include/msda/top_k_params.h."""
+
+    _fields_ = (("sizes", ctypes.c_int64 * 3),)
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -226,6 +232,21 @@ def linear(
     tensors["output"] = output
     _launch("emulated_linear", problem, tensors, ctypes.c_uint64(order))
     return output
+
+
+def top_k_indices(x: torch.Tensor, count: int, order: int = 0) -> torch.Tensor:
+    """`msda.top_k_indices` of a valid contiguous tensor; MSDA_TOP_K forces a kernel.
+
+    Returns:
+        [N, K] int32; -1 where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    indices = torch.full((len(x), count), -1, dtype=torch.int32)
+    problem = _TopKProblem((*x.shape, count))
+    _launch("emulated_top_k", problem, {"x": x, "indices": indices}, ctypes.c_uint64(order))
+    return indices
 
 
 def fastest_linear(

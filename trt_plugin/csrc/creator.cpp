@@ -11,6 +11,7 @@
 #include "linear_plugin.h"
 #include "msda_plugin.h"
 #include "report.h"
+#include "top_k_plugin.h"
 #include "window_plugin.h"
 
 namespace msda::trt {
@@ -221,6 +222,17 @@ nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> cons
   const auto chosen = static_cast<Activation>(required(activation, kActivation));
   const bool adds = required(add_residual, kAddResidual) == 1;
   return new LinearPlugin(chosen, adds, required(multiply_mask, kMultiplyMask) == 1);
+}
+
+TopKCreator::TopKCreator() : Creator(kTopKIndices, {{kTopKCount, nullptr, kInt32, 1}}) {}
+
+nvinfer1::IPluginV3* TopKCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
+  std::optional<int32_t> count;
+  for (nvinfer1::PluginField const& field : fields) {
+    if (std::string(field.name) != kTopKCount) fail_unknown(field.name, kTopKCount);
+    count = read_number(field, "0 or more");
+  }
+  return new TopKPlugin(required(count, kTopKCount));
 }
 
 }  // namespace msda::trt

@@ -67,4 +67,12 @@ class LinearCreator final : public Creator {
   nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
+class TopKCreator final : public Creator {
+ public:
+  TopKCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+};
+
 }  // namespace msda::trt

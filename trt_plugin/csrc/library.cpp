@@ -20,9 +20,10 @@ using msda::trt::GroupNormCreator;
 using msda::trt::LinearCreator;
 using msda::trt::MsdaCreator;
 using msda::trt::Operator;
+using msda::trt::TopKCreator;
 using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 5;
+constexpr int32_t kNumCreators = 6;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static MsdaCreator attention{Operator::kAttention};
@@ -30,8 +31,9 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
   static WindowCreator window_attention;
   static GroupNormCreator group_norm;
   static LinearCreator linear;
+  static TopKCreator top_k;
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention, &fused_attention, &window_attention, &group_norm, &linear};
+      &attention, &fused_attention, &window_attention, &group_norm, &linear, &top_k};
   return all;
 }
 

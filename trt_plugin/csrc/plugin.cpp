@@ -41,7 +41,7 @@ int32_t Plugin::getOutputDataTypes(nvinfer1::DataType* output_types, int32_t num
     check_types(input_types, num_inputs);
     if (num_outputs != 1) throw std::invalid_argument("expected one output");
     if (!declared_type_) declared_type_ = input_types[0];
-    output_types[0] = input_types[0];
+    output_types[0] = output_type(input_types[0]);
   });
 }
 
@@ -67,7 +67,7 @@ bool Plugin::supportsFormatCombination(int32_t position,
   if (in_out[position].desc.format != nvinfer1::TensorFormat::kLINEAR) return false;
   nvinfer1::DataType types[kMaxInputs + 1];
   for (int32_t i = 0; i <= position; ++i) types[i] = in_out[i].desc.type;
-  if (position == num_inputs) return types[position] == types[0];
+  if (position == num_inputs) return types[position] == output_type(types[0]);
   if (!accepts_type(position, types)) return false;
   if (position == 0 && declared_type_ && *declared_type_ != nvinfer1::DataType::kFLOAT) {
     // A weakly typed build times the plugin alone with each supported type, without the conversions

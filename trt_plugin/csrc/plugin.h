@@ -1,5 +1,5 @@
 // What the plugins of all operators share: TensorRT's interfaces, the checks of types and sizes,
-// and the report of errors. A plugin has one output, of the first input's type, and no arithmetic.
+// and the report of errors. A plugin has one output, and no arithmetic.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -74,6 +74,9 @@ class Plugin : public nvinfer1::IPluginV3,
   // Returns whether input `index` may have the type types[index]. Reads types[0] to types[index].
   // Here all inputs have one floating type.
   virtual bool accepts_type(int32_t index, nvinfer1::DataType const* types) const;
+
+  // Returns the type of the output for a type of the first input. Here they are the same.
+  virtual nvinfer1::DataType output_type(nvinfer1::DataType first) const { return first; }
 
   // The checks throw std::invalid_argument with a message that names the argument. A negative size
   // is unknown and agrees with every other.

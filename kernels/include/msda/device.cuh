@@ -102,6 +102,28 @@ __device__ __forceinline__ Real max_over_group(Real x, int group_size) {
   return x;
 }
 
+// ---- Sums over the lanes of a warp, in one instruction from compute capability 8.0 on -----------
+
+__device__ __forceinline__ int sum_over_warp(int x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kFullMask, x);
+#else
+  return sum_over_group(x, 32);
+#endif
+}
+
+// The bitwise or.
+__device__ __forceinline__ uint32_t or_over_warp(uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(kFullMask, x);
+#else
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x |= __shfl_xor_sync(kFullMask, x, distance);
+  }
+  return x;
+#endif
+}
+
 // ---- Addresses ----------------------------------------------------------------------------------
 
 // start + index * stride in one instruction. nvcc would widen the stride once, and then need four

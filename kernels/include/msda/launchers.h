@@ -11,6 +11,7 @@
 #include "msda/group_norm_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/top_k_params.h"
 #include "msda/window_params.h"
 
 namespace msda {
@@ -40,9 +41,13 @@ cudaError_t linear(const LinearProblem& problem, const LinearArguments& argument
 // MSDA_LINEAR forces a kernel. A null pointer counts as aligned.
 bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments);
 
-// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM and MSDA_LINEAR force a kernel by its
-// name. Where one of them names no kernel, the launchers return cudaErrorInvalidValue, and this
-// function returns a message that lists the names; otherwise it returns an empty string.
+// The largest numbers of rows. arguments.work has top_k_work(problem) bytes.
+cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream);
+
+// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR and MSDA_TOP_K force a
+// kernel by its name. Where one of them names no kernel, the launchers return
+// cudaErrorInvalidValue, and this function returns a message that lists the names; otherwise it
+// returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

@@ -145,6 +145,16 @@ int emulated_linear(const msda::LinearProblem& problem, const Tensor* tensors, u
   });
 }
 
+// tensors: x and the indices.
+int emulated_top_k(const msda::TopKProblem& problem, const Tensor* tensors, uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::TopKArguments arguments{static_cast<const float*>(copies.input(tensors[0])),
+                                        static_cast<int32_t*>(copies.output(tensors[1])),
+                                        copies.zeros("work", msda::top_k_work(problem))};
+    return msda::top_k(problem, arguments, nullptr);
+  });
+}
+
 // The name of the kernel that an H200 runs a problem with, by linear_choice.h.
 const char* fastest_linear(const msda::LinearProblem& problem) {
   const msda::LinearForm* const form = msda::fastest_form(problem);
