@@ -13,7 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from msda import group_norm_reference, linear_reference, reference, top_k_reference, window_reference
 from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
-from msda.ops import attention, fused_attention, group_norm, linear, top_k_indices, window_attention
+from msda.ops import (
+    attention,
+    fused_attention,
+    group_norm,
+    linear,
+    longest_top_k_row,
+    top_k_indices,
+    window_attention,
+)
 
 try:
     __version__ = version("codetr-tensorrt")
@@ -31,6 +39,7 @@ __all__ = [
     "group_norm_reference",
     "linear",
     "linear_reference",
+    "longest_top_k_row",
     "reference",
     "top_k_indices",
     "top_k_reference",

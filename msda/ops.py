@@ -323,8 +323,7 @@ def top_k_indices(x: Tensor, count: int) -> Tensor:
     Returns:
         [N, K] int32, the same in every run. It has no derivatives.
 
-        The CUDA kernel holds rows in registers. It finds up to 1024 numbers in rows of up to 16,384. Longer
-        rows are cut into parts, which give up to 16,384 candidates together. A slow kernel runs other sizes.
+        The CUDA kernel holds rows in registers, see `longest_top_k_row`. A slow kernel runs other sizes.
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was.
@@ -338,6 +337,19 @@ def top_k_indices(x: Tensor, count: int) -> Tensor:
     checks.check_top_k_indices(x, count)
     _check_built_for(x, "x")
     return torch.ops.msda.top_k_indices(x, count)
+
+
+def longest_top_k_row(count: int) -> int:
+    """Returns the largest S for which a kernel of `top_k_indices` is fast, 0 for a count above 1024.
+
+    A block of the kernel holds 16,384 numbers: those of a part of a row, or what all parts have found.
+
+    Example:
+        >>> longest_top_k_row(900)
+        294912
+    """
+    block = 16_384  # kTopKThreads * kTopKItems of kernels/include/msda/top_k_params.h
+    return 0 if count > 1024 else block * (block // max(count, 1))
 
 
 def _check_built_for(value: Tensor, name: str = "value") -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_path.operator import ATTENTION, NVIDIA_DOMAIN
-from onnx_path.surgery.graph.element_types import ATTENTIONS
+from onnx_path.surgery.graph.element_types import ATTENTIONS, is_top_k
 from onnx_path.surgery.graph.traversal import attribute, is_op
 
 # Reasons to stay float32. `precision.convert_precision` counts the nodes of each. One more reason names an
@@ -36,9 +36,6 @@ def _words(text: str) -> frozenset[str]:
 FLOAT32_OPERATORS = {
     # They read coordinates. A pixel's place needs more than 11 bits.
     COORDINATES: _words("GridSample RoiAlign NonMaxSuppression Range"),
-    # Of tens of thousands of scores in 16 bits many are equal at the end of the selection. Their order then
-    # decides.
-    SCORES: _words("TopK"),
     # Sums over maps, squares, exponentials and inverses leave float16's range, and a sum has too few digits
     # in either type. Sines of large arguments and logarithms near 0 magnify roundings. So a normalisation of
     # single nodes (mean, difference, square, mean, root, quotient) is float32 whole.
@@ -48,7 +45,11 @@ FLOAT32_OPERATORS = {
         "Acosh Atanh Softplus Softsign Mish LogSoftmax LpNormalization MeanVarianceNormalization LRN"
     ),
 }
-"""Operators that always stay float32, by reason. A Mul of a tensor with itself counts among RANGE."""
+"""Operators that always stay float32, by reason. A Mul of a tensor with itself counts among RANGE.
+
+TopK and `TopKIndices` stay float32 because of their SCORES. Of tens of thousands of scores in 16 bits many
+are equal at the end of the selection. Their order then decides.
+"""
 
 NOT_IN_BFLOAT16 = _words("InstanceNormalization Resize")
 """TensorRT 10.6 builds no engine with these in bfloat16, though its parser lists the type for them."""
@@ -68,7 +69,7 @@ def float32_inputs(node: ir.Node) -> tuple[Sequence[ir.Value | None], str]:
         return node.inputs[1:], COORDINATES
     if is_op(node, "NonMaxSuppression", "Range", "CumSum", "Sin", "Cos") or _makes_indices(node):
         return node.inputs, COORDINATES
-    if is_op(node, "TopK"):
+    if is_top_k(node):
         return node.inputs[:1], SCORES
     return (), ""
 

@@ -3,8 +3,8 @@
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
 lets every other ONNX runtime run the file. `onnx_path.window_attention`, `onnx_path.group_norm`,
-`onnx_path.linear` and `onnx_path.top_k_indices` describe the other operators. The bodies here read no attribute but `points_per_level` and
-fix no shape: levels, points and queries may all be dynamic.
+`onnx_path.linear` and `onnx_path.top_k_indices` describe the other operators. The bodies here read no
+attribute but `points_per_level` and fix no shape: levels, points and queries may all be dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
 remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.

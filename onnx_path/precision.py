@@ -22,7 +22,7 @@ from codetr.errors import ArgumentError
 from onnx_path import fp16_exceptions as rules
 from onnx_path.operator import NVIDIA_DOMAIN
 from onnx_path.opset import opset_of, raise_opset
-from onnx_path.surgery.graph.element_types import OWN_NODES, Types
+from onnx_path.surgery.graph.element_types import OWN_NODES, Types, is_top_k
 from onnx_path.surgery.graph.traversal import (
     attribute,
     constant,
@@ -178,6 +178,8 @@ class _Plan:
         for reason, operators in rules.FLOAT32_OPERATORS.items():
             if is_op(node, *operators):
                 return reason
+        if is_top_k(node):
+            return rules.SCORES
         if is_op(node, "Mul") and node.inputs[0] is node.inputs[1]:  # a square
             return rules.RANGE
         if any(x is not None and self.types.of.get(x) is None for x in node.inputs):

@@ -1,4 +1,4 @@
-"""The indices of the largest numbers as ONNX: name, attribute, translation from Torch, body in standard operators.
+"""The indices of the largest numbers as ONNX: name, attribute, translation from Torch, body.
 
 A node `TopKIndices` of domain `msda` has the tensor of `msda.top_k_indices` as its input, and `count` as an
 attribute. TensorRT's parser ignores domains, so the node has another name than ONNX's TopK.

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_path import fp16_exceptions as rules
 from onnx_path.operator import NVIDIA_DOMAIN
-from onnx_path.surgery.graph.element_types import ATTENTIONS, Types
+from onnx_path.surgery.graph.element_types import ATTENTIONS, Types, is_top_k
 from onnx_path.surgery.graph.traversal import constant, is_op
 
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
@@ -61,7 +61,7 @@ def selected_indices(graph: ir.Graph, types: Types) -> set[ir.Value]:
     """Returns the indices that TopK, a suppression or a maximum gives, and all that is computed of them."""
     found: set[ir.Value] = set()
     for node in graph:
-        if is_op(node, "TopK", "NonMaxSuppression", "ArgMax"):
+        if is_top_k(node) or is_op(node, "NonMaxSuppression", "ArgMax"):
             found.add(node.outputs[-1])
         elif any(x in found for x in node.inputs) and not is_op(node, "Shape", "Size"):
             found.update(x for x in node.outputs if types.of.get(x) in _INTEGERS)

@@ -34,17 +34,19 @@ class TestBestIndices:
         torch.testing.assert_close(numbers.gather(1, index), numbers.topk(count, dim=1).values)
         assert all(len(set(row)) == count for row in index.tolist())
 
-    @pytest.mark.parametrize("smallest", [50, 600, 2_000])
-    def test_symbols_need_no_condition_of_their_own(self, smallest):
+    @pytest.mark.parametrize(("largest", "fast"), [(5_000, True), (10_000_000, False)])
+    def test_symbols_need_no_condition_of_their_own(self, largest, fast):
+        """The largest value of a symbol decides whether the kernel is fast."""
+
         class Best(torch.nn.Module):
             def forward(self, x):
                 return best_indices(x, 30)
 
-        sizes = {0: torch.export.Dim("N", max=4), 1: torch.export.Dim("S", min=smallest, max=5_000)}
+        sizes = {0: torch.export.Dim("N", max=4), 1: torch.export.Dim("S", min=50, max=largest)}
         exported = torch.export.export(Best(), (torch.rand(2, 3_000),), dynamic_shapes=(sizes,), strict=True)
-        searches = [node for node in exported.graph.nodes if node.target is torch.ops.aten.topk.default]
-        assert len(searches) == (1 if smallest < 4 * 30 else 2)
-        for size in (smallest, smallest + 3, 4_999, 5_000):
+        target = torch.ops.msda.top_k_indices.default if fast else torch.ops.aten.topk.default
+        assert [node.target for node in exported.graph.nodes].count(target) == 1
+        for size in (50, 53, 4_999, 5_000):
             x = torch.rand(3, size)
             torch.testing.assert_close(x.gather(1, exported.module()(x)), x.topk(30, dim=1).values)
 

@@ -19,7 +19,7 @@ from tests.matrix.against_reference import TOLERANCE, make
 from tests.matrix.backends import no_sm90, operators
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.inspection.engine_summary import read_engine
-from trt_plugin.library import GROUP_NORM, LINEAR, WINDOW_ATTENTION, has_fast_linear
+from trt_plugin.library import GROUP_NORM, LINEAR, TOP_K_INDICES, WINDOW_ATTENTION, has_fast_linear
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +71,8 @@ WRONG_FIELDS = [
     (GROUP_NORM, "eps", [1e-5], "FLOAT32", "num_groups: expected a number, got none"),
     (GROUP_NORM, "eps", [1], "INT32", "eps: expected one number of type FLOAT32 or FLOAT64"),
     (GROUP_NORM, "epsilon", [1e-5], "FLOAT32", 'unknown field "epsilon", expected num_groups and eps'),
+    (TOP_K_INDICES, "count", [2.0], "FLOAT32", "count: expected one number of type INT32 or INT64"),
+    (TOP_K_INDICES, "k", [2], "INT32", 'unknown field "k", expected count'),
     (LINEAR, "activation", [3], "INT32", "activation: expected one number, 0 to 2"),
     (LINEAR, "activation", [1], "INT32", "add_residual: expected a number, got none"),
     (LINEAR, "multiply_mask", [2], "INT32", "multiply_mask: expected one number, 0 or 1"),
@@ -160,6 +162,8 @@ GOOD = {
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
     (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64 float16:256 float16:256 float16:256",
     (LINEAR, SUM): "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24 bfloat16:0,63,1",
+    (TOP_K_INDICES, "count=900"): "float32:8,73656",
+    (TOP_K_INDICES, "count=3"): "float32:2,3",
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -171,10 +175,14 @@ SAID = {
     "window_size=5;shift=0": "window_size=5 shift=0",
     PRODUCT: "activation=1 add_residual=0 multiply_mask=0",
     SUM: "activation=0 add_residual=1 multiply_mask=1",
+    "count=900": "count=900",
+    "count=3": "count=3",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
-"""Bytes of work memory: two floats for each image, part (of 1 cell or more, up to 256) and group."""
+WORK["count=900"] = 8 * 16384 * 8
+"""Bytes of work memory: two floats for each image, part (of 1 cell or more, up to 256) and group; 16,384 keys
+for each row of several parts."""
 # operator, fields, input to change, its new value, what the message says of it
 BAD = [
     (ATTENTION, "-", 0, "float16:2,30,32", "expected [N, S, M, D], got [2, 30, 32]"),
@@ -210,6 +218,9 @@ BAD = [
     (GROUP_NORM, GROUPS, 1, "float16:1,64", "expected [C], got [1, 64]"),
     (GROUP_NORM, GROUPS, 1, "float32:64", "expected float16 (as x), got float32"),
     (GROUP_NORM, GROUPS, 2, "float16:32", "expected [C] with C=64 (from x), got [32]"),
+    (TOP_K_INDICES, "count=3", 0, "float16:2,3", "expected float32, got float16"),
+    (TOP_K_INDICES, "count=3", 0, "float32:1,2,3", "expected [N, S], got [1, 2, 3]"),
+    (TOP_K_INDICES, "count=3", 0, "float32:2,2", "with S of at least count=3, got [2, 2]"),
     (LINEAR, SUM, 0, "int8:0,63,64", "expected float32, float16 or bfloat16, got int8"),
     (LINEAR, SUM, 1, "bfloat16:24,63", "expected [N, K] with K=64 (from x), got [24, 63]"),
     (LINEAR, SUM, 1, "bfloat16:64", "expected [N, K], got [64]"),
@@ -256,6 +267,7 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
     [
         (WINDOW_ATTENTION, WINDOW, (1, 4), "2 or 3 inputs (qkv, bias, padding)"),
         (GROUP_NORM, GROUPS, (2, 4), "3 inputs (x, weight, bias)"),
+        (TOP_K_INDICES, "count=3", (2,), "1 input (x)"),
         (LINEAR, SUM, (4, 6), "5 inputs (x, weight, bias, residual, mask)"),
     ],
 )
@@ -275,6 +287,7 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
     maps = {WINDOW_ATTENTION: ("qkv", "bias", "padding"), GROUP_NORM: ("x", "weight", "bias")}
+    maps[TOP_K_INDICES] = ("x",)
     maps[LINEAR] = ("x", "weight", "bias", "residual", "mask")
     names = (INPUT_NAMES | maps)[operator]
     names = (*names[:4], "projection") if "packed" in fields else names

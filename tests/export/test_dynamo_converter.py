@@ -28,6 +28,7 @@ def network(plugin) -> Mock:
         (converter.ATTENTION, {"points_per_level": [4, 2, 1]}, "points_per_level=[4,2,1]"),
         (converter.FUSED_ATTENTION, {"packed": 1}, "packed, equal points per level"),
         (converter.WINDOW_ATTENTION, {"window_size": 12, "shift": 6}, "window_size=12 shift=6"),
+        (converter.TOP_K_INDICES, {"count": 900}, "count=900"),
         (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
         (
             converter.LINEAR,

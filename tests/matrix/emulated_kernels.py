@@ -258,6 +258,12 @@ def fastest_linear(
     return library().fastest_linear(ctypes.byref(problem)).decode()
 
 
+def runs_top_k_parts(size: int, count: int) -> bool:
+    """Whether the fast kernel of `top_k_indices` can search rows of a length, by top_k_choice.h."""
+    library().runs_top_k_parts.restype = ctypes.c_bool
+    return library().runs_top_k_parts(ctypes.c_int64(size), ctypes.c_int64(count))
+
+
 def _linear_problem(
     sizes: tuple[int, int, int], form: tuple[str, bool, bool], dtype: torch.dtype
 ) -> _LinearProblem:

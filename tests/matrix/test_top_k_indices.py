@@ -237,3 +237,13 @@ def test_docstring() -> None:
     names: dict[str, Any] = {"torch": torch, "top_k_indices": msda.top_k_indices}
     (example,) = doctest.DocTestFinder().find(msda.top_k_indices, "top_k_indices", globs=names)
     assert not doctest.DocTestRunner().run(example).failed
+
+
+@pytest.mark.parametrize("count", [1, 300, 900, 1024])
+def test_longest_row(count: int) -> None:
+    """The kernel runs rows of this length, and none that are longer."""
+    Backend("emulator").skip_unless_ready()
+    longest = min(msda.longest_top_k_row(count), 2**28 - 1)
+    assert emulated_kernels.runs_top_k_parts(longest, count)
+    assert count == 1 or not emulated_kernels.runs_top_k_parts(longest + 1, count)
+    assert msda.longest_top_k_row(1025) == 0 and not emulated_kernels.runs_top_k_parts(1025, 1025)

@@ -11,6 +11,7 @@ from onnx_path.group_norm import GROUP_NORM
 from onnx_path.linear import LINEAR
 from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
+from onnx_path.top_k_indices import TOP_K_INDICES
 from onnx_path.window_attention import WINDOW_ATTENTION
 
 ATTENTIONS = {(DOMAIN, ATTENTION): (0,), (DOMAIN, FUSED_ATTENTION): (0, 4, 5)}
@@ -110,6 +111,8 @@ class Types:
         if is_op(node, "ConstantOfShape"):
             tensor = attribute(node, "value", None)
             return _FLOAT if tensor is None else tensor.dtype
+        if is_top_k(node) and node.domain == DOMAIN:
+            return ir.DataType.INT32
         if node.domain in _DOMAINS:
             return self.of.get(node.inputs[0])
         if value.dtype is None and has_subgraph(node):
@@ -126,6 +129,11 @@ class Types:
         kind, *others = formal.types  # such as "tensor(int64)"
         name = kind.removeprefix("tensor(").removesuffix(")").upper()
         return None if others else ir.DataType.__members__.get(name)
+
+
+def is_top_k(node: ir.Node) -> bool:
+    """Returns whether a node is TopK or `TopKIndices`. Both have the indices as their last output."""
+    return is_op(node, "TopK") or (node.domain, node.op_type) == (DOMAIN, TOP_K_INDICES)
 
 
 def _formal(formals: Sequence, place: int):

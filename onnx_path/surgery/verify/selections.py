@@ -1,4 +1,4 @@
-"""Selections of a model: TopK and thresholds, read from one run and given to another.
+"""Selections of a model: TopK, our TopKIndices and thresholds, read from one run and given to another.
 
 Detectors take the best of thousands of cells (TopK), or those on one side of a threshold (Less and others, as
 in Mask2Former's masked attention). Some scores equal each other, or the threshold, but for their last digits.
@@ -13,8 +13,10 @@ from copy import deepcopy
 import onnx
 import onnx_ir as ir
 
+from onnx_path.domain import DOMAIN
 from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, static_values
+from onnx_path.top_k_indices import TOP_K_INDICES
 
 THRESHOLDS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _PREFIX = "selection/"
@@ -82,8 +84,17 @@ def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return {
         node.output[0]: node
         for node in model.graph.node
-        if node.op_type in ("TopK", *THRESHOLDS) and node.domain in STANDARD_DOMAINS
+        if (node.op_type in ("TopK", *THRESHOLDS) and node.domain in STANDARD_DOMAINS) or _gives_indices(node)
     }
+
+
+def _gives_indices(node: onnx.NodeProto) -> bool:
+    """Returns whether a node is a `TopKIndices`, with int32 indices as its only output."""
+    return (node.domain, node.op_type) == (DOMAIN, TOP_K_INDICES)
+
+
+def _is_threshold(node: onnx.NodeProto) -> bool:
+    return node.op_type in THRESHOLDS
 
 
 def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -91,7 +102,9 @@ def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     name, *others = node.output
     choice = choice_name(name)
     make = onnx.helper.make_node
-    if node.op_type != "TopK":
+    if _gives_indices(node):
+        return [make("Cast", [choice], [name], to=onnx.TensorProto.INT32)]
+    if _is_threshold(node):
         return [make("Identity", [choice], [name])]
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
     values = make("GatherElements", [node.input[0], choice], [name], axis=axis)
@@ -99,13 +112,13 @@ def _by_choice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _choice_info(node: onnx.NodeProto) -> onnx.ValueInfoProto:
-    dtype = onnx.TensorProto.INT64 if node.op_type == "TopK" else onnx.TensorProto.BOOL
+    dtype = onnx.TensorProto.BOOL if _is_threshold(node) else onnx.TensorProto.INT64
     return onnx.helper.make_tensor_value_info(choice_name(node.output[0]), dtype, None)
 
 
 def _add_scores(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
     name, given = scores_name(node.output[0]), node.input[0]
-    if node.op_type != "TopK":
+    if _is_threshold(node):
         given = f"{name}/own"
         graph.node.append(onnx.helper.make_node("Sub", node.input, [given]))
     _add_output(graph, given, onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))

@@ -10,6 +10,7 @@
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
 #include "msda/params.h"
+#include "msda/top_k_choice.h"
 
 namespace {
 
@@ -159,6 +160,11 @@ int emulated_top_k(const msda::TopKProblem& problem, const Tensor* tensors, uint
 const char* fastest_linear(const msda::LinearProblem& problem) {
   const msda::LinearForm* const form = msda::fastest_form(problem);
   return form == nullptr ? "plain" : msda::name(form->kernel);
+}
+
+// Whether kernel "parts" can search rows of a length, by top_k_choice.h.
+bool runs_top_k_parts(int64_t size, int64_t count) {
+  return msda::can_run(msda::TopKKernel::kParts, {1, size, count});
 }
 
 const char* emulated_message() { return last_message.c_str(); }

@@ -1,0 +1,128 @@
+"""The indices of the largest numbers as ONNX nodes: the body in onnxruntime, selections, and the plugin."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import msda
+import trt_plugin
+from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.precision import convert_precision
+from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
+from onnx_path.surgery.verify import selections
+from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.top_k_indices import TOP_K_INDICES
+from tests.engines.plugin_engines import plugin_or_skip, save
+from tests.onnx.map_nodes import add_bodies_of_opset, open_session
+from tests.onnx.selecting_models import PAYLOAD, SCORES
+from tests.onnx.text_models import text_model
+
+NODE = 'msda.TopKIndices<count: int = {}, plugin_namespace: string = "msda", plugin_version: string = "1">'
+
+
+def one_node(count: int, opset: int = OPSET_VERSION) -> onnx.ModelProto:
+    """A model of one node without a body. All sizes are dynamic."""
+    body = f"output = {NODE.format(count)}(x)"
+    return text_model(body, "float[n, s] x", f"int32[n, {count}] output", opset, domains=DOMAIN)
+
+
+def numbers(rows: int, size: int) -> torch.Tensor:
+    """Multiples of 0.5, which are often equal."""
+    random = torch.Generator().manual_seed(size)
+    return torch.randint(size, (rows, size), generator=random) * 0.5
+
+
+@pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, OPSET_VERSION, 22])
+def test_body_in_onnxruntime(opset):
+    """Equal numbers have the order of the reference."""
+    model = one_node(7, opset)
+    add_bodies_of_opset(model, opset)
+    onnx.checker.check_model(model)
+    session = open_session(model)
+    for rows, size in ((1, 7), (3, 500), (0, 9), (2, 73656)):
+        x = numbers(rows, size)
+        (found,) = session.run(None, {"x": x.numpy()})
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, msda.top_k_reference.top_k_indices(x, 7))
+
+
+def test_translation():
+    class Call(torch.nn.Module):
+        def forward(self, x):
+            return msda.top_k_indices(x, 5)
+
+    program = torch.onnx.export(
+        Call(),
+        (torch.randn(2, 30),),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},),
+        opset_version=OPSET_VERSION,
+        custom_translation_table=translation_table(),
+    )
+    (node,) = program.model_proto.graph.node
+    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
+    assert (node.domain, node.op_type, attributes) == (DOMAIN, TOP_K_INDICES, plugin | {"count": 5})
+    kind = program.model_proto.graph.output[0].type.tensor_type
+    assert (kind.elem_type, kind.shape.dim[1].dim_value) == (onnx.TensorProto.INT32, 5)
+
+
+def selecting() -> onnx.ModelProto:
+    """A model that gathers rows by the four best of six scores, of a product."""
+    body = f"""scores = MatMul(x, weight) best = {NODE.format(4)}(scores) four = Reshape(best, rows)
+        picked = Gather(payload, four)"""
+    constants = {"weight": np.eye(6, dtype=np.float32), "payload": PAYLOAD, "rows": np.int64([-1])}
+    model = text_model(
+        body, "float[1, 6] x", "float[4, 2] picked", OPSET_VERSION, domains=DOMAIN, **constants
+    )
+    add_function_bodies(model)
+    return model
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_scores_stay_float32(precision):
+    """So does the product that makes them: in 16 bits the first two scores would be equal."""
+    model = selecting()
+    report = convert_precision(model, precision)
+    assert report.kept["top-k scores"] == 2, str(report)
+    onnx.checker.check_model(model)
+    (found,) = onnx_session.run(model, {"x": SCORES})
+    np.testing.assert_array_equal(found, PAYLOAD[[3, 4, 1, 0]])
+
+
+def test_selections_are_told():
+    """A model selects what another has told, as with TopK."""
+    model = selecting()
+    assert selections.of(model) == ["best"]
+    telling = selections.telling(model, ["best"])
+    _, scores, choice = onnx_session.run(telling, {"x": SCORES})
+    np.testing.assert_array_equal(scores, SCORES)
+    np.testing.assert_array_equal(choice, [[3, 4, 1, 0]])
+    other = np.int64([[0, 1, 4, 3]])
+    inputs = {"x": SCORES, selections.choice_name("best"): other}
+    picked, scores = onnx_session.run(selections.told(model, ["best"]), inputs)
+    np.testing.assert_array_equal(picked, PAYLOAD[other[0]])
+    np.testing.assert_array_equal(scores, SCORES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [300, 900])
+def test_engine_of_dynamic_shapes(tmp_path, count):
+    """Rows of one part and of several, in one engine."""
+    plugin_or_skip()
+    file = tmp_path / "model.onnx"
+    onnx.save(one_node(count), file)
+    profiles = {"x": ShapeRange((1, count), (1, 73656), (8, 204600))}
+    path = save(tmp_path, serialize_engine(file, Settings(profiles=profiles), "top-k"))
+    with trt_plugin.EngineRunner(path) as runner:
+        for rows, size in ((1, count), (3, 16384), (1, 16385), (1, 73656), (8, 72000), (2, 204600)):
+            x = numbers(rows, size)
+            found = runner({"x": x.numpy()})["output"]
+            np.testing.assert_array_equal(found, msda.top_k_reference.top_k_indices(x, count))
