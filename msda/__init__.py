@@ -3,21 +3,30 @@
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
 the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
 Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
-layer with its activation, residual and mask. `top_k_indices` finds the largest numbers of rows. `reference`,
-`window_reference`, `group_norm_reference`, `linear_reference` and `top_k_reference` have the operators in
-plain PyTorch.
+layer with its activation, residual and mask. `linear_max` is the largest output of a linear layer, and
+`top_k_indices` finds the largest numbers of rows. `reference`, `window_reference`, `group_norm_reference`,
+`linear_reference`, `linear_max_reference` and `top_k_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-from msda import group_norm_reference, linear_reference, reference, top_k_reference, window_reference
+from msda import (
+    group_norm_reference,
+    linear_max_reference,
+    linear_reference,
+    reference,
+    top_k_reference,
+    window_reference,
+)
 from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
 from msda.ops import (
     attention,
     fused_attention,
     group_norm,
+    has_fast_linear_max,
     linear,
+    linear_max,
     longest_top_k_row,
     top_k_indices,
     window_attention,
@@ -37,7 +46,10 @@ __all__ = [
     "fused_attention",
     "group_norm",
     "group_norm_reference",
+    "has_fast_linear_max",
     "linear",
+    "linear_max",
+    "linear_max_reference",
     "linear_reference",
     "longest_top_k_row",
     "reference",

@@ -146,6 +146,21 @@ def check_linear(
         _check_shape("mask", mask, "[..., 1]", (*x.shape[:-1], 1))
 
 
+def check_linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Checks the arguments of :func:`msda.linear_max`."""
+    _check_type("x", x)
+    if not x.dim():
+        raise ValueError("x: expected [..., K], got a tensor without dimensions")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        _check_tensor(name, tensor, x, "x")
+        if tensor.dtype != wide:
+            raise TypeError(f"{name}: expected {wide} with x of {x.dtype}, got {tensor.dtype}")
+    outputs = max(weight.shape[0], 1) if weight.dim() == 2 else 1
+    _check_shape("weight", weight, "[N, K]", (outputs, x.shape[-1]))
+    _check_shape("bias", bias, "[N]", (outputs,))
+
+
 def check_top_k_indices(x: Tensor, count: int) -> None:
     """Checks the arguments of :func:`msda.top_k_indices`."""
     _check_tensor("x", x, None)

@@ -17,6 +17,7 @@ from msda import (
     checks,
     group_norm_reference,
     library,
+    linear_max_reference,
     linear_reference,
     top_k_reference,
     window_reference,
@@ -308,6 +309,45 @@ def linear(
     return torch.ops.msda.linear(x, weight, bias, residual, mask, activation)
 
 
+def linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Computes the largest output of a linear layer for each row, such as the best class logit of a cell:
+
+        max over n of (x weight^T + bias)[n]
+
+    Letters: K inputs and N outputs of the layer.
+
+    Args:
+        x: [..., K] float32, float16, bfloat16 or float64.
+        weight: [N, K] float32 (float64 with a float64 x), N of 1 or more.
+        bias: [N] in weight's type.
+
+    Returns:
+        [...] in weight's type, with the accuracy of float32 (float64) sums. It has no derivatives.
+
+        On CUDA a kernel on tensor cores computes the problems of `has_fast_linear_max`: each weight is the
+        sum of two or three 16-bit numbers. A slow kernel computes the others. Rows with numbers that are not
+        finite give infinity or NaN.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_LINEAR_MAX names no kernel, or a kernel that cannot
+            run the problem.
+
+    Example:
+        >>> linear_max(torch.rand(2, 150, 64), torch.rand(80, 64), torch.rand(80)).shape
+        torch.Size([2, 150])
+    """
+    checks.check_linear_max(x, weight, bias)
+    _check_built_for(x, "x")
+    return torch.ops.msda.linear_max(x, weight, bias)
+
+
+def has_fast_linear_max(x: Tensor, weight: Tensor) -> bool:
+    """Returns whether `linear_max` has a fast kernel: for a 16-bit x of 256 columns, and up to 80 outputs."""
+    narrow = x.dtype in (torch.float16, torch.bfloat16)
+    return narrow and x.shape[-1] == 256 and weight.shape[0] <= 80  # as in linear_max_choice.h
+
+
 def top_k_indices(x: Tensor, count: int) -> Tensor:
     """Returns the indices of the largest numbers of each row, largest first.
 
@@ -427,6 +467,11 @@ def _linear_fake(x, weight, bias, residual, mask, activation):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@torch.library.register_fake("msda::linear_max")
+def _linear_max_fake(x, weight, bias):
+    return weight.new_empty(x.shape[:-1])
+
+
 @torch.library.register_fake("msda::top_k_indices")
 def _top_k_indices_fake(x, count):
     return x.new_empty(x.shape[0], count, dtype=torch.int32)
@@ -438,6 +483,7 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
 torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
+torch.library.impl("msda::linear_max", "CPU", linear_max_reference.linear_max)
 torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)

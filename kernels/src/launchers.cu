@@ -12,6 +12,7 @@
 #include "msda/group_norm_choice.h"
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
+#include "msda/linear_max_choice.h"
 #include "msda/top_k_choice.h"
 #include "msda/window_choice.h"
 
@@ -32,6 +33,9 @@ cudaError_t run_group_norm(GroupNormKernel kernel, const GroupNormProblem& probl
 template <typename T>
 cudaError_t run_linear(LinearKernel kernel, const LinearProblem& problem,
                        const LinearArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t run_linear_max(LinearMaxKernel kernel, const LinearMaxProblem& problem,
+                           const LinearMaxArguments& arguments, cudaStream_t stream);
 cudaError_t run_top_k(TopKKernel kernel, const TopKProblem& problem, const TopKArguments& arguments,
                       cudaStream_t stream);
 
@@ -42,6 +46,7 @@ constexpr char kBackwardVariable[] = "MSDA_BACKWARD";
 constexpr char kWindowVariable[] = "MSDA_WINDOW";
 constexpr char kGroupNormVariable[] = "MSDA_GROUP_NORM";
 constexpr char kLinearVariable[] = "MSDA_LINEAR";
+constexpr char kLinearMaxVariable[] = "MSDA_LINEAR_MAX";
 constexpr char kTopKVariable[] = "MSDA_TOP_K";
 
 // Returns whether an environment variable has a value. Reads it at every call.
@@ -112,6 +117,7 @@ std::string check_environment() {
   if (wrong.empty()) wrong = check_variable(kWindowVariable, kWindowKernels);
   if (wrong.empty()) wrong = check_variable(kGroupNormVariable, kGroupNormKernels);
   if (wrong.empty()) wrong = check_variable(kLinearVariable, kLinearKernels);
+  if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
 
@@ -183,6 +189,23 @@ cudaError_t linear(const LinearProblem& problem, const LinearArguments& argument
   return with_type(problem.type, [&](auto zero) {
     return run_linear<decltype(zero)>(kernel, problem, arguments, stream);
   });
+}
+
+cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments& arguments,
+                       cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  const auto run = [&](LinearMaxKernel kernel) {
+    return with_type(problem.type, [&](auto zero) {
+      return run_linear_max<decltype(zero)>(kernel, problem, arguments, stream);
+    });
+  };
+  LinearMaxKernel kernel = choose_linear_max(problem, arguments);
+  if (!force(kLinearMaxVariable, kLinearMaxKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
+  const cudaError_t status = run(kernel);
+  // The problem may fit the kernel where this GPU does not.
+  const bool chosen = status == cudaErrorNotSupported && !is_forced(kLinearMaxVariable);
+  return chosen ? run(LinearMaxKernel::kPlain) : status;
 }
 
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream) {

@@ -24,6 +24,7 @@
 #include "msda/cpu_backward.h"
 #include "msda/cpu_forward.h"
 #include "msda/group_norm_params.h"
+#include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/top_k_params.h"
@@ -354,6 +355,22 @@ Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
   return output;
 }
 
+Tensor linear_max(Tensor x, Tensor weight, Tensor bias) {
+  const msda::LinearMaxProblem problem = binding::make_linear_max_problem(x, weight, bias);
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  bias = torch::stable::contiguous(bias);
+  const std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end() - 1);
+  Tensor output = torch::stable::new_empty(weight, shape);
+  const msda::LinearMaxArguments arguments{x.const_data_ptr(), weight.const_data_ptr(),
+                                           bias.const_data_ptr(), output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("linear_max", msda::linear_max(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " weight=", binding::shape_of(weight), " ",
+               msda::name(problem.type));
+  return output;
+}
+
 Tensor top_k_indices(Tensor x, int64_t count) {
   const msda::TopKProblem problem = binding::make_top_k_problem(x, count);
   x = torch::stable::contiguous(x);
@@ -401,7 +418,8 @@ STABLE_TORCH_LIBRARY(msda, library) {
   // msda/ops.py implements it for the CPU.
   library.def(
       "group_norm(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps) -> Tensor");
-  // msda/ops.py implements it for the CPU.
+  // msda/ops.py implements both for the CPU.
+  library.def("linear_max(Tensor x, Tensor weight, Tensor bias) -> Tensor");
   library.def("top_k_indices(Tensor x, int count) -> Tensor");
   // msda/ops.py implements it, on CUDA by the two operators after it, which take contiguous
   // tensors.
@@ -427,6 +445,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
 STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("window_attention", TORCH_BOX(&window_attention));
   library.impl("group_norm", TORCH_BOX(&group_norm));
+  library.impl("linear_max", TORCH_BOX(&linear_max));
   library.impl("top_k_indices", TORCH_BOX(&top_k_indices));
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "msda/group_norm_params.h"
+#include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/top_k_params.h"
@@ -237,6 +238,25 @@ inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& we
   problem.residual = residual.has_value();
   problem.masked = mask.has_value();
   problem.type = data_type("x", x);
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensors of the largest outputs of a linear layer, and returns the problem.
+inline msda::LinearMaxProblem make_linear_max_problem(const Tensor& x, const Tensor& weight,
+                                                      const Tensor& bias) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., K], got a tensor without dimensions");
+  STD_TORCH_CHECK(weight.dim() == 2, "weight: expected [N, K], got ", shape_of(weight));
+  msda::LinearMaxProblem problem{1, x.size(x.dim() - 1), weight.size(0), data_type("x", x)};
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  check_shape("weight", weight, {problem.outputs, problem.inputs});
+  check_device("weight", weight, x);
+  check_shape("bias", bias, {problem.outputs});
+  check_like("bias", bias, "weight", weight);
+  const auto wide = problem.type == msda::DataType::kFloat64 ? msda::DataType::kFloat64
+                                                             : msda::DataType::kFloat32;
+  STD_TORCH_CHECK(data_type("weight", weight) == wide, "weight: expected ", msda::name(wide));
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

@@ -95,6 +95,12 @@ class _LinearProblem(ctypes.Structure):
     )
 
 
+class _LinearMaxProblem(ctypes.Structure):
+    """msda::LinearMaxProblem of kernels/include/msda/linear_max_params.h."""
+
+    _fields_ = (("sizes", ctypes.c_int64 * 3), ("type", ctypes.c_int32))
+
+
 class _TopKProblem(ctypes.Structure):
     """msda::TopKProblem of kernels/include/msda/top_k_params.h."""
 
@@ -231,6 +237,23 @@ def linear(
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "mask": mask}
     tensors["output"] = output
     _launch("emulated_linear", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def linear_max(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, order: int = 0) -> torch.Tensor:
+    """`msda.linear_max` of valid contiguous tensors; MSDA_LINEAR_MAX forces a kernel.
+
+    Returns:
+        [...] in weight's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = torch.full(x.shape[:-1], torch.nan, dtype=weight.dtype)
+    sizes = output.numel(), x.shape[-1], len(weight)
+    problem = _LinearMaxProblem(sizes, TYPES.index(x.dtype))
+    tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
+    _launch("emulated_linear_max", problem, tensors, ctypes.c_uint64(order))
     return output
 
 

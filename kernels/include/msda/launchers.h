@@ -9,6 +9,7 @@
 
 #include "msda/backward_work.h"
 #include "msda/group_norm_params.h"
+#include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/top_k_params.h"
@@ -41,10 +42,15 @@ cudaError_t linear(const LinearProblem& problem, const LinearArguments& argument
 // MSDA_LINEAR forces a kernel. A null pointer counts as aligned.
 bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments);
 
+// The largest outputs of linear layers.
+cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments& arguments,
+                       cudaStream_t stream);
+
 // The largest numbers of rows. arguments.work has top_k_work(problem) bytes.
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream);
 
-// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR and MSDA_TOP_K force a
+// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_LINEAR_MAX and
+// MSDA_TOP_K force a
 // kernel by its name. Where one of them names no kernel, the launchers return
 // cudaErrorInvalidValue, and this function returns a message that lists the names; otherwise it
 // returns an empty string.

@@ -146,6 +146,16 @@ int emulated_linear(const msda::LinearProblem& problem, const Tensor* tensors, u
   });
 }
 
+// tensors: those of LinearMaxArguments, in their order.
+int emulated_linear_max(const msda::LinearMaxProblem& problem, const Tensor* tensors,
+                        uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::LinearMaxArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
+                                             copies.input(tensors[2]), copies.output(tensors[3])};
+    return msda::linear_max(problem, arguments, nullptr);
+  });
+}
+
 // tensors: x and the indices.
 int emulated_top_k(const msda::TopKProblem& problem, const Tensor* tensors, uint64_t order) {
   return call(problem, order, [&](Copies& copies) {

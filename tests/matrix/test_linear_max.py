@@ -1,0 +1,256 @@
+"""The largest output of a linear layer: every backend against the reference in float64."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import msda
+from tests.matrix import backends, emulated_kernels
+from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import Backend, Row, check_replays, matrix, skip_unless_ready
+
+
+class Inputs(NamedTuple):
+    """The arguments of the operator."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def truth(self) -> Tensor:
+        return msda.linear_max_reference.linear_max(*(x.double() for x in self))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and contents of a call."""
+
+    rows: tuple[int, ...]  # sizes of x before the last
+    inputs: int
+    outputs: int
+    scale: float = 1.0  # of the weights
+    seed: int = 0
+
+    def inputs_of(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
+        """Normal numbers; with a scale of 1, x weight^T has a variance of 1."""
+        generator = torch.Generator().manual_seed(self.seed)
+        draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+        wide = torch.promote_types(dtype, torch.float32)
+        weight = draw(self.outputs, self.inputs) * (self.scale / math.sqrt(max(self.inputs, 1)))
+        # Weights of very different sizes in one row.
+        weight *= torch.exp2(-torch.randint(12, weight.shape, generator=generator).double())
+        tensors = draw(*self.rows, self.inputs).to(dtype), weight.to(wide), draw(self.outputs).to(wide)
+        return Inputs(*(tensor.to(device) for tensor in tensors))
+
+
+BOUND = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6, torch.float64: 1e-14}
+"""Largest error, relative to the sum of the magnitudes that are added: that of float32 for 16 bits too."""
+
+
+def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
+    """Fails unless every result is as near to the truth as float32 allows."""
+    found, expected = backend.compute(inputs, order), inputs.truth()
+    assert found.dtype == inputs.weight.dtype and found.shape == expected.shape
+    x, weight, bias = (tensor.double().abs() for tensor in inputs)
+    added = (x @ weight.mT + bias).amax(-1)
+    worst = ((found.double() - expected).abs() / added).amax() if found.numel() else torch.zeros(())
+    assert worst <= BOUND[inputs.x.dtype], f"error {worst:.1e}"
+
+
+def emulated(kernel: str | None, **options: Any) -> Backend:
+    return Backend(
+        f"emulator-{kernel or 'chosen'}",
+        emulated_kernels.linear_max,
+        missing=lambda dtype: compile_for_cpu.missing(),
+        variable="MSDA_LINEAR_MAX",
+        kernel=kernel,
+        **options,
+    )
+
+
+on_gpu = functools.partial(
+    Backend, run=msda.linear_max, device="cuda", missing=backends.no_gpu, variable="MSDA_LINEAR_MAX"
+)
+TENSOR_CORE = (
+    emulated("tensor_core", dtypes=backends.SIXTEEN_BIT),
+    on_gpu("torch-cuda-tensor_core", dtypes=backends.SIXTEEN_BIT, kernel="tensor_core"),
+)
+ALL = (
+    Backend("torch-cpu", msda.linear_max),
+    emulated(None),
+    emulated("plain"),
+    *TENSOR_CORE,
+    on_gpu("torch-cuda"),
+    on_gpu("torch-cuda-plain", kernel="plain"),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn, kernel: str | None) -> Case:
+    """Draws a case that a kernel can run; None: any."""
+    fast = kernel == "tensor_core"
+    return Case(
+        rows=tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))),
+        inputs=256 if fast else draw(st.integers(1, 300)),
+        outputs=draw(st.integers(1, 80 if fast else 100)),
+        scale=draw(st.sampled_from((1e-20, 1e-3, 1.0, 1e4))),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@matrix(ALL)
+def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
+    skip_unless_ready(backend, dtype)
+
+    @settings(max_examples=settings.default.max_examples // (4 if backend.emulated else 1))
+    @given(case=cases(backend.kernel))
+    def check_case(case: Case) -> None:
+        check(backend, case.inputs_of(dtype, backend.device), order=case.seed)
+
+    check_case()
+
+
+EDGES = [
+    Case((0, 3), 256, 80),
+    Case((), 256, 80),
+    Case((1,), 256, 1),
+    Case((2, 3), 0, 4),  # the bias alone
+    Case((31,), 256, 32),  # the most outputs of the smaller form, and a part of a tile
+    Case((33,), 256, 33),
+    Case((700,), 256, 80),  # more tiles than warps in the emulator
+    Case((40,), 256, 81),
+    Case((40,), 248, 80),
+]
+
+
+@matrix(tuple(backend for backend in ALL if backend not in TENSOR_CORE))
+@pytest.mark.parametrize("case", EDGES, ids=str)
+def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
+    skip_unless_ready(backend, dtype)
+    check(backend, case.inputs_of(dtype, backend.device), order=7)
+
+
+@matrix(TENSOR_CORE)
+@pytest.mark.parametrize("rows", [73656, 8 * 73656])
+def test_cells_of_the_encoder(backend: Backend, dtype: torch.dtype, rows: int) -> None:
+    if backend.emulated:
+        rows = 2000
+    skip_unless_ready(backend, dtype)
+    check(backend, Case((rows,), 256, 80).inputs_of(dtype, backend.device))
+
+
+@matrix(ALL)
+def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
+    """They spoil their row only, and NaN stays NaN."""
+    skip_unless_ready(backend, dtype)
+    inputs = Case((70,), 256, 5).inputs_of(dtype, backend.device)
+    inputs.x[3, 100], inputs.x[40, 7] = torch.nan, torch.inf
+    found = backend.compute(inputs)
+    assert found[3].isnan() and not found[40].isfinite()
+    finite = torch.tensor([row not in (3, 40) for row in range(70)])
+    assert found[finite].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        (Case((9,), 256, 81), torch.float16),
+        (Case((9,), 224, 80), torch.float16),
+        (Case((9,), 256, 80), torch.float32),
+    ],
+    ids=str,
+)
+def test_sizes_that_tensor_cores_cannot_run(case: Case, dtype: torch.dtype) -> None:
+    skip_unless_ready(TENSOR_CORE[0], dtype)
+    inputs = case.inputs_of(dtype)
+    assert not msda.has_fast_linear_max(inputs.x, inputs.weight)
+    with pytest.raises(emulated_kernels.NotSupported):
+        TENSOR_CORE[0].compute(inputs)
+
+
+def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_ready(TENSOR_CORE[0], torch.float16)
+    monkeypatch.setenv("MSDA_LINEAR_MAX", "fastest")
+    message = r"MSDA_LINEAR_MAX: expected one of plain, tensor_core, or no value.*'fastest'"
+    with pytest.raises(emulated_kernels.EmulatorError, match=message):
+        emulated_kernels.linear_max(*Case((4,), 8, 8).inputs_of(torch.float16))
+
+
+# In PyTorch.
+
+
+@pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
+def test_opcheck(dtype: torch.dtype, device: str) -> None:
+    inputs = Case((2, 9), 20, 7).inputs_of(dtype, device)
+    torch.library.opcheck(torch.ops.msda.linear_max.default, inputs)
+
+
+def test_export() -> None:
+    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
+
+    class Call(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return msda.linear_max(x, weight, bias)
+
+    batch, cells = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "S"))
+    inputs = Case((2, 9), 20, 7).inputs_of(torch.float16)
+    program = torch.export.export(
+        Call(), tuple(inputs), dynamic_shapes=({0: batch, 1: cells}, None, None), strict=True
+    )
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.msda.linear_max.default]
+    again = Case((4, 7), 20, 7, seed=1).inputs_of(torch.float16)
+    assert torch.equal(program.module()(*again), Call()(*again))
+
+
+WRONG = [
+    Row("x", lambda x: x.tolist(), ("a torch.Tensor, got list",), TypeError),
+    Row("x", Tensor.int, ("expected float32, float16, bfloat16 or float64, got torch.int32",), TypeError),
+    Row("x", lambda x: x[0, 0, 0], ("[..., K], got a tensor without dimensions",)),
+    Row(
+        "weight",
+        Tensor.half,
+        ("expected torch.float32 with x of torch.float16, got torch.float16",),
+        TypeError,
+    ),
+    Row("weight", lambda x: x[0], ("[N, K] = [1, 20], got [20]",)),
+    Row("weight", lambda x: x[:0], ("[N, K] = [1, 20], got [0, 20]",)),
+    Row("weight", lambda x: x[:, 1:], ("[N, K] = [7, 20], got [7, 19]",)),
+    Row(
+        "bias",
+        Tensor.double,
+        ("expected torch.float32 with x of torch.float16, got torch.float64",),
+        TypeError,
+    ),
+    Row("bias", lambda x: x[1:], ("[N] = [7], got [6]",)),
+]
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+@pytest.mark.parametrize("function", [msda.linear_max, msda.linear_max_reference.linear_max])
+def test_wrong_arguments(row: Row, function: Callable[..., Tensor], device: str) -> None:
+    row.check(function, Case((2, 9), 20, 7).inputs_of(torch.float16, device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
+def test_graph_replays(dtype: torch.dtype) -> None:
+    skip_unless_ready(TENSOR_CORE[1], dtype)
+    check_replays(msda.linear_max, Case((73656,), 256, 80).inputs_of(dtype, "cuda"))
+
+
+def test_docstring() -> None:
+    names: dict[str, Any] = {"torch": torch, "linear_max": msda.linear_max}
+    (example,) = doctest.DocTestFinder().find(msda.linear_max, "linear_max", globs=names)
+    assert not doctest.DocTestRunner().run(example).failed
