@@ -20,7 +20,15 @@ import trt_plugin
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
 from msda.checks import ACTIVATIONS
-from trt_plugin.library import ATTENTION, FUSED_ATTENTION, GROUP_NORM, LINEAR, TOP_K_INDICES, WINDOW_ATTENTION
+from trt_plugin.library import (
+    ATTENTION,
+    FUSED_ATTENTION,
+    GROUP_NORM,
+    LINEAR,
+    LINEAR_MAX,
+    TOP_K_INDICES,
+    WINDOW_ATTENTION,
+)
 
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
@@ -29,6 +37,7 @@ TARGETS = {
     torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
     torch.ops.msda.group_norm.default: GROUP_NORM,
     torch.ops.msda.linear.default: LINEAR,
+    torch.ops.msda.linear_max.default: LINEAR_MAX,
     torch.ops.msda.top_k_indices.default: TOP_K_INDICES,
 }
 FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation", "count")
@@ -153,7 +162,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     own = next(iter(tensors.values())).dtype.name
     for argument, tensor in tensors.items():
         accepted = [own] if operator in (WINDOW_ATTENTION, GROUP_NORM, LINEAR) else [own, "FLOAT"]
-        if argument == "reference_points":
+        if argument == "reference_points" or (operator == LINEAR_MAX and argument != "x"):
             accepted = ["FLOAT"]
         if tensor.dtype.name in FLOAT_TYPES and tensor.dtype.name not in accepted:
             tensor = cast_trt_tensor(ctx, tensor, FLOAT_TYPES[accepted[-1]], f"{name}_{argument}_cast")

@@ -343,9 +343,10 @@ def linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def has_fast_linear_max(x: Tensor, weight: Tensor) -> bool:
-    """Returns whether `linear_max` has a fast kernel: for a 16-bit x of 256 columns, and up to 80 outputs."""
+    """Returns whether `linear_max` has a fast kernel: for a 16-bit x of 64, 192 or 256 columns, and up
+    to 80 outputs (linear_max_choice.h)."""
     narrow = x.dtype in (torch.float16, torch.bfloat16)
-    return narrow and x.shape[-1] == 256 and weight.shape[0] <= 80  # as in linear_max_choice.h
+    return narrow and x.shape[-1] in (64, 192, 256) and weight.shape[0] <= 80
 
 
 def top_k_indices(x: Tensor, count: int) -> Tensor:

@@ -3,8 +3,9 @@
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
 lets every other ONNX runtime run the file. `onnx_path.window_attention`, `onnx_path.group_norm`,
-`onnx_path.linear` and `onnx_path.top_k_indices` describe the other operators. The bodies here read no
-attribute but `points_per_level` and fix no shape: levels, points and queries may all be dynamic.
+`onnx_path.linear`, `onnx_path.linear_max` and `onnx_path.top_k_indices` describe the other operators. The
+bodies here read no attribute but `points_per_level` and fix no shape: levels, points and queries may all be
+dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
 remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.
@@ -18,7 +19,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path import group_norm, linear, top_k_indices, window_attention
+from onnx_path import group_norm, linear, linear_max, top_k_indices, window_attention
 from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
@@ -30,6 +31,7 @@ MAP_OPERATORS = {
     window_attention.WINDOW_ATTENTION: window_attention.WindowAttention,
     group_norm.GROUP_NORM: group_norm.GroupNorm,
     linear.LINEAR: linear.Linear,
+    linear_max.LINEAR_MAX: linear_max.LinearMax,
     top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
 """Bodies of the operators beside MSDA, which a file has if it has such nodes."""
@@ -60,6 +62,7 @@ def translation_table() -> dict[Callable, Callable]:
         torch.ops.msda.window_attention.default: window_attention.translation(),
         torch.ops.msda.group_norm.default: group_norm.translation(),
         torch.ops.msda.linear.default: linear.translation(),
+        torch.ops.msda.linear_max.default: linear_max.translation(),
         torch.ops.msda.top_k_indices.default: top_k_indices.translation(),
     }
 

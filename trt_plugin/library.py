@@ -20,8 +20,9 @@ FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 WINDOW_ATTENTION = "WindowAttention"
 GROUP_NORM = "GroupNorm"
 LINEAR = "Linear"
+LINEAR_MAX = "LinearMax"
 TOP_K_INDICES = "TopKIndices"
-OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM, LINEAR, TOP_K_INDICES)
+OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM, LINEAR, LINEAR_MAX, TOP_K_INDICES)
 LINEAR_TYPES = ("float32", "float16", "bfloat16")
 """Types of linear layers, in the order of msda::DataType."""
 

@@ -54,11 +54,10 @@ class QuerySelection(nn.Module):
         """
         proposals, usable = proposal_boxes(pyramid)
         x = self.norm(self.output(memory))
-        logits = self.class_branch(x)  # [N, S, classes]
         # Cells that cannot be proposals count as empty. All empty cells have one result, which replaces
         # theirs afterwards, instead of zeros in each cell before.
         empty = self.norm(self.output.bias[None, None])  # [1, 1, C]
-        best = torch.where(usable, logits.amax(dim=-1), self.class_branch(empty).amax(dim=-1))
+        best = torch.where(usable, self._best_logit(x), self.class_branch(empty).amax(dim=-1))
         index = best_indices(best, self.num_queries)  # [N, Q]
         # Only the selected cells need a box.
         usable = _gather_rows(usable.float()[:, :, None], index) > 0.5  # [N, Q, 1]
@@ -66,6 +65,16 @@ class QuerySelection(nn.Module):
         x = torch.where(usable, _gather_rows(x, index), empty)
         start = torch.log(proposals / (1.0 - proposals)).masked_fill(~usable, UNUSABLE_LOGIT)
         return self.class_branch(x), torch.sigmoid(self.box_branch(x) + start)
+
+    def _best_logit(self, x: Tensor) -> Tensor:
+        """Returns the best class logit of each cell, [..., C] -> [...] fp32.
+
+        16-bit exports compute it by `msda.linear_max`, which writes no logits.
+        """
+        branch = self.class_branch
+        if torch.compiler.is_exporting() and msda.has_fast_linear_max(x, branch.weight):
+            return msda.linear_max(x, branch.weight, branch.bias)
+        return self.class_branch(x).amax(dim=-1)
 
 
 def detections(

@@ -89,6 +89,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
         ("WindowAttention", WINDOW_ATTENTION),
         ("GroupNorm", NORMALISATION),
         ("Linear", GEMM),
+        ("LinearMax", GEMM),
         ("TopKIndices", SORT),
         ("/stages.0/blocks.0/attn/qkv/Linear", GEMM),
         ("EfficientNMS_TRT", SORT),

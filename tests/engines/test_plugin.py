@@ -19,7 +19,14 @@ from tests.matrix.against_reference import TOLERANCE, make
 from tests.matrix.backends import no_sm90, operators
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.inspection.engine_summary import read_engine
-from trt_plugin.library import GROUP_NORM, LINEAR, TOP_K_INDICES, WINDOW_ATTENTION, has_fast_linear
+from trt_plugin.library import (
+    GROUP_NORM,
+    LINEAR,
+    LINEAR_MAX,
+    TOP_K_INDICES,
+    WINDOW_ATTENTION,
+    has_fast_linear,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,6 +79,7 @@ WRONG_FIELDS = [
     (GROUP_NORM, "eps", [1], "INT32", "eps: expected one number of type FLOAT32 or FLOAT64"),
     (GROUP_NORM, "epsilon", [1e-5], "FLOAT32", 'unknown field "epsilon", expected num_groups and eps'),
     (TOP_K_INDICES, "count", [2.0], "FLOAT32", "count: expected one number of type INT32 or INT64"),
+    (LINEAR_MAX, "count", [2], "INT32", 'unknown field "count", expected none'),
     (TOP_K_INDICES, "k", [2], "INT32", 'unknown field "k", expected count'),
     (LINEAR, "activation", [3], "INT32", "activation: expected one number, 0 to 2"),
     (LINEAR, "activation", [1], "INT32", "add_residual: expected a number, got none"),
@@ -162,6 +170,7 @@ GOOD = {
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
     (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64 float16:256 float16:256 float16:256",
     (LINEAR, SUM): "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24 bfloat16:0,63,1",
+    (LINEAR_MAX, "-"): "bfloat16:2,63,256 float32:80,256 float32:80",
     (TOP_K_INDICES, "count=900"): "float32:8,73656",
     (TOP_K_INDICES, "count=3"): "float32:2,3",
 }
@@ -218,6 +227,13 @@ BAD = [
     (GROUP_NORM, GROUPS, 1, "float16:1,64", "expected [C], got [1, 64]"),
     (GROUP_NORM, GROUPS, 1, "float32:64", "expected float16 (as x), got float32"),
     (GROUP_NORM, GROUPS, 2, "float16:32", "expected [C] with C=64 (from x), got [32]"),
+    (LINEAR_MAX, "-", 0, "int8:2,63,256", "expected float32, float16 or bfloat16, got int8"),
+    (LINEAR_MAX, "-", 1, "bfloat16:80,256", "expected float32, got bfloat16"),
+    (LINEAR_MAX, "-", 1, "float32:256", "expected [N, K], got [256]"),
+    (LINEAR_MAX, "-", 1, "float32:80,255", "expected [N, K] with K=256 (from x), got [80, 255]"),
+    (LINEAR_MAX, "-", 1, "float32:0,256", "expected [N, K] with N of 1 or more, got [0, 256]"),
+    (LINEAR_MAX, "-", 2, "float32:1,80", "expected [N], got [1, 80]"),
+    (LINEAR_MAX, "-", 2, "float32:79", "expected [N] with N=80 (from weight), got [79]"),
     (TOP_K_INDICES, "count=3", 0, "float16:2,3", "expected float32, got float16"),
     (TOP_K_INDICES, "count=3", 0, "float32:1,2,3", "expected [N, S], got [1, 2, 3]"),
     (TOP_K_INDICES, "count=3", 0, "float32:2,2", "with S of at least count=3, got [2, 2]"),
@@ -249,7 +265,7 @@ def run_probe(probe: Path, library: Path, operator: str, fields: str, tensors: l
 @pytest.mark.parametrize(("operator", "fields"), GOOD)
 def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, operator, fields):
     lines, errors = run_probe(probe, library, operator, fields, GOOD[operator, fields].split())
-    said = SAID.get(fields, "equal points per level")
+    said = SAID.get(fields, "" if operator == LINEAR_MAX else "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
     work = [f"work {WORK[fields]}"] if fields in WORK else []
     assert lines == ["types 0", "shapes 0", f"{operator} 1 {said}", *kept, *work]
@@ -267,6 +283,7 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
     [
         (WINDOW_ATTENTION, WINDOW, (1, 4), "2 or 3 inputs (qkv, bias, padding)"),
         (GROUP_NORM, GROUPS, (2, 4), "3 inputs (x, weight, bias)"),
+        (LINEAR_MAX, "-", (2, 4), "3 inputs (x, weight, bias)"),
         (TOP_K_INDICES, "count=3", (2,), "1 input (x)"),
         (LINEAR, SUM, (4, 6), "5 inputs (x, weight, bias, residual, mask)"),
     ],
@@ -287,6 +304,7 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
     maps = {WINDOW_ATTENTION: ("qkv", "bias", "padding"), GROUP_NORM: ("x", "weight", "bias")}
+    maps[LINEAR_MAX] = ("x", "weight", "bias")
     maps[TOP_K_INDICES] = ("x",)
     maps[LINEAR] = ("x", "weight", "bias", "residual", "mask")
     names = (INPUT_NAMES | maps)[operator]

@@ -29,6 +29,7 @@ def network(plugin) -> Mock:
         (converter.FUSED_ATTENTION, {"packed": 1}, "packed, equal points per level"),
         (converter.WINDOW_ATTENTION, {"window_size": 12, "shift": 6}, "window_size=12 shift=6"),
         (converter.TOP_K_INDICES, {"count": 900}, "count=900"),
+        (converter.LINEAR_MAX, {}, ""),
         (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
         (
             converter.LINEAR,
@@ -112,6 +113,11 @@ def test_inputs_of_linear_have_one_type(network, monkeypatch):
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
     assert made.metadata_string == "activation=0 add_residual=1 multiply_mask=1"
+
+
+def test_weights_of_linear_max_are_float32(network, monkeypatch):
+    target, types = torch.ops.msda.linear_max.default, ("HALF", "HALF", "FLOAT")
+    assert converted(network, monkeypatch, target, types) == ["HALF", "torch.float32", "FLOAT"]
 
 
 def test_inputs_of_linear_without_residual_and_mask():

@@ -102,7 +102,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
     fast = kernel == "tensor_core"
     return Case(
         rows=tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))),
-        inputs=256 if fast else draw(st.integers(1, 300)),
+        inputs=draw(st.sampled_from((64, 192, 256)) if fast else st.integers(1, 300)),
         outputs=draw(st.integers(1, 80 if fast else 100)),
         scale=draw(st.sampled_from((1e-20, 1e-3, 1.0, 1e4))),
         seed=draw(st.integers(0, 2**16)),
@@ -129,6 +129,8 @@ EDGES = [
     Case((31,), 256, 32),  # the most outputs of the smaller form, and a part of a tile
     Case((33,), 256, 33),
     Case((700,), 256, 80),  # more tiles than warps in the emulator
+    Case((700,), 192, 20),
+    Case((700,), 64, 80),
     Case((40,), 256, 81),
     Case((40,), 248, 80),
 ]

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "group_norm_plugin.h"
+#include "linear_max_plugin.h"
 #include "linear_plugin.h"
 #include "msda_plugin.h"
 #include "report.h"
@@ -222,6 +223,14 @@ nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> cons
   const auto chosen = static_cast<Activation>(required(activation, kActivation));
   const bool adds = required(add_residual, kAddResidual) == 1;
   return new LinearPlugin(chosen, adds, required(multiply_mask, kMultiplyMask) == 1);
+}
+
+LinearMaxCreator::LinearMaxCreator() : Creator(kLinearMax, {}) {}
+
+nvinfer1::IPluginV3* LinearMaxCreator::make(
+    std::vector<nvinfer1::PluginField> const& fields) const {
+  if (!fields.empty()) fail_unknown(fields[0].name, "none");
+  return new LinearMaxPlugin();
 }
 
 TopKCreator::TopKCreator() : Creator(kTopKIndices, {{kTopKCount, nullptr, kInt32, 1}}) {}

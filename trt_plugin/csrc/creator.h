@@ -67,6 +67,14 @@ class LinearCreator final : public Creator {
   nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
+class LinearMaxCreator final : public Creator {
+ public:
+  LinearMaxCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+};
+
 class TopKCreator final : public Creator {
  public:
   TopKCreator();

@@ -18,12 +18,13 @@ namespace {
 
 using msda::trt::GroupNormCreator;
 using msda::trt::LinearCreator;
+using msda::trt::LinearMaxCreator;
 using msda::trt::MsdaCreator;
 using msda::trt::Operator;
 using msda::trt::TopKCreator;
 using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 6;
+constexpr int32_t kNumCreators = 7;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static MsdaCreator attention{Operator::kAttention};
@@ -31,9 +32,10 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
   static WindowCreator window_attention;
   static GroupNormCreator group_norm;
   static LinearCreator linear;
+  static LinearMaxCreator linear_max;
   static TopKCreator top_k;
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention, &fused_attention, &window_attention, &group_norm, &linear, &top_k};
+      &attention, &fused_attention, &window_attention, &group_norm, &linear, &linear_max, &top_k};
   return all;
 }
 

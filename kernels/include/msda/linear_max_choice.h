@@ -2,7 +2,7 @@
 // Plain C++.
 //
 //   plain        linear_max_plain.cuh        any size, type and alignment
-//   tensor_core  linear_max_tensor_core.cuh  half and bfloat16; K = 256, N up to 80
+//   tensor_core  linear_max_tensor_core.cuh  half and bfloat16; K = 64, 192 or 256; N up to 80
 //
 // The names are the values of MSDA_LINEAR_MAX, which forces a kernel.
 #pragma once
@@ -12,9 +12,7 @@
 
 namespace msda {
 
-// What kernel `tensor_core` is compiled for.
-inline constexpr int kLinearMaxInputs = 256;
-inline constexpr int kLinearMaxOutputs = 80;
+inline constexpr int kLinearMaxOutputs = 80;  // of kernel `tensor_core`
 
 enum class LinearMaxKernel : int32_t { kPlain, kTensorCore };
 
@@ -28,9 +26,9 @@ inline const char* name(LinearMaxKernel kernel) {
 inline bool can_run(LinearMaxKernel kernel, const LinearMaxProblem& problem,
                     const LinearMaxArguments& arguments) {
   const bool narrow = problem.type == DataType::kFloat16 || problem.type == DataType::kBFloat16;
+  const bool compiled = problem.inputs == 64 || problem.inputs == 192 || problem.inputs == 256;
   return kernel == LinearMaxKernel::kPlain ||
-         (narrow && problem.inputs == kLinearMaxInputs && problem.outputs <= kLinearMaxOutputs &&
-          aligned(arguments.x, 16));
+         (narrow && compiled && problem.outputs <= kLinearMaxOutputs && aligned(arguments.x, 16));
 }
 
 // The fastest kernel.

@@ -1,7 +1,7 @@
 // The largest outputs of linear layers with a 16-bit x and float weights, on tensor cores:
 // "tensor_core" of linear_max_choice.h.
 //
-// Problem   that of linear_max_plain.cuh, for K = 256 and up to 80 outputs.
+// Problem   that of linear_max_plain.cuh, for K of 64, 192 or 256, and up to 80 outputs.
 // Accuracy  Tensor cores multiply 16-bit numbers exactly and add in float. A weight is the sum of
 //           16-bit parts, two halves or three bfloat16, with the error of a float. A power of two
 //           for each output brings its largest weight to 2^13 first, because small halves have
@@ -22,18 +22,19 @@
 
 namespace msda {
 
-template <typename T, int kMostOutputs>
+template <typename T, int kK, int kMostOutputs>
 struct LinearMaxConfig {
   using Value = T;
+  static constexpr int kInputs = kK;
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kRows = 32;                      // of a tile
-  static constexpr int kColumns = kMostOutputs / 8;     // of 8 outputs each
-  static constexpr int kSteps = kLinearMaxInputs / 32;  // through K
-  static constexpr int kAhead = 3;                      // steps
+  static constexpr int kRows = 32;                                      // of a tile
+  static constexpr int kColumns = kMostOutputs / 8;                     // of 8 outputs each
+  static constexpr int kSteps = kInputs / 32;                           // through K
+  static constexpr int kAhead = kSteps == 8 ? 3 : kSteps == 6 ? 2 : 1;  // steps
   static constexpr int kParts = std::is_same_v<T, __half> ? 2 : 3;
   // 64 bytes more than a row has: two rows of weights then lie in different banks.
-  static constexpr int kRowBytes = 2 * kLinearMaxInputs + 64;
+  static constexpr int kRowBytes = 2 * kInputs + 64;
   static constexpr int kPartBytes = kMostOutputs * kRowBytes;
   static constexpr int kSharedBytes = kParts * kPartBytes + 2 * kMostOutputs * 4;
   static_assert(kSteps % (kAhead + 1) == 0);
@@ -45,15 +46,15 @@ template <typename Config>
 __device__ __forceinline__ void split_weights(const LinearMaxArguments& arguments, int outputs,
                                               char* shared) {
   using T = typename Config::Value;
-  constexpr int kOfLane = kLinearMaxInputs / 32;
+  constexpr int kInputs = Config::kInputs, kOfLane = kInputs / 32;
   constexpr int kOutputs = Config::kColumns * 8;
   float* const scales = reinterpret_cast<float*>(shared + Config::kParts * Config::kPartBytes);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int output = static_cast<int>(threadIdx.x) / 32; output < kOutputs;
        output += Config::kWarps) {
     const bool exists = output < outputs;
-    const float* const row = static_cast<const float*>(arguments.weight) +
-                             static_cast<int64_t>(output) * kLinearMaxInputs;
+    const float* const row =
+        static_cast<const float*>(arguments.weight) + static_cast<int64_t>(output) * kInputs;
     float weights[kOfLane], largest = 0;
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const int64_t row = min(static_cast<int64_t>(tile) * Config::kRows + g + 8 * i,
                               static_cast<int64_t>(rows - 1));
       const T* const place =
-          static_cast<const T*>(arguments.x) + row * kLinearMaxInputs + step * 32 + t * 8;
+          static_cast<const T*>(arguments.x) + row * Config::kInputs + step * 32 + t * 8;
       words[i] = load_word<Cached::kEvictFirst>(reinterpret_cast<const uint4*>(place));
     }
   };
@@ -199,10 +200,12 @@ cudaError_t launch_linear_max_tensor_core(const LinearMaxProblem& problem,
 template <typename T>
 cudaError_t run_linear_max_tensor_core(const LinearMaxProblem& problem,
                                        const LinearMaxArguments& arguments, cudaStream_t stream) {
-  return problem.outputs <= 32
-             ? launch_linear_max_tensor_core<LinearMaxConfig<T, 32>>(problem, arguments, stream)
-             : launch_linear_max_tensor_core<LinearMaxConfig<T, kLinearMaxOutputs>>(
-                   problem, arguments, stream);
+  return with_constant<64, 192, 256>(problem.inputs, [&](auto inputs) {
+    using Few = LinearMaxConfig<T, decltype(inputs)::value, 32>;
+    using Many = LinearMaxConfig<T, decltype(inputs)::value, kLinearMaxOutputs>;
+    return problem.outputs <= 32 ? launch_linear_max_tensor_core<Few>(problem, arguments, stream)
+                                 : launch_linear_max_tensor_core<Many>(problem, arguments, stream);
+  });
 }
 
 }  // namespace msda

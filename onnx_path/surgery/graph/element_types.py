@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_path.group_norm import GROUP_NORM
 from onnx_path.linear import LINEAR
+from onnx_path.linear_max import LINEAR_MAX
 from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
 from onnx_path.top_k_indices import TOP_K_INDICES
@@ -30,7 +31,8 @@ OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS
 """Nodes of the library's operators, and their inputs that get the type of the first."""
 
 _FLOAT = ir.DataType.FLOAT
-_DOMAINS = (DOMAIN, NVIDIA_DOMAIN)  # their nodes' results have the type of the first input
+_RESULTS = {(DOMAIN, TOP_K_INDICES): ir.DataType.INT32, (DOMAIN, LINEAR_MAX): _FLOAT}
+_DOMAINS = (DOMAIN, NVIDIA_DOMAIN)  # other results of their nodes have the type of the first input
 # TensorRT takes Resize's scales in float32.
 _NARROW_INPUTS = OWN_NODES | {("", "Resize"): (0,)}
 
@@ -111,8 +113,8 @@ class Types:
         if is_op(node, "ConstantOfShape"):
             tensor = attribute(node, "value", None)
             return _FLOAT if tensor is None else tensor.dtype
-        if is_top_k(node) and node.domain == DOMAIN:
-            return ir.DataType.INT32
+        if (node.domain, node.op_type) in _RESULTS:
+            return _RESULTS[node.domain, node.op_type]
         if node.domain in _DOMAINS:
             return self.of.get(node.inputs[0])
         if value.dtype is None and has_subgraph(node):
