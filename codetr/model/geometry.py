@@ -130,6 +130,11 @@ def encoder_positions(
     valid_h, valid_w = pyramid.valid_of_cell  # [N, S] each
     y = torch.minimum(row + 1.0, valid_h) * (column < valid_w).float()
     x = torch.minimum(column + 1.0, valid_w) * (row < valid_h).float()
+    if torch.compiler.is_exporting():
+        # Cells of the image have these counts too. What the padding has changes no output: its values are
+        # masked, and the selection replaces its cells. The indices of fixed sizes are then constants, which
+        # TensorRT would otherwise compute again for every channel.
+        y, x = (place.expand(valid_h.shape) for place in (row + 1.0, column + 1.0))
 
     images = torch.arange(valid_sizes.shape[0], device=counts.device).float()[:, None]  # [N, 1]
     slot = (images * num_levels + pyramid.level_of_cell.float()) * 2.0  # [N, S]

@@ -323,8 +323,12 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
             value, points, offsets, logits = (types[node.input[i]] for i in (0, 3, 4, 5))
             assert (value, points, types[node.output[0]]) == (half, single, half)
             assert {offsets, logits} <= {half, single}
-        if node.op_type == "TopK":
+        if node.op_type == "LinearMax":
+            assert [types.get(node.input[0]), types[node.output[0]]] == [half, single]
+        if node.op_type == "TopKIndices":
             assert types[node.input[0]] == single
+    counts = Counter(node.op_type for node in graph.node)
+    assert (counts["LinearMax"], counts["TopKIndices"], counts["TopK"]) == (1, 2, 0)
     assert (types["boxes"], types["scores"]) == (single, single)
 
 
