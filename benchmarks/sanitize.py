@@ -14,11 +14,20 @@ import torch
 import msda
 from benchmarks import group_norm as norms
 from benchmarks import linear as linears
+from benchmarks import linear_max as largest
 from benchmarks import operator_errors, timing
+from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
 from codetr.cli.program import run_program
 
+MapProblem = (
+    windows.WindowProblem
+    | norms.NormProblem
+    | linears.LinearProblem
+    | largest.LinearMaxProblem
+    | searches.TopKProblem
+)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -31,10 +40,12 @@ def run_edge_cases() -> int:
 
     Window attention runs with padding, shift, and every compiled window and head size. Group normalisation
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
-    with every activation, with residuals and masks, and with sizes that end within a tile.
+    with every activation, with residuals and masks, and with sizes that end within a tile. Their largest
+    outputs run with every compiled size and others, the search for the largest numbers with rows of one part
+    and of several.
 
-    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM and MSDA_LINEAR force a kernel
-    (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
+    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_LINEAR_MAX and MSDA_TOP_K
+    force a kernel (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -48,7 +59,7 @@ def run_edge_cases() -> int:
         try:
             error = run()
         except RuntimeError as reason:
-            variables = ("FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR")
+            variables = ("FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "LINEAR_MAX", "TOP_K")
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
@@ -93,6 +104,27 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"linear {'x'.join(map(str, size))} {form} {dtype} unaligned={unaligned}"
         run = partial(check_map, linear_kernel, linears.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
+    sizes = itertools.product((5, 33, 3000), (20, 64, 192, 256), (1, 32, 80, 90))
+    for dtype, size, unaligned in itertools.product(DTYPES, sizes, (False, True)):
+        problem = largest.LinearMaxProblem("edge", *size)
+        what = f"largest output {'x'.join(map(str, size))} {dtype} unaligned={unaligned}"
+        yield what, 1e-6, partial(check_largest, problem, dtype, unaligned)
+    for size in ((2, 7, 3), (3, 4096, 1024), (2, 16385, 300), (8, 73656, 900), (1, 1100, 1025)):
+        problem = searches.TopKProblem("edge", *size)
+        run = partial(
+            check_map, msda.top_k_indices, searches.truth, problem, torch.float32, unaligned=size[0] == 2
+        )
+        yield f"top k {'x'.join(map(str, size))}", 0.0, run
+
+
+def check_largest(problem: largest.LinearMaxProblem, dtype: torch.dtype, unaligned: bool) -> float:
+    """Runs `msda.linear_max`, whose weights are float64 with a float64 x, as `check_map`."""
+
+    def operator(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return msda.linear_max(x, *(weight.to(wide) for weight in weights))
+
+    return check_map(operator, largest.truth, problem, dtype, unaligned)
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:
@@ -122,7 +154,7 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
 def check_map(
     operator: Callable[..., torch.Tensor],
     truth: Callable[..., torch.Tensor],
-    problem: windows.WindowProblem | norms.NormProblem | linears.LinearProblem,
+    problem: MapProblem,
     dtype: torch.dtype,
     unaligned: bool,
 ) -> float:

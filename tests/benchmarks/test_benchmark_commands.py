@@ -19,7 +19,18 @@ ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize(
-    "module", ["msda", "detector", "sanitize", "training", "window_attention", "group_norm", "linear"]
+    "module",
+    [
+        "msda",
+        "detector",
+        "sanitize",
+        "training",
+        "window_attention",
+        "group_norm",
+        "linear",
+        "linear_max",
+        "top_k_indices",
+    ],
 )
 def test_without_gpu(module: str, capsys) -> None:
     assert importlib.import_module(f"benchmarks.{module}").main([]) == 1
@@ -59,6 +70,8 @@ def test_without_gpu(module: str, capsys) -> None:
         ("window_attention", ["--methods", "magic"], "--methods"),
         ("group_norm", ["--problems"], "--problems"),
         ("linear", ["--problems"], "--problems"),
+        ("linear_max", ["--dtypes", "int8"], "--dtypes"),
+        ("top_k_indices", ["--iterations", "0"], "--iterations"),
     ],
 )
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:
