@@ -88,6 +88,7 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     linear_max_tensor_core_kernel(const __grid_constant__ LinearMaxArguments arguments, int rows,
                                   int outputs) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   using T = typename Config::Value;
   constexpr int kColumns = Config::kColumns, kAhead = Config::kAhead;
   char* const shared = dynamic_shared();
@@ -169,6 +170,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (t == 0 && place < rows) static_cast<float*>(arguments.output)[place] = best[row];
     }
   }
+#endif
 }
 
 template <typename Config>
