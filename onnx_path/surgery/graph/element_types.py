@@ -27,6 +27,9 @@ GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4)}
 """Nodes of linear layers, and their inputs, which have one type."""
 
+LINEAR_MAXES = {(DOMAIN, LINEAR_MAX)}
+"""Nodes of the largest output of linear layers, which give scores of a selection in float32."""
+
 OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS
 """Nodes of the library's operators, and their inputs that get the type of the first."""
 
