@@ -23,7 +23,12 @@ from codetr.cli.program import run_program
 METHODS = {
     "linear": "msda.linear",
     "eager": "torch.nn.functional.linear, then the activation, the sum and the product",
+    "int8": "msda.quantized_linear in int8; its result has 8 bits behind an activation, else 16",
+    "fp8": "the same in E4M3",
+    "cublas_int8": "torch._int_mm: the product alone, with an int32 result",
+    "cublas_fp8": "torch._scaled_mm: the product and the bias, with a scale for each matrix",
 }
+EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Inputs(NamedTuple):
@@ -101,8 +106,9 @@ def measure_linear(
 ) -> int:
     """Time linear layers at the sizes of Swin-L and of Co-DETR's encoder; compare them with the reference.
 
-    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. MSDA_LINEAR forces a
-    kernel.
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. MSDA_LINEAR and
+    MSDA_QUANTIZED_LINEAR force a kernel. Errors are those of 16-bit layers, and so are the bytes of all
+    methods.
 
     Args:
         out: result file. Default: benchmarks/results/linear_GPU.json.
@@ -117,12 +123,70 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, N]."""
     if method == "linear":
         return lambda: msda.linear(*inputs)
+    if method in EIGHT_BITS:
+        eight_bits = quantized(inputs, EIGHT_BITS[method])
+        return lambda: msda.quantized_linear(*eight_bits)
+    if method.startswith("cublas"):
+        return make_product(quantized(inputs, EIGHT_BITS[method.removeprefix("cublas_")]))
     x, weight, bias, *others = inputs
     return lambda: msda.linear_reference.finish(F.linear(x, weight, bias), *others)
 
 
+class QuantizedInputs(NamedTuple):
+    """The arguments of `msda.quantized_linear`."""
+
+    x: Tensor
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+    residual: Tensor | None
+    activation: str
+    mask: Tensor | None
+    output_scale: float | None
+    dtype: torch.dtype
+
+
+def quantized(inputs: Inputs, eight_bits: torch.dtype) -> QuantizedInputs:
+    """Quantises x and weight up to their largest magnitudes, and a result behind an activation up to 6."""
+    most = 127 if eight_bits == torch.int8 else 448
+    x, weight = inputs.x.float(), inputs.weight.float()
+    per_row = eight_bits == torch.int8  # as `codetr quantize` does
+    scale = x.abs().max() / most
+    weight_scale = (weight.abs().amax(1) if per_row else weight.abs().max().expand(len(weight))) / most
+    quantize = functools.partial(msda.quantized_linear_reference.quantize, dtype=eight_bits)
+    return QuantizedInputs(
+        quantize(x / scale),
+        quantize(weight / weight_scale[:, None]),
+        (scale * weight_scale).contiguous(),
+        inputs.bias.float(),
+        inputs.residual,
+        inputs.activation,
+        inputs.mask,
+        None if inputs.activation == "none" else 6 / most,
+        inputs.x.dtype,
+    )
+
+
+def make_product(inputs: QuantizedInputs) -> Callable[[], Tensor]:
+    """Returns a call of cuBLASLt by PyTorch, which computes less than the operator."""
+    x, columns = inputs.x, inputs.weight.T
+    if x.dtype == torch.int8:
+        return lambda: torch._int_mm(x, columns)
+    one, scale, bias = torch.ones_like(inputs.scale[0]), inputs.scale[0].clone(), inputs.bias.to(inputs.dtype)
+    return lambda: torch._scaled_mm(x, columns, scale, one, bias=bias, out_dtype=inputs.dtype)
+
+
 truth = truth_by(msda.linear_reference.linear)
-OPERATOR = MapOperator("benchmarks.linear", METHODS, make_call, truth, variable="MSDA_LINEAR", kernels=())
+OTHER_RESULTS = (*EIGHT_BITS, "cublas_int8", "cublas_fp8")
+OPERATOR = MapOperator(
+    "benchmarks.linear",
+    METHODS,
+    make_call,
+    truth,
+    variable="MSDA_LINEAR",
+    kernels=(),
+    other_results=OTHER_RESULTS,
+)
 
 main = functools.partial(run_program, measure_linear, program="python -m benchmarks.linear")
 

@@ -40,12 +40,13 @@ def run_edge_cases() -> int:
 
     Window attention runs with padding, shift, and every compiled window and head size. Group normalisation
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
-    with every activation, with residuals and masks, and with sizes that end within a tile. Their largest
-    outputs run with every compiled size and others, the search for the largest numbers with rows of one part
-    and of several.
+    with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
+    8-bit inputs, with results in 8 and 16 bits. Their largest outputs run with every compiled size and
+    others, the search for the largest numbers with rows of one part and of several.
 
-    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_LINEAR_MAX and MSDA_TOP_K
-    force a kernel (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
+    MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
+    MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel (kernels/include/msda/forward_choice.h). Cases that it
+    cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -59,7 +60,8 @@ def run_edge_cases() -> int:
         try:
             error = run()
         except RuntimeError as reason:
-            variables = ("FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "LINEAR_MAX", "TOP_K")
+            operators = "FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "QUANTIZED_LINEAR"
+            variables = *operators, "LINEAR_MAX", "TOP_K"
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
@@ -104,6 +106,21 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"linear {'x'.join(map(str, size))} {form} {dtype} unaligned={unaligned}"
         run = partial(check_map, linear_kernel, linears.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
+    forms = (("none",), ("gelu",), ("relu",), ("none", True), ("relu", True), ("none", False, True))
+    sizes = (3, 16, 16), (63, 20, 33), (130, 64, 192), (864, 1552, 272)
+    types = itertools.product(linears.EIGHT_BITS.values(), DTYPES[1:3])
+    for (eight_bits, dtype), size, form, unaligned in itertools.product(types, sizes, forms, (False, True)):
+        problem = linears.LinearProblem("edge", *size, *form)
+        what = f"linear {'x'.join(map(str, size))} {form} {eight_bits} {dtype} unaligned={unaligned}"
+        tolerance = operator_errors.TOLERANCE[dtype]
+        yield what, tolerance, partial(check_quantized, problem, eight_bits, dtype, unaligned, None)
+        # A step between the numbers that GELU and the sums round to.
+        tolerance = 1e-2 if eight_bits == torch.int8 else 2e-2
+        yield (
+            f"{what} to 8 bits",
+            tolerance,
+            partial(check_quantized, problem, eight_bits, dtype, unaligned, 0.05),
+        )
     sizes = itertools.product((5, 33, 3000), (20, 64, 192, 256), (1, 32, 80, 90))
     for dtype, size, unaligned in itertools.product(DTYPES, sizes, (False, True)):
         problem = largest.LinearMaxProblem("edge", *size)
@@ -164,6 +181,22 @@ def check_map(
     return operator_errors.relative_error(operator(*moved).cpu(), truth(inputs))
 
 
+def check_quantized(
+    problem: linears.LinearProblem,
+    eight_bits: torch.dtype,
+    dtype: torch.dtype,
+    unaligned: bool,
+    output_scale: float | None,
+) -> float:
+    """Runs a linear layer with 8-bit inputs on the GPU, and returns its error against the reference."""
+    inputs = linears.quantized(problem.inputs(dtype, "cpu"), eight_bits)._replace(output_scale=output_scale)
+    moved = (to_gpu(x, unaligned, x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs)
+    expected = msda.quantized_linear_reference.quantized_linear(*inputs)
+    return operator_errors.relative_error(
+        msda.quantized_linear(*moved).float().cpu(), expected.float().double()
+    )
+
+
 def linear_kernel(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -178,7 +211,7 @@ def linear_kernel(
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:
     """Copies a tensor to the GPU. An unaligned copy begins one element after its storage."""
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() and tensor.dtype != torch.int8:
         return tensor.to("cuda", index_dtype)
     if not unaligned:
         return tensor.cuda()

@@ -17,6 +17,7 @@ import torch
 
 import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
+from dynamo_path.fused_quantized_linears import quantized_linear
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
 from msda.checks import ACTIVATIONS
@@ -26,6 +27,7 @@ from trt_plugin.library import (
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
+    QUANTIZED_LINEAR,
     TOP_K_INDICES,
     WINDOW_ATTENTION,
 )
@@ -67,6 +69,7 @@ def register() -> None:
         dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)(convert)
     for target in (quantize, dequantize):
         dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)(convert_scaling)
+    dynamo_tensorrt_converter(quantized_linear, supports_dynamic_shapes=True)(convert_quantized_linear)
     dynamo_tensorrt_converter(
         torch.ops.aten.where.self,
         capability_validator=is_bfloat16,
@@ -168,6 +171,32 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
             tensor = cast_trt_tensor(ctx, tensor, FLOAT_TYPES[accepted[-1]], f"{name}_{argument}_cast")
         inputs.append(tensor)
     return add_plugin_layer(ctx.net, operator, inputs, fields, f"{operator}-[{name}]")
+
+
+def convert_quantized_linear(
+    ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> Any:
+    """Converts a call of `quantized_linear`. Arguments and result are those of `convert`."""
+    from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
+
+    x, weight, scale, bias, residual, mask, activation, output_scale, dtype = args
+    types = {torch.int8: 3, torch.float16: 10, torch.bfloat16: 16, torch.float8_e4m3fn: 17}  # ONNX's numbers
+    eight_bits = torch.float8_e4m3fn if x.dtype.name == "FP8" else torch.int8
+    fields = {
+        "activation": ACTIVATIONS.index(activation),
+        "add_residual": int(residual is not None),
+        "multiply_mask": int(mask is not None),
+        "output_type": types[dtype if output_scale is None else eight_bits],
+        "output_scale": 1.0 if output_scale is None else output_scale,
+    }
+    constants = {"weight": weight, "scale": scale, "bias": bias}
+    inputs = [get_trt_tensor(ctx, tensor, f"{name}_{key}") for key, tensor in constants.items()]
+    for key, tensor in (("residual", residual), ("mask", mask)):
+        # Another converter may have promoted it.
+        if tensor is not None and FLOAT_TYPES.get(tensor.dtype.name) != dtype:
+            tensor = cast_trt_tensor(ctx, tensor, dtype, f"{name}_{key}_cast")
+        inputs.append(inputs[2] if tensor is None else tensor)
+    return add_plugin_layer(ctx.net, QUANTIZED_LINEAR, [x, *inputs], fields, f"{QUANTIZED_LINEAR}-[{name}]")
 
 
 def _inputs_of_linear(

@@ -18,6 +18,7 @@ from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
+from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import write_out_for_tensorrt
@@ -98,7 +99,7 @@ def _convert(
     """Runs Torch-TensorRT's conversion and raises the error that its interpreter met."""
     from torch_tensorrt import dynamo
 
-    write_out_for_tensorrt(program, quantized=ranges is not None)
+    write_out_for_tensorrt(program, ranges or ())
     with (
         tempfile.TemporaryDirectory() as folder,
         quiet(LOGGER),
@@ -206,6 +207,7 @@ def patched_interpreter(
             simplify_reshapes(module)
             if ranges is not None:
                 quantize_layers(module, ranges, request.precision)
+                fuse_quantized_linears(module, request.precision)
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()
             if missing:

@@ -1,15 +1,16 @@
 """Replaces calls of `msda.linear` in a graph by PyTorch's operators.
 
-Builds do so where TensorRT's own products are faster than the plugin's kernels, and for all calls before a
-quantisation, which knows linear layers. `onnx_path.written_out_linears` does the same in the ONNX path.
+Builds do so where TensorRT's own products are faster than the plugin's kernels, and for the layers that
+become 8 bits: `quantize_layers` knows linear layers. `onnx_path.written_out_linears` is the ONNX path's form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
+from codetr.export.weight_key import weight_key
 from dynamo_path.packed_projections import LINEAR
 from msda.checks import ACTIVATIONS
 from trt_plugin import library
@@ -18,19 +19,27 @@ OPERATOR = torch.ops.msda.linear.default
 _ACTIVATIONS = {"gelu": torch.ops.aten.gelu.default, "relu": torch.ops.aten.relu.default}
 
 
-def write_out_for_tensorrt(program: torch.export.ExportedProgram, quantized: bool = False) -> int:
+def write_out_for_tensorrt(program: torch.export.ExportedProgram, eight_bits: Iterable[str] = ()) -> int:
     """Replaces the calls that no kernel runs fast on the current GPU, in place; returns their number.
 
     Args:
         program: no call is an output of it.
-        quantized: replace all calls.
+        eight_bits: names of the layers that become 8 bits, see `Quantizer.ranges_by_weights`. Replaces the
+            calls with their weights too.
     """
+    keys = {name.partition("/")[0] for name in eight_bits}
     calls = [node for node in program.graph.nodes if node.target is OPERATOR]
-    slow = [node for node in calls if quantized or not _is_fast(node)]
+    slow = [node for node in calls if (keys and _key(program, node) in keys) or not _is_fast(node)]
     for node in slow:
         _write_out(program.graph, node)
     program.graph_module.recompile()
     return len(slow)
+
+
+def _key(program: torch.export.ExportedProgram, node: torch.fx.Node) -> str | None:
+    """Returns the key of a call's weights, None unless they are parameters."""
+    weight = program.graph_signature.inputs_to_parameters.get(node.args[1].name)
+    return None if weight is None else weight_key(program.state_dict[weight].detach().cpu().numpy())
 
 
 def _is_fast(node: torch.fx.Node) -> bool:

@@ -3,9 +3,10 @@
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
 the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
 Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
-layer with its activation, residual and mask. `linear_max` is the largest output of a linear layer, and
-`top_k_indices` finds the largest numbers of rows. `reference`, `window_reference`, `group_norm_reference`,
-`linear_reference`, `linear_max_reference` and `top_k_reference` have the operators in plain PyTorch.
+layer with its activation, residual and mask. `quantized_linear` is the same of int8 or FP8 numbers.
+`linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
+`reference`, `window_reference`, `group_norm_reference`, `linear_reference`, `quantized_linear_reference`,
+`linear_max_reference` and `top_k_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from msda import (
     group_norm_reference,
     linear_max_reference,
     linear_reference,
+    quantized_linear_reference,
     reference,
     top_k_reference,
     window_reference,
@@ -28,6 +30,7 @@ from msda.ops import (
     linear,
     linear_max,
     longest_top_k_row,
+    quantized_linear,
     top_k_indices,
     window_attention,
 )
@@ -52,6 +55,8 @@ __all__ = [
     "linear_max_reference",
     "linear_reference",
     "longest_top_k_row",
+    "quantized_linear",
+    "quantized_linear_reference",
     "reference",
     "top_k_indices",
     "top_k_reference",

@@ -17,6 +17,9 @@ MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
 MAX_EPS = 1e30  # the largest eps of group normalisation, as in kernels/include/msda/group_norm_params.h
 ACTIVATIONS = ("none", "gelu", "relu")  # in the order of msda::Activation
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+SIXTEEN_BIT_TYPES = (torch.float16, torch.bfloat16)
+EIGHT_BIT_TYPES = (torch.int8, torch.float8_e4m3fn)  # in the order of msda::EightBits
+MAX_QUANTIZED_INPUTS = 2**17 - 1  # as in kernels/include/msda/quantized_linear_params.h
 
 
 def check_attention(
@@ -127,15 +130,70 @@ def check_linear(
     mask: Tensor | None,
 ) -> None:
     """Checks the arguments of :func:`msda.linear`."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    _check_activation(activation)
     _check_type("x", x)
-    if not x.dim():
-        raise ValueError("x: expected [..., K], got a tensor without dimensions")
     optional = {"bias": bias, "residual": residual, "mask": mask}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     for name, tensor in {"weight": weight, **given}.items():
         _check_like(name, tensor, x, "x")
+    _check_layer(x, weight, bias, residual, mask)
+
+
+def check_quantized_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    mask: Tensor | None,
+    output_scale: float | None,
+    dtype: torch.dtype,
+) -> None:
+    """Checks the arguments of :func:`msda.quantized_linear`."""
+    _check_activation(activation)
+    if dtype not in SIXTEEN_BIT_TYPES:
+        raise TypeError(f"dtype: expected torch.float16 or torch.bfloat16, got {dtype!r}")
+    if output_scale is not None:
+        if not isinstance(output_scale, float):
+            raise TypeError(f"output_scale: expected a float or None, got {output_scale!r}")
+        # The kernels multiply by the reciprocal in float32.
+        largest = torch.finfo(torch.float32).max
+        if not 1 / largest <= output_scale <= largest:
+            raise ValueError(
+                f"output_scale: expected a number above 0 that is finite, as its reciprocal, "
+                f"got {output_scale}"
+            )
+    _check_tensor("x", x, None)
+    if x.dtype not in EIGHT_BIT_TYPES:
+        raise TypeError(f"x: expected int8 or float8_e4m3fn, got {x.dtype}")
+    _check_tensor("weight", weight, x, "x")
+    if weight.dtype != x.dtype:
+        raise TypeError(f"weight: expected {x.dtype} as x, got {weight.dtype}")
+    types = {"scale": torch.float32, "bias": torch.float32, "residual": dtype, "mask": dtype}
+    for name, tensor in {"scale": scale, "bias": bias, "residual": residual, "mask": mask}.items():
+        if tensor is None and name != "scale":
+            continue
+        _check_tensor(name, tensor, x, "x")
+        if tensor.dtype != types[name]:
+            raise TypeError(f"{name}: expected {types[name]}, got {tensor.dtype}")
+    _check_layer(x, weight, bias, residual, mask)
+    _check_shape("scale", scale, "[N]", (weight.shape[0],))
+    if x.shape[-1] > MAX_QUANTIZED_INPUTS:
+        raise ValueError(f"x: expected [..., K] with K up to {MAX_QUANTIZED_INPUTS}, got {list(x.shape)}")
+
+
+def _check_activation(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+
+
+def _check_layer(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, mask: Tensor | None
+) -> None:
+    """Checks the shapes of a linear layer's tensors."""
+    if not x.dim():
+        raise ValueError("x: expected [..., K], got a tensor without dimensions")
     outputs = weight.shape[0] if weight.dim() else 0
     _check_shape("weight", weight, "[N, K]", (outputs, x.shape[-1]))
     if bias is not None:

@@ -1,7 +1,7 @@
 """The operators: the public functions, and their registrations in Python (fake tensors, autocast).
 
 `csrc/binding.cpp` registers the schemas and the implementations for CPU and CUDA, `msda.autograd` the
-derivatives. Window attention, group normalisation and linear layers run as their references on the CPU.
+derivatives. Operators other than MSDA run as their references on the CPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msda import (
     library,
     linear_max_reference,
     linear_reference,
+    quantized_linear_reference,
     top_k_reference,
     window_reference,
 )
@@ -309,6 +310,71 @@ def linear(
     return torch.ops.msda.linear(x, weight, bias, residual, mask, activation)
 
 
+def quantized_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    mask: Tensor | None = None,
+    output_scale: float | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """Computes a linear layer of 8-bit numbers with what follows it, and quantises its result on request:
+
+        y = (activation(x weight^T * scale + bias) + residual) * mask
+
+    Letters: K inputs and N outputs of the layer.
+
+    Args:
+        x: [..., K] int8 or float8_e4m3fn, K below 2**17.
+        weight: [N, K] in x's type.
+        scale: [N] float32, the quantisation scale of x times that of each row of weight.
+        bias: [N] float32. None: zeros.
+        residual: [..., N] in the type dtype, with x's sizes before the last. None: zeros.
+        activation: "none", "gelu" or "relu", as for `linear`.
+        mask: [..., 1] in the type dtype, with x's sizes before the last, as for `linear`. None: ones.
+        output_scale: quantisation scale of the result, above 0. None: the result is not quantised.
+        dtype: torch.float16 or torch.bfloat16, the type of residual, mask and a result without a scale.
+
+    Returns:
+        [..., N]: y in the type dtype; or, with output_scale, y / output_scale in x's type, rounded half to
+        even and saturated, as by ONNX's QuantizeLinear. The operator multiplies by the float32 reciprocal of
+        output_scale. The result is the same in every run.
+
+        Sums are exact for int8 (int32). For float8_e4m3fn they are float32. What follows them is float32.
+        Without GELU, the int8 kernels give the bits of `quantized_linear_reference`, which rounds
+        sum * scale + bias once from float64.
+
+        On a GPU of compute capability 9.0, a kernel of CUTLASS runs if K is a multiple of 16 and N one of 8
+        (of 16 with output_scale), with at most one of residual, mask and output_scale. The GELU of these
+        kernels is a polynomial with an absolute error of at most 4.3e-5. On other GPUs, and for other layers,
+        a plain kernel runs, which is slow.
+
+        Not differentiable.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_QUANTIZED_LINEAR names no kernel, or a kernel that
+            cannot run the problem.
+
+    Source: Integer quantization for deep learning inference, arXiv:2004.09602, section 3; FP8 formats,
+    arXiv:2209.05433.
+
+    Example:
+        >>> x, weight = torch.randint(-127, 128, (2, 150, 64), dtype=torch.int8), torch.ones(256, 64).char()
+        >>> scale, bias = torch.full((256,), 1e-3), torch.rand(256)
+        >>> quantized_linear(x, weight, scale, bias, activation="gelu", output_scale=0.02).dtype
+        torch.int8
+    """
+    checks.check_quantized_linear(x, weight, scale, bias, residual, activation, mask, output_scale, dtype)
+    _check_built_for(x, "x")
+    return torch.ops.msda.quantized_linear(
+        x, weight, scale, bias, residual, mask, activation, output_scale, dtype
+    )
+
+
 def linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Computes the largest output of a linear layer for each row, such as the best class logit of a cell:
 
@@ -478,6 +544,12 @@ def _top_k_indices_fake(x, count):
     return x.new_empty(x.shape[0], count, dtype=torch.int32)
 
 
+@torch.library.register_fake("msda::quantized_linear")
+def _quantized_linear_fake(x, weight, scale, bias, residual, mask, activation, output_scale, dtype):
+    dtype = dtype if output_scale is None else x.dtype
+    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
@@ -493,6 +565,13 @@ for _key in ("CPU", "CUDA"):
 @torch.library.impl("msda::linear", "CPU")
 def _linear_cpu(x, weight, bias, residual, mask, activation):
     return linear_reference.linear(x, weight, bias, residual, activation, mask)
+
+
+@torch.library.impl("msda::quantized_linear", "CPU")
+def _quantized_linear_cpu(x, weight, scale, bias, residual, mask, activation, output_scale, dtype):
+    return quantized_linear_reference.quantized_linear(
+        x, weight, scale, bias, residual, activation, mask, output_scale, dtype
+    )
 
 
 if _BUILD.has_cuda:

@@ -11,6 +11,7 @@ import onnx
 
 from codetr.errors import UsageError
 from onnx_path.custom_operators import custom_operators
+from onnx_path.fused_quantized_linears import fuse_quantized_linears
 from onnx_path.operator import remove_function_bodies
 from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.packed_projections import pack_projections
@@ -97,8 +98,8 @@ def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
 
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
-            parser up to 10.6 prefers to plugins. `write_out_slow_linears` replaces linear layers, and
-            `pack_projections` merges those before MSDA.
+            parser up to 10.6 prefers to plugins. `write_out_slow_linears` and `fuse_quantized_linears`
+            replace linear layers, and `pack_projections` merges those before MSDA.
         folder: location of weights outside of the model.
 
     Returns:
@@ -107,6 +108,7 @@ def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
     bodies = len(model.functions)
     remove_function_bodies(model)
     changes = write_out_slow_linears(model, folder) + pack_projections(model, folder)
+    changes += fuse_quantized_linears(model, folder)
     return changes > 0 or len(model.functions) < bodies
 
 

@@ -1,7 +1,7 @@
 """Replaces nodes `Linear` by the standard operators that PyTorch's exporter writes for the same layers.
 
-Builds do so where TensorRT's own products are faster than the plugin's kernels, and quantisations for all
-nodes: their rules know matrix products. Needs no GPU.
+Builds do so where TensorRT's own products are faster than the plugin's kernels, and quantisations for the
+layers that become 8 bits: Q/DQ nodes are before matrix products. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ def write_out_linears(model: ir.Model, keep: Callable[[ir.Node], bool] = lambda 
     if len(slow) == len(nodes):
         model.functions.pop((DOMAIN, LINEAR, ""), None)
     return len(slow)
+
+
+def product_name(node: ir.Node) -> str:
+    """Returns the name of the matrix product's result, once a node with constant weights is written out."""
+    return f"{node.outputs[0].name}_0"
 
 
 def _is_fast(node: ir.Node) -> bool:

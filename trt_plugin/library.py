@@ -20,11 +20,23 @@ FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 WINDOW_ATTENTION = "WindowAttention"
 GROUP_NORM = "GroupNorm"
 LINEAR = "Linear"
+QUANTIZED_LINEAR = "QuantizedLinear"
 LINEAR_MAX = "LinearMax"
 TOP_K_INDICES = "TopKIndices"
-OPERATORS = (ATTENTION, FUSED_ATTENTION, WINDOW_ATTENTION, GROUP_NORM, LINEAR, LINEAR_MAX, TOP_K_INDICES)
+OPERATORS = (
+    ATTENTION,
+    FUSED_ATTENTION,
+    WINDOW_ATTENTION,
+    GROUP_NORM,
+    LINEAR,
+    QUANTIZED_LINEAR,
+    LINEAR_MAX,
+    TOP_K_INDICES,
+)
 LINEAR_TYPES = ("float32", "float16", "bfloat16")
 """Types of linear layers, in the order of msda::DataType."""
+EIGHT_BIT_TYPES = ("int8", "fp8")
+"""Types of inputs of linear layers, in the order of msda::EightBits."""
 
 FILE_NAME = "libmsda_trt_plugin.so"
 ENVIRONMENT_VARIABLE = "MSDA_TRT_PLUGIN"
@@ -105,6 +117,27 @@ def has_fast_linear(
     sizes = ctypes.c_int64(inputs), ctypes.c_int64(outputs)
     switches = ctypes.c_bool(residual), ctypes.c_bool(masked)
     return function(*sizes, activation, *switches, LINEAR_TYPES.index(dtype))
+
+
+def has_fast_quantized_linear(
+    inputs: int, outputs: int, residual: bool, masked: bool, quantized_output: bool, eight_bits: str
+) -> bool:
+    """Returns whether the plugin `QuantizedLinear` has a fast kernel for a layer on the current GPU.
+
+    Args:
+        inputs, outputs: K and N of the layer.
+        residual, masked: fields of the plugin.
+        quantized_output: whether the result has 8 bits.
+        eight_bits: one of `EIGHT_BIT_TYPES`.
+
+    Raises:
+        EngineError: as `load`.
+    """
+    function = ctypes.CDLL(str(load())).msda_has_fast_quantized_linear
+    function.restype = ctypes.c_bool
+    sizes = ctypes.c_int64(inputs), ctypes.c_int64(outputs)
+    switches = (ctypes.c_bool(x) for x in (residual, masked, quantized_output))
+    return function(*sizes, *switches, EIGHT_BIT_TYPES.index(eight_bits))
 
 
 def _open(path: Path) -> None:

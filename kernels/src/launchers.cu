@@ -1,6 +1,7 @@
 // The launchers: they choose a kernel, and its compiled code for the value's type.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
 #include "msda/linear_max_choice.h"
+#include "msda/quantized_linear_choice.h"
 #include "msda/top_k_choice.h"
 #include "msda/window_choice.h"
 
@@ -38,6 +40,10 @@ cudaError_t run_linear_max(LinearMaxKernel kernel, const LinearMaxProblem& probl
                            const LinearMaxArguments& arguments, cudaStream_t stream);
 cudaError_t run_top_k(TopKKernel kernel, const TopKProblem& problem, const TopKArguments& arguments,
                       cudaStream_t stream);
+template <typename Q, typename T>
+cudaError_t run_quantized_linear(QuantizedLinearKernel kernel,
+                                 const QuantizedLinearProblem& problem,
+                                 const QuantizedLinearArguments& arguments, cudaStream_t stream);
 
 namespace {
 
@@ -48,6 +54,7 @@ constexpr char kGroupNormVariable[] = "MSDA_GROUP_NORM";
 constexpr char kLinearVariable[] = "MSDA_LINEAR";
 constexpr char kLinearMaxVariable[] = "MSDA_LINEAR_MAX";
 constexpr char kTopKVariable[] = "MSDA_TOP_K";
+constexpr char kQuantizedLinearVariable[] = "MSDA_QUANTIZED_LINEAR";
 
 // Returns whether an environment variable has a value. Reads it at every call.
 bool is_forced(const char* variable) {
@@ -94,19 +101,20 @@ cudaError_t with_type(DataType type, const Run& run) {
   return cudaErrorInvalidValue;
 }
 
-// Whether the current device has the kernel's compute capability.
-bool runs_here(LinearKernel kernel) {
+// Whether the current device has the compute capability of a kernel of linear layers.
+template <typename Kernel>
+bool runs_here(Kernel kernel) {
   int major = 0, minor = 0;
-  return kernel == LinearKernel::kPlain ||
+  return kernel == Kernel::kPlain ||
          (get_attribute(cudaDevAttrComputeCapabilityMajor, major) == cudaSuccess &&
           get_attribute(cudaDevAttrComputeCapabilityMinor, minor) == cudaSuccess && major == 9 &&
           minor == 0);
 }
 
-// The fastest kernel on the current device.
-LinearKernel choose_here(const LinearProblem& problem, const LinearArguments& arguments) {
-  const LinearKernel kernel = choose_linear(problem, arguments);
-  return runs_here(kernel) ? kernel : LinearKernel::kPlain;
+// The kernel on the current device, where `chosen` is the fastest one.
+template <typename Kernel>
+Kernel or_plain(Kernel chosen) {
+  return runs_here(chosen) ? chosen : Kernel::kPlain;
 }
 
 }  // namespace
@@ -117,6 +125,7 @@ std::string check_environment() {
   if (wrong.empty()) wrong = check_variable(kWindowVariable, kWindowKernels);
   if (wrong.empty()) wrong = check_variable(kGroupNormVariable, kGroupNormKernels);
   if (wrong.empty()) wrong = check_variable(kLinearVariable, kLinearKernels);
+  if (wrong.empty()) wrong = check_variable(kQuantizedLinearVariable, kQuantizedLinearKernels);
   if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
@@ -183,7 +192,7 @@ cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments
 cudaError_t linear(const LinearProblem& problem, const LinearArguments& arguments,
                    cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
-  LinearKernel kernel = choose_here(problem, arguments);
+  LinearKernel kernel = or_plain(choose_linear(problem, arguments));
   if (!force(kLinearVariable, kLinearKernels, kernel)) return cudaErrorInvalidValue;
   if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
   return with_type(problem.type, [&](auto zero) {
@@ -220,7 +229,31 @@ cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cu
 }
 
 bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments) {
-  return is_forced(kLinearVariable) || choose_here(problem, arguments) != LinearKernel::kPlain;
+  return is_forced(kLinearVariable) ||
+         or_plain(choose_linear(problem, arguments)) != LinearKernel::kPlain;
+}
+
+cudaError_t quantized_linear(const QuantizedLinearProblem& problem,
+                             const QuantizedLinearArguments& arguments, cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  QuantizedLinearKernel kernel = or_plain(choose_quantized_linear(problem, arguments));
+  if (!force(kQuantizedLinearVariable, kQuantizedLinearKernels, kernel)) {
+    return cudaErrorInvalidValue;
+  }
+  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
+  const auto run = [&](auto eight_bits) {
+    using Q = decltype(eight_bits);
+    return problem.type == DataType::kFloat16
+               ? run_quantized_linear<Q, __half>(kernel, problem, arguments, stream)
+               : run_quantized_linear<Q, __nv_bfloat16>(kernel, problem, arguments, stream);
+  };
+  return problem.input_type == EightBits::kInt8 ? run(int8_t{}) : run(__nv_fp8_e4m3{});
+}
+
+bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
+                               const QuantizedLinearArguments& arguments) {
+  return is_forced(kQuantizedLinearVariable) ||
+         or_plain(choose_quantized_linear(problem, arguments)) != QuantizedLinearKernel::kPlain;
 }
 
 }  // namespace msda

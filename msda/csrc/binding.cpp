@@ -27,6 +27,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
 #include "msda/window_params.h"
 #include "problem.h"
@@ -385,6 +386,37 @@ Tensor top_k_indices(Tensor x, int64_t count) {
                "x=", binding::shape_of(x), " count=", count);
   return indices;
 }
+
+Tensor quantized_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
+                        std::optional<Tensor> residual, std::optional<Tensor> mask,
+                        std::string activation, std::optional<double> output_scale,
+                        ScalarType dtype) {
+  const msda::QuantizedLinearProblem problem = binding::make_quantized_linear_problem(
+      x, weight, scale, bias, residual, mask, activation, output_scale, dtype);
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  scale = torch::stable::contiguous(scale);
+  if (bias) bias = torch::stable::contiguous(*bias);
+  if (residual) residual = torch::stable::contiguous(*residual);
+  if (mask) mask = torch::stable::contiguous(*mask);
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = problem.outputs;
+  Tensor output = torch::stable::new_empty(x, shape, output_scale ? x.scalar_type() : dtype);
+  const msda::QuantizedLinearArguments arguments{x.const_data_ptr(),
+                                                 weight.const_data_ptr(),
+                                                 scale.const_data_ptr(),
+                                                 bias ? bias->const_data_ptr() : nullptr,
+                                                 residual ? residual->const_data_ptr() : nullptr,
+                                                 mask ? mask->const_data_ptr() : nullptr,
+                                                 output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("quantized_linear", msda::quantized_linear(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " weight=", binding::shape_of(weight),
+               " activation=", activation, " residual=", residual ? "given" : "none",
+               " mask=", mask ? "given" : "none", " ", msda::name(problem.input_type), " to ",
+               output_scale ? msda::name(problem.input_type) : msda::name(problem.type));
+  return output;
+}
 #endif
 
 }  // namespace
@@ -432,6 +464,10 @@ STABLE_TORCH_LIBRARY(msda, library) {
   library.def(
       "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
       "activation) -> Tensor");
+  // msda/ops.py implements it for the CPU.
+  library.def(
+      "quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "
+      "Tensor? mask, str activation, float? output_scale, ScalarType dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
@@ -449,6 +485,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("top_k_indices", TORCH_BOX(&top_k_indices));
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
+  library.impl("quantized_linear", TORCH_BOX(&quantized_linear));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));
   library.impl("attention_backward", TORCH_BOX(&attention_backward));

@@ -16,6 +16,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
 #include "msda/window_params.h"
 
@@ -203,40 +204,50 @@ inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Ten
   return problem;
 }
 
+inline msda::Activation read_activation(const std::string& activation) {
+  STD_TORCH_CHECK(activation == "none" || activation == "gelu" || activation == "relu",
+                  "activation: expected one of none, gelu, relu, got '", activation, "'");
+  return activation == "gelu"   ? msda::Activation::kGelu
+         : activation == "relu" ? msda::Activation::kRelu
+                                : msda::Activation::kNone;
+}
+
+// Checks x [..., K], weight [N, K] of x's type, and the shapes of bias [N], residual [..., N] and
+// mask [..., 1]. Returns a LinearProblem or a QuantizedLinearProblem with their sizes.
+template <class Problem>
+Problem make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                   const std::optional<Tensor>& residual, const std::optional<Tensor>& mask,
+                   const std::string& activation) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., K], got a tensor without dimensions");
+  STD_TORCH_CHECK(weight.dim() == 2, "weight: expected [N, K], got ", shape_of(weight));
+  Problem problem{1, x.size(x.dim() - 1), weight.size(0)};
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = problem.outputs;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  check_shape("weight", weight, {problem.outputs, problem.inputs});
+  check_like("weight", weight, "x", x);
+  if (bias) check_shape("bias", *bias, {problem.outputs});
+  if (residual) check_shape("residual", *residual, shape);
+  if (mask) {
+    shape.back() = 1;
+    check_shape("mask", *mask, shape);
+  }
+  problem.activation = read_activation(activation);
+  problem.residual = residual.has_value();
+  problem.masked = mask.has_value();
+  return problem;
+}
+
 // Checks the tensors of a linear layer, and returns the problem.
 inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& weight,
                                                const std::optional<Tensor>& bias,
                                                const std::optional<Tensor>& residual,
                                                const std::optional<Tensor>& mask,
                                                const std::string& activation) {
-  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., K], got a tensor without dimensions");
-  STD_TORCH_CHECK(weight.dim() == 2, "weight: expected [N, K], got ", shape_of(weight));
-  msda::LinearProblem problem{1, x.size(x.dim() - 1), weight.size(0)};
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = problem.outputs;
-  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
-  check_shape("weight", weight, {problem.outputs, problem.inputs});
-  check_like("weight", weight, "x", x);
-  if (bias) {
-    check_shape("bias", *bias, {problem.outputs});
-    check_like("bias", *bias, "x", x);
-  }
-  if (residual) {
-    check_shape("residual", *residual, shape);
-    check_like("residual", *residual, "x", x);
-  }
-  if (mask) {
-    shape.back() = 1;
-    check_shape("mask", *mask, shape);
-    check_like("mask", *mask, "x", x);
-  }
-  STD_TORCH_CHECK(activation == "none" || activation == "gelu" || activation == "relu",
-                  "activation: expected one of none, gelu, relu, got '", activation, "'");
-  problem.activation = activation == "gelu"   ? msda::Activation::kGelu
-                       : activation == "relu" ? msda::Activation::kRelu
-                                              : msda::Activation::kNone;
-  problem.residual = residual.has_value();
-  problem.masked = mask.has_value();
+  auto problem = make_layer<msda::LinearProblem>(x, weight, bias, residual, mask, activation);
+  if (bias) check_like("bias", *bias, "x", x);
+  if (residual) check_like("residual", *residual, "x", x);
+  if (mask) check_like("mask", *mask, "x", x);
   problem.type = data_type("x", x);
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
@@ -267,6 +278,38 @@ inline msda::TopKProblem make_top_k_problem(const Tensor& x, int64_t count) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected [N, S], got ", shape_of(x));
   STD_TORCH_CHECK(data_type("x", x) == msda::DataType::kFloat32, "x: expected float32");
   const msda::TopKProblem problem{x.size(0), x.size(1), count};
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensors of a linear layer with 8-bit inputs, and returns the problem. The result is
+// quantised if it has a scale.
+inline msda::QuantizedLinearProblem make_quantized_linear_problem(
+    const Tensor& x, const Tensor& weight, const Tensor& scale, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& residual, const std::optional<Tensor>& mask,
+    const std::string& activation, std::optional<double> output_scale, ScalarType dtype) {
+  auto problem =
+      make_layer<msda::QuantizedLinearProblem>(x, weight, bias, residual, mask, activation);
+  const auto check_type = [&](const char* name, const Tensor& tensor, ScalarType type,
+                              const char* expected) {
+    check_device(name, tensor, x, "x");
+    STD_TORCH_CHECK(tensor.scalar_type() == type, name, ": expected ", expected);
+  };
+  check_shape("scale", scale, {problem.outputs});
+  check_type("scale", scale, ScalarType::Float, "float32");
+  if (bias) check_type("bias", *bias, ScalarType::Float, "float32");
+  if (residual) check_type("residual", *residual, dtype, "the type dtype");
+  if (mask) check_type("mask", *mask, dtype, "the type dtype");
+  const bool is_int8 = x.scalar_type() == ScalarType::Char;
+  STD_TORCH_CHECK(is_int8 || x.scalar_type() == ScalarType::Float8_e4m3fn,
+                  "x: expected int8 or float8_e4m3fn");
+  STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                  "dtype: expected float16 or bfloat16");
+  problem.input_type = is_int8 ? msda::EightBits::kInt8 : msda::EightBits::kFloat8;
+  problem.type = dtype == ScalarType::Half ? msda::DataType::kFloat16 : msda::DataType::kBFloat16;
+  problem.quantized_output = output_scale.has_value();
+  problem.output_scale = static_cast<float>(output_scale.value_or(1));
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

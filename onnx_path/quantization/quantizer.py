@@ -18,7 +18,7 @@ from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import Policy
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.surgery.graph.onnx_session import CPU
-from onnx_path.written_out_linears import write_out_linears
+from onnx_path.written_out_linears import product_name, write_out_linears
 
 DEFAULT_METHODS = {"int8": "percentile", "fp8": "minmax"}
 """Calibrator by precision. FP8 has fine steps near zero, so a few large numbers cost it nothing."""
@@ -34,13 +34,11 @@ class Layer:
         name: name of its node.
         group: block and kind, such as "block 12, linear". Blocks end at sums of two features.
         product: node and weights.
-        index: position among all products of the model.
     """
 
     name: str
     group: str
     product: Product
-    index: int
 
 
 class NoLayerGains(UsageError):
@@ -52,8 +50,8 @@ class Quantizer:
 
     Attributes:
         precision: "int8" or "fp8".
-        model: copy of the model in an opset that has 8 bits, with its weights. Nodes `Linear` are written out
-            as matrix products, and batch norms folded into the convolutions before them.
+        model: copy of the model in an opset that has 8 bits, with its weights. Batch norms are folded into
+            the convolutions before them. Nodes `Linear` stay; the layers are those of a copy without them.
         layers: the layers that can become 8 bits, in the order of the nodes.
         kept: the number of other layers, by the reason to keep them.
         ranges_file: file with the ranges; None before `calibrate`.
@@ -87,9 +85,9 @@ class Quantizer:
         copy = ir.from_proto(self.model)
         # PyTorch's older exporter copies equal biases from one; TensorRT's INT8 kernels need constants.
         ir.passes.common.IdentityEliminationPass()(copy)
-        write_out_linears(copy)
         fold_batch_norms(copy.graph)
         self.model = ir.to_proto(copy)
+        write_out_linears(copy)
         self._graph = copy.graph
         policy = Policy(self._graph, opset_of(self.model), precision, without)
         _, self.kept = policy.counts()
@@ -98,9 +96,7 @@ class Quantizer:
             raise NoLayerGains(f"the file has no layer that 8 bits make faster; kept: {kept or 'none'}")
         groups = policy.groups()
         self.layers = [
-            Layer(x.node.name or x.output.name, groups[x], x, index)
-            for index, x in enumerate(policy.products)
-            if x not in policy.kept
+            Layer(x.node.name or x.output.name, groups[x], x) for x in policy.products if x not in policy.kept
         ]
         self.ranges_file: Path | None = None
         self._ranges: dict[str, float] = {}  # by the names of tensors
@@ -157,6 +153,8 @@ class Quantizer:
     def quantize(self, layers: Sequence[Layer]) -> onnx.ModelProto:
         """Returns a copy of the model with Q/DQ nodes before some of its layers.
 
+        The nodes `Linear` of these layers are written out as matrix products; the others stay.
+
         Args:
             layers: of `layers`.
 
@@ -164,8 +162,10 @@ class Quantizer:
             RangeError: the range of a tensor is zero or not finite.
         """
         copy = ir.from_proto(self.model)
-        products = list(find_products(copy.graph))
-        chosen = [products[layer.index] for layer in layers]
+        names = {layer.product.output.name for layer in layers}
+        write_out_linears(copy, keep=lambda node: product_name(node) not in names)
+        products = {product.output.name: product for product in find_products(copy.graph)}
+        chosen = [products[layer.product.output.name] for layer in layers]
         ranges.check_ranges({x.name: self._ranges[x.name] for x in find_sources(copy.graph, chosen)})
         insert_nodes(copy.graph, chosen, self._ranges, FORMATS[self.precision])
         ir.passes.common.RemoveUnusedNodesPass()(copy)

@@ -30,7 +30,8 @@ std::vector<int64_t> numbers(std::string const& text) {
 PluginTensorDesc tensor(std::string const& text) {
   static const std::map<std::string, DataType> kTypes = {
       {"float32", DataType::kFLOAT}, {"float16", DataType::kHALF}, {"bfloat16", DataType::kBF16},
-      {"int32", DataType::kINT32},   {"int64", DataType::kINT64},  {"int8", DataType::kINT8}};
+      {"int32", DataType::kINT32},   {"int64", DataType::kINT64},  {"int8", DataType::kINT8},
+      {"float8", DataType::kFP8}};
   const size_t colon = text.find(':');
   PluginTensorDesc result{};
   result.type = kTypes.at(text.substr(0, colon));

@@ -92,6 +92,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
         ("LinearMax", GEMM),
         ("TopKIndices", SORT),
         ("/stages.0/blocks.0/attn/qkv/Linear", GEMM),
+        ("/stages.0/blocks.0/mlp/fc1/QuantizedLinear", GEMM),
         ("EfficientNMS_TRT", SORT),
         ("CustomQKVToContextPluginDynamic", ATTENTION),
         ("InstanceNormalization_TRT", NORMALISATION),

@@ -23,9 +23,11 @@ from trt_plugin.library import (
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
+    QUANTIZED_LINEAR,
     TOP_K_INDICES,
     WINDOW_ATTENTION,
     has_fast_linear,
+    has_fast_quantized_linear,
 )
 
 
@@ -93,6 +95,12 @@ WRONG_FIELDS = [
         "INT32",
         'unknown field "gelu", expected activation, add_residual and multiply_mask',
     ),
+    (QUANTIZED_LINEAR, "activation", [3], "INT32", "activation: expected one number, 0 to 2"),
+    (QUANTIZED_LINEAR, "multiply_mask", [2], "INT32", "multiply_mask: expected one number, 0 or 1"),
+    (QUANTIZED_LINEAR, "output_type", [1], "INT32", "output_type: expected 3 (int8), 10 (float16), 16"),
+    (QUANTIZED_LINEAR, "output_scale", [1], "INT32", "output_scale: expected one number of type FLOAT32"),
+    (QUANTIZED_LINEAR, "output_type", [3], "INT64", "activation: expected a number, got none"),
+    (QUANTIZED_LINEAR, "scale", [1], "INT32", 'unknown field "scale", expected activation, add_residual'),
 ]
 
 
@@ -133,6 +141,24 @@ def test_linear_layers_that_a_kernel_runs_fast():
     assert not any(has_fast_linear(*layer) for layer in slow)
 
 
+def test_quantized_linear_layers_that_a_kernel_runs_fast():
+    """On GPUs of compute capability 9.0: multiples of 16 and 8, one of residual, mask and 8-bit result."""
+    expected = no_sm90(torch.float16) is None
+    for eight_bits in ("int8", "fp8"):
+        forms = ((False, False, False), (True, False, False), (False, True, False), (False, False, True))
+        assert [has_fast_quantized_linear(192, 576, *form, eight_bits) for form in forms] == [expected] * 4
+        assert has_fast_quantized_linear(192, 568, False, False, False, eight_bits) == expected
+        slow = (
+            (200, 576, False, False, False),
+            (192, 580, False, False, False),
+            (192, 568, False, False, True),
+            (192, 576, True, True, False),
+            (192, 576, True, False, True),
+            (192, 576, False, True, True),
+        )
+        assert not any(has_fast_quantized_linear(*layer, eight_bits) for layer in slow)
+
+
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory) -> Path:
     """The compiled plugin_probe.cpp."""
@@ -157,6 +183,9 @@ GROUPS = "num_groups=8;eps=0.5"
 PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
 PRODUCT = "activation=1;add_residual=0;multiply_mask=0"
 SUM = "activation=0;add_residual=1;multiply_mask=1"
+TO_HALF = "activation=1;add_residual=1;multiply_mask=1;output_type=10;output_scale=1.0"
+TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scale=0.25"
+TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
     (ATTENTION, RAGGED): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
@@ -173,6 +202,11 @@ GOOD = {
     (LINEAR_MAX, "-"): "bfloat16:2,63,256 float32:80,256 float32:80",
     (TOP_K_INDICES, "count=900"): "float32:8,73656",
     (TOP_K_INDICES, "count=3"): "float32:2,3",
+    (QUANTIZED_LINEAR, TO_HALF): (
+        "int8:2,63,64 int32:24,16 float32:24 float32:24 float16:2,63,24 float16:2,63,1"
+    ),
+    (QUANTIZED_LINEAR, TO_INT8): "int8:0,64 int32:32,16 float32:32 float32:32 float32:32 float32:32",
+    (QUANTIZED_LINEAR, TO_FP8): "float8:5,64 int32:32,16 float32:32 float32:32 bfloat16:5,32 float32:32",
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -186,6 +220,9 @@ SAID = {
     SUM: "activation=0 add_residual=1 multiply_mask=1",
     "count=900": "count=900",
     "count=3": "count=3",
+    TO_HALF: "activation=1 add_residual=1 multiply_mask=1 output_type=10 output_scale=1.000000",
+    TO_INT8: "activation=0 add_residual=0 multiply_mask=0 output_type=3 output_scale=0.250000",
+    TO_FP8: "activation=2 add_residual=1 multiply_mask=0 output_type=17 output_scale=0.500000",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
@@ -247,6 +284,19 @@ BAD = [
     (LINEAR, SUM, 4, "bfloat16:0,63", "expected [..., 1], got [0, 63]"),
     (LINEAR, SUM, 4, "bfloat16:0,63,24", "expected [..., 1], got [0, 63, 24]"),
     (LINEAR, SUM, 4, "bfloat16:0,62,1", "expected [..., 1] with the other sizes of x, got [0, 62, 1]"),
+    (QUANTIZED_LINEAR, TO_HALF, 0, "float16:2,63,64", "expected int8 or float8_e4m3, got float16"),
+    (QUANTIZED_LINEAR, TO_INT8, 0, "float8:0,64", "expected int8 (output_type), got float8_e4m3"),
+    (QUANTIZED_LINEAR, TO_FP8, 0, "int8:5,64", "expected float8_e4m3 (output_type), got int8"),
+    (QUANTIZED_LINEAR, TO_HALF, 1, "int8:24,64", "expected int32, four numbers of 8 bits each, got int8"),
+    (QUANTIZED_LINEAR, TO_HALF, 1, "int32:24,64", "expected [N, K/4] with K=64 (from x), got [24, 64]"),
+    (QUANTIZED_LINEAR, TO_HALF, 2, "float16:24", "expected float32, got float16"),
+    (QUANTIZED_LINEAR, TO_HALF, 2, "float32:1", "expected [N] with N=24 (from weight), got [1]"),
+    (QUANTIZED_LINEAR, TO_HALF, 3, "float32:24,1", "expected [N] with N=24 (from weight), got [24, 1]"),
+    (QUANTIZED_LINEAR, TO_HALF, 4, "float16:2,63,25", "expected [..., N] with N=24 (from weight), got"),
+    (QUANTIZED_LINEAR, TO_HALF, 5, "float16:2,62,1", "expected [..., 1] with the other sizes of x, got"),
+    (QUANTIZED_LINEAR, TO_HALF, 5, "bfloat16:2,63,1", "expected float16 (as residual), got bfloat16"),
+    (QUANTIZED_LINEAR, TO_FP8, 4, "float32:5,32", "expected float16 or bfloat16, got float32"),
+    (QUANTIZED_LINEAR, TO_INT8, 4, "float16:0,32", "expected float32, got float16"),
 ]
 
 
@@ -286,6 +336,7 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
         (LINEAR_MAX, "-", (2, 4), "3 inputs (x, weight, bias)"),
         (TOP_K_INDICES, "count=3", (2,), "1 input (x)"),
         (LINEAR, SUM, (4, 6), "5 inputs (x, weight, bias, residual, mask)"),
+        (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs (x, weight, scale, bias, residual, mask)"),
     ],
 )
 def test_number_of_inputs(probe, library, operator, fields, counts, expected):
@@ -307,6 +358,7 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     maps[LINEAR_MAX] = ("x", "weight", "bias")
     maps[TOP_K_INDICES] = ("x",)
     maps[LINEAR] = ("x", "weight", "bias", "residual", "mask")
+    maps[QUANTIZED_LINEAR] = ("x", "weight", "scale", "bias", "residual", "mask")
     names = (INPUT_NAMES | maps)[operator]
     names = (*names[:4], "projection") if "packed" in fields else names
     assert all(line.startswith(f"msda::{operator}: {names[index]}: ") for line in errors.splitlines())

@@ -52,20 +52,26 @@ def test_plugin_layer(network, operator, fields, said):
     assert made.metadata_string == said
 
 
-def converted(network: Mock, monkeypatch: pytest.MonkeyPatch, target, types, *numbers, **given) -> list:
-    """Converts a call of tensors of some types, and `numbers`; returns the types of the layer's inputs."""
-
-    def tensor(dtype: str, label: str) -> SimpleNamespace:
-        return SimpleNamespace(dtype=SimpleNamespace(name=dtype), label=label)
-
+def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the modules of Torch-TensorRT that converters import."""
     utils = SimpleNamespace(
         get_trt_tensor=lambda ctx, value, name: value,
-        cast_trt_tensor=lambda ctx, value, dtype, name: tensor(str(dtype), value.label),
+        cast_trt_tensor=lambda ctx, value, dtype, name: stand_in(str(dtype), value.label),
     )
     for name in ("torch_tensorrt", "torch_tensorrt.dynamo", "torch_tensorrt.dynamo.conversion"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "torch_tensorrt.dynamo.conversion.converter_utils", utils)
-    args = [dtype and tensor(dtype, label) for dtype, label in zip(types, "abcdefgh")]
+
+
+def stand_in(dtype: str, label: str) -> SimpleNamespace:
+    """A tensor of TensorRT."""
+    return SimpleNamespace(dtype=SimpleNamespace(name=dtype), label=label)
+
+
+def converted(network: Mock, monkeypatch: pytest.MonkeyPatch, target, types, *numbers, **given) -> list:
+    """Converts a call of tensors of some types, and `numbers`; returns the types of the layer's inputs."""
+    standing_in(monkeypatch)
+    args = [dtype and stand_in(dtype, label) for dtype, label in zip(types, "abcdefgh")]
     named = {name: args.pop() for name in given}
     converter.convert(SimpleNamespace(net=network), target, (*args, *numbers), named, "node")
     tensors = network.add_plugin_v3.call_args.args[0]
@@ -159,3 +165,25 @@ def test_quantisation_layers(network, scale, monkeypatch):
     assert network.add_quantize.call_args.args[2] == trt.fp8
     assert network.add_dequantize.call_args.args[2] == trt.float16
     assert ("axis" in vars(network.add_quantize.return_value)) == bool(scale.ndim)
+
+
+@pytest.mark.parametrize(("eight_bits", "output_type"), [("INT8", 3), ("FP8", 17)])
+def test_quantized_linear(network, monkeypatch, eight_bits, output_type):
+    """The bias stands for a missing residual or mask. 16-bit inputs get the type of the call."""
+    import tensorrt
+
+    standing_in(monkeypatch)
+    x, residual = stand_in(eight_bits, "x"), stand_in("FLOAT", "residual")
+    context, constants = SimpleNamespace(net=network), ("weight", "scale", "bias")
+    for more, inputs, said in (
+        ((residual, None, "none", None), ("residual", "bias"), (0, 1, 16)),
+        ((None, None, "gelu", 0.5), ("bias", "bias"), (1, 0, output_type)),
+    ):
+        call = (x, *constants, *more, torch.bfloat16)
+        converter.convert_quantized_linear(context, None, call, {}, "node")
+        tensors, _, instance = network.add_plugin_v3.call_args.args
+        assert [getattr(tensor, "label", tensor) for tensor in tensors] == ["x", *constants, *inputs]
+        assert getattr(tensors[4], "dtype", None) in (None, stand_in("torch.bfloat16", "").dtype)
+        made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+        words = "activation={} add_residual={} multiply_mask=0 output_type={} output_scale=".format(*said)
+        assert made.metadata_string.startswith(words)

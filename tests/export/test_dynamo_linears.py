@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import msda
+from codetr.export.weight_key import weight_key
 from codetr.model.layers import FeedForward, Linear
 from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import OPERATOR, write_out_for_tensorrt
@@ -54,12 +55,28 @@ WRITTEN = (
 """What replaces each call."""
 
 
+def names_of_weights(program: torch.export.ExportedProgram) -> list[str]:
+    return [f"{weight_key(weight.detach().numpy())}/0" for weight in program.parameters() if weight.ndim == 2]
+
+
+def test_calls_that_stay_16_bits(program, monkeypatch):
+    """A quantisation replaces the calls whose weights it knows, also where a kernel runs them fast."""
+    monkeypatch.setattr(library, "has_fast_linear", lambda *arguments: True)
+    names = [
+        f"{weight_key(program.state_dict[f'mlp.{layer}.weight'].detach().numpy())}/0"
+        for layer in ("fc1", "fc2")
+    ]
+    assert write_out_for_tensorrt(program, names) == 2
+    kept = [OPERATOR, *WRITTEN[1], *WRITTEN[2], aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
+    assert targets(program) == kept
+
+
 def test_every_call_before_a_quantisation(program):
     """The graph computes the same. Its layers have their weights and modules, so that they become 8 bits."""
     x = torch.randn(7, 5, 8)
     expected = program.module()(x)
     assert targets(program) == [*[OPERATOR] * 3, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
-    assert write_out_for_tensorrt(program, quantized=True) == 4
+    assert write_out_for_tensorrt(program, names_of_weights(program)) == 4
     written = [*itertools.chain(*WRITTEN[:3]), aten.slice.Tensor, *WRITTEN[3], aten.mul.Tensor]
     assert targets(program) == written
     torch.testing.assert_close(program.module()(x), expected)

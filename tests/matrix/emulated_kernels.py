@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.problems import AttentionInputs, FusedInputs
-from msda.checks import ACTIVATIONS, MAX_LEVELS
+from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES, MAX_LEVELS
 from tests.matrix.against_reference import floats
 from tests.matrix.cuda_emulator import compile_for_cpu
 
@@ -105,6 +105,19 @@ class _TopKProblem(ctypes.Structure):
     """msda::TopKProblem of kernels/include/msda/top_k_params.h."""
 
     _fields_ = (("sizes", ctypes.c_int64 * 3),)
+
+
+class _QuantizedLinearProblem(ctypes.Structure):
+    """msda::QuantizedLinearProblem of kernels/include/msda/quantized_linear_params.h."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_int64 * 3),
+        ("activation", ctypes.c_int32),
+        ("switches", ctypes.c_bool * 3),
+        ("input_type", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+        ("output_scale", ctypes.c_float),
+    )
 
 
 class _Tensor(ctypes.Structure):
@@ -285,6 +298,74 @@ def runs_top_k_parts(size: int, count: int) -> bool:
     """Whether the fast kernel of `top_k_indices` can search rows of a length, by top_k_choice.h."""
     library().runs_top_k_parts.restype = ctypes.c_bool
     return library().runs_top_k_parts(ctypes.c_int64(size), ctypes.c_int64(count))
+
+
+def quantized_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+    mask: torch.Tensor | None,
+    output_scale: float | None,
+    dtype: torch.dtype,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.quantized_linear` of valid contiguous tensors; MSDA_QUANTIZED_LINEAR forces a kernel.
+
+    Returns:
+        [..., N]; NaN, or -128 in int8, where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    shape = (*x.shape[:-1], len(weight))
+    if output_scale is None:
+        output = torch.full(shape, torch.nan, dtype=dtype)
+    else:
+        output = torch.full(shape, -128 if x.dtype == torch.int8 else torch.nan, dtype=x.dtype)
+    sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight)
+    form = activation, residual is not None, mask is not None
+    problem = _quantized_linear_problem(sizes, form, x.dtype, dtype, output_scale)
+    tensors = {"x": x, "weight": weight, "scale": scale, "bias": bias, "residual": residual, "mask": mask}
+    tensors["output"] = output
+    _launch("emulated_quantized_linear", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def fastest_quantized_linear(
+    sizes: tuple[int, int, int], form: tuple[str, bool, bool, bool], eight_bits: torch.dtype
+) -> str:
+    """The name of the kernel that the library chooses for a layer of 8-bit inputs on an H200.
+
+    Args:
+        sizes: M, K, N.
+        form: activation, whether there are residual and mask, and whether the result has 8 bits.
+        eight_bits: type of the inputs.
+    """
+    *first, quantized = form
+    problem = _quantized_linear_problem(sizes, first, eight_bits, torch.float16, 1.0 if quantized else None)
+    library().fastest_quantized_linear.restype = ctypes.c_char_p
+    return library().fastest_quantized_linear(ctypes.byref(problem)).decode()
+
+
+def _quantized_linear_problem(
+    sizes: tuple[int, int, int],
+    form: Sequence[str | bool],
+    eight_bits: torch.dtype,
+    dtype: torch.dtype,
+    output_scale: float | None,
+) -> _QuantizedLinearProblem:
+    activation, *switches = form
+    return _QuantizedLinearProblem(
+        sizes,
+        ACTIVATIONS.index(activation),
+        (*switches, output_scale is not None),
+        EIGHT_BIT_TYPES.index(eight_bits),
+        TYPES.index(dtype),
+        1.0 if output_scale is None else output_scale,
+    )
 
 
 def _linear_problem(

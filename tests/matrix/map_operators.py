@@ -57,7 +57,7 @@ def matrix(rows: tuple[Backend, ...]) -> pytest.MarkDecorator:
             pytest.param(
                 backend,
                 dtype,
-                id=f"{backend.name}-{short[dtype]}",
+                id=f"{backend.name}-{short.get(dtype, str(dtype))}",
                 marks=[pytest.mark.gpu] if backend.device == "cuda" else [],
             )
             for backend in rows

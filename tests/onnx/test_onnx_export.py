@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -29,6 +30,7 @@ from onnx_path.model_for_tensorrt import parsed_file
 from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
+from onnx_path.written_out_linears import product_name, write_out_linears
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from tests.onnx.engine_stand_ins import attention_file
 
@@ -166,7 +168,10 @@ def test_exported_linears(exported):
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monkeypatch):
-    """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes."""
+    """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes.
+
+    The nodes of the other layers stay.
+    """
     name, _, inputs, path, _ = exported
     plain, _ = load_golden(name)
     plain.fold_position_biases()
@@ -183,7 +188,16 @@ def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monk
     assert [x.product.key for x in found.layers] == [x.product.key for x in expected.layers]
     assert [x.group for x in found.layers] == [x.group for x in expected.layers]
     assert found.kept == expected.kept
-    counts = [Counter(node.op_type for node in x.model.graph.node) for x in (found, expected)]
+    for quantizer in (found, expected):
+        quantizer.assume_ranges(4.0)
+    with_nodes, without = (ir.from_proto(x.quantize(x.layers)) for x in (found, expected))
+    linears = [node.op_type for node in found.model.graph.node].count(LINEAR)
+    outputs = {product_name(node) for node in ir.from_proto(found.model).graph if node.op_type == LINEAR}
+    eight_bits = sum(layer.product.output.name in outputs for layer in found.layers)
+    assert eight_bits < linears == len(outputs)
+    assert bool(eight_bits) == (name != "codino_resnet_tiny")  # of Swin
+    assert write_out_linears(with_nodes) == linears - eight_bits
+    counts = [Counter(node.op_type for node in x.graph) for x in (with_nodes, without)]
     assert counts[0] == counts[1]
 
 

@@ -11,6 +11,7 @@
 #include "linear_max_plugin.h"
 #include "linear_plugin.h"
 #include "msda_plugin.h"
+#include "quantized_linear_plugin.h"
 #include "report.h"
 #include "top_k_plugin.h"
 #include "window_plugin.h"
@@ -102,6 +103,12 @@ bool read_switch(nvinfer1::PluginField const& field) {
     throw std::invalid_argument(std::string(field.name) + ": expected one number, 0 or 1");
   }
   return value == 1;
+}
+
+int32_t read_activation(nvinfer1::PluginField const& field) {
+  const int32_t value = read_number(field, "0 to 2");
+  if (value > 2) throw std::invalid_argument("activation: expected one number, 0 to 2");
+  return value;
 }
 
 }  // namespace
@@ -210,8 +217,7 @@ nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> cons
   for (nvinfer1::PluginField const& field : fields) {
     const std::string name = field.name;
     if (name == kActivation) {
-      activation = read_number(field, "0 to 2");
-      if (*activation > 2) throw std::invalid_argument("activation: expected one number, 0 to 2");
+      activation = read_activation(field);
     } else if (name == kAddResidual) {
       add_residual = read_switch(field);
     } else if (name == kMultiplyMask) {
@@ -242,6 +248,51 @@ nvinfer1::IPluginV3* TopKCreator::make(std::vector<nvinfer1::PluginField> const&
     count = read_number(field, "0 or more");
   }
   return new TopKPlugin(required(count, kTopKCount));
+}
+
+QuantizedLinearCreator::QuantizedLinearCreator()
+    : Creator(kQuantizedLinear, {{kActivation, nullptr, kInt32, 1},
+                                 {kAddResidual, nullptr, kInt32, 1},
+                                 {kMultiplyMask, nullptr, kInt32, 1},
+                                 {kOutputType, nullptr, kInt32, 1},
+                                 {kOutputScale, nullptr, nvinfer1::PluginFieldType::kFLOAT32, 1}}) {
+}
+
+nvinfer1::IPluginV3* QuantizedLinearCreator::make(
+    std::vector<nvinfer1::PluginField> const& fields) const {
+  std::optional<int32_t> activation, add_residual, multiply_mask, output_type;
+  std::optional<float> output_scale;
+  for (nvinfer1::PluginField const& field : fields) {
+    const std::string name = field.name;
+    if (name == kActivation) {
+      activation = read_activation(field);
+    } else if (name == kAddResidual) {
+      add_residual = read_switch(field);
+    } else if (name == kMultiplyMask) {
+      multiply_mask = read_switch(field);
+    } else if (name == kOutputType) {
+      output_type = read_number(field, "3, 10, 16 or 17");
+      bool known = false;
+      for (const int32_t type : {kOnnxInt8, kOnnxFloat16, kOnnxBFloat16, kOnnxFloat8}) {
+        known = known || *output_type == type;
+      }
+      if (!known) {
+        throw std::invalid_argument(
+            "output_type: expected 3 (int8), 10 (float16), 16 (bfloat16) or 17 (float8), got " +
+            std::to_string(*output_type));
+      }
+    } else if (name == kOutputScale) {
+      output_scale = read_real(field);
+    } else {
+      fail_unknown(name, "activation, add_residual, multiply_mask, output_type and output_scale");
+    }
+  }
+  const int32_t chosen = required(activation, kActivation);
+  const bool adds = required(add_residual, kAddResidual) == 1;
+  const bool masks = required(multiply_mask, kMultiplyMask) == 1;
+  const int32_t type = required(output_type, kOutputType);
+  return new QuantizedLinearPlugin(static_cast<Activation>(chosen), adds, masks, type,
+                                   required(output_scale, kOutputScale));
 }
 
 }  // namespace msda::trt

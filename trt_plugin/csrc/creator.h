@@ -83,4 +83,12 @@ class TopKCreator final : public Creator {
   nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
+class QuantizedLinearCreator final : public Creator {
+ public:
+  QuantizedLinearCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+};
+
 }  // namespace msda::trt

@@ -21,10 +21,11 @@ using msda::trt::LinearCreator;
 using msda::trt::LinearMaxCreator;
 using msda::trt::MsdaCreator;
 using msda::trt::Operator;
+using msda::trt::QuantizedLinearCreator;
 using msda::trt::TopKCreator;
 using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 7;
+constexpr int32_t kNumCreators = 8;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static MsdaCreator attention{Operator::kAttention};
@@ -32,10 +33,12 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
   static WindowCreator window_attention;
   static GroupNormCreator group_norm;
   static LinearCreator linear;
+  static QuantizedLinearCreator quantized_linear;
   static LinearMaxCreator linear_max;
   static TopKCreator top_k;
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention, &fused_attention, &window_attention, &group_norm, &linear, &linear_max, &top_k};
+      &attention, &fused_attention,  &window_attention, &group_norm,
+      &linear,    &quantized_linear, &linear_max,       &top_k};
   return all;
 }
 
@@ -87,4 +90,16 @@ MSDA_EXPORT bool msda_has_fast_linear(int64_t inputs, int64_t outputs, int32_t a
                                     masked,
                                     static_cast<msda::DataType>(type)};
   return msda::has_fast_linear(problem, {});
+}
+
+// The same of a linear layer with 8-bit inputs. `input_type` is a number of msda::EightBits.
+MSDA_EXPORT bool msda_has_fast_quantized_linear(int64_t inputs, int64_t outputs, bool residual,
+                                                bool masked, bool quantized_output,
+                                                int32_t input_type) {
+  msda::QuantizedLinearProblem problem{1, inputs, outputs};
+  problem.residual = residual;
+  problem.masked = masked;
+  problem.quantized_output = quantized_output;
+  problem.input_type = static_cast<msda::EightBits>(input_type);
+  return msda::has_fast_quantized_linear(problem, {});
 }

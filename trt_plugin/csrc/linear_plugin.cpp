@@ -33,8 +33,6 @@ void check_count(int32_t count) {
   fail_shape(kInputs[index], kShapes[index], because, dims);
 }
 
-bool differ(int64_t one, int64_t other) { return one >= 0 && other >= 0 && one != other; }
-
 }  // namespace
 
 LinearPlugin::LinearPlugin(Activation activation, bool add_residual, bool multiply_mask)
@@ -63,17 +61,8 @@ void LinearPlugin::check_sizes(Dims const* dims, int32_t count) const {
   }
   const std::string columns = " with N=" + std::to_string(outputs) + " (from weight)";
   if (bias.nbDims != 1 || differ(bias.d[0], outputs)) fail(2, columns, bias);
-  const auto check_rows = [&](int32_t index, int64_t size, std::string const& because) {
-    Dims const& tensor = dims[index];
-    if (tensor.nbDims != x.nbDims || differ(tensor.d[x.nbDims - 1], size)) {
-      fail(index, because, tensor);
-    }
-    for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
-      if (differ(tensor.d[axis], x.d[axis])) fail(index, " with the other sizes of x", tensor);
-    }
-  };
-  if (add_residual_ == 1) check_rows(3, outputs, columns);
-  if (multiply_mask_ == 1) check_rows(4, 1, "");
+  if (add_residual_ == 1) check_rows(kInputs[3], kShapes[3], dims[3], x, outputs, columns);
+  if (multiply_mask_ == 1) check_rows(kInputs[4], kShapes[4], dims[4], x, 1, "");
 }
 
 void LinearPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {

@@ -75,7 +75,8 @@ class Plugin : public nvinfer1::IPluginV3,
   // Here all inputs have one floating type.
   virtual bool accepts_type(int32_t index, nvinfer1::DataType const* types) const;
 
-  // Returns the type of the output for a type of the first input. Here they are the same.
+  // Returns the type of the output, for inputs that have passed check_types. Here it is that of the
+  // first input.
   virtual nvinfer1::DataType output_type(nvinfer1::DataType first) const { return first; }
 
   // The checks throw std::invalid_argument with a message that names the argument. A negative size

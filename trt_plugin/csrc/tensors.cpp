@@ -7,10 +7,11 @@ namespace msda::trt {
 
 std::string type_name(nvinfer1::DataType type) {
   static constexpr std::pair<nvinfer1::DataType, const char*> kNames[] = {
-      {nvinfer1::DataType::kFLOAT, "float32"}, {nvinfer1::DataType::kHALF, "float16"},
-      {nvinfer1::DataType::kBF16, "bfloat16"}, {nvinfer1::DataType::kINT32, "int32"},
-      {nvinfer1::DataType::kINT64, "int64"},   {nvinfer1::DataType::kINT8, "int8"},
-      {nvinfer1::DataType::kUINT8, "uint8"},   {nvinfer1::DataType::kBOOL, "bool"}};
+      {nvinfer1::DataType::kFLOAT, "float32"},  {nvinfer1::DataType::kHALF, "float16"},
+      {nvinfer1::DataType::kBF16, "bfloat16"},  {nvinfer1::DataType::kINT32, "int32"},
+      {nvinfer1::DataType::kINT64, "int64"},    {nvinfer1::DataType::kINT8, "int8"},
+      {nvinfer1::DataType::kUINT8, "uint8"},    {nvinfer1::DataType::kBOOL, "bool"},
+      {nvinfer1::DataType::kFP8, "float8_e4m3"}};
   for (auto const& [known, name] : kNames) {
     if (known == type) return name;
   }
@@ -50,6 +51,18 @@ void fail_shape(char const* name, char const* expected, std::string const& becau
                 nvinfer1::Dims const& dims) {
   throw std::invalid_argument(std::string(name) + ": expected " + expected + because + ", got " +
                               shape_text(dims));
+}
+
+void check_rows(char const* name, char const* expected, nvinfer1::Dims const& tensor,
+                nvinfer1::Dims const& x, int64_t size, std::string const& because) {
+  if (tensor.nbDims != x.nbDims || differ(tensor.d[x.nbDims - 1], size)) {
+    fail_shape(name, expected, because, tensor);
+  }
+  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
+    if (differ(tensor.d[axis], x.d[axis])) {
+      fail_shape(name, expected, " with the other sizes of x", tensor);
+    }
+  }
 }
 
 void check_message(std::string const& wrong) {

@@ -35,6 +35,13 @@ void check_one_type(char const* const* names, nvinfer1::DataType const* types, i
 [[noreturn]] void fail_shape(char const* name, char const* expected, std::string const& because,
                              nvinfer1::Dims const& dims);
 
+// Returns whether two sizes are known and not equal.
+inline bool differ(int64_t one, int64_t other) { return one >= 0 && other >= 0 && one != other; }
+
+// Throws as fail_shape unless a tensor has the sizes of x before the last, and `size` as its last.
+void check_rows(char const* name, char const* expected, nvinfer1::Dims const& tensor,
+                nvinfer1::Dims const& x, int64_t size, std::string const& because);
+
 // Throws std::invalid_argument with a message unless it is empty.
 void check_message(std::string const& wrong);
 

@@ -12,6 +12,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
 #include "msda/window_params.h"
 
@@ -42,6 +43,12 @@ cudaError_t linear(const LinearProblem& problem, const LinearArguments& argument
 // MSDA_LINEAR forces a kernel. A null pointer counts as aligned.
 bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments);
 
+// The same for linear layers with 8-bit inputs. MSDA_QUANTIZED_LINEAR forces a kernel.
+cudaError_t quantized_linear(const QuantizedLinearProblem& problem,
+                             const QuantizedLinearArguments& arguments, cudaStream_t stream);
+bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
+                               const QuantizedLinearArguments& arguments);
+
 // The largest outputs of linear layers.
 cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments& arguments,
                        cudaStream_t stream);
@@ -49,11 +56,10 @@ cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments
 // The largest numbers of rows. arguments.work has top_k_work(problem) bytes.
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream);
 
-// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_LINEAR_MAX and
-// MSDA_TOP_K force a
-// kernel by its name. Where one of them names no kernel, the launchers return
-// cudaErrorInvalidValue, and this function returns a message that lists the names; otherwise it
-// returns an empty string.
+// MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
+// MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel by its name. Where one of them names no kernel, the
+// launchers return cudaErrorInvalidValue, and this function returns a message that lists the names;
+// otherwise it returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

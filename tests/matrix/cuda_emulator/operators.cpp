@@ -10,6 +10,7 @@
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
 #include "msda/params.h"
+#include "msda/quantized_linear_choice.h"
 #include "msda/top_k_choice.h"
 
 namespace {
@@ -175,6 +176,24 @@ const char* fastest_linear(const msda::LinearProblem& problem) {
 // Whether kernel "parts" can search rows of a length, by top_k_choice.h.
 bool runs_top_k_parts(int64_t size, int64_t count) {
   return msda::can_run(msda::TopKKernel::kParts, {1, size, count});
+}
+
+// tensors: those of QuantizedLinearArguments, in their order.
+int emulated_quantized_linear(const msda::QuantizedLinearProblem& problem, const Tensor* tensors,
+                              uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::QuantizedLinearArguments arguments{
+        copies.input(tensors[0]), copies.input(tensors[1]), copies.input(tensors[2]),
+        copies.input(tensors[3]), copies.input(tensors[4]), copies.input(tensors[5]),
+        copies.output(tensors[6])};
+    return msda::quantized_linear(problem, arguments, nullptr);
+  });
+}
+
+// The name of the kernel that an H200 runs a problem with, by quantized_linear_choice.h.
+const char* fastest_quantized_linear(const msda::QuantizedLinearProblem& problem) {
+  const msda::QuantizedLinearForm* const form = msda::fastest_form(problem);
+  return form == nullptr ? "plain" : msda::name(form->kernel);
 }
 
 const char* emulated_message() { return last_message.c_str(); }

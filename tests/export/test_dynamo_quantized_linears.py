@@ -1,0 +1,104 @@
+"""The dynamo path's linear layers in 8 bits, merged with what follows them for the plugin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import msda
+from benchmarks.operator_errors import TOLERANCE
+from codetr.export.weight_key import number_keys, weight_key
+from codetr.model.layers import FeedForward, Linear
+from dynamo_path.fused_quantized_linears import fuse_quantized_linears, quantized_linear
+from dynamo_path.quantized_layers import LAYERS, dequantize, quantize, quantize_layers
+from dynamo_path.written_out_linears import write_out_for_tensorrt
+from trt_plugin import library
+
+
+class Block(nn.Module):
+    """A feed-forward block as of Swin, a layer with a mask and without a bias, and one with two readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mlp, self.last = FeedForward(16, 32, 16, "gelu"), Linear(16, 24, bias=False)
+        self.read_twice = Linear(16, 16)
+        for module in self.modules():
+            module.written_out = True
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        twice = self.read_twice(x)
+        return (
+            self.mlp(x, x),
+            msda.linear(x, self.last.weight, self.last.bias, mask=mask),
+            twice.relu() + twice,
+        )
+
+
+@pytest.fixture(params=["int8", "fp8"])
+def quantized(request) -> tuple[torch.fx.GraphModule, str]:
+    """The block in float16 with all layers in 8 bits, as a build quantises it."""
+    inputs = torch.randn(3, 5, 16).half(), torch.ones(3, 5, 1).half()
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(Block().half().eval(), inputs, dynamic_shapes=({0: rows}, {0: rows}))
+    weights = [weight for weight in program.parameters() if weight.ndim == 2]
+    write_out_for_tensorrt(program, [f"{weight_key(weight.detach().numpy())}/0" for weight in weights])
+    table = torch.export.default_decompositions()
+    for target in (LAYERS[0], torch.ops.aten.gelu.default):
+        table.pop(target, None)
+    module = program.run_decompositions(table).module()
+    weights = [getattr_of(module, node.args[1]) for node in module.graph.nodes if node.target is LAYERS[0]]
+    names = number_keys(weight_key(weight.detach().numpy()) for weight in weights)
+    quantize_layers(module, dict.fromkeys(names, 3.0), request.param)
+    return module, request.param
+
+
+def getattr_of(module: nn.Module, node: torch.fx.Node) -> Tensor:
+    for name in node.target.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def allow(monkeypatch, rule) -> list:
+    asked = []
+
+    def has_fast(*arguments):
+        asked.append(arguments)
+        return rule(*arguments)
+
+    monkeypatch.setattr(library, "has_fast_quantized_linear", has_fast)
+    return asked
+
+
+def test_layers_with_what_follows_them(quantized, monkeypatch):
+    """The block hands 8 bits from its first layer to its second. Results are those of the Q/DQ calls."""
+    module, precision = quantized
+    inputs = torch.randn(7, 5, 16).half(), (torch.rand(7, 5, 1) < 0.5).half()
+    expected = module(*inputs)
+    asked = allow(monkeypatch, lambda k, n, *switches: sum(switches[:3]) <= 1)
+    assert fuse_quantized_linears(module, precision) == 4
+    assert {x[5] for x in asked} == {precision}
+    nodes = [node for node in module.graph.nodes if node.target is quantized_linear]
+    forms = [(node.args[6], node.args[4] is not None, node.args[5] is not None) for node in nodes]
+    assert sorted(forms) == sorted(
+        [("none", False, False), ("gelu", False, False), ("none", True, False), ("none", False, True)]
+    )
+    eight_bits = [node.args[7] is not None for node in nodes]
+    assert sum(eight_bits) == 1
+    targets = {node.target for node in module.graph.nodes}
+    assert dequantize not in targets and LAYERS[0] not in targets and quantize in targets
+    for node in nodes:
+        value = node.meta["val"]
+        assert value.shape[-1] in (16, 24, 32) and value.shape[:-1] == node.args[0].meta["val"].shape[:-1]
+    for found, other in zip(module(*inputs), expected, strict=True):
+        # Q/DQ calls round to float16 between the steps, which moves some numbers by a step of 8 bits.
+        assert (found - other).float().norm() < 4 * TOLERANCE[torch.float16] * other.float().norm()
+
+
+def test_layers_that_no_kernel_runs_fast(quantized, monkeypatch):
+    module, precision = quantized
+    before = [node.target for node in module.graph.nodes]
+    allow(monkeypatch, lambda *arguments: False)
+    assert fuse_quantized_linears(module, precision) == 0
+    assert [node.target for node in module.graph.nodes] == before

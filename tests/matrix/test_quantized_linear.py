@@ -1,0 +1,443 @@
+"""Linear layers with 8-bit inputs: every backend against the reference, which has exact sums."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import msda
+from benchmarks.linear import PROBLEMS
+from benchmarks.operator_errors import TOLERANCE, relative_error
+from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES, SIXTEEN_BIT_TYPES
+from msda.quantized_linear_reference import quantize
+from tests.matrix import backends, emulated_kernels
+from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import Backend, Row, check_replays, matrix, skip_unless_ready
+
+INT8, FP8 = EIGHT_BIT_TYPES
+LARGEST = {INT8: 127, FP8: 448}
+
+
+class Inputs(NamedTuple):
+    """The arguments of the operator."""
+
+    x: Tensor
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+    activation: str
+    mask: Tensor | None
+    output_scale: float | None
+    dtype: torch.dtype
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Changes every tensor."""
+        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
+
+    def truth(self) -> Tensor:
+        return msda.quantized_linear_reference.quantized_linear(*self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and contents of a call."""
+
+    rows: tuple[int, ...]  # sizes of x before the last
+    inputs: int
+    outputs: int
+    activation: str = "none"
+    residual: bool = False
+    masked: bool = False
+    quantized: bool = False
+    bias: bool = True
+    dtype: torch.dtype = torch.float16
+    seed: int = 0
+
+    def arguments(self, eight_bits: torch.dtype, device: str = "cpu") -> Inputs:
+        """Numbers of the whole range, with which the sum has a variance of about 1. A quantised result
+        saturates above 3.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        draw = functools.partial(torch.randn, generator=generator)
+        largest = LARGEST[eight_bits]
+        x, weight = (
+            quantize(draw(*rows, self.inputs) * (largest / 2), eight_bits)
+            for rows in (self.rows, (self.outputs,))
+        )
+        usual = (largest / 2) ** 2 * math.sqrt(max(self.inputs, 1))
+        return Inputs(
+            x,
+            weight,
+            (0.5 + torch.rand(self.outputs, generator=generator)) / usual,
+            draw(self.outputs) if self.bias else None,
+            draw(*self.rows, self.outputs).to(self.dtype) if self.residual else None,
+            self.activation,
+            # Zeros as of padded cells, and other numbers, which show that the kernel multiplies by them.
+            draw(*self.rows, 1).relu().to(self.dtype) if self.masked else None,
+            3 / largest if self.quantized else None,
+            self.dtype,
+        ).map(lambda x: x.to(device))
+
+
+def steps(x: Tensor) -> Tensor:
+    """The number of each value in the order of its 8-bit type."""
+    if x.dtype == INT8:
+        return x.int()
+    code = x.view(torch.uint8).int()
+    return torch.where(code < 128, code, 128 - code)
+
+
+def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
+    """Fails unless the result has the bits of the truth, or is as near as GELU and float32 sums allow."""
+    output, expected = backend.compute(inputs, order), inputs.truth()
+    assert output.dtype == expected.dtype and output.shape == expected.shape
+    if inputs.x.dtype == INT8 and inputs.activation != "gelu":
+        assert torch.equal(output, expected)
+    elif inputs.output_scale is None:
+        error = relative_error(output, expected.double())
+        assert error <= TOLERANCE[output.dtype]
+    else:
+        differences = (steps(output) - steps(expected)).abs()
+        assert not differences.numel() or differences.max() <= 1
+        assert (differences > 0).sum() <= 1 + 0.01 * differences.numel()
+
+
+MASKED, RESIDUAL, QUANTIZED = (False, True, False), (True, False, False), (False, False, True)
+PRODUCT = (False, False, False)
+FORMS = {
+    (INT8, "pingpong_64x192"): (RESIDUAL,),
+    (INT8, "pingpong_64x256"): (PRODUCT, MASKED, QUANTIZED),
+    (INT8, "pingpong_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
+    (FP8, "pingpong_64x128"): (PRODUCT, MASKED, QUANTIZED),
+    (FP8, "pingpong_64x192"): (RESIDUAL,),
+    (FP8, "cooperative_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
+}
+"""Residual, mask and 8-bit result of the forms of each kernel of CUTLASS, as in quantized_linear_choice.h."""
+
+
+@st.composite
+def cases(draw: st.DrawFn, kernel: str | None, eight_bits: torch.dtype) -> Case:
+    """Draws a case that a kernel can run; None: any."""
+    every = tuple(itertools.product((False, True), repeat=3))
+    wide = (eight_bits, kernel) in FORMS
+    sizes = st.integers(1, 40).map(lambda size: 16 * size) if wide else st.integers(1, 50)
+    return Case(
+        tuple(draw(st.lists(st.integers(1, 24 if wide else 8), max_size=3))),
+        draw(sizes),
+        draw(sizes),
+        draw(st.sampled_from(ACTIVATIONS)),
+        *draw(st.sampled_from(FORMS.get((eight_bits, kernel), every))),
+        bias=draw(st.booleans()),
+        dtype=draw(st.sampled_from(SIXTEEN_BIT_TYPES)),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+VARIABLE = "MSDA_QUANTIZED_LINEAR"
+EMULATED = Backend(
+    "emulator",
+    emulated_kernels.quantized_linear,
+    dtypes=EIGHT_BIT_TYPES,
+    missing=lambda dtype: compile_for_cpu.missing(),
+    variable=VARIABLE,
+    kernel="plain",
+)
+on_gpu = functools.partial(Backend, run=msda.quantized_linear, device="cuda", variable=VARIABLE)
+CUTLASS = tuple(
+    on_gpu(f"torch-cuda-{kernel}", dtypes=(eight_bits,), missing=backends.no_sm90, kernel=kernel)
+    for eight_bits, kernel in FORMS
+)
+ON_CPU = Backend("torch-cpu", msda.quantized_linear, dtypes=EIGHT_BIT_TYPES)
+PLAIN = (
+    ON_CPU,
+    EMULATED,
+    on_gpu("torch-cuda", dtypes=EIGHT_BIT_TYPES, missing=backends.no_gpu),
+    on_gpu("torch-cuda-plain", dtypes=EIGHT_BIT_TYPES, missing=backends.no_gpu, kernel="plain"),
+)
+
+
+@matrix((*PLAIN, *CUTLASS))
+def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
+    skip_unless_ready(backend, dtype)
+
+    @settings(max_examples=settings.default.max_examples // (2 if backend.emulated else 1))
+    @given(case=cases(backend.kernel, dtype))
+    def run(case: Case) -> None:
+        check(backend, case.arguments(dtype, backend.device), order=case.seed)
+
+    run()
+
+
+EDGES = [
+    Case((16,), 16, 16),  # one tile of the plain kernel
+    Case((17,), 17, 33, "gelu", residual=True, masked=True),
+    Case((), 5, 3, "relu", residual=True, masked=True, quantized=True),
+    Case((2, 3), 1, 1, bias=False),
+    Case((2, 3), 0, 4, "gelu", residual=True),  # the bias alone
+    Case((0, 3), 8, 16, residual=True, masked=True, quantized=True),
+    Case((2, 3), 8, 0, quantized=True),
+    Case((40,), 6144, 5, "relu"),
+]
+
+
+@matrix(PLAIN)
+@pytest.mark.parametrize("case", EDGES, ids=str)
+def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
+    skip_unless_ready(backend, dtype)
+    check(backend, case.arguments(dtype, backend.device), order=7)
+
+
+@matrix(CUTLASS)
+@pytest.mark.parametrize("rows", [1, 63, 64, 129, 40000])
+def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None:
+    """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
+    skip_unless_ready(backend, dtype)
+    for form, activation in itertools.product(FORMS[dtype, backend.kernel], ACTIVATIONS):
+        for inputs, outputs in ((16, 16), (128, 256), (144, 528), (1552, 192)):
+            case = Case((rows,), inputs, outputs, activation, *form, bias=rows != 63)
+            check(backend, case.arguments(dtype, backend.device))
+
+
+# Rounding.
+
+
+@matrix((*PLAIN, *CUTLASS))
+def test_ties_and_saturation(backend: Backend, dtype: torch.dtype) -> None:
+    """Halves round to even, numbers out of range become the largest ones."""
+    skip_unless_ready(backend, dtype)
+    quantised = [form for form in FORMS.get((dtype, backend.kernel), (QUANTIZED,)) if form == QUANTIZED]
+    if not quantised:
+        pytest.skip("the kernel has no 8-bit results")
+    given = torch.tensor(
+        [-127, -5, -3, -1, 0, 1, 3, 5, 7, 127] if dtype == INT8 else [-448, -18, -17, 17, 18, 448]
+    )
+    x = torch.zeros(len(given), 16)
+    x[:, 0] = given
+    weight, scale = torch.eye(16), torch.ones(16)
+    scale[0] = 0.5 if dtype == INT8 else 1
+    bias = torch.zeros(16)
+    inputs = Inputs(x.to(dtype), weight.to(dtype), scale, bias, None, "none", None, 1.0, torch.float16).map(
+        lambda x: x.to(backend.device)
+    )
+    expected = [-64, -2, -2, 0, 0, 0, 2, 2, 4, 64] if dtype == INT8 else [-448, -18, -16, 16, 18, 448]
+    assert backend.compute(inputs)[:, 0].tolist() == expected
+    far = inputs._replace(bias=inputs.bias + 1000)
+    assert (backend.compute(far) == (127 if dtype == INT8 else 448)).all()
+    far = far._replace(bias=-far.bias)
+    assert (backend.compute(far) == (-128 if dtype == INT8 else -448)).all()
+
+
+def test_every_number_of_8_bits() -> None:
+    """The plain kernel reads and writes every number of both types."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    for dtype in EIGHT_BIT_TYPES:
+        every = torch.arange(256, dtype=torch.uint8).view(dtype)[:, None]
+        one = torch.ones(1, 1).to(dtype)
+        found = emulated_kernels.quantized_linear(
+            every, one, torch.ones(1), None, None, "none", None, 1.0, torch.float16
+        )
+        is_number = ~every.float().isnan()
+        assert torch.equal(found.float()[is_number], every.float()[is_number])
+        assert found.float()[~is_number].isnan().all()
+
+
+# The choice.
+
+
+@pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
+def test_choice(eight_bits: torch.dtype) -> None:
+    """Every layer of Swin-L and of the encoder has a kernel of CUTLASS; other endings have none."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    fastest = functools.partial(emulated_kernels.fastest_quantized_linear, eight_bits=eight_bits)
+    for problem in PROBLEMS:
+        sizes = problem.rows, problem.inputs_of_row, problem.outputs_of_row
+        form = problem.activation, problem.residual, problem.masked
+        kernel = fastest(sizes, (*form, problem.activation != "none"))
+        switches = problem.residual, problem.masked, problem.activation != "none"
+        assert switches in FORMS[eight_bits, kernel]
+    for form in (("none", True, True, False), ("none", True, False, True), ("none", False, True, True)):
+        assert fastest((900, 256, 256), form) == "plain"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
+def test_layers_of_swin(problem: object, eight_bits: torch.dtype) -> None:
+    """The library's choice at the sizes of the benchmarks, with an 8-bit result behind an activation."""
+    backend = on_gpu("torch-cuda", missing=backends.no_sm90)
+    skip_unless_ready(backend, eight_bits)
+    sizes = (problem.rows,), problem.inputs_of_row, problem.outputs_of_row
+    form = problem.activation, problem.residual, problem.masked, problem.activation != "none"
+    check(backend, Case(*sizes, *form).arguments(eight_bits, "cuda"))
+
+
+@pytest.mark.gpu
+def test_what_no_kernel_of_cutlass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and addresses that CUTLASS does not take: the plain kernel runs, the forced ones refuse."""
+    if reason := backends.no_sm90(torch.float16):
+        pytest.skip(reason)
+    fits = Case((100,), 64, 64).arguments(INT8, "cuda")
+    shifted = torch.empty(fits.x.numel() + 1, dtype=INT8, device="cuda")[1:].view_as(fits.x)
+    slow = [
+        Case((100,), 56, 64).arguments(INT8, "cuda"),
+        Case((100,), 64, 60).arguments(INT8, "cuda"),
+        Case((100,), 64, 56, quantized=True).arguments(INT8, "cuda"),
+        Case((100,), 64, 64, residual=True, quantized=True).arguments(INT8, "cuda"),
+        fits._replace(x=shifted.copy_(fits.x)),
+    ]
+    for inputs in slow:
+        assert torch.equal(msda.quantized_linear(*inputs), inputs.truth())
+    monkeypatch.setenv(VARIABLE, "pingpong_128x128")
+    for inputs in slow:
+        with pytest.raises(RuntimeError, match="not supported"):
+            msda.quantized_linear(*inputs)
+
+
+def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
+    monkeypatch.setenv(VARIABLE, "fastest")
+    with pytest.raises(
+        emulated_kernels.EmulatorError, match=rf"{VARIABLE}: expected one of plain, pingpong_"
+    ):
+        emulated_kernels.quantized_linear(*Case((4,), 8, 8).arguments(INT8))
+    monkeypatch.setenv(VARIABLE, "pingpong_128x128")  # the emulator has no kernels of CUTLASS
+    with pytest.raises(emulated_kernels.NotSupported):
+        emulated_kernels.quantized_linear(*Case((4,), 16, 16).arguments(INT8))
+
+
+# In PyTorch.
+
+SMALL = Case((2, 3), 4, 5, "gelu", residual=True, masked=True)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
+def test_opcheck(eight_bits: torch.dtype, quantized: bool, device: str) -> None:
+    inputs = Case((2, 3), 4, 5, "gelu", residual=True, masked=True, quantized=quantized)
+    arguments = inputs.arguments(eight_bits, device)._asdict()
+    # PyTorch cannot compare 8-bit floats, which two of the checks do.
+    compared = ("test_schema", "test_aot_dispatch_dynamic") if eight_bits == INT8 else ()
+    operator = torch.ops.msda.quantized_linear.default
+    torch.library.opcheck(operator, (), arguments, test_utils=("test_faketensor", *compared))
+
+
+def test_strided_inputs(device: str) -> None:
+    inputs = SMALL.arguments(INT8, device)
+    strided = inputs._replace(
+        x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1), weight=inputs.weight.T.contiguous().T
+    )
+    assert torch.equal(msda.quantized_linear(*strided), msda.quantized_linear(*inputs))
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_export(quantized: bool) -> None:
+    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
+
+    class Call(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+            return msda.quantized_linear(x, weight, scale, output_scale=0.5 if quantized else None)
+
+    tensors = SMALL.arguments(INT8)[:3]
+    dynamic = ({0: torch.export.Dim("N", min=1, max=4096)}, None, None)
+    program = torch.export.export(Call(), tensors, dynamic_shapes=dynamic, strict=True)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.msda.quantized_linear.default]
+    again = Case((4, 3), 4, 5).arguments(INT8)[:3]
+    assert torch.equal(program.module()(*again), Call()(*again))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
+@pytest.mark.parametrize("form", [MASKED, RESIDUAL, QUANTIZED], ids=["masked", "residual", "quantized"])
+def test_graph_replays(form: tuple[bool, bool, bool], eight_bits: torch.dtype) -> None:
+    if reason := backends.no_sm90(torch.float16):
+        pytest.skip(reason)
+    inputs = Case((300,), 256, 512, "none", *form).arguments(eight_bits, "cuda")
+    # check_replays halves the first tensor, which 8-bit floats cannot be.
+    reordered = lambda scale, *rest: msda.quantized_linear(*rest[:2], scale, *rest[2:])  # noqa: E731
+    moved = ReplayedInputs(inputs.scale, inputs.x, inputs.weight, *inputs[3:])
+    output = check_replays(reordered, moved)
+    assert output.dtype == (eight_bits if form == QUANTIZED else torch.float16)
+
+
+class ReplayedInputs(NamedTuple):
+    """The arguments of the operator, the scale first."""
+
+    scale: Tensor
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+    activation: str
+    mask: Tensor | None
+    output_scale: float | None
+    dtype: torch.dtype
+
+
+def test_docstring_example() -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(msda.quantized_linear, globs={"torch": torch})
+    example.globs["quantized_linear"] = msda.quantized_linear
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# Wrong arguments.
+
+WRONG = (
+    Row("x", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
+    Row("x", lambda x: x.int(), ("int8 or float8_e4m3fn", "torch.int32"), TypeError),
+    Row("x", lambda x: x[0, 0, 0], ("[..., K]", "without dimensions")),
+    Row("weight", lambda x: x.half(), ("torch.int8 as x", "torch.float16"), TypeError),
+    Row("weight", lambda x: x[:, 1:], ("[N, K] = [5, 4]", "[5, 3]")),
+    Row("scale", lambda x: x[0], ("[N] = [5]", "[]")),
+    Row("scale", lambda x: x.half(), ("torch.float32", "torch.float16"), TypeError),
+    Row("scale", lambda x: None, ("torch.Tensor", "NoneType"), TypeError),
+    Row("bias", lambda x: x.half(), ("torch.float32", "torch.float16"), TypeError),
+    Row("bias", lambda x: x[None], ("[N] = [5]", "[1, 5]")),
+    Row("residual", lambda x: x[..., 1:], ("[..., N] = [2, 3, 5]", "[2, 3, 4]")),
+    Row("residual", lambda x: x.float(), ("torch.float16", "torch.float32"), TypeError),
+    Row("mask", lambda x: x > 0, ("torch.float16", "torch.bool"), TypeError),
+    Row("mask", lambda x: x.squeeze(-1), ("[..., 1] = [2, 3, 1]", "[2, 3]")),
+    Row("activation", lambda x: "silu", ("none, gelu, relu", "'silu'")),
+    Row("output_scale", lambda x: 0.0, ("above 0", "0.0")),
+    Row("output_scale", lambda x: math.inf, ("finite", "inf")),
+    Row("output_scale", lambda x: 1e-45, ("reciprocal", "1e-45")),
+    Row("output_scale", lambda x: "half", ("float", "'half'"), TypeError),
+    Row("dtype", lambda x: torch.float32, ("torch.float16 or torch.bfloat16", "torch.float32"), TypeError),
+)
+# PyTorch calls the implementation for meta tensors, which reads nothing.
+ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as x", "meta"))
+
+
+@pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
+def test_wrong_argument(row: Row) -> None:
+    for module in (msda, msda.quantized_linear_reference):
+        row.check(module.quantized_linear, SMALL.arguments(INT8))
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+def test_raw_operator_is_safe(row: Row, device: str) -> None:
+    """The registered operator, called without the public function's checks, raises too."""
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        torch.ops.msda.quantized_linear(**row.wrong(SMALL.arguments(INT8, device)))
+
+
+def test_too_many_inputs() -> None:
+    """Sums of more products could exceed 32 bits."""
+    x = torch.zeros(1, 2**17, dtype=INT8)
+    with pytest.raises(ValueError, match=r"^x: expected .* K up to 131071, got \[1, 131072\]"):
+        msda.quantized_linear(x, x, torch.ones(1))
