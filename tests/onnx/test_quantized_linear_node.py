@@ -389,6 +389,56 @@ def test_other_forms_of_a_product(form):
 # Engines.
 
 
+def one_layer(precision: str, to_eight_bits: bool) -> onnx.ModelProto:
+    """A layer of a Q/DQ file in float16, with Q/DQ nodes behind it too if its result shall have 8 bits."""
+    random = np.random.default_rng(0)
+    dtype = ARRAYS[PRECISIONS[precision]]
+    weight = random.integers(-100, 100, (64, 128)).astype(np.float32).astype(dtype)
+    step = np.float16(0.03 if precision == "int8" else 0.01)
+    constants = SCALES | {"s": step, "t": step, "z": np.zeros((), dtype), "W": weight}
+    constants |= {"w": np.full(128, 1 / 1024, np.float16), "b": np.ones(128, np.float16)}
+    if precision == "fp8":
+        constants["w"] = np.float16(1 / 1024)
+    body = (LAYER + BEHIND.format("p")) if to_eight_bits else LAYER.replace("p = Add", "y = Add")
+    arrays = {name: x for name, x in constants.items() if x.dtype != ml_dtypes.float8_e4m3fn}
+    model = text_model(body, "float16[2, 63, 64] x", "float16[2, 63, 128] y", OPSET_VERSION, **arrays)
+    model.graph.initializer.extend(
+        onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT8E4M3FN, x.shape, x.tobytes(), raw=True)
+        for name, x in constants.items()
+        if name not in arrays
+    )
+    return model
+
+
+@pytest.mark.parametrize("to_eight_bits", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_layer(precision, to_eight_bits):
+    found = nodes_of(fused(one_layer(precision, to_eight_bits)))
+    assert found == ["QuantizeLinear", QUANTIZED_LINEAR, *["DequantizeLinear"] * to_eight_bits]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("to_eight_bits", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_engine_of_one_layer(tmp_path, precision, to_eight_bits):
+    """TensorRT hands the plugin what a QuantizeLinear makes, and its result to a DequantizeLinear."""
+    plugin_or_skip()
+    model = one_layer(precision, to_eight_bits)
+    x = np.random.default_rng(1).standard_normal((2, 63, 64)).astype(np.float16).astype(np.float32)
+    (expected,) = onnx_session.run(model, {"x": x})
+    node_model = fused(model)
+    model_for_tensorrt.remove_function_bodies(node_model)
+    onnx.save(node_model, tmp_path / "model.onnx")
+    path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "layer"))
+    layers = read_engine(path)[1].layers
+    print(*(layer.name for layer in layers), sep="\n")
+    assert sum(layer.type == "PluginV3" for layer in layers) == 1
+    with trt_plugin.EngineRunner(path) as runner:
+        found = torch.from_numpy(runner({"x": x})["y"])
+    error = relative_error(found, torch.from_numpy(expected).double())
+    assert error < 4 * TOLERANCE[torch.float16]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("wide", ["fp16", "bf16"])
@@ -403,7 +453,7 @@ def test_engine_of_a_block(tmp_path, precision, wide, activation):
     path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "block"))
     layers = read_engine(path)[1].layers
     print(*(layer.name for layer in layers), sep="\n")
-    assert sum(QUANTIZED_LINEAR in layer.name for layer in layers) == 3
+    assert sum(layer.type == "PluginV3" for layer in layers) == 3
     with trt_plugin.EngineRunner(path) as runner:
         compare_outputs(runner(inputs), model, inputs, torch.float16 if wide == "fp16" else torch.bfloat16)
 
