@@ -194,9 +194,10 @@ inline cudaError_t launch_top_k_parts(const TopKProblem& problem, const TopKArgu
   if (status != cudaSuccess || parts == 1) return status;
   const int candidates = parts * count;
   return with_constant<4, 8, 16>(plan.final_items, [&](auto items) {
-    return launch_early(top_k_parts_kernel<items(), false, true>,
-                        dim3(static_cast<unsigned>(problem.rows)), kTopKThreads, stream, arguments,
-                        candidates, count, 1, candidates);
+    const dim3 rows(static_cast<unsigned>(problem.rows));
+    return launch_early(launch_config(rows, kTopKThreads, stream),
+                        top_k_parts_kernel<items(), false, true>, arguments, candidates, count, 1,
+                        candidates);
   });
 }
 
