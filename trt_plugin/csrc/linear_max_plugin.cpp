@@ -25,8 +25,6 @@ void check_count(int32_t count) {
   fail_shape(kInputs[index], kShapes[index], because, dims);
 }
 
-bool differ(int64_t one, int64_t other) { return one >= 0 && other >= 0 && one != other; }
-
 }  // namespace
 
 bool LinearMaxPlugin::accepts_count(int32_t num_inputs) const { return num_inputs == kCount; }
