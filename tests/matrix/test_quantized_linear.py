@@ -91,12 +91,9 @@ class Case:
         ).map(lambda x: x.to(device))
 
 
-def steps(x: Tensor) -> Tensor:
-    """The number of each value in the order of its 8-bit type."""
-    if x.dtype == INT8:
-        return x.int()
-    code = x.view(torch.uint8).int()
-    return torch.where(code < 128, code, 128 - code)
+def step_at(x: Tensor) -> Tensor:
+    """The distance of E4M3's numbers near each number: three bits of fraction, from 2^-6 on."""
+    return torch.exp2(x.abs().clamp(min=2.0**-6).log2().floor() - 3)
 
 
 def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
@@ -105,13 +102,22 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     assert output.dtype == expected.dtype and output.shape == expected.shape
     if inputs.x.dtype == INT8 and inputs.activation != "gelu":
         assert torch.equal(output, expected)
-    elif inputs.output_scale is None:
+        return
+    if inputs.output_scale is None:
         error = relative_error(output, expected.double())
         assert error <= TOLERANCE[output.dtype]
-    else:
-        differences = (steps(output) - steps(expected)).abs()
+        return
+    found, expected = output.float(), expected.float()
+    differences = (found - expected).abs()
+    if output.dtype == INT8:
         assert not differences.numel() or differences.max() <= 1
         assert (differences > 0).sum() <= 1 + 0.01 * differences.numel()
+        return
+    # A step more or less. Near zero the steps are smaller than the errors of tensor cores, which add E4M3's
+    # products in fewer bits than float32 has: 0.5% of the usual sum, whose deviation is 1.
+    largest = torch.maximum(found.abs(), expected.abs())
+    assert (differences <= step_at(largest) + 5e-3 / inputs.output_scale).all()
+    assert (differences > 0).sum() <= 1 + 0.04 * differences.numel()
 
 
 MASKED, RESIDUAL, QUANTIZED = (False, True, False), (True, False, False), (False, False, True)

@@ -45,6 +45,9 @@ CODES = {
 }
 ARRAYS = {INT8: np.int8, FP8: ml_dtypes.float8_e4m3fn}
 PRECISIONS = {"int8": INT8, "fp8": FP8}
+ON_TENSOR_CORES = {"int8": 1, "fp8": 4}
+"""Factors of the allowed errors on tensor cores, which add the products of E4M3 in fewer bits than float32
+has, so more results of 8 bits are a step off, and a step is 6% to 12%."""
 
 
 # The body.
@@ -193,12 +196,18 @@ def check_outputs(fused_model: onnx.ModelProto, model: onnx.ModelProto, inputs: 
     compare_outputs(found, model, inputs, torch.float16)
 
 
-def compare_outputs(found: dict, model: onnx.ModelProto, inputs: dict, dtype: torch.dtype) -> None:
-    """Compares outputs with those of Q/DQ nodes in float32."""
+def compare_outputs(
+    found: dict, model: onnx.ModelProto, inputs: dict, dtype: torch.dtype, factor: float = 1
+) -> None:
+    """Compares outputs with those of Q/DQ nodes in float32.
+
+    Args:
+        factor: of the allowed error.
+    """
     for name, expected in zip(("s", "y"), onnx_session.run(model, inputs), strict=True):
         error = relative_error(torch.from_numpy(found[name]), torch.from_numpy(expected).double())
         # A step of 8 bits more or less, where sums and GELU before it are rounded differently.
-        assert error < 4 * TOLERANCE[dtype], name
+        assert error < 4 * factor * TOLERANCE[dtype], name
 
 
 def nodes_of(model: onnx.ModelProto) -> list[str]:
@@ -436,7 +445,7 @@ def test_engine_of_one_layer(tmp_path, precision, to_eight_bits):
     with trt_plugin.EngineRunner(path) as runner:
         found = torch.from_numpy(runner({"x": x})["y"])
     error = relative_error(found, torch.from_numpy(expected).double())
-    assert error < 4 * TOLERANCE[torch.float16]
+    assert error < 4 * ON_TENSOR_CORES[precision] * TOLERANCE[torch.float16]
 
 
 @pytest.mark.gpu
@@ -455,7 +464,8 @@ def test_engine_of_a_block(tmp_path, precision, wide, activation):
     print(*(layer.name for layer in layers), sep="\n")
     assert sum(layer.type == "PluginV3" for layer in layers) == 3
     with trt_plugin.EngineRunner(path) as runner:
-        compare_outputs(runner(inputs), model, inputs, torch.float16 if wide == "fp16" else torch.bfloat16)
+        dtype = torch.float16 if wide == "fp16" else torch.bfloat16
+        compare_outputs(runner(inputs), model, inputs, dtype, ON_TENSOR_CORES[precision])
 
 
 @pytest.mark.gpu
@@ -471,4 +481,4 @@ def test_build_fuses_what_the_library_runs_fast(tmp_path, precision):
     fast = library.has_fast_quantized_linear(64, 256, False, False, True, precision)
     assert count == (3 if fast else 0)
     with trt_plugin.EngineRunner(path) as runner:
-        compare_outputs(runner(inputs), model, inputs, torch.float16)
+        compare_outputs(runner(inputs), model, inputs, torch.float16, ON_TENSOR_CORES[precision])
