@@ -50,15 +50,19 @@ def draw_detections(
     """
     height, width = image.shape[:2]
     line_width, font_size = sizes_for(height, width)
-    frames, tags, places = [], [], []
-    for index in np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable"):
+    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
+    rectangles = _to_pixels(np.asarray(boxes)[order], height, width)
+    frames, tags = [], []
+    places = np.zeros((len(order), 4), dtype=np.int64)  # of the tags so far
+    for index, frame in zip(order, rectangles, strict=True):
         label = int(labels[index])
-        frame, color = _to_pixels(boxes[index], height, width), color_of(label)
+        color = color_of(label)
         frames.append((frame, color))
         tag = _make_tag(class_names[label], f"{float(scores[index]):.2f}", font_size, width, height)
         if tag is not None:
-            places.append(_place(frame, tag, places, width, height))
-            tags.append((tag, places[-1], color))
+            place = _place(frame, tag, places[: len(tags)], width, height)
+            places[len(tags)] = place
+            tags.append((tag, place, color))
 
     picture = Image.fromarray(np.ascontiguousarray(image))
     canvas = ImageDraw.Draw(picture)
@@ -87,11 +91,13 @@ def color_of(label: int) -> tuple[int, int, int]:
     return tuple(round(255 * channel) for channel in color)
 
 
-def _to_pixels(box: np.ndarray, height: int, width: int) -> _Rectangle:
-    """Rounds a box to whole pixels inside the picture, at least one pixel in size."""
-    box = np.clip(np.nan_to_num(np.asarray(box, dtype=np.float64)), 0, [width, height, width, height])
-    left, top = min(int(box[0] + 0.5), width - 1), min(int(box[1] + 0.5), height - 1)
-    return left, top, max(left + 1, int(box[2] + 0.5)), max(top + 1, int(box[3] + 0.5))
+def _to_pixels(boxes: np.ndarray, height: int, width: int) -> list[_Rectangle]:
+    """Rounds boxes [K, 4] to whole pixels inside the picture, at least one pixel in size."""
+    boxes = np.clip(np.nan_to_num(boxes.astype(np.float64)), 0, [width, height, width, height])
+    pixels = (boxes + 0.5).astype(np.int64)
+    starts = np.minimum(pixels[:, :2], [width - 1, height - 1])
+    ends = np.maximum(pixels[:, 2:], starts + 1)
+    return list(map(tuple, np.hstack((starts, ends)).tolist()))
 
 
 def _make_tag(name: str, score: str, font_size: int, width: int, height: int) -> _Tag | None:
@@ -111,24 +117,30 @@ def _make_tag(name: str, score: str, font_size: int, width: int, height: int) ->
     return None
 
 
-def _place(frame: _Rectangle, tag: _Tag, taken: list[_Rectangle], width: int, height: int) -> _Rectangle:
+def _place(frame: _Rectangle, tag: _Tag, taken: np.ndarray, width: int, height: int) -> _Rectangle:
     """Returns the first free place for a label at its box; if all are taken, the one least covered.
 
     The places are above the box, inside at its top, below, and inside at its bottom. A place that the
     picture's edge moves off the box comes last.
+
+    Args:
+        taken: int64 [T, 4], the rectangles of other labels.
     """
-    spots = []
+    spots, moved = [], []
     for y in (frame[1] - tag.height, frame[1], frame[3], frame[3] - tag.height):
         for x in (frame[0], frame[2] - tag.width):
             left, top = max(0, min(x, width - tag.width)), max(0, min(y, height - tag.height))
-            spot = left, top, left + tag.width, top + tag.height
-            spots.append((sum(_overlap(spot, other) for other in taken), top != y, len(spots), spot))
-    return min(spots)[-1]
+            spots.append((left, top, left + tag.width, top + tag.height))
+            moved.append(top != y)
+    covered = _shared_pixels(np.array(spots), taken).sum(axis=1).tolist()
+    return min(zip(covered, moved, range(len(spots)), spots))[-1]
 
 
-def _overlap(a: _Rectangle, b: _Rectangle) -> int:
-    """Returns the number of pixels that two rectangles share."""
-    return max(0, min(a[2], b[2]) - max(a[0], b[0])) * max(0, min(a[3], b[3]) - max(a[1], b[1]))
+def _shared_pixels(rectangles: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns the number of pixels that two rectangles share, [S, 4] and [T, 4] -> [S, T]."""
+    ends = np.minimum(rectangles[:, None, 2:], others[:, 2:])
+    sides = (ends - np.maximum(rectangles[:, None, :2], others[:, :2])).clip(min=0)
+    return sides[..., 0] * sides[..., 1]
 
 
 @cache

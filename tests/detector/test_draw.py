@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codetr.draw import color_of, draw_detections, sizes_for
+from codetr.draw import _shared_pixels, color_of, draw_detections, sizes_for
 
 
 def draw(image: np.ndarray, box: list[float], name: str = "cup", score: float = 0.5) -> np.ndarray:
@@ -54,3 +54,14 @@ def test_any_picture_and_odd_boxes(size):
     boxes = np.array([[-10, -10, 9e3, 9e3], [np.nan, 0, 1, 1], [30, 30, 20, 20], [*size[::-1], *size[::-1]]])
     assert draw_detections(image, boxes, np.ones(4), np.zeros(4), ["x"]).shape == image.shape
     assert not draw_detections(image, np.zeros((0, 4)), np.zeros(0), np.zeros(0), []).any()
+
+
+def test_shared_pixels():
+    """The overlap of rectangles, which places labels, against pixels that are counted."""
+    starts = np.random.default_rng(0).integers(0, 12, (40, 2))
+    rectangles = np.hstack((starts, starts + np.random.default_rng(1).integers(1, 9, (40, 2))))
+    y, x = np.mgrid[:24, :24]
+    left, top, right, bottom = rectangles.T[..., None, None]
+    masks = ((x >= left) & (x < right) & (y >= top) & (y < bottom)).reshape(40, -1).astype(int)
+    assert (_shared_pixels(rectangles, rectangles) == masks @ masks.T).all()
+    assert _shared_pixels(rectangles, rectangles[:0]).shape == (40, 0)
