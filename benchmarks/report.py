@@ -65,7 +65,15 @@ def read(file: Path) -> dict:
 
 def markdown(content: dict) -> str:
     """Returns the tables of a result file, below the machine and the command."""
-    operators = ("msda", "window_attention", "group_norm", "linear", "linear_max", "top_k_indices")
+    operators = (
+        "msda",
+        "window_attention",
+        "group_norm",
+        "linear",
+        "linear_max",
+        "top_k_indices",
+        "image_input",
+    )
     tables = operator_tables if content["kind"] in operators else fields_table
     return f"{origin(content)}\n\n{tables(content)}\n"
 

@@ -13,6 +13,7 @@ import torch
 
 import msda
 from benchmarks import group_norm as norms
+from benchmarks import image_input as images
 from benchmarks import linear as linears
 from benchmarks import linear_max as largest
 from benchmarks import operator_errors, timing
@@ -42,7 +43,8 @@ def run_edge_cases() -> int:
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
     8-bit inputs, with results in 8 and 16 bits. Their largest outputs run with every compiled size and
-    others, the search for the largest numbers with rows of one part and of several.
+    others, the search for the largest numbers with rows of one part and of several. Image input runs with
+    images of one pixel to sizes that end within a block.
 
     MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
     MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel (kernels/include/msda/forward_choice.h). Cases that it
@@ -132,6 +134,11 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
             check_map, msda.top_k_indices, searches.truth, problem, torch.float32, unaligned=size[0] == 2
         )
         yield f"top k {'x'.join(map(str, size))}", 0.0, run
+    sizes = ((1, 1, 64, 96), (50, 301, 33, 130), (96, 64, 48, 32), (480, 640, 96, 200))
+    for dtype, size in itertools.product(DTYPES[:3], sizes):
+        problem = images.ImageProblem("edge", *size)
+        what = f"image {size} {dtype}"
+        yield what, operator_errors.TOLERANCE[dtype], partial(check_image, problem, dtype)
 
 
 def check_largest(problem: largest.LinearMaxProblem, dtype: torch.dtype, unaligned: bool) -> float:
@@ -142,6 +149,14 @@ def check_largest(problem: largest.LinearMaxProblem, dtype: torch.dtype, unalign
         return msda.linear_max(x, *(weight.to(wide) for weight in weights))
 
     return check_map(operator, largest.truth, problem, dtype, unaligned)
+
+
+def check_image(problem: images.ImageProblem, dtype: torch.dtype) -> float:
+    """Runs image input on the GPU, and returns its error against the CPU's reference."""
+    inputs = problem.inputs(dtype, "cpu")
+    moved = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
+    msda.image_input(*moved)
+    return operator_errors.relative_error(moved[1].cpu(), images.truth(inputs))
 
 
 def spoil(inputs: AttentionInputs | FusedInputs) -> AttentionInputs | FusedInputs:

@@ -5,14 +5,16 @@ the locations. `MultiScaleDeformableAttention` is the module around it. `window_
 Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
 layer with its activation, residual and mask. `quantized_linear` is the same of int8 or FP8 numbers.
 `linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
-`reference`, `window_reference`, `group_norm_reference`, `linear_reference`, `quantized_linear_reference`,
-`linear_max_reference` and `top_k_reference` have the operators in plain PyTorch.
+`image_input` resizes and normalises an image into a network's input. `reference`, `window_reference`,
+`group_norm_reference`, `linear_reference`, `quantized_linear_reference`, `linear_max_reference`,
+`top_k_reference` and `image_input_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
 from msda import (
     group_norm_reference,
+    image_input_reference,
     linear_max_reference,
     linear_reference,
     quantized_linear_reference,
@@ -27,6 +29,7 @@ from msda.ops import (
     fused_attention,
     group_norm,
     has_fast_linear_max,
+    image_input,
     linear,
     linear_max,
     longest_top_k_row,
@@ -50,6 +53,8 @@ __all__ = [
     "group_norm",
     "group_norm_reference",
     "has_fast_linear_max",
+    "image_input",
+    "image_input_reference",
     "linear",
     "linear_max",
     "linear_max_reference",

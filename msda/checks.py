@@ -7,6 +7,7 @@ where reading them does not wait for a GPU.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
 MAX_EPS = 1e30  # the largest eps of group normalisation, as in kernels/include/msda/group_norm_params.h
+MAX_IMAGE_SIDE = 1 << 17  # pixels, as in kernels/include/msda/image_input_params.h
 ACTIVATIONS = ("none", "gelu", "relu")  # in the order of msda::Activation
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SIXTEEN_BIT_TYPES = (torch.float16, torch.bfloat16)
@@ -230,6 +232,42 @@ def check_top_k_indices(x: Tensor, count: int) -> None:
         raise TypeError(f"count: expected an int, got {count!r}")
     if not 0 <= count <= x.shape[1]:
         raise ValueError(f"count: expected 0 to S = {x.shape[1]}, got {count}")
+
+
+def check_image_input(
+    image: Tensor,
+    target: Tensor,
+    size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    bgr: bool,
+) -> None:
+    """Checks the arguments of :func:`msda.image_input`."""
+    _check_tensor("image", image, None)
+    if image.dtype != torch.uint8:
+        raise TypeError(f"image: expected uint8, got {image.dtype}")
+    if image.dim() != 3 or image.shape[2] != 3 or 0 in image.shape:
+        raise ValueError(f"image: expected [H, W, 3], got {list(image.shape)}")
+    _check_tensor("target", target, image, "image")
+    if target.dtype not in VALUE_TYPES[:3]:
+        raise TypeError(f"target: expected float32, float16 or bfloat16, got {target.dtype}")
+    if target.dim() != 3 or target.shape[0] != 3 or not target.is_contiguous():
+        found = f"{list(target.shape)} with strides {list(target.stride())}"
+        raise ValueError(f"target: expected a contiguous tensor [3, H, W], got {found}")
+    if any(side > MAX_IMAGE_SIDE for side in (*image.shape, *target.shape)):
+        sizes = f"{list(image.shape)} and {list(target.shape)}"
+        raise ValueError(f"image and target: expected sides of at most {MAX_IMAGE_SIDE}, got {sizes}")
+    if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) for side in size)):
+        raise TypeError(f"size: expected two ints (h, w), got {size!r}")
+    if not (1 <= size[0] <= target.shape[1] and 1 <= size[1] <= target.shape[2]):
+        raise ValueError(f"size: expected to lie within the target {list(target.shape)}, got {size}")
+    for name, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) != 3 or not all(math.isfinite(number) for number in numbers):
+            raise ValueError(f"{name}: expected 3 finite numbers, got {numbers!r}")
+    if min(std) <= 0:
+        raise ValueError(f"std: expected numbers above 0, got {std!r}")
+    if not isinstance(bgr, bool):
+        raise TypeError(f"bgr: expected a bool, got {bgr!r}")
 
 
 def _check_type(name: str, tensor: Tensor) -> None:

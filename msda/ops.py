@@ -16,6 +16,7 @@ from msda import (
     autograd,
     checks,
     group_norm_reference,
+    image_input_reference,
     library,
     linear_max_reference,
     linear_reference,
@@ -459,6 +460,47 @@ def longest_top_k_row(count: int) -> int:
     return 0 if count > 1024 else block * (block // max(count, 1))
 
 
+def image_input(
+    image: Tensor,
+    target: Tensor,
+    size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    bgr: bool = False,
+) -> None:
+    """Writes a decoded image into its place in a network's input: resized, normalised and padded.
+
+    The upper left corner of the target gets (resized image - mean) / std, the rest gets zeros. The operator
+    resizes as OpenCV's INTER_LINEAR does for 8 bits, to the last bit. That is bilinear without antialiasing.
+
+    Args:
+        image: uint8 [H, W, 3].
+        target: contiguous float32, float16 or bfloat16 [3, H', W'] on image's device, for example one image
+            of a batch. The operator overwrites all of it; its channels are red, green, blue.
+        size: (h, w) of the resized image, at most (H', W').
+        mean: three numbers, of red, green and blue, 0 to 255.
+        std: three numbers above 0, likewise.
+        bgr: the image's channels are blue, green, red, as OpenCV's; else red, green, blue.
+
+    The normalisation is float32. It has no derivatives.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+
+    Source: cv::resize of OpenCV.
+
+    Example:
+        >>> image = torch.randint(256, (100, 200, 3), dtype=torch.uint8)
+        >>> batch = torch.empty(4, 3, 64, 96)
+        >>> image_input(image, batch[0], (48, 96), mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
+        >>> batch[0, :, 48:].any()
+        tensor(False)
+    """
+    checks.check_image_input(image, target, size, mean, std, bgr)
+    _check_built_for(image, "image")
+    torch.ops.msda.image_input(image, target, *size, mean, std, bgr)
+
+
 def _check_built_for(value: Tensor, name: str = "value") -> None:
     if value.is_cuda and not _BUILD.has_cuda:
         raise RuntimeError(
@@ -550,6 +592,11 @@ def _quantized_linear_fake(x, weight, scale, bias, residual, mask, activation, o
     return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)
 
 
+@torch.library.register_fake("msda::image_input")
+def _image_input_fake(image, target, height, width, mean, std, bgr):
+    return None
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
@@ -572,6 +619,11 @@ def _quantized_linear_cpu(x, weight, scale, bias, residual, mask, activation, ou
     return quantized_linear_reference.quantized_linear(
         x, weight, scale, bias, residual, activation, mask, output_scale, dtype
     )
+
+
+@torch.library.impl("msda::image_input", "CPU")
+def _image_input_cpu(image, target, height, width, mean, std, bgr):
+    image_input_reference.image_input(image, target, (height, width), mean, std, bgr)
 
 
 if _BUILD.has_cuda:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Shapes = dict[str, tuple[int, ...]]
+
+
+class DeviceInput(NamedTuple):
+    """An input that the caller writes on the GPU itself."""
+
+    shape: tuple[int, ...]
+    dtypes: Sequence[str]  # names of the types that it can have
+    write: Callable[[int, str, CudaStream], None]  # enqueues it: address, name of the type, stream
 
 
 @dataclass
@@ -95,11 +105,9 @@ class EngineRunner:
         nvtx: bool = False,
     ) -> None:
         path = Path(engine)
-        self._sessions: OrderedDict[tuple, _Session] = OrderedDict()
-        self._buffers: dict[str, CudaBuffer] = {}
-        self._scratch: CudaBuffer | None = None
-        self._stream: CudaStream | None = None
+        self._forget()
         self._engine = self._runtime = None
+        self._make_contexts_alone = threading.Lock()  # shared with forks
         self._path, self._device, self._profile = path, device, profile
         self._cuda_graph, self._max_sessions = cuda_graph, max_sessions
         self._range = nvtx_ranges(nvtx)
@@ -108,19 +116,47 @@ class EngineRunner:
             metadata_path = path.with_suffix(".json")
             self.metadata = ArtifactMetadata.load(metadata_path) if metadata_path.is_file() else None
             self._read_tensors()
-            self._stream = CudaStream()
-            self._scratch = CudaBuffer(self._engine.device_memory_size_v2, pinned=False)
-            self._reserve_largest()
+            self._allocate()
         except BaseException:
             self.close()
             raise
 
-    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def fork(self) -> EngineRunner:
+        """Makes a runner of the same engine for another thread, so that two runs overlap.
+
+        The runners share the weights. Each has its own stream, contexts and buffers, and is closed alone.
+
+        Raises:
+            EngineError: the GPU's memory does not suffice.
+        """
+        other = copy.copy(self)
+        other._forget()
+        try:
+            other._allocate()
+        except BaseException:
+            other.close()
+            raise
+        return other
+
+    def _forget(self) -> None:
+        """Sets what is this runner's own to nothing."""
+        self._sessions: OrderedDict[tuple, _Session] = OrderedDict()
+        self._buffers: dict[str, CudaBuffer] = {}
+        self._scratch: CudaBuffer | None = None
+        self._stream: CudaStream | None = None
+
+    def _allocate(self) -> None:
+        self._stream = CudaStream()
+        self._scratch = CudaBuffer(self._engine.device_memory_size_v2, pinned=False)
+        self._reserve_largest()
+
+    def __call__(self, inputs: Mapping[str, np.ndarray | DeviceInput]) -> dict[str, np.ndarray]:
         """Runs the engine.
 
         Args:
             inputs: an array for every input. Floating-point types are converted to the engine's, integer
-                types too if the values fit. bfloat16 is given and returned as float32.
+                types too if the values fit. bfloat16 is given and returned as float32. A `DeviceInput` writes
+                itself on the GPU.
 
         Returns:
             A new array for every output, by name.
@@ -242,7 +278,7 @@ class EngineRunner:
             else:
                 self.outputs[name] = info
 
-    def _prepare(self, inputs: Mapping[str, np.ndarray]) -> _Session:
+    def _prepare(self, inputs: Mapping[str, np.ndarray | DeviceInput]) -> _Session:
         """Checks the inputs, enqueues their copies and returns the session of their shapes."""
         if self._engine is None:
             raise EngineError(f"the runner of {self._path} is closed")
@@ -251,25 +287,34 @@ class EngineRunner:
         session = self._session({name: array.shape for name, array in arrays.items()})
         for name, array in arrays.items():
             buffer = self._buffers[name]
+            if isinstance(array, DeviceInput):
+                array.write(buffer.device, self.inputs[name].dtype, self._stream)
+                continue
             np.copyto(buffer.view(array.shape, array.dtype), array)
             self._stream.copy(buffer.device, buffer.host, array.nbytes)
         return session
 
-    def _check(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _check(self, inputs: Mapping[str, np.ndarray | DeviceInput]) -> dict[str, np.ndarray | DeviceInput]:
         missing = [name for name in self.inputs if name not in inputs]
         unknown = [name for name in inputs if name not in self.inputs]
         if missing or unknown:
             raise ValueError(f"inputs: expected {list(self.inputs)}; missing {missing}, unknown {unknown}")
         arrays = {}
         for name, info in self.inputs.items():
-            array = np.asarray(inputs[name])
+            array = inputs[name]
+            if not isinstance(array, DeviceInput):
+                array = np.asarray(array)
             smallest, largest = (self._profile_shape(name, which) for which in ("min", "max"))
-            if array.ndim != len(smallest) or not all(
+            if len(array.shape) != len(smallest) or not all(
                 low <= size <= high for low, size, high in zip(smallest, array.shape, largest, strict=True)
             ):
                 expected = format_range(smallest, largest)
                 raise ValueError(f"{name}: expected shape {expected}, got {format_shape(array.shape)}")
-            arrays[name] = to_storage(array, info.dtype, name)
+            if not isinstance(array, DeviceInput):
+                array = to_storage(array, info.dtype, name)
+            elif info.dtype not in array.dtypes:
+                raise TypeError(f"{name}: expected {info.dtype}, got one of {', '.join(array.dtypes)}")
+            arrays[name] = array
         return arrays
 
     def _session(self, input_shapes: Shapes) -> _Session:
@@ -291,7 +336,7 @@ class EngineRunner:
 
     def _make_context(self, input_shapes: Shapes) -> trt.IExecutionContext:
         trt = import_tensorrt()
-        with collect_errors() as messages:
+        with self._make_contexts_alone, collect_errors() as messages:
             strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = self._engine.create_execution_context(strategy)
             if context is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _collectors: list[list[str]] = []
+_lock = threading.Lock()
 
 
 @functools.cache
@@ -57,12 +59,14 @@ def collect_errors() -> Iterator[list[str]]:
     TensorRT's functions fail by returning None or False. The list then holds the reason.
     """
     lines: list[str] = []
-    _collectors.append(lines)
+    with _lock:
+        _collectors.append(lines)
     try:
         yield lines
     finally:
-        # By identity: lists with the same content are equal.
-        _collectors[:] = [other for other in _collectors if other is not lines]
+        with _lock:
+            # By identity: lists with the same content are equal.
+            _collectors[:] = [other for other in _collectors if other is not lines]
 
 
 def describe(lines: list[str]) -> str:

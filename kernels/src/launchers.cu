@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "msda/backward_choice.h"
 #include "msda/cuda_launch.cuh"
@@ -44,6 +45,9 @@ template <typename Q, typename T>
 cudaError_t run_quantized_linear(QuantizedLinearKernel kernel,
                                  const QuantizedLinearProblem& problem,
                                  const QuantizedLinearArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t run_image_input(const ImageInputProblem& problem, const ImageInputArguments& arguments,
+                            cudaStream_t stream);
 
 namespace {
 
@@ -226,6 +230,17 @@ cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cu
     return cudaErrorInvalidValue;
   }
   return run_top_k(kernel, problem, arguments, stream);
+}
+
+cudaError_t image_input(const ImageInputProblem& problem, const ImageInputArguments& arguments,
+                        cudaStream_t stream) {
+  return with_type(problem.type, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (std::is_same_v<T, double>)
+      return cudaErrorInvalidValue;
+    else
+      return run_image_input<T>(problem, arguments, stream);
+  });
 }
 
 bool has_fast_linear(const LinearProblem& problem, const LinearArguments& arguments) {

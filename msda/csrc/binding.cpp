@@ -24,6 +24,7 @@
 #include "msda/cpu_backward.h"
 #include "msda/cpu_forward.h"
 #include "msda/group_norm_params.h"
+#include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
@@ -321,6 +322,20 @@ Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, doub
   return output;
 }
 
+void image_input(Tensor image, Tensor target, int64_t height, int64_t width,
+                 std::vector<double> mean, std::vector<double> std, bool bgr) {
+  if (image.dim() == 3 && (image.stride(2) != 1 || image.stride(1) != 3)) {
+    image = torch::stable::contiguous(image);
+  }
+  const msda::ImageInputProblem problem =
+      binding::make_image_input_problem(image, target, height, width, mean, std, bgr);
+  const msda::ImageInputArguments arguments{image.const_data_ptr(), target.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(image.get_device_index());
+  check_launch("image_input", msda::image_input(problem, arguments, current_stream(image)),
+               "image=", binding::shape_of(image), " target=", binding::shape_of(target), " ",
+               msda::name(problem.type));
+}
+
 msda::LinearArguments linear_arguments(const Tensor& x, const Tensor& weight,
                                        const std::optional<Tensor>& bias,
                                        const std::optional<Tensor>& residual,
@@ -468,6 +483,10 @@ STABLE_TORCH_LIBRARY(msda, library) {
   library.def(
       "quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "
       "Tensor? mask, str activation, float? output_scale, ScalarType dtype) -> Tensor");
+  // msda/ops.py implements it for the CPU.
+  library.def(
+      "image_input(Tensor image, Tensor(a!) target, int height, int width, float[] mean, float[] "
+      "std, bool bgr) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
@@ -486,6 +505,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
   library.impl("quantized_linear", TORCH_BOX(&quantized_linear));
+  library.impl("image_input", TORCH_BOX(&image_input));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));
   library.impl("attention_backward", TORCH_BOX(&attention_backward));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "msda/group_norm_params.h"
+#include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
@@ -310,6 +311,32 @@ inline msda::QuantizedLinearProblem make_quantized_linear_problem(
   problem.type = dtype == ScalarType::Half ? msda::DataType::kFloat16 : msda::DataType::kBFloat16;
   problem.quantized_output = output_scale.has_value();
   problem.output_scale = static_cast<float>(output_scale.value_or(1));
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
+// Checks the tensors of image input, and returns the problem. The image's pixels are contiguous
+// along a row; rows may lie apart.
+inline msda::ImageInputProblem make_image_input_problem(const Tensor& image, const Tensor& target,
+                                                        int64_t height, int64_t width,
+                                                        const std::vector<double>& mean,
+                                                        const std::vector<double>& std, bool bgr) {
+  STD_TORCH_CHECK(image.dim() == 3 && image.size(2) == 3, "image: expected [H, W, 3], got ",
+                  shape_of(image));
+  STD_TORCH_CHECK(image.scalar_type() == ScalarType::Byte, "image: expected uint8");
+  STD_TORCH_CHECK(target.dim() == 3 && target.size(0) == 3, "target: expected [3, H, W], got ",
+                  shape_of(target));
+  STD_TORCH_CHECK(target.is_contiguous(), "target: expected a contiguous tensor");
+  check_device("target", target, image, "image");
+  STD_TORCH_CHECK(mean.size() == 3, "mean: expected 3 numbers, got ", mean.size());
+  STD_TORCH_CHECK(std.size() == 3, "std: expected 3 numbers, got ", std.size());
+  msda::ImageInputProblem problem{image.size(0), image.size(1),  image.stride(0), height,
+                                  width,         target.size(1), target.size(2)};
+  std::copy(mean.begin(), mean.end(), problem.mean);
+  std::copy(std.begin(), std.end(), problem.std);
+  problem.bgr = bgr;
+  problem.type = data_type("target", target);
   const std::string message = msda::check(problem);
   STD_TORCH_CHECK(message.empty(), message);
   return problem;

@@ -30,6 +30,7 @@ ENGINE = ["--engine", "e=pyproject.toml"]  # a file that exists
         "linear",
         "linear_max",
         "top_k_indices",
+        "image_input",
     ],
 )
 def test_without_gpu(module: str, capsys) -> None:
@@ -72,6 +73,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("linear", ["--problems"], "--problems"),
         ("linear_max", ["--dtypes", "int8"], "--dtypes"),
         ("top_k_indices", ["--iterations", "0"], "--iterations"),
+        ("image_input", ["--dtypes", "fp64"], "--dtypes"),
     ],
 )
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,9 @@ from benchmarks.problems import BY_NAME, FusedInputs
 from tests.engines.engine_samples import METADATA, lines_of, plan_header, run_python
 from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
 from trt_plugin import EngineError, engine_file
+from trt_plugin.cuda_runtime import CudaBuffer, CudaStream
 from trt_plugin.engine_file import built_with
+from trt_plugin.runner import DeviceInput
 
 # Without a GPU.
 
@@ -112,6 +115,48 @@ def test_shapes_take_turns(tmp_path, plan, inputs):
         for batch, queries in sizes * 3:
             output = runner(cut(inputs, batch, queries))["output"]
             np.testing.assert_allclose(output, whole[:batch, :queries], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_forks_run_beside_each_other(tmp_path, plan, inputs):
+    """Two threads, each with a runner and inputs of its own. A fork outlives the runner that made it."""
+    runner = trt_plugin.EngineRunner(save(tmp_path, plan))
+    expected = runner(inputs)["output"]
+    forks = [runner, runner.fork()]
+
+    def work(index: int) -> list[np.ndarray]:
+        own = {**inputs, "value": (index + 1) * inputs["value"]}
+        return [forks[index](own)["output"] for _ in range(50)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for index, outputs in enumerate(pool.map(work, range(2))):
+            for output in outputs:
+                np.testing.assert_array_equal(output, (index + 1) * expected)
+    runner.close()
+    with forks[1] as fork:
+        np.testing.assert_array_equal(fork(inputs)["output"], expected)
+
+
+@pytest.mark.gpu
+def test_input_that_is_written_on_the_gpu(tmp_path, plan, inputs):
+    value = np.ascontiguousarray(inputs["value"])
+    memory = CudaBuffer(value.nbytes)
+    memory.view(value.shape, value.dtype)[:] = value
+
+    def write(address: int, dtype: str, stream: CudaStream) -> None:
+        assert dtype == "float32"
+        stream.copy(address, memory.host, value.nbytes)
+
+    with trt_plugin.EngineRunner(save(tmp_path, plan)) as runner:
+        expected = runner(inputs)["output"]
+        runner({**inputs, "value": 0 * value})
+        written = DeviceInput(value.shape, ("float32",), write)
+        np.testing.assert_array_equal(runner({**inputs, "value": written})["output"], expected)
+        with pytest.raises(ValueError, match=r"value: expected shape \[1 to 2, "):
+            runner({**inputs, "value": written._replace(shape=(3, *value.shape[1:]))})
+        with pytest.raises(TypeError, match="value: expected float32, got one of float16"):
+            runner({**inputs, "value": written._replace(dtypes=("float16",))})
+    memory.close()
 
 
 @pytest.mark.gpu

@@ -23,6 +23,7 @@ from benchmarks.problems import AttentionInputs, FusedInputs
 from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES, MAX_LEVELS
 from tests.matrix.against_reference import floats
 from tests.matrix.cuda_emulator import compile_for_cpu
+from trt_plugin.image_input import ImageInputProblem
 
 CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "d" / "cuda_emulator"
 
@@ -283,6 +284,25 @@ def top_k_indices(x: torch.Tensor, count: int, order: int = 0) -> torch.Tensor:
     problem = _TopKProblem((*x.shape, count))
     _launch("emulated_top_k", problem, {"x": x, "indices": indices}, ctypes.c_uint64(order))
     return indices
+
+
+def image_input(
+    image: torch.Tensor,
+    target: torch.Tensor,
+    size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    bgr: bool = False,
+    order: int = 0,
+) -> None:
+    """`msda.image_input` of valid tensors; the rows of the image may lie apart.
+
+    Raises:
+        EmulatorError: as `forward`.
+    """
+    sizes = *image.shape[:2], image.stride(0), *size, *target.shape[1:]
+    problem = ImageInputProblem(*sizes, tuple(mean), tuple(std), bgr, TYPES.index(target.dtype))
+    _launch("emulated_image_input", problem, {"image": image, "target": target}, ctypes.c_uint64(order))
 
 
 def fastest_linear(

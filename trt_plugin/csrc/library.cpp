@@ -9,6 +9,8 @@
 // never points into an unmapped library.
 #include <NvInferRuntime.h>
 
+#include <string>
+
 #include "creator.h"
 #include "msda/launchers.h"
 #include "plugin.h"
@@ -102,4 +104,15 @@ MSDA_EXPORT bool msda_has_fast_quantized_linear(int64_t inputs, int64_t outputs,
   problem.quantized_output = quantized_output;
   problem.input_type = static_cast<msda::EightBits>(input_type);
   return msda::has_fast_quantized_linear(problem, {});
+}
+
+// Writes an image into its place in a network's input, see msda/image_input_params.h. Returns null,
+// or what is wrong: text that stays valid until the thread's next call.
+MSDA_EXPORT const char* msda_image_input(const msda::ImageInputProblem* problem, const void* image,
+                                         void* target, cudaStream_t stream) {
+  thread_local std::string wrong;
+  wrong = msda::check(*problem);
+  if (!wrong.empty()) return wrong.c_str();
+  const cudaError_t status = msda::image_input(*problem, {image, target}, stream);
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }

@@ -9,6 +9,7 @@
 
 #include "msda/backward_work.h"
 #include "msda/group_norm_params.h"
+#include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
@@ -55,6 +56,10 @@ cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments
 
 // The largest numbers of rows. arguments.work has top_k_work(problem) bytes.
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream);
+
+// An image's way into a network's input.
+cudaError_t image_input(const ImageInputProblem& problem, const ImageInputArguments& arguments,
+                        cudaStream_t stream);
 
 // MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
 // MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel by its name. Where one of them names no kernel, the

@@ -167,6 +167,15 @@ int emulated_top_k(const msda::TopKProblem& problem, const Tensor* tensors, uint
   });
 }
 
+// tensors: those of ImageInputArguments, in their order.
+int emulated_image_input(const msda::ImageInputProblem& problem, const Tensor* tensors,
+                         uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::ImageInputArguments arguments{copies.input(tensors[0]), copies.output(tensors[1])};
+    return msda::image_input(problem, arguments, nullptr);
+  });
+}
+
 // The name of the kernel that an H200 runs a problem with, by linear_choice.h.
 const char* fastest_linear(const msda::LinearProblem& problem) {
   const msda::LinearForm* const form = msda::fastest_form(problem);
