@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from PIL import Image
 
 from codetr.cli.argument_types import Folder
 from codetr.cli.console import print_results, print_times, progress
-from codetr.cli.pictures import Picture, find_pictures, output_folder, printable
+from codetr.cli.pictures import Picture, draw_on, find_pictures, output_folder, printable, save_jpeg
 from codetr.cli.program import complain
+from codetr.detector.decoding import make_decoder
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
-from codetr.detector.preprocess import ImageError, check_image, load_image
-from codetr.draw import draw_detections
+from codetr.detector.pipeline import CONTEXTS, Pipeline, Processed, Workers
+from codetr.detector.preprocess import ImageError, check_image
 from codetr.errors import UsageError, one_line
 from codetr.results import Detections, coco_document
 from codetr.weights import DEMO
-from trt_plugin.atomic_files import atomic_write, write_json
+from trt_plugin.atomic_files import write_json
 
 _PROGRAM = "codetr"
 _DETECTIONS = Group("Detections", sort_key=2)
@@ -44,6 +45,7 @@ def detect(
     top: Annotated[int | None, Parameter(group=_DETECTIONS, metavar="K")] = None,
     nms: Annotated[Literal["soft", "hard", "none"] | None, Parameter(group=_DETECTIONS)] = None,
     nms_iou: Annotated[float | None, Parameter(group=_DETECTIONS, metavar="IOU")] = None,
+    no_pictures: bool = False,
 ) -> int:
     """Detect objects in pictures.
 
@@ -69,23 +71,23 @@ def detect(
         top: Largest number of detections in a picture.
         nms: Non-maximum suppression. Default: as the model was published.
         nms_iou: Overlap from which boxes of a class suppress each other.
+        no_pictures: Write detections.json alone.
     """
     detector = Detector(backend=network.make_backend(), labels=network.labels)
     options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}
     detector.check_options(**options, batch=batch)
     pictures = find_pictures(images)
     with output_folder(out, pictures), detector:
-        run = _Run(detector, options, out, len(pictures))
-        readable = [picture for picture, _ in run.read(pictures, check_image)]  # before the network is loaded
+        run = _Run(detector, options, out, len(pictures), draw=not no_pictures)
+        readable = [
+            picture for picture in pictures if run.is_readable(picture)
+        ]  # before the network is loaded
         if not readable:
             raise UsageError(f"none of the {len(pictures)} pictures could be read")
         if (network.model, network.engine, network.onnx) == (None, None, None):
             print(_DEMO_NOTE)
         detector.backend.load()
-        with progress(len(readable)) as advance:
-            for start in range(0, len(readable), batch):
-                run.detect(readable[start : start + batch])
-                advance(min(batch, len(readable) - start))
+        run.detect(readable, batch)
         if not run.found:
             raise UsageError(f"none of the {len(pictures)} pictures could be processed")
         info = {"description": "codetr detect", "network": detector.backend.description, **options}
@@ -93,10 +95,13 @@ def detect(
         write_json(out / "detections.json", document)
     print_results(run.found)
     print_times(run.times_ms)
+    if len(run.found) > 1:
+        rate = len(readable) / run.seconds
+        print(f"{len(readable)} pictures in {run.seconds:.1f} s, {rate:.1f} a second")
     if detector.shrunk_note is not None:
         complain("note", detector.shrunk_note, _PROGRAM)
-    written = str(run.written[0]) if len(run.written) == 1 else f"{len(run.written)} pictures"
-    print(printable(f"wrote {written} and {out / 'detections.json'}"))
+    files = [*map(str, run.written)] if len(run.written) < 2 else [f"{len(run.written)} pictures"]
+    print(printable(f"wrote {' and '.join([*files, str(out / 'detections.json')])}"))
     if not run.failures:
         return 0
     left_out = f"{run.failures} of {len(pictures)} pictures could not be processed"
@@ -112,47 +117,55 @@ class _Run:
     options: Mapping[str, Any]
     out: Path
     total: int
+    draw: bool
     found: list[tuple[str, Detections]] = field(default_factory=list)
-    times_ms: list[Mapping[str, float]] = field(default_factory=list)
+    times_ms: list[dict[str, float]] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
     failures: int = 0
+    seconds: float = 0.0
 
-    def read(self, pictures: Sequence[Picture], reader: Callable[[Path], Any]) -> list[tuple[Picture, Any]]:
-        """Returns the pictures that `reader` takes, with its results."""
-        taken = []
-        for picture in pictures:
-            try:
-                taken.append((picture, reader(picture.path)))
-            except (ImageError, FileNotFoundError) as error:
-                self._leave_out(error)
-        return taken
-
-    def detect(self, chunk: Sequence[Picture]) -> None:
-        """Reads, detects, draws and saves the pictures of one batch."""
-        started = time.perf_counter()
-        loaded = self.read(chunk, load_image)
-        if not loaded:
-            return
-        read = time.perf_counter()
+    def is_readable(self, picture: Picture) -> bool:
+        """Reads the header of a picture."""
         try:
-            results = self.detector.detect_batch([image for _, image in loaded], **self.options)
-        except ValueError as error:  # the network cannot take these sizes, such as a strip of 5000x3 pixels
-            if self.total == 1:
-                raise
-            for picture, _ in loaded:
-                self._leave_out(ImageError(f"{picture.path}: {one_line(error)}"))
-            return
-        detected = time.perf_counter()
-        for (picture, image), found in zip(loaded, results, strict=True):
-            drawn = draw_detections(image, found.boxes_xyxy_px, found.scores, found.labels, found.class_names)
-            self.written.append(self.out / picture.output_name)
-            with atomic_write(self.written[-1]) as temporary:
-                # Chroma subsampling would smear thin coloured lines.
-                Image.fromarray(drawn).save(temporary, format="JPEG", quality=92, subsampling=0)
-            self.found.append((picture.name, found))
-        share = 1000.0 / len(loaded)
-        outer = {"read": (read - started) * share, "draw": (time.perf_counter() - detected) * share}
-        self.times_ms.append({**outer, **results[0].times_ms})
+            check_image(picture.path)
+        except (ImageError, FileNotFoundError) as error:
+            self._leave_out(error)
+            return False
+        return True
+
+    def detect(self, pictures: Sequence[Picture], batch: int) -> None:
+        """Reads, detects, draws and saves pictures; these stages overlap."""
+        started = time.perf_counter()
+        contexts = min(CONTEXTS, -(-len(pictures) // batch))
+        with (
+            progress(len(pictures)) as advance,
+            closing(make_decoder(self.detector.backend)) as decoder,
+            Workers() as workers,
+            Pipeline(
+                self.detector,
+                self.options,
+                lambda chunk: decoder.start([picture.path for picture in chunk]),
+                batch=batch,
+                contexts=contexts,
+            ) as pipeline,
+        ):
+            for done in pipeline.run(pictures):
+                advance(1)
+                if done.error is None:
+                    self._keep(done, workers)
+                elif self.total == 1 and done.image is not None:
+                    raise done.error  # the network cannot take this size, such as a strip of 5000x3 pixels
+                else:
+                    self._leave_out(done.error if done.image is None else _named(done))
+        self.seconds = time.perf_counter() - started
+
+    def _keep(self, done: Processed, workers: Workers) -> None:
+        times = {**done.times_ms, "draw": 0.0}
+        self.found.append((done.item.name, done.found))
+        self.times_ms.append(times)
+        if self.draw:
+            self.written.append(self.out / done.item.output_name)
+            workers.submit(_draw_and_save, done, self.written[-1], times)
 
     def _leave_out(self, error: Exception) -> None:
         """Warns of a picture that cannot be processed; raises if it is the only one."""
@@ -160,3 +173,14 @@ class _Run:
             raise UsageError(one_line(error)) from error
         complain("warning", f"{one_line(error)}; left out", _PROGRAM)
         self.failures += 1
+
+
+def _named(done: Processed) -> ImageError:
+    return ImageError(f"{done.item.path}: {one_line(done.error)}")
+
+
+def _draw_and_save(done: Processed, path: Path, times_ms: dict[str, float]) -> None:
+    """Writes the annotated picture, and sets the time that it took."""
+    started = time.perf_counter()
+    save_jpeg(draw_on(done.image, done.found), path)
+    times_ms["draw"] = 1000 * (time.perf_counter() - started)

@@ -10,10 +10,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from codetr.detector.preprocess import IMAGE_SUFFIXES
+from codetr.draw import draw_detections
 from codetr.errors import ArgumentError, UsageError
-from trt_plugin.atomic_files import new_folder
+from codetr.results import Detections
+from trt_plugin.atomic_files import atomic_write, new_folder
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,22 @@ def _free_name(stem: str, taken: set[str]) -> str:
     name = next(name for name in names if name.lower() not in taken)
     taken.add(name.lower())
     return name
+
+
+def draw_on(image: Any, found: Detections) -> np.ndarray:
+    """Draws detections on a picture; returns uint8 [H, W, 3], RGB.
+
+    Args:
+        image: uint8 [H, W, 3], RGB, or a `trt_plugin.image_input.DeviceImage`.
+    """
+    pixels = image if isinstance(image, np.ndarray) else image.to_host()
+    return draw_detections(pixels, found.boxes_xyxy_px, found.scores, found.labels, found.class_names)
+
+
+def save_jpeg(pixels: np.ndarray, path: Path) -> None:
+    """Writes an annotated picture. Chroma subsampling would smear its thin coloured lines."""
+    with atomic_write(path) as temporary:
+        Image.fromarray(pixels).save(temporary, format="JPEG", quality=92, subsampling=0)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,12 @@ from codetr.errors import ArgumentError
 
 
 class Backend(Protocol):
-    """Runs a network."""
+    """Runs a network.
+
+    A backend may have more, as `TensorRTBackend` does: `fork()` makes another one of the same network that a
+    second thread may call at the same time. `run_images(images, image_shapes, padded)` resizes and normalises
+    pictures itself, where the attribute `takes_images` is true.
+    """
 
     preprocessor: Preprocessor  # turns pictures into the network's input
     class_names: tuple[str, ...]  # a name for each label

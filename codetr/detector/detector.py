@@ -9,6 +9,7 @@ Torch is imported for the torch backend only, onnxruntime and TensorRT for their
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from codetr.detector.backend import Backend
 from codetr.detector.file_backend import FileBackend
 from codetr.detector.network_options import NetworkOptions
 from codetr.detector.postprocess import NMS_METHODS, apply_nms
-from codetr.detector.preprocess import Batch, split_images, to_rgb
+from codetr.detector.preprocess import Batch, BatchSizes, split_images, to_rgb
 from codetr.detector.sizes import SizeRange, fixed
 from codetr.errors import ArgumentError
 from codetr.results import Detections
@@ -90,6 +91,7 @@ class Detector:
         self.backend: Backend = backend
         self.class_names: tuple[str, ...] = backend.class_names
         """Name of each label."""
+        self._count_alone = threading.Lock()
         self.shrunk_images = 0
         """Number of images so far that a fixed input size made much smaller because of their orientation."""
         if labels is not None:
@@ -146,16 +148,26 @@ class Detector:
         nms_iou: float | None = None,
         top: int | None = None,
         classes: Sequence[str | int] | None = None,
+        backend: Backend | None = None,
     ) -> list[Detections]:
-        """Runs the network once over RGB uint8 [H, W, 3] images. Arguments and result as `detect`."""
+        """Runs the network once over RGB uint8 [H, W, 3] images. Arguments and result as `detect`.
+
+        Args:
+            backend: a fork of the Detector's backend, for a call beside another thread's.
+        """
+        backend = backend or self.backend
         suppression = self._suppression(nms, nms_iou)
         wanted = None if classes is None else _labels_of(classes, self.class_names)
         preprocessor = self.backend.preprocessor
-        self.shrunk_images += sum(preprocessor.shrinks_by_turn(*image.shape[:2]) for image in images)
+        with self._count_alone:
+            self.shrunk_images += sum(preprocessor.shrinks_by_turn(*image.shape[:2]) for image in images)
         clock = [time.perf_counter()]
-        batch = preprocessor.batch(images)
+        if getattr(backend, "takes_images", False):
+            batch = preprocessor.batch_sizes([image.shape for image in images])
+        else:
+            batch = preprocessor.batch(images)
         clock.append(time.perf_counter())
-        outputs = self._run(batch)
+        outputs = self._run(backend, images, batch)
         clock.append(time.perf_counter())
         kept = []
         for index, (boxes, scores, labels) in enumerate(zip(*outputs)):
@@ -219,17 +231,24 @@ class Detector:
         given = {"method": nms, "iou_threshold": nms_iou}
         return {**self.backend.nms, **{name: value for name, value in given.items() if value is not None}}
 
-    def _run(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Runs the backend. A limited batch runs in parts, the last one filled up with the last image."""
-        size, count = self.backend.batch, len(batch.images)
+    def _run(
+        self, backend: Backend, images: Sequence[np.ndarray], batch: BatchSizes
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Runs a backend. A limited batch runs in parts, the last one filled up with the last image."""
+
+        size, count = backend.batch, len(images)
         if size is None:
-            return self.backend(batch.images, batch.image_shapes)
+            return backend(batch.images, batch.image_shapes)
         fewest, _, most = size if isinstance(size, SizeRange) else fixed(size)
         parts = []
         for start in range(0, count, most):
             end = max(start + fewest, min(start + most, count))
             chosen = np.minimum(np.arange(start, end), count - 1)
-            outputs = self.backend(batch.images[chosen], batch.image_shapes[chosen])
+            shapes = batch.image_shapes[chosen]
+            if isinstance(batch, Batch):
+                outputs = backend(batch.images[chosen], shapes)
+            else:
+                outputs = backend.run_images([images[index] for index in chosen], shapes, batch.padded)
             parts.append([output[: count - start] for output in outputs])
         boxes, scores, labels = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
         return boxes, scores, labels

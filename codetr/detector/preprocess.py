@@ -129,10 +129,10 @@ def fit_size(height: int, width: int, max_height: int, max_width: int) -> tuple[
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Network input of N images."""
+class BatchSizes:
+    """Sizes of N images on their way into a network's input."""
 
-    images: np.ndarray  # float32 [N, 3, H, W], normalised RGB, zero to the right of and below each image
+    padded: tuple[int, int]  # (H, W) of the input
     image_shapes: np.ndarray  # int64 [N, 2], (h, w) of each resized image inside the padding
     original_shapes: np.ndarray  # int64 [N, 2], (h, w) of each original image
 
@@ -150,6 +150,13 @@ class Batch:
         sy, sx = self.image_shapes[index] / self.original_shapes[index]
         restored = np.asarray(boxes, dtype=np.float64).reshape(-1, 4) / (sx, sy, sx, sy)
         return np.clip(restored, 0.0, (width, height, width, height)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Batch(BatchSizes):
+    """Network input of N images."""
+
+    images: np.ndarray  # float32 [N, 3, H, W], normalised RGB, zero to the right of and below each image
 
 
 @dataclass(frozen=True)
@@ -222,16 +229,22 @@ class Preprocessor:
         """
         return max(self.target_size(height, width)) < 0.8 * max(self.target_size(width, height))
 
-    def batch(self, images: Sequence[np.ndarray]) -> Batch:
-        """Resizes, normalises and pads images (uint8 [H_i, W_i, 3], RGB, of any sizes) into one `Batch`."""
-        if len(images) == 0:
+    def batch_sizes(self, shapes: Sequence[tuple[int, ...]]) -> BatchSizes:
+        """Returns the sizes of a batch of images, whose shapes begin with (height, width)."""
+        if len(shapes) == 0:
             raise ArgumentError("images", "expected at least one image, got none")
-        images = [_check_rgb(image) for image in images]
-        original_shapes = np.array([image.shape[:2] for image in images], dtype=np.int64)
+        original_shapes = np.array([shape[:2] for shape in shapes], dtype=np.int64)
         image_shapes = np.array([self.target_size(*hw) for hw in original_shapes.tolist()], dtype=np.int64)
         least = self.min_height or self.height or 1, self.min_width or self.width or 1
         padded = -(-image_shapes.max(axis=0) // self.pad_divisor) * self.pad_divisor
-        pixels = np.zeros((len(images), 3, *np.maximum(padded, least)), dtype=np.float32)
+        return BatchSizes(tuple(np.maximum(padded, least).tolist()), image_shapes, original_shapes)
+
+    def batch(self, images: Sequence[np.ndarray]) -> Batch:
+        """Resizes, normalises and pads images (uint8 [H_i, W_i, 3], RGB, of any sizes) into one `Batch`."""
+        images = [_check_rgb(image) for image in images]
+        sizes = self.batch_sizes([image.shape for image in images])
+        image_shapes = sizes.image_shapes
+        pixels = np.zeros((len(images), 3, *sizes.padded), dtype=np.float32)
         mean, std = (
             np.asarray(colour, dtype=np.float32).reshape(3, 1, 1) for colour in (self.mean, self.std)
         )
@@ -239,7 +252,7 @@ class Preprocessor:
             inside = target[:, :height, :width]
             np.subtract(resize(image, (height, width)).transpose(2, 0, 1), mean, out=inside)
             np.divide(inside, std, out=inside)
-        return Batch(pixels, image_shapes, original_shapes)
+        return Batch(**vars(sizes), images=pixels)
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

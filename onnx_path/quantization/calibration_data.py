@@ -60,7 +60,8 @@ class Stretch:
         pixels = (pixels / np.float32(255.0) - np.float32(self.mean)) / np.float32(self.std)
         sizes = np.tile(self.size, (len(images), 1))
         originals = np.array([image.shape[:2] for image in images])
-        return Batch(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), sizes, originals)
+        images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+        return Batch(images.shape[2:], sizes, originals, images)
 
 
 def find_pictures(folder: Path, split: str, limit: int) -> list[Path]:

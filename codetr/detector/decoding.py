@@ -1,0 +1,184 @@
+"""Decodes pictures in threads: JPEG files by nvImageCodec on the GPU where it can, all others by Pillow.
+
+Both decode the same picture: upright by its EXIF data, in RGB. Pillow is the judge of what is a picture, so
+damaged files raise the same errors with and without a GPU. Imports no Torch.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from codetr.detector.preprocess import load_image
+from codetr.usable_cores import usable_cores
+from trt_plugin.engine_error import EngineError
+
+_log = logging.getLogger(__name__)
+_JPEG_END = b"\xff\xd9"
+
+
+class Decoded(NamedTuple):
+    """A picture, and how long a thread took for it."""
+
+    image: Any  # uint8 [H, W, 3], RGB, or a `trt_plugin.image_input.DeviceImage`
+    milliseconds: float
+
+
+class Decoder:
+    """Decodes files by Pillow.
+
+    Args:
+        threads: default: one for each usable core, 16 at most.
+    """
+
+    description = "Pillow"
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._pool = ThreadPoolExecutor(threads or min(usable_cores(), 16), "decode")
+
+    def start(self, paths: Sequence[Path]) -> list[Future[Decoded]]:
+        """Begins to decode files.
+
+        Returns:
+            A future for each. Its `result` raises FileNotFoundError and ImageError as `load_image`.
+        """
+        return [self._pool.submit(_load, path) for path in paths]
+
+    def close(self) -> None:
+        """Drops what has not begun, and waits for the rest."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class GpuDecoder(Decoder):
+    """Decodes baseline and progressive JPEG files of 8 bits on a GPU, and other files by Pillow.
+
+    Args:
+        device: number of the GPU.
+        threads: as for `Decoder`.
+
+    Raises:
+        ImportError: nvImageCodec is not installed.
+        EngineError: it does not run here.
+    """
+
+    description = "nvImageCodec"
+
+    def __init__(self, device: int = 0, threads: int | None = None) -> None:
+        from nvidia import nvimgcodec
+
+        from trt_plugin.cuda_runtime import CudaStream, call, require_gpu
+
+        require_gpu(device)
+        call("cudaSetDevice", device)
+        super().__init__(threads)
+        self._stream, self._device = CudaStream(), device
+        self._codec = nvimgcodec
+        # libjpeg-turbo, which is Pillow's decoder, interpolates the chroma too.
+        self._decoder = nvimgcodec.Decoder(device_id=device, options=":fancy_upsampling=1")
+        self._decode_alone = threading.Lock()  # a call decodes a batch in threads of its own
+
+    def start(self, paths: Sequence[Path]) -> list[Future[Decoded]]:
+        """As `Decoder.start`. The files of one call are decoded together."""
+        futures: list[Future[Decoded]] = [Future() for _ in paths]
+        self._pool.submit(self._decode, list(paths), futures)
+        return futures
+
+    def _decode(self, paths: Sequence[Path], futures: Sequence[Future[Decoded]]) -> None:
+        started = time.perf_counter()
+        on_gpu: dict[int, Any] = {}
+        try:
+            files = {i: data for i, path in enumerate(paths) if (data := read_plain_jpeg(path)) is not None}
+            on_gpu = self._decode_on_gpu(files)
+        except Exception as error:  # nvImageCodec's own errors; Pillow then decodes all of them
+            _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
+        share = 1000 * (time.perf_counter() - started) / len(paths)
+        for i, (path, future) in enumerate(zip(paths, futures, strict=True)):
+            if i in on_gpu:
+                future.set_result(Decoded(on_gpu[i], share))
+                continue
+            try:
+                future.set_result(_load(path))
+            except Exception as error:
+                future.set_exception(error)
+
+    def _decode_on_gpu(self, files: dict[int, bytes]) -> dict[int, Any]:
+        """Decodes files by their numbers. Those that nvImageCodec refuses are missing in the result."""
+        from trt_plugin.cuda_runtime import call
+        from trt_plugin.image_input import DeviceImage
+
+        if not files:
+            return {}
+        call("cudaSetDevice", self._device)
+        streams = [self._codec.CodeStream(data) for data in files.values()]
+        with self._decode_alone:
+            images = self._decoder.decode(streams, cuda_stream=self._stream.handle)
+            self._stream.synchronize()
+        decoded = {}
+        for i, image in zip(files, images, strict=True):
+            if image is None or image.ndim != 3 or image.shape[2] != 3:
+                continue
+            memory = image.__cuda_array_interface__
+            height, width, _ = memory["shape"]
+            strides = memory.get("strides") or (3 * width, 3, 1)
+            if memory["typestr"] == "|u1" and strides[1:] == (3, 1):
+                decoded[i] = DeviceImage(memory["data"][0], (height, width, 3), strides[0], image)
+        return decoded
+
+    def close(self) -> None:
+        """Drops what has not begun, waits for the rest, and frees the decoder."""
+        super().close()
+        self._decoder = None
+        self._stream.close()
+
+
+def make_decoder(backend: Any, threads: int | None = None) -> Decoder:
+    """Makes the fastest decoder for a loaded `codetr.detector.backend.Backend`.
+
+    That is `GpuDecoder` where the backend takes pictures that are on its GPU, and nvImageCodec runs.
+    """
+    if getattr(backend, "takes_images", False):
+        try:
+            return GpuDecoder(backend.device_index, threads)
+        except (ImportError, EngineError, RuntimeError) as error:
+            _log.info("Pillow decodes pictures: %s", error)
+    return Decoder(threads)
+
+
+def read_plain_jpeg(path: Path) -> bytes | None:
+    """Reads a JPEG file of gray or colour pixels that ends with its end marker; None for any other file.
+
+    A truncated file has no end marker. Decoders on a GPU may show the rest of such a picture as gray; Pillow
+    refuses it.
+    """
+    try:
+        data = path.read_bytes()
+        if not data.endswith(_JPEG_END):
+            return None
+        with Image.open(io.BytesIO(data)) as image:
+            return data if image.format == "JPEG" and image.mode in ("RGB", "L") else None
+    except Exception:  # Pillow's decoders raise errors of many classes; `load_image` names them
+        return None
+
+
+def _load(path: Path) -> Decoded:
+    started = time.perf_counter()
+    image = load_image(path)
+    return Decoded(image, 1000 * (time.perf_counter() - started))
+
+
+def ready(images: Sequence[np.ndarray]) -> list[Future[Decoded]]:
+    """Returns the futures of pictures that are decoded already, such as the frames of a video."""
+    futures: list[Future[Decoded]] = []
+    for image in images:
+        futures.append(Future())
+        futures[-1].set_result(Decoded(image, 0.0))
+    return futures

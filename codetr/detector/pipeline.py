@@ -1,0 +1,204 @@
+"""Detection in many pictures: decoding, inference and writing overlap. Imports no Torch.
+
+    decode threads      detect threads, one for each context     the caller, in order     write threads
+    file -> picture     pictures -> GPU -> engine -> NMS          results                  draw, save
+
+Every stage holds few batches, so that memory does not grow with the number of pictures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from codetr.detector.decoding import Decoded
+from codetr.detector.detector import Detector
+from codetr.detector.preprocess import ImageError
+from codetr.results import Detections
+from codetr.usable_cores import usable_cores
+from trt_plugin.engine_error import EngineError
+
+_log = logging.getLogger(__name__)
+CONTEXTS = 2
+"""Batches that an engine runs at the same time, each in a context with a stream of its own."""
+
+
+@dataclass(frozen=True)
+class Processed:
+    """A picture and its detections, or the reason why there are none.
+
+    Attributes:
+        item: what the caller gave.
+        image: uint8 [H, W, 3], RGB, or a `trt_plugin.image_input.DeviceImage`; None if it cannot be decoded.
+        found: the detections; None after an error.
+        error: FileNotFoundError or ImageError of the decoder, or the network's ValueError for a size that it
+            cannot take.
+        times_ms: milliseconds of a thread for this picture, by stage.
+    """
+
+    item: Any
+    image: Any = None
+    found: Detections | None = None
+    error: Exception | None = None
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+class Pipeline:
+    """Detects objects in a sequence of pictures.
+
+    Args:
+        detector: its network is loaded.
+        options: arguments of `Detector.detect_batch`, checked.
+        start: begins to decode items, and returns a future for each: `Decoder.start` or `decoding.ready`.
+        batch: pictures in one run of the network.
+        contexts: runs at the same time, for a backend that can be forked; others have one.
+
+    Attributes:
+        contexts: runs at the same time.
+        spans_s: of each batch, the seconds that its detect thread waited for pictures and then worked.
+    """
+
+    def __init__(
+        self,
+        detector: Detector,
+        options: Mapping[str, Any],
+        start: Callable[[Sequence[Any]], list[Future[Decoded]]],
+        *,
+        batch: int = 1,
+        contexts: int = CONTEXTS,
+    ) -> None:
+        self._detector, self._options, self._start, self._batch = detector, options, start, batch
+        self._forks = _fork(detector.backend, contexts - 1)
+        self._free: queue.SimpleQueue = queue.SimpleQueue()
+        for backend in (detector.backend, *self._forks):
+            self._free.put(backend)
+        self.contexts = 1 + len(self._forks)
+        self._pool = ThreadPoolExecutor(self.contexts, "detect")
+        self.spans_s: list[tuple[float, float]] = []
+
+    def run(self, items: Iterable[Any]) -> Iterator[Processed]:
+        """Yields a result for each item, in order.
+
+        Raises:
+            RuntimeError: the network fails.
+        """
+        running: deque[Future[list[Processed]]] = deque()
+        iterator = iter(items)
+        try:
+            while chunk := list(itertools.islice(iterator, self._batch)):
+                running.append(self._pool.submit(self._detect, chunk, self._start(chunk)))
+                if len(running) > self.contexts + 2:  # one is decoded, one begins
+                    yield from running.popleft().result()
+            while running:
+                yield from running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _detect(self, chunk: Sequence[Any], futures: Sequence[Future[Decoded]]) -> list[Processed]:
+        """Waits for the pictures of a batch, and runs the network over those that could be decoded."""
+        began = time.perf_counter()
+        results: list[Processed] = []
+        for item, future in zip(chunk, futures, strict=True):
+            try:
+                image, milliseconds = future.result()
+                results.append(Processed(item, image, times_ms={"read": milliseconds}))
+            except (ImageError, FileNotFoundError) as error:
+                results.append(Processed(item, error=error))
+        decoded = time.perf_counter()
+        readable = [index for index, one in enumerate(results) if one.error is None]
+        if readable:
+            backend = self._free.get()
+            try:
+                found = self._find(backend, [results[index].image for index in readable])
+            finally:
+                self._free.put(backend)
+            for index, one in zip(readable, found, strict=True):
+                done = results[index]
+                if isinstance(one, Exception):
+                    results[index] = Processed(done.item, done.image, error=one)
+                else:
+                    times = {**done.times_ms, **one.times_ms}
+                    results[index] = Processed(done.item, done.image, one, times_ms=times)
+        self.spans_s.append((decoded - began, time.perf_counter() - decoded))
+        return results
+
+    def _find(self, backend: Any, images: Sequence[np.ndarray]) -> list[Detections | Exception]:
+        """Runs the network. One picture that it cannot take, such as a strip, does not fail the others."""
+        try:
+            return self._detector.detect_batch(images, backend=backend, **self._options)
+        except ValueError as error:
+            if len(images) == 1:
+                return [error]
+            return [one for image in images for one in self._find(backend, [image])]
+
+    def close(self) -> None:
+        """Waits for what is running, and frees the contexts."""
+        self._pool.shutdown(cancel_futures=True)
+        for backend in self._forks:
+            backend.close()
+        self._forks = []
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Workers:
+    """Threads for the work after detection, such as drawing. At most a few jobs wait.
+
+    Args:
+        threads: default: one for each usable core, 16 at most.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(usable_cores(), 16)
+        self._pool = ThreadPoolExecutor(self._threads, "write")
+        self._jobs: deque[Future] = deque()
+        self.waited_s = 0.0
+        """Seconds that the caller waited for a free place."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Begins a job; waits while too many are unfinished.
+
+        Raises:
+            Exception: that of an earlier job.
+        """
+        began = time.perf_counter()
+        while self._jobs and (self._jobs[0].done() or len(self._jobs) >= 2 * self._threads):
+            self._jobs.popleft().result()
+        self.waited_s += time.perf_counter() - began
+        self._jobs.append(self._pool.submit(function, *arguments))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Waits for all jobs, and raises the error of one. After an error in the block, drops what waits."""
+        self._pool.shutdown(cancel_futures=kind is not None)
+        while kind is None and self._jobs:
+            self._jobs.popleft().result()
+
+
+def _fork(backend: Any, count: int) -> list[Any]:
+    """Forks a backend up to `count` times, as often as the GPU's memory allows."""
+    forks: list[Any] = []
+    if not hasattr(backend, "fork"):
+        return forks
+    try:
+        while len(forks) < count:
+            forks.append(backend.fork())
+    except EngineError as error:
+        _log.info("the engine runs %d batches at the same time: %s", 1 + len(forks), error)
+    return forks

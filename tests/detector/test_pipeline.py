@@ -1,0 +1,270 @@
+"""The pipeline of many pictures: order, overlap, bounds, and errors that spoil one picture alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import msda
+from codetr.detector.decoding import Decoded, Decoder, GpuDecoder, make_decoder, read_plain_jpeg, ready
+from codetr.detector.detector import Detector
+from codetr.detector.pipeline import Pipeline, Workers
+from codetr.detector.preprocess import ImageError, load_image
+from codetr.detector.sizes import SizeRange
+from tests.detector.detect_runs import ROOT, FakeBackend
+from trt_plugin.engine_error import EngineError
+
+OPTIONS = {"threshold": 0.0}
+
+
+class ForkedBackend(FakeBackend):
+    """A backend that can be forked. A run waits for one of another context."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.forks: list[ForkedBackend] = []
+        self.both = threading.Barrier(2)
+
+    def fork(self) -> ForkedBackend:
+        other = type(self)()
+        other.both = self.both
+        self.forks.append(other)
+        return other
+
+    def __call__(self, images, image_shapes):
+        self.both.wait(20)  # the other context is here too, or the test fails
+        return super().__call__(images, image_shapes)
+
+
+class DeviceBackend(FakeBackend):
+    """Resizes and normalises pictures itself, by the operator that engines use."""
+
+    takes_images = True
+
+    def run_images(self, images, image_shapes, padded):
+        batch = torch.full((len(images), 3, *padded), torch.nan)
+        for image, target, size in zip(images, batch, image_shapes.tolist(), strict=True):
+            colours = self.preprocessor.mean, self.preprocessor.std
+            msda.image_input(torch.from_numpy(image), target, tuple(size), *colours)
+        return self(batch.numpy(), image_shapes)
+
+
+@pytest.fixture
+def pictures() -> list[np.ndarray]:
+    """Nine pictures of different sizes."""
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (20 + index, 60 - index, 3), dtype=np.uint8) for index in range(9)]
+
+
+def sizes(done) -> list[tuple[int, int]]:
+    return [(one.found.height, one.found.width) for one in done]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 20])
+def test_results_come_in_order(pictures, batch):
+    """Also where a later picture is decoded first."""
+    pool = ThreadPoolExecutor(9)
+
+    def decode(index: int) -> Decoded:
+        time.sleep(0.02 * ((9 - index) % 4))
+        return Decoded(pictures[index], 1.0)
+
+    detector = Detector(backend=FakeBackend())
+    with (
+        pool,
+        Pipeline(
+            detector, OPTIONS, lambda chunk: [pool.submit(decode, i) for i in chunk], batch=batch
+        ) as pipeline,
+    ):
+        done = list(pipeline.run(range(9)))
+    assert [one.item for one in done] == list(range(9))
+    assert sizes(done) == [image.shape[:2] for image in pictures]
+    expected = detector.detect(pictures, batch=batch, **OPTIONS)
+    for one, other in zip(done, expected, strict=True):
+        np.testing.assert_array_equal(one.found.boxes_xyxy_px, other.boxes_xyxy_px)
+        assert set(one.times_ms) == {"read", "preprocess", "inference", "postprocess"}
+    assert len(pipeline.spans_s) == -(-9 // batch)
+
+
+def test_two_contexts_run_at_the_same_time(pictures):
+    """Each run waits for the other context, so one alone would never end."""
+    backend = ForkedBackend()
+    with Pipeline(Detector(backend=backend), OPTIONS, ready, contexts=2) as pipeline:
+        done = list(pipeline.run(pictures[:8]))
+    assert sizes(done) == [image.shape[:2] for image in pictures[:8]]
+    (fork,) = backend.forks
+    assert len(backend.shapes) == len(fork.shapes) == 4
+    assert fork.closed and not backend.closed
+
+
+def test_engine_without_memory_for_two_contexts(pictures):
+    class Small(FakeBackend):
+        def fork(self):
+            raise EngineError("cudaMalloc failed: out of memory")
+
+    with Pipeline(Detector(backend=Small()), OPTIONS, ready) as pipeline:
+        assert pipeline.contexts == 1
+        assert sizes(pipeline.run(pictures)) == [image.shape[:2] for image in pictures]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_few_pictures_are_in_memory(pictures, batch):
+    """The pipeline asks for a picture only when an earlier one has been taken."""
+    asked = 0
+
+    def endless():
+        nonlocal asked
+        while True:
+            asked += 1
+            yield pictures[0]
+
+    with Pipeline(Detector(backend=FakeBackend()), OPTIONS, ready, batch=batch) as pipeline:
+        results = pipeline.run(endless())
+        for taken in range(1, 20):
+            next(results)
+            assert asked - taken <= 4 * batch
+        results.close()
+
+
+def test_bad_pictures_spoil_no_other(tmp_path, photos):
+    """In one batch: two damaged files, a missing one, and one that the network refuses."""
+
+    class Choosy(FakeBackend):
+        def __call__(self, images, image_shapes):
+            if (image_shapes[:, 1] > 20 * image_shapes[:, 0]).any():
+                raise ValueError("images: expected no strip")
+            return super().__call__(images, image_shapes)
+
+    Image.new("RGB", (2000, 20)).save(photos / "strip.png")
+    (photos / "bad.jpg").write_bytes(b"text")
+    (photos / "cut.jpg").write_bytes((photos / "a.jpg").read_bytes()[:900])
+    names = ["bad.jpg", "a.jpg", "strip.png", "absent.jpg", "b.png", "cut.jpg"]
+    decoder = Decoder(2)
+    with Pipeline(Detector(backend=Choosy()), OPTIONS, decoder.start, batch=6) as pipeline:
+        done = list(pipeline.run(photos / name for name in names))
+    decoder.close()
+    errors = [None if one.error is None else str(one.error) for one in done]
+    assert errors[1] is errors[4] is None and sizes([done[1], done[4]]) == [(60, 90), (90, 60)]
+    for index, part in ((0, "not an image"), (3, "no such file"), (5, "truncated or damaged")):
+        assert names[index] in errors[index] and part in errors[index] and done[index].image is None
+    assert "expected no strip" in errors[2] and done[2].image.shape == (20, 2000, 3)
+
+
+def test_failure_of_the_network_ends_the_run(pictures):
+    class Broken(FakeBackend):
+        def __call__(self, images, image_shapes):
+            raise RuntimeError("out of GPU memory")
+
+    with (
+        pytest.raises(RuntimeError, match="out of GPU memory"),
+        Pipeline(Detector(backend=Broken()), OPTIONS, ready) as pipeline,
+    ):
+        list(pipeline.run(pictures))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("detect")]
+
+
+@pytest.mark.parametrize("size", [2, SizeRange(2, 2, 4), None])
+def test_network_that_resizes_itself(pictures, size):
+    """The operator's input is that of the CPU, for batches that are filled up too."""
+    host, device = (backend(batch=size) for backend in (FakeBackend, DeviceBackend))
+    if size is None:  # networks of any batch size take no pictures
+        device.takes_images = False
+    results = [Detector(backend=backend).detect_batch(pictures[:5], **OPTIONS) for backend in (host, device)]
+    assert host.shapes == device.shapes
+    np.testing.assert_array_equal(host.images, device.images)
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one.boxes_xyxy_px, other.boxes_xyxy_px)
+
+
+def test_workers_hold_few_jobs_and_raise_their_errors():
+    started = []
+
+    def job(index: int) -> None:
+        started.append(index)
+        time.sleep(0.01)
+        if index == 7:
+            raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), Workers(2) as workers:
+        for index in range(40):
+            workers.submit(job, index)
+            assert index - len(started) <= 4
+    assert len(started) < 20
+    with Workers(2) as workers:
+        for index in range(6):
+            workers.submit(job, index)
+    assert sorted(started[-6:]) == list(range(6))
+
+
+def test_files_for_the_gpu(tmp_path):
+    """Whole JPEG files of gray or colour alone: Pillow decodes or refuses the others."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    for name, mode in (("colour.jpg", "RGB"), ("gray.jpg", "L"), ("cmyk.jpg", "CMYK"), ("a.png", "RGB")):
+        Image.fromarray(pixels).convert(mode).save(tmp_path / name)
+    whole = (tmp_path / "colour.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(whole[:-20])
+    (tmp_path / "text.jpg").write_bytes(b"text\xff\xd9")
+    taken = {path.name for path in tmp_path.iterdir() if read_plain_jpeg(path) is not None}
+    assert taken == {"colour.jpg", "gray.jpg"}
+    assert read_plain_jpeg(tmp_path / "colour.jpg") == whole
+    assert read_plain_jpeg(tmp_path / "absent.jpg") is None
+
+
+def test_pillow_decodes_without_a_gpu(photos):
+    decoder = make_decoder(FakeBackend())
+    assert type(decoder) is Decoder
+    (image, milliseconds), *_ = [future.result() for future in decoder.start([photos / "a.jpg"])]
+    decoder.close()
+    assert (image == load_image(photos / "a.jpg")).all() and milliseconds > 0
+
+
+# With a GPU and nvImageCodec.
+
+
+@pytest.fixture
+def gpu_decoder():
+    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is not installed", exc_type=ImportError)
+    decoder = GpuDecoder()
+    yield decoder
+    decoder.close()
+
+
+@pytest.mark.gpu
+def test_gpu_decodes_what_pillow_does(tmp_path, gpu_decoder):
+    """Colour, gray, a rotated photograph, a PNG, and files that raise."""
+    scene = Image.open(ROOT / "assets/scene.jpg")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    scene.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    scene.convert("L").save(tmp_path / "gray.jpg")
+    scene.save(tmp_path / "scene.png")
+    (tmp_path / "cut.jpg").write_bytes((ROOT / "assets/scene.jpg").read_bytes()[:-900])
+    good = [ROOT / "assets/scene.jpg", *(tmp_path / name for name in ("turned.jpg", "gray.jpg", "scene.png"))]
+    futures = gpu_decoder.start([*good, tmp_path / "cut.jpg", tmp_path / "absent.jpg"])
+    for path, future in zip(good, futures):
+        image = future.result().image
+        on_gpu = path.suffix == ".jpg"
+        assert isinstance(image, np.ndarray) != on_gpu, path.name
+        difference = np.abs((image.to_host() if on_gpu else image).astype(int) - load_image(path))
+        assert difference.mean() < 1 and np.percentile(difference, 99.9) <= 8, path.name
+    with pytest.raises(ImageError, match=r"cut.jpg: the image is truncated"):
+        futures[4].result()
+    with pytest.raises(FileNotFoundError, match=r"absent.jpg: no such file"):
+        futures[5].result()
+
+
+@pytest.mark.gpu
+def test_boxes_of_pictures_that_the_gpu_decoded(gpu_decoder):
+    path = Path(ROOT / "assets/scene.jpg")
+    image = gpu_decoder.start([path])[0].result().image.to_host()
+    with Detector() as detector:
+        one, other = detector.detect([load_image(path), image], threshold=0.5)
+    assert one.names() == other.names() and len(one) > 5
+    assert np.abs(one.boxes_xyxy_px - other.boxes_xyxy_px).max() < 0.5
