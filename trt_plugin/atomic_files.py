@@ -7,8 +7,11 @@ import errno
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+_umask_alone = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -35,8 +38,9 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         try:
             yield temporary
             # mkstemp creates a private file. The result follows the umask as every other file does.
-            umask = os.umask(0)
-            os.umask(umask)
+            with _umask_alone:  # reading it sets it, for all threads
+                umask = os.umask(0)
+                os.umask(umask)
             temporary.chmod(0o666 & ~umask)
             os.replace(temporary, path)
         finally:
