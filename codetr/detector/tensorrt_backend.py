@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,10 @@ class TensorRTBackend(FileBackend):
         }
         outputs = self._runner(inputs)
         return outputs["boxes"], outputs["scores"], outputs["labels"]
+
+    def time(self, inputs: Mapping[str, np.ndarray]) -> list[float]:
+        """Measures the engine's GPU time in milliseconds, see `trt_plugin.EngineRunner.time`."""
+        return self._runner.time(inputs)
 
     def _make_writer(self) -> Any:
         from trt_plugin import image_input
