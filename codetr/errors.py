@@ -8,6 +8,7 @@ _EXTRAS = {
     "dynamo": ("torch_tensorrt",),
     "inspect": ("graphviz", "matplotlib"),
     "train": ("pycocotools", "scipy", "torchvision"),
+    "video": ("av",),
     "sweep": ("itables", "jinja2", "timm"),
 }
 """Packages that each extra of the project installs."""

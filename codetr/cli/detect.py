@@ -13,14 +13,17 @@ from cyclopts import Group, Parameter
 
 from codetr.cli.argument_types import Folder
 from codetr.cli.console import print_results, print_times, progress
+from codetr.cli.detect_video import detect_video
 from codetr.cli.pictures import Picture, draw_on, find_pictures, output_folder, printable, save_jpeg
+from codetr.cli.pictures import save_crops as write_crops
 from codetr.cli.program import complain
 from codetr.detector.decoding import make_decoder
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
 from codetr.detector.pipeline import CONTEXTS, Pipeline, Processed, Workers
 from codetr.detector.preprocess import ImageError, check_image
-from codetr.errors import UsageError, one_line
+from codetr.detector.video import is_video
+from codetr.errors import ArgumentError, UsageError, one_line
 from codetr.results import Detections, coco_document
 from codetr.weights import DEMO
 from trt_plugin.atomic_files import write_json
@@ -46,10 +49,13 @@ def detect(
     nms: Annotated[Literal["soft", "hard", "none"] | None, Parameter(group=_DETECTIONS)] = None,
     nms_iou: Annotated[float | None, Parameter(group=_DETECTIONS, metavar="IOU")] = None,
     no_pictures: bool = False,
+    save_crops: bool = False,
+    every: Annotated[int, Parameter(metavar="N")] = 1,
 ) -> int:
-    """Detect objects in pictures.
+    """Detect objects in pictures or in a video.
 
-    Writes each picture with its boxes drawn, and all detections in detections.json (COCO's form).
+    Writes each picture with its boxes drawn, and all detections in detections.json (COCO's form). Of a video,
+    writes an annotated MP4 file, and a line of JSON for each frame.
 
     ```
     codetr detect scene.jpg
@@ -57,35 +63,50 @@ def detect(
     codetr detect street.jpg --model co_dino_swin_l --precision fp16 --out found
     codetr detect photos/ 'more/**/*.png' --engine model.engine --batch 4 --out found
     codetr detect photo.jpg --onnx model.onnx --device cpu --out found
+    codetr detect clip.mp4 --every 5 --classes person,car --save-crops --out found
+    codetr detect rtsp://camera/stream --engine model.engine --out found
     ```
 
     Exit status: 0, all pictures are done; 1, a failure, or some of many pictures were left out;
     2, wrong options or no readable picture.
 
     Args:
-        images: Files, folders (their pictures without subfolders) or quoted globs.
-        out: Folder for the pictures and detections.json.
-        batch: Pictures in one run of the network.
+        images: Files, folders (their pictures without subfolders) or quoted globs. Or one video: a file, a
+            URL such as rtsp://…, or the number of a camera.
+        out: Folder for the results.
+        batch: Pictures or frames in one run of the network.
         threshold: Least score.
         classes: Detect only these classes, by name or by number from 0.
         top: Largest number of detections in a picture.
         nms: Non-maximum suppression. Default: as the model was published.
         nms_iou: Overlap from which boxes of a class suppress each other.
-        no_pictures: Write detections.json alone.
+        no_pictures: Draw no boxes: write the detections alone.
+        save_crops: Also write the pixels of each box to the folder crops, by class.
+        every: Of a video, every such frame.
     """
     detector = Detector(backend=network.make_backend(), labels=network.labels)
+    classes = None if classes is None else _split_at_commas(classes, detector.class_names)
     options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}
     detector.check_options(**options, batch=batch)
+    if every < 1:
+        raise ArgumentError("every", f"expected at least 1, got {every}")
+    if videos := [source for source in images if is_video(source)]:
+        if len(images) > 1:
+            raise UsageError(f"IMAGE: expected one video, or pictures, got {videos[0]} and others")
+        _note_demo(network)
+        outputs = {"draw": not no_pictures, "crops": save_crops}
+        return detect_video(detector, images[0], out, options, batch=batch, every=every, **outputs)
+    if every > 1:
+        raise ArgumentError("every", f"expected a video, got {images[0] if images else 'nothing'}")
     pictures = find_pictures(images)
     with output_folder(out, pictures), detector:
-        run = _Run(detector, options, out, len(pictures), draw=not no_pictures)
+        run = _Run(detector, options, out, len(pictures), draw=not no_pictures, crops=save_crops)
         readable = [
             picture for picture in pictures if run.is_readable(picture)
         ]  # before the network is loaded
         if not readable:
             raise UsageError(f"none of the {len(pictures)} pictures could be read")
-        if (network.model, network.engine, network.onnx) == (None, None, None):
-            print(_DEMO_NOTE)
+        _note_demo(network)
         detector.backend.load()
         run.detect(readable, batch)
         if not run.found:
@@ -118,6 +139,7 @@ class _Run:
     out: Path
     total: int
     draw: bool
+    crops: bool
     found: list[tuple[str, Detections]] = field(default_factory=list)
     times_ms: list[dict[str, float]] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
@@ -163,6 +185,9 @@ class _Run:
         times = {**done.times_ms, "draw": 0.0}
         self.found.append((done.item.name, done.found))
         self.times_ms.append(times)
+        if self.crops:
+            stem = Path(done.item.output_name).stem
+            workers.submit(write_crops, done.image, done.found, self.out / "crops", stem)
         if self.draw:
             self.written.append(self.out / done.item.output_name)
             workers.submit(_draw_and_save, done, self.written[-1], times)
@@ -173,6 +198,16 @@ class _Run:
             raise UsageError(one_line(error)) from error
         complain("warning", f"{one_line(error)}; left out", _PROGRAM)
         self.failures += 1
+
+
+def _note_demo(network: NetworkOptions) -> None:
+    if (network.model, network.engine, network.onnx) == (None, None, None):
+        print(_DEMO_NOTE)
+
+
+def _split_at_commas(classes: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Splits "person,car". A name of the model may have a comma itself."""
+    return [part for item in classes for part in ([item] if item in names else item.split(","))]
 
 
 def _named(done: Processed) -> ImageError:

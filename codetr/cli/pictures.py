@@ -6,6 +6,7 @@ import contextlib
 import glob
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,22 @@ def save_jpeg(pixels: np.ndarray, path: Path) -> None:
     """Writes an annotated picture. Chroma subsampling would smear its thin coloured lines."""
     with atomic_write(path) as temporary:
         Image.fromarray(pixels).save(temporary, format="JPEG", quality=92, subsampling=0)
+
+
+def save_crops(image: Any, found: Detections, folder: Path, prefix: str) -> None:
+    """Writes the pixels of each box to <folder>/<class>/<prefix>_<rank>.jpg, the best score first.
+
+    Args:
+        image: as for `draw_on`.
+    """
+    pixels = image if isinstance(image, np.ndarray) else image.to_host()
+    edges = np.hstack((np.floor(found.boxes_xyxy_px[:, :2]), np.ceil(found.boxes_xyxy_px[:, 2:])))
+    for rank, (name, box) in enumerate(zip(found.names(), edges.astype(int).tolist(), strict=True), 1):
+        left, top, right, bottom = box
+        crop = pixels[top : max(bottom, top + 1), left : max(right, left + 1)]
+        if crop.size:  # a box on the right or lower border may have no pixel
+            path = folder / re.sub(r"[^\w .-]", "_", name) / f"{prefix}_{rank}.jpg"
+            save_jpeg(np.ascontiguousarray(crop), path)
 
 
 @contextlib.contextmanager

@@ -169,8 +169,8 @@ class Workers:
         self.waited_s = 0.0
         """Seconds that the caller waited for a free place."""
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Begins a job; waits while too many are unfinished.
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+        """Begins a job, and returns its future; waits while too many are unfinished.
 
         Raises:
             Exception: that of an earlier job.
@@ -180,6 +180,7 @@ class Workers:
             self._jobs.popleft().result()
         self.waited_s += time.perf_counter() - began
         self._jobs.append(self._pool.submit(function, *arguments))
+        return self._jobs[-1]
 
     def __enter__(self) -> Workers:
         return self

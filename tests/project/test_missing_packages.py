@@ -48,6 +48,7 @@ def folder(tmp_path) -> Path:
         ("scipy", ["train", "--init", "none", *DATASET], "train"),
         ("torchvision", ["train", "--task", "classify", "--network", "resnet18", *CLASSES], "train"),
         ("pycocotools", ["evaluate", *DATASET], "train"),
+        ("av", ["detect", "clip.mp4", "--out", "out"], "video"),
         ("onnx", ["surgeon", "model.onnx", "out"], "onnx"),
         ("polygraphy", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),
         ("tensorrt", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),

@@ -26,7 +26,7 @@ def runs(block: Block) -> bool:
 
 
 TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
-SLOW = ("classifier.md", "detect.md", "engines.md", "quantization.md", "training.md")
+SLOW = ("classifier.md", "detect.md", "engines.md", "quantization.md", "training.md", "video.md")
 
 
 def copy_pictures(folder: Path) -> None:
@@ -40,6 +40,19 @@ def make_more(folder: Path) -> None:
 
     (folder / "more" / "deep").mkdir(parents=True)
     Image.open(SCENES / "val" / "000002.jpg").save(folder / "more" / "deep" / "picture.png")
+
+
+def make_clip(folder: Path) -> None:
+    pytest.importorskip("av")
+    from fractions import Fraction
+
+    from codetr.detector.preprocess import load_image
+    from codetr.detector.video import VideoWriter
+
+    writer = VideoWriter(folder / "clip.mp4", Fraction(10))
+    for index in range(3):
+        writer.write(load_image(SCENES / "val" / "000000.jpg"), index / 10)
+    writer.close()
 
 
 def make_dataset(folder: Path) -> None:
@@ -80,6 +93,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "photo.jpg": lambda folder: shutil.copy(ROOT / "assets" / "scene.jpg", folder / "photo.jpg"),
     "detect photos": lambda folder: copy_pictures(folder / "photos"),
     "more/**": make_more,
+    "clip.mp4": make_clip,
     "--data data": make_dataset,
     "--calibration-data data": make_dataset,
     "model.onnx rewritten.onnx": lambda folder: make_detr(folder, "deformable_detr", "model.onnx"),
