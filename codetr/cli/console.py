@@ -75,6 +75,7 @@ def print_times(times: Sequence[Mapping[str, float]]) -> None:
     parts = [
         f"{stage} {statistics.median(run[stage] for run in steady):.1f}"
         for stage in ("read", "preprocess", "inference", "postprocess", "draw")
+        if stage in first
     ]
     note = "one run, warm-up included"
     if len(times) > 1:

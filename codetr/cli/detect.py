@@ -182,7 +182,7 @@ class _Run:
         self.seconds = time.perf_counter() - started
 
     def _keep(self, done: Processed, workers: Workers) -> None:
-        times = {**done.times_ms, "draw": 0.0}
+        times = dict(done.times_ms)
         self.found.append((done.item.name, done.found))
         self.times_ms.append(times)
         if self.crops:

@@ -108,7 +108,8 @@ class _Run:
         self._lines.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._lines.flush()  # for those who follow a stream
         self._counts.update(done.found.names())
-        times = {**done.times_ms, "draw": 0.0}
+        times = dict(done.times_ms)
+        del times["read"]  # the reader's thread decodes
         self._times_ms.append(times)
         if self._crops is not None:
             workers.submit(save_crops, frame.image, done.found, self._crops, f"{frame.index:06d}")
