@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 
 #include "cuda.h"
 #include "program.h"
@@ -30,7 +31,9 @@ class Engine final : public Network {
       : path_(options.model.string()), wants_graph_(options.cuda_graph) {
     const std::string content = read_file(options.model);
     use_device(options.device);
-    const std::string missing_plugins = load_plugins(options.plugins);
+    LaunchInput launch_input = nullptr;
+    const std::string missing_plugins = load_plugins(options.plugins, &launch_input);
+    if (launch_input != nullptr) gpu_input_.emplace(launch_input);
     runtime_.reset(nvinfer1::createInferRuntime(tensorrt_log()));
     if (!runtime_) fail("TensorRT does not start");
     engine_.reset(runtime_->deserializeCudaEngine(content.data(), content.size()));
@@ -48,7 +51,11 @@ class Engine final : public Network {
   Output run(Batch const& input) override {
     const bool repeated = shape_ == std::array{input.count, input.height, input.width};
     if (!repeated) set_shape(input.count, input.height, input.width);
-    upload("images", input.images);
+    if (gpu_input_) {
+      gpu_input_->write(input, static_cast<float*>(memory_.at("images").get()), stream_.get());
+    } else {
+      upload("images", input.images());
+    }
     upload("image_shapes", input.image_shapes);
     // The first run of a shape has done the lazy initialisation, which a graph cannot capture.
     if (wants_graph_ && repeated && !graph_) capture();
@@ -159,6 +166,7 @@ class Engine final : public Network {
   std::unique_ptr<nvinfer1::IExecutionContext> context_;
   Stream stream_;
   GraphExec graph_;
+  std::optional<GpuInput> gpu_input_;  // none: the CPU makes the input
 };
 
 }  // namespace

@@ -89,7 +89,7 @@ class ScriptModule final : public Network {
       return at::from_blob(data, shape, type)
           .to(device_, type, /*non_blocking=*/false, /*copy=*/true);
     };
-    return {tensor(input.images, {input.count, 3, input.height, input.width}, c10::kFloat),
+    return {tensor(input.images(), {input.count, 3, input.height, input.width}, c10::kFloat),
             tensor(input.image_shapes, {input.count, 2}, c10::kLong)};
   }
 

@@ -50,15 +50,8 @@ Metadata read(Json const& object) {
     }
   }
   result.class_names = object.at("class_names").get<std::vector<std::string>>();
-  const auto mean = object.at("mean").get<std::array<float, 3>>();  // RGB
-  const auto std = object.at("std").get<std::array<float, 3>>();
-  result.normalised.create(1, 256, CV_32FC3);
-  for (int value = 0; value < 256; ++value) {
-    for (int channel : {0, 1, 2}) {
-      result.normalised.at<cv::Vec3f>(value)[2 - channel] =
-          (static_cast<float>(value) - mean[channel]) / std[channel];
-    }
-  }
+  result.normalisation = {object.at("mean").get<std::array<float, 3>>(),
+                          object.at("std").get<std::array<float, 3>>()};
   result.sizes = read_sizes(object);
   result.nms_in_graph = object.value("nms_in_graph", false);
   result.nms = read_nms(object.at("nms"));

@@ -17,7 +17,7 @@ struct Metadata {
   std::string description;               // model, TensorRT's version, GPU and precision in words
   std::map<std::string, Shape> tensors;  // all inputs and outputs
   std::vector<std::string> class_names;
-  cv::Mat normalised;  // (value - mean) / std of each 8-bit value, [1, 256] of float32 BGR
+  Normalisation normalisation;
   InputSizes sizes;
   Nms nms;
   bool nms_in_graph = false;  // the network suppresses by itself

@@ -1,8 +1,10 @@
 // Pictures to the network's input, as codetr/detector/preprocess.py: resized in 8 bits, normalised
-// in float32, padded with zeros at the right and at the bottom.
+// in float32, padded with zeros at the right and at the bottom. gpu_input.h does the same on the
+// GPU.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>
@@ -54,36 +56,62 @@ struct InputSizes {
   }
 };
 
-// The network's input, and the sizes that map its boxes back.
+// How 8-bit values become numbers: (value - mean) / std, of red, green and blue.
+struct Normalisation {
+  std::array<float, 3> mean{}, std{};
+};
+
+// The pictures of a run, and the sizes that map its boxes back.
 struct Batch {
   int count;  // N
   int height, width;
-  std::vector<float> images;          // [N, 3, height, width], RGB
+  Normalisation normalisation;
+  std::vector<cv::Mat> pictures;      // 8-bit BGR, of any sizes
   std::vector<int64_t> image_shapes;  // [N, 2]: (height, width) of each resized picture
 
-  // Allocates N pictures of zeros.
-  Batch(int count, cv::Size size)
+  Batch(int count, cv::Size size, Normalisation const& normalisation)
       : count(count),
         height(size.height),
         width(size.width),
-        images(size_t{3} * count * height * width),
+        normalisation(normalisation),
+        pictures(static_cast<size_t>(count)),
         image_shapes(size_t{2} * count) {}
 
-  // Resizes a picture (8-bit BGR) to `size` and puts it into the upper left corner of row n.
-  //   normalised: the input for each 8-bit value, [1, 256] of float32 BGR
-  void set(int n, cv::Mat const& picture, cv::Size size, cv::Mat const& normalised) {
+  // Puts a picture into row n, to be resized to `size`. The pixels are shared, not copied.
+  void set(int n, cv::Mat const& picture, cv::Size size) {
+    pictures[n] = picture;
     image_shapes[2 * n] = size.height;
     image_shapes[2 * n + 1] = size.width;
-    cv::Mat pixels = picture;
-    if (picture.size() != size) cv::resize(picture, pixels, size, 0, 0, cv::INTER_LINEAR);
-    cv::Mat input;
-    cv::LUT(pixels, normalised, input);
-    std::vector<cv::Mat> targets;
-    for (int channel : {2, 1, 0}) {  // B, G, R
-      float* plane = images.data() + (size_t{3} * n + channel) * height * width;
-      targets.push_back(cv::Mat(height, width, CV_32F, plane)({{0, 0}, size}));
+  }
+
+  // Computes the network's input [N, 3, height, width], RGB: each picture is resized and
+  // normalised, and lies in the upper left corner of its row.
+  std::vector<float> images() const {
+    cv::Mat normalised(1, 256, CV_32FC3);  // the input for each 8-bit value, BGR
+    for (int value = 0; value < 256; ++value) {
+      for (int channel = 0; channel < 3; ++channel) {
+        normalised.at<cv::Vec3f>(value)[2 - channel] =
+            (static_cast<float>(value) - normalisation.mean[channel]) / normalisation.std[channel];
+      }
     }
-    cv::split(input, targets);  // writes in place: the targets have the right size and type
+    std::vector<float> result(size_t{3} * count * height * width);
+    for (int n = 0; n < count; ++n) {
+      const cv::Size size(static_cast<int>(image_shapes[2 * n + 1]),
+                          static_cast<int>(image_shapes[2 * n]));
+      cv::Mat pixels = pictures[n];
+      if (pixels.size() != size) {
+        cv::resize(pictures[n], pixels, size, 0, 0, cv::INTER_LINEAR);
+      }
+      cv::Mat input;
+      cv::LUT(pixels, normalised, input);
+      std::vector<cv::Mat> targets;
+      for (int channel : {2, 1, 0}) {  // B, G, R
+        float* plane = result.data() + (size_t{3} * n + channel) * height * width;
+        targets.push_back(cv::Mat(height, width, CV_32F, plane)({{0, 0}, size}));
+      }
+      cv::split(input, targets);  // writes in place: the targets have the right size and type
+    }
+    return result;
   }
 };
 

@@ -134,10 +134,10 @@ class Run {
     for (size_t first = 0; first < loaded.size(); first += most) {
       const size_t last = std::min(first + most, loaded.size());
       Batch batch(std::max(sizes_.batch.min, static_cast<int>(last - first)),
-                  sizes_.padded_size(largest));
+                  sizes_.padded_size(largest), metadata_.normalisation);
       for (int n = 0; n < batch.count; ++n) {  // rows after the last picture repeat it
         Loaded const& one = loaded[std::min(first + n, last - 1)];
-        batch.set(n, one.image, one.resized, metadata_.normalised);
+        batch.set(n, one.image, one.resized);
       }
 
       const Output output = network.run(batch);

@@ -73,7 +73,7 @@ inline void dump_run(fs::path const& folder, size_t run, Batch const& input, Out
   const auto file = [&](char const* name) { return file_of(folder, name, run); };
   const auto count = static_cast<size_t>(input.count), rows = output.rows;
   const auto height = static_cast<size_t>(input.height), width = static_cast<size_t>(input.width);
-  save_npy(file("images"), {count, 3, height, width}, input.images);
+  save_npy(file("images"), {count, 3, height, width}, input.images());
   save_npy(file("image_shapes"), {count, 2}, input.image_shapes);
   save_npy(file("boxes"), {count, rows, 4}, output.boxes);
   save_npy(file("scores"), {count, rows}, output.scores);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "files.h"
+#include "gpu_input.h"
 
 namespace codetr {
 
@@ -47,10 +48,12 @@ inline std::string tensorrt_version() {
 
 // Loads plugin libraries. Without any, it loads $MSDA_TRT_PLUGIN, or else libmsda_trt_plugin.so
 // beside the program.
+//   launch_input: set to the library's launcher of image input, if it has one
 //
 // Returns "; <reason>" if no library was given and none was found, which only matters to engines
 // with plugins, else "". Throws std::runtime_error if a library cannot be loaded.
-inline std::string load_plugins(std::vector<std::string> libraries) {
+inline std::string load_plugins(std::vector<std::string> libraries,
+                                LaunchInput* launch_input = nullptr) {
   char const* variable = std::getenv("MSDA_TRT_PLUGIN");
   if (libraries.empty() && variable != nullptr && *variable != '\0') libraries = {variable};
   if (libraries.empty()) {
@@ -63,8 +66,13 @@ inline std::string load_plugins(std::vector<std::string> libraries) {
   }
   for (std::string const& library : libraries) {
     // TensorRT does not say why it cannot open a library; dlopen does. It stays open.
-    if (dlopen(library.c_str(), RTLD_NOW) == nullptr) {
+    void* const opened = dlopen(library.c_str(), RTLD_NOW);
+    if (opened == nullptr) {
       throw std::runtime_error(concat("the plugin library cannot be loaded: ", dlerror()));
+    }
+    void* const launch = dlsym(opened, "msda_image_input");
+    if (launch_input != nullptr && launch != nullptr) {
+      *launch_input = reinterpret_cast<LaunchInput>(launch);
     }
     if (getPluginRegistry()->loadLibrary(library.c_str()) == nullptr) {
       throw std::runtime_error(
