@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +23,8 @@ from codetr.detector.pipeline import Pipeline, Workers
 from codetr.detector.preprocess import ImageError, load_image
 from codetr.detector.sizes import SizeRange
 from tests.detector.detect_runs import ROOT, FakeBackend
+from tests.golden_models import arguments, save_weights
+from trt_plugin import cuda_runtime
 from trt_plugin.engine_error import EngineError
 
 OPTIONS = {"threshold": 0.0}
@@ -225,6 +231,77 @@ def test_pillow_decodes_without_a_gpu(photos):
     assert (image == load_image(photos / "a.jpg")).all() and milliseconds > 0
 
 
+class DecodedImage:
+    """An image of a stand-in for nvImageCodec, in the memory of the host. Its rows lie apart."""
+
+    ndim = 3
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.shape, self._rows = pixels.shape, np.zeros((len(pixels), pixels.shape[1] + 3, 3), np.uint8)
+        self._rows[:, : pixels.shape[1]] = pixels
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": "|u1",
+            "data": (self._rows.ctypes.data, False),
+            "strides": self._rows.strides,
+        }
+
+    def cpu(self) -> np.ndarray:
+        return self._rows[:, : self.shape[1]]
+
+
+@pytest.fixture
+def codec(monkeypatch) -> SimpleNamespace:
+    """Stands in for nvImageCodec: Pillow decodes, but refuses what `refused` holds."""
+    nvidia = pytest.importorskip("nvidia", reason="no package of NVIDIA is installed")
+
+    class StandInDecoder:
+        def __init__(self, device_id: int, options: str) -> None:
+            assert device_id == 1
+
+        def decode(self, streams, cuda_stream):
+            if stand_in.broken:
+                raise RuntimeError("unspecified launch failure")
+            stand_in.batches.append(len(streams))
+            pictures = [None if x in stand_in.refused else Image.open(io.BytesIO(x)) for x in streams]
+            return [x and DecodedImage(np.array(x.convert("RGB"))) for x in pictures]
+
+    stand_in = SimpleNamespace(Decoder=StandInDecoder, CodeStream=bytes, refused=[], batches=[], broken=False)
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", stand_in)
+    monkeypatch.setattr(nvidia, "nvimgcodec", stand_in, raising=False)
+    for name in ("call", "require_gpu"):
+        monkeypatch.setattr(cuda_runtime, name, lambda *_: None)
+    stream = SimpleNamespace(handle=0, synchronize=lambda: None, close=lambda: None)
+    monkeypatch.setattr(cuda_runtime, "CudaStream", lambda: stream)
+    return stand_in
+
+
+def test_files_that_the_gpu_refuses_are_pillows(codec, photos):
+    """One batch: JPEG files on the GPU, one that it refuses, a PNG, and a damaged file."""
+    shutil.copy(ROOT / "assets/scene.jpg", photos / "scene.jpg")
+    Image.new("RGB", (30, 20), "red").save(photos / "odd.jpg")
+    (photos / "cut.jpg").write_bytes((photos / "a.jpg").read_bytes()[:900])
+    codec.refused.append((photos / "odd.jpg").read_bytes())
+    names = ["a.jpg", "b.png", "odd.jpg", "cut.jpg", "scene.jpg"]
+    decoder = make_decoder(SimpleNamespace(takes_images=True, device_index=1))
+    assert decoder.description == "nvImageCodec"
+    for codec.broken in (False, True):
+        futures = decoder.start([photos / name for name in names])
+        for name, future in zip(names, futures):
+            if name == "cut.jpg":
+                with pytest.raises(ImageError, match="truncated"):
+                    future.result()
+                continue
+            image = future.result().image
+            on_gpu = not isinstance(image, np.ndarray)
+            assert on_gpu == (name in ("a.jpg", "scene.jpg") and not codec.broken)
+            assert ((image.to_host() if on_gpu else image) == load_image(photos / name)).all()
+            if on_gpu:
+                assert image.row_bytes == 3 * (image.shape[1] + 3)
+    decoder.close()
+    assert codec.batches == [3]
+
+
 # With a GPU and nvImageCodec.
 
 
@@ -268,3 +345,29 @@ def test_boxes_of_pictures_that_the_gpu_decoded(gpu_decoder):
         one, other = detector.detect([load_image(path), image], threshold=0.5)
     assert one.names() == other.names() and len(one) > 5
     assert np.abs(one.boxes_xyxy_px - other.boxes_xyxy_px).max() < 0.5
+
+
+@pytest.mark.gpu
+def test_engine_takes_pictures(tmp_path):
+    """Two contexts with the kernel's input find what one does with the CPU's."""
+    for package in ("tensorrt", "polygraphy"):
+        pytest.importorskip(package, reason=f"{package} is not installed", exc_type=ImportError)
+    from onnx_path.export import main
+
+    options = {"batch": 2, "precision": "fp16", "nms": "none"}
+    given = arguments(save_weights(tmp_path), tmp_path / "engine", "codino_swin_tiny", **options)
+    assert main(given) == 0
+    images = [load_image(path) for path in sorted((ROOT / "tests/scenes/val").glob("*.jpg"))[:5]]
+    with Detector(backend="tensorrt", engine=tmp_path / "engine/model.engine") as detector:
+        backend = detector.backend
+        assert backend.takes_images
+        with Pipeline(detector, OPTIONS, ready, batch=2) as pipeline:
+            assert pipeline.contexts == 2
+            found = [one.found for one in pipeline.run(images * 8)]
+        backend._writer.close()
+        backend._writer = None
+        expected = detector.detect(images, batch=2, **OPTIONS)
+    assert len(expected[0]) > 5
+    for one, other in zip(found, expected * 8, strict=True):
+        np.testing.assert_allclose(one.scores, other.scores, atol=1e-3)
+        np.testing.assert_allclose(one.boxes_xyxy_px, other.boxes_xyxy_px, atol=0.1)
