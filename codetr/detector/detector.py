@@ -173,6 +173,8 @@ class Detector:
         for index, (boxes, scores, labels) in enumerate(zip(*outputs)):
             # Non-finite rows (of an engine with damaged weights) are no detections, nor is padding.
             real = np.isfinite(scores) & np.isfinite(boxes).all(axis=-1) & (labels >= 0)
+            # A box suppresses lower scores only: boxes below the threshold change none above it.
+            real &= scores >= threshold
             if wanted is not None:
                 real &= np.isin(labels, wanted)
             boxes = batch.restore_boxes(index, boxes[real])

@@ -129,14 +129,23 @@ def _soft_nms(factors: np.ndarray, scores: np.ndarray, min_score: float) -> tupl
 
     Once a box is kept, its row of `factors` [K, K] multiplies the scores of the others. As in mmcv, the first
     box is kept even below `min_score`.
+
+    Most boxes overlap no other of their class, so no score depends on theirs. Python's loop runs over the
+    others alone.
     """
     scores = scores.copy()
-    kept = []
-    alive = np.ones(len(scores), dtype=bool)
+    if not len(scores):
+        return np.zeros(0, dtype=np.int64), scores
+    kept = scores >= min_score
+    kept[np.argmax(scores)] = True
+    others = factors != 1
+    np.fill_diagonal(others, False)
+    alive = kept & (others | others.T)[:, kept].any(axis=1)
+    kept &= ~alive
     while alive.any():
         best = int(np.argmax(np.where(alive, scores, -np.inf)))
-        kept.append(best)
-        alive[best] = False
+        kept[best], alive[best] = True, False
         scores[alive] *= factors[best, alive]
         alive &= scores >= min_score
-    return np.array(kept, dtype=np.int64), scores
+    order = np.argsort(-scores, kind="stable")
+    return order[kept[order]], scores

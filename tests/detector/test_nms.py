@@ -114,3 +114,29 @@ def test_wrong_arguments(rows, options, message):
     boxes, scores, labels = draw(0)
     with pytest.raises(ValueError, match=message):
         apply_nms(boxes[:rows], scores, labels, **options)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("options", [{}, {"decay": "gaussian"}, {"iou_threshold": 0.3, "min_score": 0.3}])
+def test_boxes_that_overlap_none(seed, options):
+    """Some boxes are crowded and others alone, and scores below `min_score` among both."""
+    boxes, scores, labels = draw(seed, count=40, classes=2)
+    boxes[::3] += np.random.default_rng(seed).uniform(500, 5000, (len(boxes[::3]), 1)).astype(np.float32)
+    given = {"iou_threshold": 0.8, **options}
+    got = apply_nms(boxes, scores, labels, **given)
+    threshold = given.pop("iou_threshold")
+    expected = brute_force(boxes, scores, labels, "soft", threshold, **given)
+    np.testing.assert_array_equal(got[0], [item[0] for item in expected])
+    np.testing.assert_allclose(got[1], [item[1] for item in expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["soft", "hard"])
+@pytest.mark.parametrize("seed", range(5))
+def test_boxes_below_a_threshold_change_none_above(method, seed):
+    """`Detector.detect_batch` drops them first."""
+    boxes, scores, labels = draw(seed)
+    after = apply_nms(boxes, scores, labels, method, 0.5)
+    high = scores >= 0.4
+    before = apply_nms(boxes[high], scores[high], labels[high], method, 0.5)
+    for one, other in zip(after, before, strict=True):
+        np.testing.assert_array_equal(one[after[1] >= 0.4], other[before[1] >= 0.4])
