@@ -92,6 +92,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "--dataset flowers": make_class_folders,
     "photo.jpg": lambda folder: shutil.copy(ROOT / "assets" / "scene.jpg", folder / "photo.jpg"),
     "detect photos": lambda folder: copy_pictures(folder / "photos"),
+    'Path("photos")': lambda folder: copy_pictures(folder / "photos"),
     "more/**": make_more,
     "clip.mp4": make_clip,
     "--data data": make_dataset,
