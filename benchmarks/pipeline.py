@@ -54,8 +54,8 @@ def measure_pipeline(
 ) -> int:
     """Measure pictures a second of the pipeline, and of each of its stages alone.
 
-    The stage with the fewest pictures a second is the one that the others wait for. The share of time that
-    the detect threads wait for decoded pictures tells whether that is the decoder.
+    The others wait for the stage with the fewest pictures a second. The share of time that the detect threads
+    wait for decoded pictures tells whether that is the decoder.
 
     ```
     python -m benchmarks.pipeline --engine model.engine --batch 1 4 8 16
@@ -83,8 +83,9 @@ def measure_pipeline(
         detector.backend.load()
         options = {"threshold": threshold}
         stages = Stages(detector, options, files, threads, Path(scratch) if draw else None)
-        for size in batch:
-            result.add(*_named("network", size, stages.network(size)))
+        alone = {size: stages.network(size) for size in batch}
+        for size, row in alone.items():
+            result.add(*_named("network", size, row))
         for name, size in itertools.product(decoder, batch):
             result.add(*_named("decode", size, stages.decode(name, size)))
         for row in stages.detect(batch, contexts):
@@ -92,7 +93,9 @@ def measure_pipeline(
         if draw:
             result.add(*_named("draw", 1, stages.draw()))
         for name, size, both in itertools.product(decoder, batch, contexts):
-            result.add(*_named("pipeline", size, stages.whole(name, size, both)))
+            row = stages.whole(name, size, both)
+            row["of_network"] = row["images_per_second"] / alone[size]["images_per_second"]
+            result.add(*_named("pipeline", size, row))
     result.write(network=detector.backend.description, pictures=count, distinct=len(set(files)))
     print(f"wrote {result.path}")
     return 0
@@ -152,7 +155,7 @@ class Stages:
             images = _decode(decoder, list(dict.fromkeys(self.files))[:DISTINCT])
         for batch, both in itertools.product(batches, contexts):
             items = list(itertools.islice(itertools.cycle(images), len(self.files)))
-            yield {"batch": batch, **self._run(items, ready, batch, both)}
+            yield {"batch": batch, **self._run(items, ready, 2, batch, both)}
 
     def draw(self) -> dict[str, Any]:
         """Drawing and saving alone, in all threads."""
@@ -174,15 +177,29 @@ class Stages:
         with closing(self.make(name)) as decoder:
             return {
                 "decoder": decoder.description,
-                **self._run(self.files, decoder.start, batch, contexts, draw=self.out is not None),
+                **self._run(
+                    self.files,
+                    decoder.start,
+                    decoder.batches_ahead(batch),
+                    batch,
+                    contexts,
+                    draw=self.out is not None,
+                ),
             }
 
     def _run(
-        self, items: Sequence[Any], start: Callable, batch: int, contexts: int, draw: bool = False
+        self,
+        items: Sequence[Any],
+        start: Callable,
+        ahead: int,
+        batch: int,
+        contexts: int,
+        draw: bool = False,
     ) -> dict[str, Any]:
+        sizes = {"batch": batch, "contexts": contexts, "ahead": ahead}
         with (
             Workers(self.threads) as workers,
-            Pipeline(self.detector, self.options, start, batch=batch, contexts=contexts) as pipeline,
+            Pipeline(self.detector, self.options, start, **sizes) as pipeline,
         ):
             for _ in pipeline.run(items[: 2 * contexts * batch]):  # warm-up: contexts, graphs, memory
                 pass
@@ -225,7 +242,7 @@ def _drain(decoder: Decoder, files: Sequence[Path], batch: int) -> None:
     ahead: list[list] = []
     for start in range(0, len(files), batch):
         ahead.append(decoder.start(files[start : start + batch]))
-        if len(ahead) > max(4, 32 // batch):
+        if len(ahead) > 2 * decoder.batches_ahead(batch):
             for future in ahead.pop(0):
                 future.result()
     for futures in ahead:
@@ -243,7 +260,9 @@ def _named(stage: str, batch: int, row: dict[str, Any]) -> tuple[dict[str, Any],
     """Returns the row, and a line about it."""
     row = {"stage": stage, "batch": batch, **row}
     line = f"{stage}, batch {batch}: {row['images_per_second']:.1f} pictures/s"
-    facts = {name: row[name] for name in ("decoder", "contexts", "waits_for_pictures") if name in row}
+    facts = {
+        name: row[name] for name in ("decoder", "contexts", "waits_for_pictures", "of_network") if name in row
+    }
     return row, ", ".join([line, *(f"{name} {_text(value)}" for name, value in facts.items())])
 
 

@@ -101,9 +101,7 @@ def detect(
     pictures = find_pictures(images)
     with output_folder(out, pictures), detector:
         run = _Run(detector, options, out, len(pictures), draw=not no_pictures, crops=save_crops)
-        readable = [
-            picture for picture in pictures if run.is_readable(picture)
-        ]  # before the network is loaded
+        readable = list(filter(run.is_readable, pictures))  # before the network is loaded
         if not readable:
             raise UsageError(f"none of the {len(pictures)} pictures could be read")
         _note_demo(network)
@@ -169,6 +167,7 @@ class _Run:
                 lambda chunk: decoder.start([picture.path for picture in chunk]),
                 batch=batch,
                 contexts=contexts,
+                ahead=decoder.batches_ahead(batch),
             ) as pipeline,
         ):
             for done in pipeline.run(pictures):

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from codetr.cli.console import print_times, progress
-from codetr.cli.pictures import draw_on, save_crops
+from codetr.cli.pictures import draw_on, printable, save_crops
 from codetr.cli.program import complain
 from codetr.detector.decoding import ready
 from codetr.detector.detector import Detector
@@ -38,8 +38,8 @@ def detect_video(
 ) -> int:
     """Detects objects in a video; returns the exit status.
 
-    Writes <name>.jsonl, and <name>.mp4 if wanted. Files appear whole at the end. A stream goes on until it
-    ends or the user interrupts, which is no error.
+    Writes <name>.jsonl, and <name>.mp4 if wanted. Files appear whole at the end, but the lines of a stream at
+    once. A stream goes on until it ends or the user interrupts, which is no error.
 
     Args:
         detector: its network is not loaded yet.
@@ -55,7 +55,8 @@ def detect_video(
     with new_folder(out), VideoReader(source, every) as reader, detector, ExitStack() as files:
         detector.backend.load()
         writer = None
-        text = files.enter_context(open(files.enter_context(atomic_write(lines)), "w", encoding="utf-8"))
+        path = lines if reader.live else files.enter_context(atomic_write(lines))
+        text = files.enter_context(open(path, "w", encoding="utf-8", buffering=1 if reader.live else -1))
         if draw:
             writer = VideoWriter(files.enter_context(atomic_write(video)), reader.rate / every)
             files.callback(writer.close)
@@ -64,7 +65,11 @@ def detect_video(
             progress(-(-reader.frames // every) if reader.frames else 0) as advance,
             Workers() as workers,
             Pipeline(
-                detector, options, lambda chunk: ready([frame.image for frame in chunk]), batch=batch
+                detector,
+                options,
+                lambda chunk: ready([frame.image for frame in chunk]),
+                batch=batch,
+                ahead=0 if reader.live else 2,  # a frame of a stream should not wait
             ) as pipeline,
         ):
             try:
@@ -79,7 +84,7 @@ def detect_video(
             run.finish()
     run.print(reader)
     written = [video] if draw else []
-    print(f"wrote {' and '.join(map(str, [*written, lines]))}")
+    print(printable(f"wrote {' and '.join(map(str, [*written, lines]))}"))
     return 0
 
 
@@ -106,7 +111,6 @@ class _Run:
         frame: Frame = done.item
         row = {"frame": frame.index, "time_s": round(frame.time_s, 4), "detections": done.found.as_dicts()}
         self._lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._lines.flush()  # for those who follow a stream
         self._counts.update(done.found.names())
         times = dict(done.times_ms)
         del times["read"]  # the reader's thread decodes

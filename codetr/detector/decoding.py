@@ -1,7 +1,7 @@
 """Decodes pictures in threads: JPEG files by nvImageCodec on the GPU where it can, all others by Pillow.
 
-Both decode the same picture: upright by its EXIF data, in RGB. Pillow is the judge of what is a picture, so
-damaged files raise the same errors with and without a GPU. Imports no Torch.
+Both decode the same picture: upright by its EXIF data, in RGB. Pillow refuses damaged files for both, so their
+errors are the same with and without a GPU. Imports no Torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Decoder:
     description = "Pillow"
 
     def __init__(self, threads: int | None = None) -> None:
-        self._pool = ThreadPoolExecutor(threads or min(usable_cores(), 16), "decode")
+        self._threads = threads or min(usable_cores(), 16)
+        self._pool = ThreadPoolExecutor(self._threads, "decode")
 
     def start(self, paths: Sequence[Path]) -> list[Future[Decoded]]:
         """Begins to decode files.
@@ -52,6 +53,10 @@ class Decoder:
             A future for each. Its `result` raises FileNotFoundError and ImageError as `load_image`.
         """
         return [self._pool.submit(_load, path) for path in paths]
+
+    def batches_ahead(self, batch: int) -> int:
+        """Returns the number of batches to begin early, so that every thread has work."""
+        return max(2, -(-self._threads // batch))
 
     def close(self) -> None:
         """Drops what has not begun, and waits for the rest."""

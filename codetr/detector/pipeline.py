@@ -61,6 +61,7 @@ class Pipeline:
         start: begins to decode items, and returns a future for each: `Decoder.start` or `decoding.ready`.
         batch: pictures in one run of the network.
         contexts: runs at the same time, for a backend that can be forked; others have one.
+        ahead: batches that wait for a context, decoded or being decoded.
 
     Attributes:
         contexts: runs at the same time.
@@ -75,8 +76,10 @@ class Pipeline:
         *,
         batch: int = 1,
         contexts: int = CONTEXTS,
+        ahead: int = 2,
     ) -> None:
-        self._detector, self._options, self._start, self._batch = detector, options, start, batch
+        self._detector, self._options = detector, options
+        self._start, self._batch, self._ahead = start, batch, ahead
         self._forks = _fork(detector.backend, contexts - 1)
         self._free: queue.SimpleQueue = queue.SimpleQueue()
         for backend in (detector.backend, *self._forks):
@@ -96,7 +99,7 @@ class Pipeline:
         try:
             while chunk := list(itertools.islice(iterator, self._batch)):
                 running.append(self._pool.submit(self._detect, chunk, self._start(chunk)))
-                if len(running) > self.contexts + 2:  # one is decoded, one begins
+                if len(running) > self.contexts + self._ahead:
                     yield from running.popleft().result()
             while running:
                 yield from running.popleft().result()

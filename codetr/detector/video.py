@@ -46,7 +46,7 @@ def is_video(source: str) -> bool:
 class VideoReader:
     """Decodes a video in a thread of its own.
 
-    A reader of a stream drops frames that nobody has taken when the next one comes. A reader of a file waits.
+    A reader of a stream drops a waiting frame when the next one comes. A reader of a file waits.
 
     Args:
         source: path of a file, a URL, or the number of a camera (/dev/video0 is 0).

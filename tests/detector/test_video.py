@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from codetr.cli import detect_video
 from codetr.cli.detect_video import output_stem
 from codetr.detector import video
 from codetr.detector.video import VideoReader, VideoWriter, is_video
@@ -118,6 +119,34 @@ def test_stream_drops_what_the_network_cannot_take(fake, tmp_path, capsys):
     assert f"note: {300 - len(indices)} frames came too fast and were dropped" in capsys.readouterr().err
 
 
+def test_lines_of_a_stream_appear_at_once(fake, clip, tmp_path, monkeypatch):
+    lines = tmp_path / "out/clip.jsonl"
+    seen = []
+
+    def draw(done, times_ms):
+        seen.append(len(rows_of(lines)))
+        return done.image
+
+    monkeypatch.setattr("codetr.cli.detect_video._draw", draw)
+    assert run(f"file://{clip}", "--out", tmp_path / "out") == 0
+    assert len(seen) == len(rows_of(lines)) and 0 < seen[0] <= seen[-1]
+
+
+def test_interrupted_stream_keeps_its_frames(fake, clip, tmp_path, monkeypatch):
+    def add(self, done, workers):
+        usual(self, done, workers)
+        if done.item.index >= 1:
+            raise KeyboardInterrupt
+
+    usual = detect_video._Run.add
+    monkeypatch.setattr(detect_video._Run, "add", add)
+    assert run(f"file://{clip}", "--out", tmp_path / "out") == 0
+    rows, frames = rows_of(tmp_path / "out/clip.jsonl"), frames_of(tmp_path / "out/clip.mp4")
+    assert 1 <= len(rows) == len(frames) < FRAMES
+    assert run(clip, "--out", tmp_path / "file") == 130
+    assert not (tmp_path / "file").exists()
+
+
 def test_stream_that_breaks_off_keeps_its_frames(fake, tmp_path, capsys, monkeypatch):
     clip = write_clip(tmp_path / "many.mp4")
 
@@ -169,7 +198,7 @@ def test_failure_of_the_network_leaves_no_file(fake, clip, tmp_path, capsys, mon
 
 
 def test_reader_that_is_closed_early(clip):
-    """The thread ends, though nobody takes its frames."""
+    """The thread ends, though its frames wait."""
     reader = VideoReader(str(clip))
     frame = next(iter(reader))
     assert (frame.index, frame.time_s, reader.frames, reader.rate) == (0, 0, FRAMES, RATE)
