@@ -260,10 +260,8 @@ def _named(stage: str, batch: int, row: dict[str, Any]) -> tuple[dict[str, Any],
     """Returns the row, and a line about it."""
     row = {"stage": stage, "batch": batch, **row}
     line = f"{stage}, batch {batch}: {row['images_per_second']:.1f} pictures/s"
-    facts = {
-        name: row[name] for name in ("decoder", "contexts", "waits_for_pictures", "of_network") if name in row
-    }
-    return row, ", ".join([line, *(f"{name} {_text(value)}" for name, value in facts.items())])
+    shown = ("decoder", "contexts", "waits_for_pictures", "of_network")
+    return row, ", ".join([line, *(f"{name} {_text(row[name])}" for name in shown if name in row)])
 
 
 def _text(value: Any) -> str:

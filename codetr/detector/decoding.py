@@ -1,6 +1,6 @@
 """Decodes pictures in threads: JPEG files by nvImageCodec on the GPU where it can, all others by Pillow.
 
-Both decode the same picture: upright by its EXIF data, in RGB. Pillow refuses damaged files for both, so their
+Both decode the same picture: upright by its EXIF data, in RGB. Pillow refuses damaged files for both, so the
 errors are the same with and without a GPU. Imports no Torch.
 """
 
@@ -90,6 +90,13 @@ class GpuDecoder(Decoder):
         # libjpeg-turbo, which is Pillow's decoder, interpolates the chroma too.
         self._decoder = nvimgcodec.Decoder(device_id=device, options=":fancy_upsampling=1")
         self._decode_alone = threading.Lock()  # a call decodes a batch in threads of its own
+        probe = io.BytesIO()
+        Image.new("RGB", (16, 16)).save(probe, "JPEG")
+        if not self._decode_on_gpu({0: probe.getvalue()}):
+            self.close()
+            raise EngineError(
+                "nvImageCodec decodes no JPEG file here; is the package nvidia-nvjpeg installed?"
+            )
 
     def start(self, paths: Sequence[Path]) -> list[Future[Decoded]]:
         """As `Decoder.start`. The files of one call are decoded together."""
@@ -153,8 +160,10 @@ def make_decoder(backend: Any, threads: int | None = None) -> Decoder:
     if getattr(backend, "takes_images", False):
         try:
             return GpuDecoder(backend.device_index, threads)
-        except (ImportError, EngineError, RuntimeError) as error:
-            _log.info("Pillow decodes pictures: %s", error)
+        except ImportError:
+            pass
+        except RuntimeError as error:  # nvImageCodec's, or EngineError
+            _log.warning("Pillow decodes pictures, not the GPU: %s", error)
     return Decoder(threads)
 
 

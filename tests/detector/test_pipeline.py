@@ -299,7 +299,15 @@ def test_files_that_the_gpu_refuses_are_pillows(codec, photos):
             if on_gpu:
                 assert image.row_bytes == 3 * (image.shape[1] + 3)
     decoder.close()
-    assert codec.batches == [3]
+    assert codec.batches == [1, 3]  # the constructor's probe, and the JPEG files that are whole
+
+
+def test_codec_without_its_library(codec, caplog):
+    """NvImageCodec without nvJPEG decodes nothing, and Pillow does from the beginning."""
+    codec.Decoder.decode = lambda self, streams, cuda_stream: [None] * len(streams)
+    decoder = make_decoder(SimpleNamespace(takes_images=True, device_index=1))
+    decoder.close()
+    assert type(decoder) is Decoder and "nvidia-nvjpeg" in caplog.text
 
 
 # With a GPU and nvImageCodec.
