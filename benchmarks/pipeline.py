@@ -25,10 +25,11 @@ from codetr.cli.program import run_program
 from codetr.detector.decoding import Decoder, GpuDecoder, make_decoder, ready
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
-from codetr.detector.pipeline import Pipeline, Workers
+from codetr.detector.pipeline import Pipeline, Span, Workers
 from codetr.detector.preprocess import load_image
 from codetr.detector.tensorrt_backend import TensorRTBackend
 from codetr.errors import UsageError
+from trt_plugin.atomic_files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = (ROOT / "assets/scene.jpg", ROOT / "codetr/demo/coffee.jpg")
@@ -50,12 +51,13 @@ def measure_pipeline(
     threads: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
     threshold: float = 0.3,
     draw: bool = False,
+    timeline: OutputFile | None = None,
     out: OutputFile | None = None,
 ) -> int:
     """Measure pictures a second of the pipeline, and of each of its stages alone.
 
-    The others wait for the stage with the fewest pictures a second. The share of time that the detect threads
-    wait for decoded pictures tells whether that is the decoder.
+    The others wait for the stage with the fewest pictures a second. `waits_for_pictures` is the share of time
+    that the detect threads wait for decoded pictures, `idle` the share in which none of them works.
 
     ```
     python -m benchmarks.pipeline --engine model.engine --batch 1 4 8 16
@@ -70,6 +72,7 @@ def measure_pipeline(
         threads: threads that decode, and threads that draw. Default: one for each core, 16 at most.
         threshold: least score of a box that is drawn.
         draw: Draw the boxes and save the pictures, too.
+        timeline: file for the detect threads of the last run, for Perfetto or chrome://tracing.
         out: result file. Default: benchmarks/results/pipeline_GPU.json.
     """
     result = ResultFile("benchmarks.pipeline", out, needs_gpu=False)
@@ -96,6 +99,8 @@ def measure_pipeline(
             row = stages.whole(name, size, both)
             row["of_network"] = row["images_per_second"] / alone[size]["images_per_second"]
             result.add(*_named("pipeline", size, row))
+    if timeline is not None:
+        write_json(timeline, {"traceEvents": trace_events(stages.spans)})
     result.write(network=detector.backend.description, pictures=count, distinct=len(set(files)))
     print(f"wrote {result.path}")
     return 0
@@ -203,25 +208,46 @@ class Stages:
         ):
             for _ in pipeline.run(items[: 2 * contexts * batch]):  # warm-up: contexts, graphs, memory
                 pass
-            pipeline.spans_s.clear()
+            pipeline.spans.clear()
             began = time.perf_counter()
             for index, done in enumerate(pipeline.run(items)):
                 if done.error is not None:
                     raise UsageError(f"{done.item}: {done.error}")
                 if draw:
                     workers.submit(self._save, index % DISTINCT, done.image, done.found)
-            seconds = time.perf_counter() - began
-        waited, worked = (sum(part) for part in zip(*pipeline.spans_s, strict=True))
+            ended = time.perf_counter()
+        self.spans = pipeline.spans
+        waited = sum(span.decoded_s - span.began_s for span in pipeline.spans)
         return {
             "contexts": pipeline.contexts,
-            "images_per_second": len(items) / seconds,
-            "waits_for_pictures": waited / (waited + worked),
+            "images_per_second": len(items) / (ended - began),
+            "waits_for_pictures": waited / (pipeline.contexts * (ended - began)),
+            "idle": idle_share(pipeline.spans, began, ended),
             "waits_for_writers_s": workers.waited_s,
             "drawn": draw,
         }
 
     def _save(self, index: int, image: Any, found: Any) -> None:
         save_jpeg(draw_on(image, found), self.out / f"{index}.jpg")
+
+
+def idle_share(spans: Sequence[Span], began_s: float, ended_s: float) -> float:
+    """Returns the share of a time in which no batch was worked on."""
+    busy, reached = 0.0, began_s
+    for _, _, start, end in sorted(spans, key=lambda span: span.decoded_s):
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return 1 - busy / (ended_s - began_s)
+
+
+def trace_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Returns the spans in Chrome's format of traces: a row for each thread, microseconds."""
+    events = []
+    for thread, *times in spans:
+        for name, start, end in zip(("wait for pictures", "detect"), times, times[1:]):
+            row = {"pid": 0, "tid": thread.rpartition("_")[2], "ph": "X", "name": name}
+            events.append({**row, "ts": 1e6 * start, "dur": 1e6 * (end - start)})
+    return events
 
 
 def make_pictures(folder: Path, height: int = 1080, width: int = 1920, count: int = DISTINCT) -> None:
@@ -260,7 +286,7 @@ def _named(stage: str, batch: int, row: dict[str, Any]) -> tuple[dict[str, Any],
     """Returns the row, and a line about it."""
     row = {"stage": stage, "batch": batch, **row}
     line = f"{stage}, batch {batch}: {row['images_per_second']:.1f} pictures/s"
-    shown = ("decoder", "contexts", "waits_for_pictures", "of_network")
+    shown = ("decoder", "contexts", "waits_for_pictures", "idle", "of_network")
     return row, ", ".join([line, *(f"{name} {_text(row[name])}" for name in shown if name in row)])
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,15 @@ class Processed:
     times_ms: Mapping[str, float] = field(default_factory=dict)
 
 
+class Span(NamedTuple):
+    """A batch in a detect thread, in seconds of `time.perf_counter`."""
+
+    thread: str
+    began_s: float  # waiting for pictures
+    decoded_s: float  # working on them
+    ended_s: float
+
+
 class Pipeline:
     """Detects objects in a sequence of pictures.
 
@@ -65,7 +75,7 @@ class Pipeline:
 
     Attributes:
         contexts: runs at the same time.
-        spans_s: of each batch, the seconds that its detect thread waited for pictures and then worked.
+        spans: when the detect threads waited and worked, a `Span` for each batch.
     """
 
     def __init__(
@@ -86,7 +96,7 @@ class Pipeline:
             self._free.put(backend)
         self.contexts = 1 + len(self._forks)
         self._pool = ThreadPoolExecutor(self.contexts, "detect")
-        self.spans_s: list[tuple[float, float]] = []
+        self.spans: list[Span] = []
 
     def run(self, items: Iterable[Any]) -> Iterator[Processed]:
         """Yields a result for each item, in order.
@@ -132,7 +142,7 @@ class Pipeline:
                 else:
                     times = {**done.times_ms, **one.times_ms}
                     results[index] = Processed(done.item, done.image, one, times_ms=times)
-        self.spans_s.append((decoded - began, time.perf_counter() - decoded))
+        self.spans.append(Span(threading.current_thread().name, began, decoded, time.perf_counter()))
         return results
 
     def _find(self, backend: Any, images: Sequence[np.ndarray]) -> list[Detections | Exception]:

@@ -96,7 +96,8 @@ def test_results_come_in_order(pictures, batch):
     for one, other in zip(done, expected, strict=True):
         np.testing.assert_array_equal(one.found.boxes_xyxy_px, other.boxes_xyxy_px)
         assert set(one.times_ms) == {"read", "preprocess", "inference", "postprocess"}
-    assert len(pipeline.spans_s) == -(-9 // batch)
+    assert len(pipeline.spans) == -(-9 // batch)
+    assert all(span.began_s <= span.decoded_s < span.ended_s for span in pipeline.spans)
 
 
 def test_two_contexts_run_at_the_same_time(pictures):
