@@ -1,4 +1,4 @@
-"""Replaces calls of `msda.linear` in a graph by PyTorch's operators.
+"""Replaces calls of `msda.linear` and `msda.linear_max` in a graph by PyTorch's operators.
 
 Builds do so where TensorRT's own products are faster than the plugin's kernels, and for the layers that
 become 8 bits: `quantize_layers` knows linear layers. `onnx_path.written_out_linears` serves the ONNX path.
@@ -7,6 +7,7 @@ become 8 bits: `quantize_layers` knows linear layers. `onnx_path.written_out_lin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from msda.checks import ACTIVATIONS
 from trt_plugin import library
 
 OPERATOR = torch.ops.msda.linear.default
+LARGEST = torch.ops.msda.linear_max.default
 _ACTIVATIONS = {"gelu": torch.ops.aten.gelu.default, "relu": torch.ops.aten.relu.default}
 
 
@@ -28,7 +30,7 @@ def write_out_for_tensorrt(program: torch.export.ExportedProgram, eight_bits: It
             calls with their weights too.
     """
     keys = {name.partition("/")[0] for name in eight_bits}
-    calls = [node for node in program.graph.nodes if node.target is OPERATOR]
+    calls = [node for node in program.graph.nodes if node.target in (OPERATOR, LARGEST)]
     slow = [node for node in calls if (keys and _key(program, node) in keys) or not _is_fast(node)]
     for node in slow:
         _write_out(program.graph, node)
@@ -44,29 +46,39 @@ def _key(program: torch.export.ExportedProgram, node: torch.fx.Node) -> str | No
 
 def _is_fast(node: torch.fx.Node) -> bool:
     """Returns whether the plugin's kernel for a call is as fast as TensorRT's on the current GPU."""
-    x, _, _, residual, mask, activation = node.args
-    result = node.meta["val"]
-    dtype = str(result.dtype).removeprefix("torch.")
-    inputs, outputs = x.meta["val"].shape[-1], result.shape[-1]
+    x, weight, _, *options = node.args
+    dtype = str(x.meta["val"].dtype).removeprefix("torch.")
+    outputs, inputs = weight.meta["val"].shape
+    if dtype not in library.LINEAR_TYPES:
+        return False
+    if node.target is LARGEST:
+        return library.has_fast_linear_max(inputs, outputs, dtype)
+    residual, mask, activation = options
     fields = ACTIVATIONS.index(activation), residual is not None, mask is not None
-    return dtype in library.LINEAR_TYPES and library.has_fast_linear(inputs, outputs, *fields, dtype)
+    return library.has_fast_linear(inputs, outputs, *fields, dtype)
 
 
 def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    *product, residual, mask, activation = node.args
+    x, weight, bias, *options = node.args
+    residual, mask, activation = options or (None, None, "none")
 
-    def add(target: Callable, *arguments: torch.fx.Node | None) -> torch.fx.Node:
+    def add(target: Callable, *arguments: Any) -> torch.fx.Node:
         made = graph.call_function(target, arguments)
-        made.meta = dict(node.meta)  # all results have one shape and type
+        values = torch.fx.map_arg(arguments, lambda argument: argument.meta["val"])
+        made.meta = node.meta | {"val": target(*values)}
         return made
 
-    with graph.inserting_before(node):
-        result = add(LINEAR, *product)
+    with torch.no_grad(), graph.inserting_before(node):
+        if x.meta["val"].dtype != weight.meta["val"].dtype:
+            x = add(torch.ops.aten.to.dtype, x, torch.float32)  # of LARGEST
+        result = add(LINEAR, x, weight, bias)
         if activation != "none":
             result = add(_ACTIVATIONS[activation], result)
         if residual is not None:
             result = add(torch.ops.aten.add.Tensor, residual, result)
         if mask is not None:
             result = add(torch.ops.aten.mul.Tensor, result, mask)
+        if node.target is LARGEST:
+            result = add(torch.ops.aten.amax.default, result, [-1])
     node.replace_all_uses_with(result)
     graph.erase_node(node)

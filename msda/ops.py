@@ -391,9 +391,9 @@ def linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         [...] in weight's type, with the accuracy of float32 (float64) sums. It has no derivatives.
 
-        On CUDA a kernel on tensor cores computes the problems of `has_fast_linear_max`: each weight is the
-        sum of two or three 16-bit numbers. A slow kernel computes the others. Rows with numbers that are not
-        finite give infinity or NaN.
+        On CUDA a kernel on tensor cores computes 16-bit problems of `has_fast_linear_max`: each weight is
+        the sum of two or three 16-bit numbers. A slow kernel computes the others. Rows with numbers that are
+        not finite give infinity or NaN.
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was.
@@ -409,11 +409,12 @@ def linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.ops.msda.linear_max(x, weight, bias)
 
 
-def has_fast_linear_max(x: Tensor, weight: Tensor) -> bool:
-    """Returns whether `linear_max` has a fast kernel: for a 16-bit x of 64, 192 or 256 columns, and up
-    to 80 outputs (linear_max_choice.h)."""
-    narrow = x.dtype in (torch.float16, torch.bfloat16)
-    return narrow and x.shape[-1] in (64, 192, 256) and weight.shape[0] <= 80
+def has_fast_linear_max(inputs: int, outputs: int) -> bool:
+    """Returns whether `linear_max` has a fast kernel for a 16-bit x [..., inputs] and N = outputs.
+
+    It has one for 64, 192 or 256 inputs and up to 80 outputs (linear_max_choice.h).
+    """
+    return inputs in (64, 192, 256) and outputs <= 80
 
 
 def top_k_indices(x: Tensor, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Replaces nodes `Linear` by the standard operators that PyTorch's exporter writes for the same layers.
+"""Replaces nodes `Linear` and `LinearMax` by the standard operators that PyTorch's exporter writes for them.
 
 Builds do so where TensorRT's own products are faster than the plugin's kernels, and quantisations for the
 layers that become 8 bits: Q/DQ nodes are before matrix products. Needs no GPU.
@@ -17,9 +17,13 @@ import onnx_ir as ir
 
 from onnx_path.domain import DOMAIN
 from onnx_path.linear import ACTIVATIONS, LINEAR
-from onnx_path.surgery.graph.element_types import LINEARS
+from onnx_path.opset import opset_of
+from onnx_path.surgery.graph.element_types import LINEAR_MAXES, LINEARS, Types
 from onnx_path.surgery.graph.traversal import attribute, constant
 
+_LAYERS = LINEARS | LINEAR_MAXES
+_OPSET_OF_AXES_INPUT = 18
+"""Opset from which ReduceMax has its axes as an input."""
 _TYPES = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",
@@ -37,11 +41,12 @@ def write_out_slow_linears(model: onnx.ModelProto, folder: Path) -> int:
     Returns:
         The number of nodes that were replaced.
     """
-    if not any((node.domain, node.op_type) in LINEARS for node in model.graph.node):
+    if not any((node.domain, node.op_type) in _LAYERS for node in model.graph.node):
         return 0
     changed = ir.from_proto(model)
     ir.external_data.set_base_dir(changed.graph, folder)
-    count = write_out_linears(changed, keep=_is_fast)
+    types = Types(changed.graph, opset_of(model))
+    count = write_out_linears(changed, keep=lambda node: _is_fast(node, types))
     if count:
         model.CopyFrom(ir.to_proto(changed))
     return count
@@ -51,15 +56,16 @@ def write_out_linears(model: ir.Model, keep: Callable[[ir.Node], bool] = lambda 
     """Replaces the nodes of a main graph but those to keep, in place; returns their number.
 
     Args:
-        model: of opset 20 or later, which has Gelu. Loses the function body of nodes that it has no more.
+        model: with `Linear` nodes of opset 20 or later, which has Gelu. Loses the function bodies of nodes
+            that it has no more.
         keep: tells which nodes stay.
     """
-    nodes = [node for node in model.graph if (node.domain, node.op_type) in LINEARS]
+    nodes = [node for node in model.graph if (node.domain, node.op_type) in _LAYERS]
     slow = [node for node in nodes if not keep(node)]
     for node in slow:
-        _write_out(node)
-    if len(slow) == len(nodes):
-        model.functions.pop((DOMAIN, LINEAR, ""), None)
+        _write_out(node, model.opset_imports[""])
+    for op_type in {node.op_type for node in slow} - {node.op_type for node in model.graph}:
+        model.functions.pop((DOMAIN, op_type, ""), None)
     return len(slow)
 
 
@@ -68,54 +74,76 @@ def product_name(node: ir.Node) -> str:
     return f"{node.outputs[0].name}_0"
 
 
-def _is_fast(node: ir.Node) -> bool:
+def _is_fast(node: ir.Node, types: Types) -> bool:
     """Returns whether the plugin's kernel for a node is as fast as TensorRT's on the current GPU."""
     from trt_plugin import library
     from trt_plugin.engine_error import EngineError
 
     weight = ir.convenience.get_const_tensor(node.inputs[1])
-    if weight is None or weight.dtype not in _TYPES:
+    kind = _TYPES.get(types.of[node.inputs[0]])
+    if weight is None or kind is None:
         return False
     outputs, inputs = weight.shape.numpy()
     switches = (bool(attribute(node, name, 0)) for name in ("add_residual", "multiply_mask"))
     fields = attribute(node, "activation", 0), *switches
     try:
-        return library.has_fast_linear(inputs, outputs, *fields, _TYPES[weight.dtype])
+        if _is_largest(node):
+            return library.has_fast_linear_max(inputs, outputs, kind)
+        return library.has_fast_linear(inputs, outputs, *fields, kind)
     except EngineError:
         return False  # no TensorRT, so no build follows
 
 
-def _write_out(node: ir.Node) -> None:
+def _is_largest(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) in LINEAR_MAXES
+
+
+def _write_out(node: ir.Node, opset: int) -> None:
     graph, (module, own_name) = node.graph, posixpath.split(node.name or "")
     place = own_name.removeprefix(LINEAR)  # such as "_1", of the second node of a module
-    x, weight, bias, residual, mask = node.inputs
+    if _is_largest(node):  # the module may have such operators itself
+        module, place = node.name or "", ""
+    x, weight, bias, *optional = node.inputs
     output = node.outputs[0]
     names = itertools.count()
 
-    def add(op_type: str, *inputs: ir.Value, suffix: str = "", **attributes: object) -> ir.Value:
+    def add(
+        op_type: str, *inputs: ir.Value, suffix: str = "", name: str = "", **attributes: object
+    ) -> ir.Value:
         made = ir.node(op_type, inputs, attributes, name=posixpath.join(module, op_type) + place + suffix)
         value = made.outputs[0]
-        value.name, value.type = f"{output.name}_{next(names)}", output.type
+        value.name, value.type = name or f"{output.name}_{next(names)}", output.type
         graph.insert_before(node, made)
+        return value
+
+    def add_constant(array: np.ndarray, name: str) -> ir.Value:
+        tensor = ir.tensor(array, name=f"{output.name}_{name}")
+        kind = ir.TensorType(tensor.dtype)
+        value = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
+        graph.register_initializer(value)
         return value
 
     array = constant(weight)
     if array is None:
         transposed = add("Transpose", weight, perm=[1, 0])
     else:
-        tensor = ir.tensor(np.ascontiguousarray(array.T), name=f"{output.name}_weight")
-        kind = ir.TensorType(tensor.dtype)
-        transposed = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
-        graph.register_initializer(transposed)
+        transposed = add_constant(np.ascontiguousarray(array.T), "weight")
+    if _is_largest(node) and x.dtype != ir.DataType.FLOAT:
+        x = add("Cast", x, name=f"{output.name}_x", to=ir.DataType.FLOAT)
     results = [add("MatMul", x, transposed)]
     results.append(add("Add", results[-1], bias))
     activation = ACTIVATIONS[attribute(node, "activation", 0)]
     if activation != "none":
         results.append(add(activation.capitalize(), results[-1]))
     if attribute(node, "add_residual", 0):
-        results.append(add("Add", residual, results[-1], suffix="_1"))
+        results.append(add("Add", optional[0], results[-1], suffix="_1"))
     if attribute(node, "multiply_mask", 0):
-        results.append(add("Mul", results[-1], mask))
+        results.append(add("Mul", results[-1], optional[1]))
+    if _is_largest(node):
+        if opset < _OPSET_OF_AXES_INPUT:
+            results = [add("ReduceMax", results[-1], axes=[-1], keepdims=0)]
+        else:
+            results = [add("ReduceMax", results[-1], add_constant(np.array([-1]), "axes"), keepdims=0)]
     for result in results:
         result.shape = output.shape
     results[-1].name = output.name

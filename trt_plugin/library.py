@@ -119,6 +119,21 @@ def has_fast_linear(
     return function(*sizes, activation, *switches, LINEAR_TYPES.index(dtype))
 
 
+def has_fast_linear_max(inputs: int, outputs: int, dtype: str) -> bool:
+    """Returns whether the plugin `LinearMax` has a fast kernel for a layer on the current GPU.
+
+    Args:
+        inputs, outputs: K and N of the layer.
+        dtype: x's type, one of `LINEAR_TYPES`.
+
+    Raises:
+        EngineError: as `load`.
+    """
+    function = ctypes.CDLL(str(load())).msda_has_fast_linear_max
+    function.restype = ctypes.c_bool
+    return function(ctypes.c_int64(inputs), ctypes.c_int64(outputs), LINEAR_TYPES.index(dtype))
+
+
 def has_fast_quantized_linear(
     inputs: int, outputs: int, residual: bool, masked: bool, quantized_output: bool, eight_bits: str
 ) -> bool:

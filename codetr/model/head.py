@@ -69,10 +69,12 @@ class QuerySelection(nn.Module):
     def _best_logit(self, x: Tensor) -> Tensor:
         """Returns the best class logit of each cell, [..., C] -> [...] fp32.
 
-        16-bit exports compute it by `msda.linear_max`, which writes no logits.
+        Exports compute it by `msda.linear_max`, which writes no logits. Builds replace the operator where
+        its kernel is slow.
         """
         branch = self.class_branch
-        if torch.compiler.is_exporting() and msda.has_fast_linear_max(x, branch.weight):
+        fits = msda.has_fast_linear_max(branch.in_features, branch.out_features)
+        if torch.compiler.is_exporting() and fits:
             return msda.linear_max(x, branch.weight, branch.bias)
         return self.class_branch(x).amax(dim=-1)
 

@@ -121,6 +121,13 @@ Kernel or_plain(Kernel chosen) {
   return runs_here(chosen) ? chosen : Kernel::kPlain;
 }
 
+cudaError_t run_linear_max(LinearMaxKernel kernel, const LinearMaxProblem& problem,
+                           const LinearMaxArguments& arguments, cudaStream_t stream) {
+  return with_type(problem.type, [&](auto zero) {
+    return run_linear_max<decltype(zero)>(kernel, problem, arguments, stream);
+  });
+}
+
 }  // namespace
 
 std::string check_environment() {
@@ -208,9 +215,7 @@ cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments
                        cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   const auto run = [&](LinearMaxKernel kernel) {
-    return with_type(problem.type, [&](auto zero) {
-      return run_linear_max<decltype(zero)>(kernel, problem, arguments, stream);
-    });
+    return run_linear_max(kernel, problem, arguments, stream);
   };
   LinearMaxKernel kernel = choose_linear_max(problem, arguments);
   if (!force(kLinearMaxVariable, kLinearMaxKernels, kernel)) return cudaErrorInvalidValue;
@@ -219,6 +224,14 @@ cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments
   // The problem may fit the kernel where this GPU does not.
   const bool chosen = status == cudaErrorNotSupported && !is_forced(kLinearMaxVariable);
   return chosen ? run(LinearMaxKernel::kPlain) : status;
+}
+
+bool has_fast_linear_max(LinearMaxProblem problem) {
+  if (is_forced(kLinearMaxVariable)) return true;
+  problem.rows = 0;  // the kernel's launcher then asks for the GPU's limits, and launches nothing
+  const LinearMaxKernel kernel = choose_linear_max(problem, {});
+  return kernel != LinearMaxKernel::kPlain &&
+         run_linear_max(kernel, problem, {}, nullptr) == cudaSuccess;
 }
 
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream) {

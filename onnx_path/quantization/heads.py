@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_path import fp16_exceptions as rules
 from onnx_path.quantization.products import Product
 from onnx_path.quantization.rows import is_attention, selects
-from onnx_path.surgery.graph.element_types import LINEAR_MAXES, Types
+from onnx_path.surgery.graph.element_types import Types
 from onnx_path.surgery.graph.traversal import has_subgraph, is_op
 
 
@@ -82,8 +82,6 @@ class HeadFinder:
         value = node.inputs[place]
         if is_attention(node):
             return {Leads.COORDINATES if place >= 3 else Leads.FEATURES}
-        if (node.domain, node.op_type) in LINEAR_MAXES:
-            return {Leads.SCORES}
         precise, reason = rules.float32_inputs(node)
         if any(x is value for x in precise):
             return {Leads.SCORES if reason == rules.SCORES else Leads.COORDINATES}
@@ -111,8 +109,6 @@ class HeadFinder:
             return None
         if is_attention(node):
             return place >= 3
-        if (node.domain, node.op_type) in LINEAR_MAXES:
-            return True
         if node in self._products:
             return self.is_head(self._products[node])
         if is_op(node, *rules.PRODUCTS):  # of two tensors, such as the similarity to the words of a prompt

@@ -12,7 +12,7 @@ import msda
 from codetr.export.weight_key import weight_key
 from codetr.model.layers import FeedForward, Linear
 from dynamo_path.quantized_layers import quantize_layers
-from dynamo_path.written_out_linears import OPERATOR, write_out_for_tensorrt
+from dynamo_path.written_out_linears import LARGEST, OPERATOR, write_out_for_tensorrt
 from trt_plugin import library
 
 aten = torch.ops.aten
@@ -84,6 +84,47 @@ def test_every_call_before_a_quantisation(program):
     found = [list(node.meta["nn_module_stack"].values())[-1][0] for node in layers]
     assert found[:3] == ["first", "mlp.fc1", "mlp.fc2"]
     assert quantize_layers(program.module(), {}, "int8") == 0  # which reads the weights of all layers
+
+
+class Largest(nn.Module):
+    """The largest output of a layer with float32 weights, as of a query selection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.branch = nn.Linear(64, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return msda.linear_max(x, self.branch.weight, self.branch.bias) * 2
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_largest_outputs(dtype, fast, monkeypatch):
+    """Where no kernel is fast, the layer and its largest output run in float32."""
+    asked = []
+
+    def has_fast_linear_max(*arguments):
+        asked.append(arguments)
+        return fast
+
+    monkeypatch.setattr(library, "has_fast_linear_max", has_fast_linear_max)
+    shapes = ({0: torch.export.Dim("rows", min=2, max=64)},)
+    example = torch.randn(3, 5, 64, dtype=dtype)
+    program = torch.export.export(Largest().eval(), (example,), dynamic_shapes=shapes, strict=True)
+    x = torch.randn(7, 5, 64).to(dtype)
+    expected = program.module()(x)
+    assert write_out_for_tensorrt(program) == (not fast)
+    assert asked == [(64, 20, str(dtype).removeprefix("torch."))]
+    cast = [aten.to.dtype] if dtype == torch.bfloat16 else []
+    written = [*cast, aten.linear.default, aten.amax.default]
+    assert targets(program) == [*([LARGEST] if fast else written), aten.mul.Tensor]
+    torch.testing.assert_close(program.module()(x), expected)
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            assert node.meta["val"].dtype == torch.float32
+    (output,) = program.run_decompositions().module()(x)[None]
+    torch.testing.assert_close(output, expected)
 
 
 def test_calls_that_no_kernel_runs_fast(program, monkeypatch):

@@ -305,6 +305,13 @@ def image_input(
     _launch("emulated_image_input", problem, {"image": image, "target": target}, ctypes.c_uint64(order))
 
 
+def has_fast_linear_max(inputs: int, outputs: int, dtype: torch.dtype) -> bool:
+    """Whether the launcher of `linear_max` has a fast kernel on the emulated GPU."""
+    problem = _LinearMaxProblem((1, inputs, outputs), TYPES.index(dtype))
+    library().has_fast_linear_max.restype = ctypes.c_bool
+    return library().has_fast_linear_max(ctypes.byref(problem))
+
+
 def fastest_linear(
     rows: int, inputs: int, outputs: int, activation: str, residual: bool, masked: bool
 ) -> str:

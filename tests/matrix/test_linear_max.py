@@ -176,9 +176,20 @@ def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> No
 def test_sizes_that_tensor_cores_cannot_run(case: Case, dtype: torch.dtype) -> None:
     skip_unless_ready(TENSOR_CORE[0], dtype)
     inputs = case.inputs_of(dtype)
-    assert not msda.has_fast_linear_max(inputs.x, inputs.weight)
     with pytest.raises(emulated_kernels.NotSupported):
         TENSOR_CORE[0].compute(inputs)
+
+
+@pytest.mark.parametrize("inputs", [64, 128, 192, 256])
+def test_sizes_of_the_fast_kernel(inputs: int) -> None:
+    """Exporters ask for the sizes, and builds for the type and the GPU too."""
+    skip_unless_ready(TENSOR_CORE[0], torch.float16)
+    ask = emulated_kernels.has_fast_linear_max
+    for outputs in (1, 32, 33, 80, 81):
+        expected = msda.has_fast_linear_max(inputs, outputs)
+        assert expected == (inputs != 128 and outputs <= 80)
+        assert [ask(inputs, outputs, dtype) for dtype in backends.SIXTEEN_BIT] == [expected] * 2
+        assert not ask(inputs, outputs, torch.float32)
 
 
 def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

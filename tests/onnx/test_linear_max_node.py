@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,16 +12,21 @@ import torch
 
 import msda
 import trt_plugin
+from onnx_path import model_for_tensorrt
 from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.linear_max import LINEAR_MAX
 from onnx_path.operator import OPSET_VERSION, translation_table
 from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.precision import convert_precision
+from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.element_types import Types
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.written_out_linears import write_out_linears
 from tests.engines.plugin_engines import plugin_or_skip, save
-from tests.onnx.map_nodes import CODES, add_bodies_of_opset, open_session
+from tests.onnx.map_nodes import CODES, ELEMENTS, add_bodies_of_opset, open_session
 from tests.onnx.text_models import text_model
+from trt_plugin import library
 
 NODE = 'msda.LinearMax<plugin_namespace: string = "msda", plugin_version: string = "1">'
 
@@ -85,6 +92,78 @@ def test_result_is_float32():
     (node,) = graph
     node.outputs[0].type = None
     assert Types(graph, OPSET_VERSION).of[node.outputs[0]] == ir.DataType.FLOAT
+
+
+@pytest.mark.parametrize("precision", ELEMENTS)
+def test_conversion_to_16_bits(precision):
+    """The features before a selection become 16-bit. Weights and scores stay float32."""
+    _, weight, bias = make_inputs((0, 0), 24, 5, torch.float32)
+    body = f"""f = LayerNormalization(x, s) h = {NODE}(f, weight, bias) w = Where(m, h, e)
+        k, i = TopK(w, n)"""
+    constants = {"s": np.ones(24), "weight": weight.numpy(), "bias": bias.numpy(), "e": np.array(-3.0)}
+    constants = {name: array.astype(np.float32) for name, array in constants.items()}
+    edges = "float[2, 9, 24] x, bool[2, 9] m", "float[2, 4] k, int64[2, 4] i, float[2, 9] h"
+    wide = text_model(body, *edges, 20, domains=DOMAIN, n=np.array([4]), **constants)
+    add_bodies_of_opset(wide, 20)
+    model = onnx.ModelProto()
+    model.CopyFrom(wide)
+    report = convert_precision(model, precision)
+    assert (report.converted, report.casts) == (2, 1)
+    onnx.checker.check_model(model, full_check=True)
+    graph = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
+    types = {x.name: x.data_type for x in graph.initializer}
+    types |= {x.name: x.type.tensor_type.elem_type for x in (*graph.value_info, *graph.output)}
+    (node,) = (x for x in graph.node if x.op_type == LINEAR_MAX)
+    assert list(node.input) == ["f", "weight", "bias"]  # without casts
+    assert [types[x] for x in (*node.input, "h")] == [ELEMENTS[precision]] + [onnx.TensorProto.FLOAT] * 3
+    x = make_inputs((2, 9), 24, 5, torch.float32)[0].numpy()
+    given = {"x": x, "m": x[..., 0] > -1}
+    found, expected = (onnx_session.run(one, given) for one in (model, wide))
+    np.testing.assert_allclose(found[2], expected[2], atol=1e-3 if precision == "fp16" else 1e-2)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 22])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_written_out(dtype, opset):
+    """In float32, by operators of the model's opset."""
+    model = ir.from_proto(one_node(24, 5, dtype, opset))
+    assert write_out_linears(model) == 1
+    model = ir.to_proto(model)
+    onnx.checker.check_model(model, full_check=True)
+    cast = ["Cast"] if dtype == torch.float16 else []
+    assert [x.op_type for x in model.graph.node] == [*cast, "MatMul", "Add", "ReduceMax"]
+    assert sorted(tuple(x.dims) for x in model.graph.initializer) == [(1,)] * (opset > 17) + [(5,), (24, 5)]
+    for rows in ((2, 9), (1, 1)):
+        x = make_inputs(rows, 24, 5, dtype)[0]
+        (found,) = open_session(model).run(None, {"x": x.numpy()})
+        assert_close(found, x, 5)
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@pytest.mark.parametrize("fast", [True, False])
+def test_builds_keep_what_a_kernel_runs_fast(monkeypatch, dtype, fast):
+    """The library decides by the sizes and the type of x."""
+    asked = []
+
+    def has_fast_linear_max(*arguments):
+        asked.append(arguments)
+        return fast
+
+    monkeypatch.setattr(library, "has_fast_linear_max", has_fast_linear_max)
+    model = one_node(192, 20, dtype)
+    assert model_for_tensorrt.fit_plugins(model, Path()) == (not fast)
+    assert asked == [(192, 20, str(dtype).removeprefix("torch."))]
+    assert (LINEAR_MAX in [x.op_type for x in model.graph.node]) == fast
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_kernel_is_fast_in_16_bits(dtype):
+    plugin_or_skip()
+    fast = torch.cuda.get_device_capability()[0] >= 8 and dtype != torch.float32
+    name = str(dtype).removeprefix("torch.")
+    assert library.has_fast_linear_max(192, 20, name) == fast
+    assert not library.has_fast_linear_max(192, 81, name)
 
 
 @pytest.mark.gpu

@@ -26,13 +26,17 @@ from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
 from onnx_path.group_norm import GROUP_NORM
 from onnx_path.linear import LINEAR
+from onnx_path.linear_max import LINEAR_MAX
 from onnx_path.model_for_tensorrt import parsed_file
+from onnx_path.precision import convert_precision
 from onnx_path.quantization.quantizer import Quantizer
+from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
 from onnx_path.written_out_linears import product_name, write_out_linears
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from tests.onnx.engine_stand_ins import attention_file
+from tests.onnx.map_nodes import ELEMENTS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -170,7 +174,7 @@ def test_exported_linears(exported):
 def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monkeypatch):
     """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes.
 
-    The nodes of the other layers stay.
+    The nodes of the other layers stay, the query selection's `LinearMax` among them.
     """
     name, _, inputs, path, _ = exported
     plain, _ = load_golden(name)
@@ -183,6 +187,7 @@ def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monk
         return result * mask if residual is None else residual + result
 
     monkeypatch.setattr(msda.module, "linear", linear)
+    monkeypatch.setattr(msda, "has_fast_linear_max", lambda *sizes: False)
     write_onnx(export_program(plain, inputs), tmp_path / "plain.onnx")
     found, expected = (Quantizer(onnx.load(file), precision) for file in (path, tmp_path / "plain.onnx"))
     assert [x.product.key for x in found.layers] == [x.product.key for x in expected.layers]
@@ -196,9 +201,35 @@ def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monk
     eight_bits = sum(layer.product.output.name in outputs for layer in found.layers)
     assert eight_bits < linears == len(outputs)
     assert bool(eight_bits) == (name != "codino_resnet_tiny")  # of Swin
-    assert write_out_linears(with_nodes) == linears - eight_bits
+    assert write_out_linears(with_nodes) == linears - eight_bits + 1  # of the query selection
     counts = [Counter(node.op_type for node in x.graph) for x in (with_nodes, without)]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_scores_of_a_conversion(exported, precision):
+    """`LinearMax` reads what the norm writes in 16 bits. Its scores have float32's accuracy."""
+    _, model, inputs, path, _ = exported
+    converted = onnx.load(path)
+    convert_precision(converted, precision)
+    graph = onnx.shape_inference.infer_shapes(converted, check_type=True, strict_mode=True).graph
+    types = {x.name: x.type.tensor_type.elem_type for x in graph.value_info}
+    (node,) = (x for x in graph.node if x.op_type == LINEAR_MAX)
+    (norm,) = (x for x in graph.node if node.input[0] in x.output)
+    assert norm.op_type == "LayerNormalization"
+    found = [types[x] for x in (*norm.output[:1], *node.output)]
+    assert found == [ELEMENTS[precision], onnx.TensorProto.FLOAT]
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in graph.initializer}
+    branch = model.query_selection.class_branch
+    for name, parameter in zip(node.input[1:], (branch.weight, branch.bias), strict=True):
+        assert constants[name].dtype == np.float32
+        np.testing.assert_array_equal(constants[name], parameter.detach())
+    for name in (node.input[0], node.output[0]):
+        converted.graph.output.append(onnx.helper.make_tensor_value_info(name, types[name], None))
+    given = {"images": inputs[0].numpy(), "image_shapes": inputs[1].numpy()}
+    *_, x, best = onnx_session.run(converted, given)
+    x, best = torch.from_numpy(x).float(), torch.from_numpy(best)
+    torch.testing.assert_close(best, branch(x).amax(-1), rtol=1e-5, atol=1e-5)
 
 
 def test_exported_group_norms(exported):
@@ -250,12 +281,15 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
     # No kernel runs linear layers in float32, so these became products and sums. Half of them have a second
-    # sum, of the residual. Those of the values have a product with the mask.
+    # sum, of the residual. Those of the values have a product with the mask. The query selection's layer has
+    # one product and one sum too.
     linears, swin = counts[LINEAR], counts[LINEAR] - 2 * MODELS[name]
     assert not after[LINEAR] and after["Gelu"] == swin // 4
     assert after["Mul"] - counts["Mul"] == MODELS[name]
-    assert counts["MatMul"] + linears - after["MatMul"] == MODELS[name]
-    assert counts["Add"] + linears + linears // 2 - after["Add"] == MODELS[name]
+    assert (counts[LINEAR_MAX], after[LINEAR_MAX]) == (1, 0)
+    assert after["ReduceMax"] - counts["ReduceMax"] == 1
+    assert counts["MatMul"] + linears + 1 - after["MatMul"] == MODELS[name]
+    assert counts["Add"] + linears + linears // 2 + 1 - after["Add"] == MODELS[name]
     assert len({node.name for node in nodes}) == len(nodes)
     assert counts["Reshape"] - after["Reshape"] == 2 * MODELS[name] and after["Shape"] == counts["Shape"]
     made = {node.output[0]: node.name for node in nodes}

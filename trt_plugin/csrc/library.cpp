@@ -94,6 +94,11 @@ MSDA_EXPORT bool msda_has_fast_linear(int64_t inputs, int64_t outputs, int32_t a
   return msda::has_fast_linear(problem, {});
 }
 
+// The same of the largest output of a linear layer. `type` is x's.
+MSDA_EXPORT bool msda_has_fast_linear_max(int64_t inputs, int64_t outputs, int32_t type) {
+  return msda::has_fast_linear_max({1, inputs, outputs, static_cast<msda::DataType>(type)});
+}
+
 // The same of a linear layer with 8-bit inputs. `input_type` is a number of msda::EightBits.
 MSDA_EXPORT bool msda_has_fast_quantized_linear(int64_t inputs, int64_t outputs, bool residual,
                                                 bool masked, bool quantized_output,

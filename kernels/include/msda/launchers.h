@@ -50,9 +50,11 @@ cudaError_t quantized_linear(const QuantizedLinearProblem& problem,
 bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
                                const QuantizedLinearArguments& arguments);
 
-// The largest outputs of linear layers.
+// The largest outputs of linear layers. has_fast_linear_max() is as has_fast_linear(), for any
+// number of rows; MSDA_LINEAR_MAX forces a kernel.
 cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments& arguments,
                        cudaStream_t stream);
+bool has_fast_linear_max(LinearMaxProblem problem);
 
 // The largest numbers of rows. arguments.work has top_k_work(problem) bytes.
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream);

@@ -27,10 +27,10 @@ GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4)}
 """Nodes of linear layers, and their inputs, which have one type."""
 
-LINEAR_MAXES = {(DOMAIN, LINEAR_MAX)}
-"""Nodes of the largest output of linear layers, which give scores of a selection in float32."""
+LINEAR_MAXES = {(DOMAIN, LINEAR_MAX): (0,)}
+"""Nodes of the largest output of linear layers, and their features; weights and results stay float32."""
 
-OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS
+OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS | LINEAR_MAXES
 """Nodes of the library's operators, and their inputs that get the type of the first."""
 
 _FLOAT = ir.DataType.FLOAT
@@ -72,7 +72,7 @@ class Types:
         if not places:
             return (), ()
         if domain == DOMAIN:
-            return places, (0,)
+            return places, () if (domain, node.op_type) in _RESULTS else (0,)
         schema = self._schema(node)
         if schema is None:
             return (), ()

@@ -199,6 +199,10 @@ int emulated_quantized_linear(const msda::QuantizedLinearProblem& problem, const
   });
 }
 
+bool has_fast_linear_max(const msda::LinearMaxProblem& problem) {
+  return msda::has_fast_linear_max(problem);
+}
+
 // The name of the kernel that an H200 runs a problem with, by quantized_linear_choice.h.
 const char* fastest_quantized_linear(const msda::QuantizedLinearProblem& problem) {
   const msda::QuantizedLinearForm* const form = msda::fastest_form(problem);
