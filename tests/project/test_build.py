@@ -25,6 +25,19 @@ def test_build_info_names_the_library():
     assert info.has_cuda == (b"forward_kernel" in info.path.read_bytes())
 
 
+def test_plugin_library_exports_what_its_callers_use():
+    """The functions of C that Python and the C++ program look up are not hidden by the linker."""
+    folder = REPOSITORY / "trt_plugin"
+    exported = re.findall(r"msda_\w+", (folder / "csrc" / "exports.map").read_text(encoding="utf-8"))
+    callers = [*folder.glob("*.py"), *(REPOSITORY / "examples" / "cpp").glob("*.h")]
+    used = re.findall(
+        r"(?:\)\.|dlsym\(\w+, \")(msda_\w+)", "".join(x.read_text(encoding="utf-8") for x in callers)
+    )
+    defined = re.findall(r"MSDA_EXPORT [\w* ]+?(msda_\w+)\(", (folder / "csrc" / "library.cpp").read_text())
+    assert {"msda_has_fast_linear", "msda_image_input"} <= set(used)
+    assert set(used) <= set(exported) == set(defined)
+
+
 def nvcc() -> Path | None:
     """The CUDA compiler on the path or among the Python packages."""
     if found := shutil.which("nvcc"):
