@@ -61,16 +61,20 @@ def _is_fast(node: torch.fx.Node) -> bool:
 def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     x, weight, bias, *options = node.args
     residual, mask, activation = options or (None, None, "none")
+    value = node.meta["val"]  # of all results but those before the maximum of LARGEST
 
     def add(target: Callable, *arguments: Any) -> torch.fx.Node:
         made = graph.call_function(target, arguments)
-        values = torch.fx.map_arg(arguments, lambda argument: argument.meta["val"])
-        made.meta = node.meta | {"val": target(*values)}
+        made.meta = node.meta | {"val": value}
         return made
 
     with torch.no_grad(), graph.inserting_before(node):
-        if x.meta["val"].dtype != weight.meta["val"].dtype:
-            x = add(torch.ops.aten.to.dtype, x, torch.float32)  # of LARGEST
+        if node.target is LARGEST:
+            rows, wide = x.meta["val"], weight.meta["val"]
+            if rows.dtype != wide.dtype:
+                value = rows.to(wide.dtype)
+                x = add(torch.ops.aten.to.dtype, x, torch.float32)
+            value = wide.new_empty(*rows.shape[:-1], wide.shape[0])
         result = add(LINEAR, x, weight, bias)
         if activation != "none":
             result = add(_ACTIVATIONS[activation], result)
@@ -79,6 +83,7 @@ def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         if mask is not None:
             result = add(torch.ops.aten.mul.Tensor, result, mask)
         if node.target is LARGEST:
+            value = node.meta["val"]
             result = add(torch.ops.aten.amax.default, result, [-1])
     node.replace_all_uses_with(result)
     graph.erase_node(node)

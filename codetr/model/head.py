@@ -74,7 +74,7 @@ class QuerySelection(nn.Module):
         """
         branch = self.class_branch
         fits = msda.has_fast_linear_max(branch.in_features, branch.out_features)
-        if torch.compiler.is_exporting() and fits:
+        if _exports_operators() and fits:
             return msda.linear_max(x, branch.weight, branch.bias)
         return self.class_branch(x).amax(dim=-1)
 
@@ -121,9 +121,17 @@ def best_indices(x: Tensor, count: int) -> Tensor:
         [N, count] int64. The order of equal numbers is not specified.
     """
     longest = msda.longest_top_k_row(count)
-    if torch.compiler.is_exporting() and statically_known_true(x.shape[1] <= longest):
+    if _exports_operators() and statically_known_true(x.shape[1] <= longest):
         return msda.top_k_indices(x, count).long()
     return x.topk(count, dim=1).indices
+
+
+def _exports_operators() -> bool:
+    """Whether the module is traced for an export that knows the library's operators.
+
+    `torch.onnx.export` of the module itself has no translation for those of selection.
+    """
+    return torch.compiler.is_exporting() and not torch.onnx.is_in_onnx_export()
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:

@@ -18,7 +18,11 @@ from trt_plugin import ArtifactMetadata
 FAKE_ENGINE = """
 import numpy as np
 import trt_plugin
-from trt_plugin import TensorInfo
+from trt_plugin import TensorInfo, image_input
+from trt_plugin.engine_error import EngineError
+
+def launcher():
+    raise EngineError("no plugin library, so the CPU makes the inputs")
 
 class Runner:
     inputs = {"images": TensorInfo((2, 3, 64, 96), "float32"), "image_shapes": TensorInfo((2, 2), "int64")}
@@ -37,7 +41,7 @@ class Runner:
         scores = np.float32([[0.8, 0.9, np.nan]] * 2)
         return {"boxes": boxes, "scores": scores, "labels": np.int32([[1, 0, 1]] * 2)}
 
-trt_plugin.EngineRunner = Runner
+trt_plugin.EngineRunner, image_input.launcher = Runner, launcher
 """
 RUN = """
 import sys
