@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trt_plugin.engine_error import EngineError, import_tensorrt
 
@@ -112,11 +113,8 @@ def has_fast_linear(
     Raises:
         EngineError: as `load`.
     """
-    function = ctypes.CDLL(str(load())).msda_has_fast_linear
-    function.restype = ctypes.c_bool
-    sizes = ctypes.c_int64(inputs), ctypes.c_int64(outputs)
-    switches = ctypes.c_bool(residual), ctypes.c_bool(masked)
-    return function(*sizes, activation, *switches, LINEAR_TYPES.index(dtype))
+    function, sizes = ctypes.CDLL(str(load())).msda_has_fast_linear, (inputs, outputs)
+    return _answer(function, sizes, activation, residual, masked, LINEAR_TYPES.index(dtype))
 
 
 def has_fast_linear_max(inputs: int, outputs: int, dtype: str) -> bool:
@@ -130,8 +128,7 @@ def has_fast_linear_max(inputs: int, outputs: int, dtype: str) -> bool:
         EngineError: as `load`.
     """
     function = ctypes.CDLL(str(load())).msda_has_fast_linear_max
-    function.restype = ctypes.c_bool
-    return function(ctypes.c_int64(inputs), ctypes.c_int64(outputs), LINEAR_TYPES.index(dtype))
+    return _answer(function, (inputs, outputs), LINEAR_TYPES.index(dtype))
 
 
 def has_fast_quantized_linear(
@@ -148,11 +145,15 @@ def has_fast_quantized_linear(
     Raises:
         EngineError: as `load`.
     """
-    function = ctypes.CDLL(str(load())).msda_has_fast_quantized_linear
+    function, sizes = ctypes.CDLL(str(load())).msda_has_fast_quantized_linear, (inputs, outputs)
+    return _answer(function, sizes, residual, masked, quantized_output, EIGHT_BIT_TYPES.index(eight_bits))
+
+
+def _answer(function: Any, sizes: tuple[int, int], *options: bool | int) -> bool:
+    """Calls a function of C that takes K and N in 64 bits, then switches and numbers, and tells yes or no."""
     function.restype = ctypes.c_bool
-    sizes = ctypes.c_int64(inputs), ctypes.c_int64(outputs)
-    switches = (ctypes.c_bool(x) for x in (residual, masked, quantized_output))
-    return function(*sizes, *switches, EIGHT_BIT_TYPES.index(eight_bits))
+    options = (ctypes.c_bool(x) if isinstance(x, bool) else x for x in options)
+    return function(*map(ctypes.c_int64, sizes), *options)
 
 
 def _open(path: Path) -> None:

@@ -66,6 +66,14 @@ inline msda::DataType data_type(const char* name, const Tensor& tensor) {
   return {};
 }
 
+// Returns a problem that the kernels take; raises what msda::check() says of another.
+template <class Problem>
+const Problem& checked(const Problem& problem) {
+  const std::string message = msda::check(problem);
+  STD_TORCH_CHECK(message.empty(), message);
+  return problem;
+}
+
 // Checks the tensors' shapes, types and devices, and returns a dense problem. Without reference
 // points it is that of `attention`: points [N, Q, M, L, P, 2] and weights [N, Q, M, L, P], or
 // [N, Q, M, K, 2] and [N, Q, M, K] with points_per_level. The logits of `fused_attention` are
@@ -150,9 +158,7 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
     problem.locations =
         boxes ? msda::Locations::kReferenceBoxes : msda::Locations::kReferencePoints;
   }
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Checks that a tensor has the device and type of another.
@@ -184,9 +190,7 @@ inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& 
   const msda::WindowProblem problem{
       qkv.size(0), qkv.size(1), qkv.size(2),          heads, qkv.size(3) / (3 * heads),
       window_size, shift,       data_type("qkv", qkv)};
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Checks the tensors of group normalisation, and returns the problem.
@@ -200,9 +204,7 @@ inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Ten
   check_like("bias", bias, "x", x);
   const msda::GroupNormProblem problem{x.size(0),  x.size(1), x.size(2),        x.size(3),
                                        num_groups, eps,       data_type("x", x)};
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 inline msda::Activation read_activation(const std::string& activation) {
@@ -250,9 +252,7 @@ inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& we
   if (residual) check_like("residual", *residual, "x", x);
   if (mask) check_like("mask", *mask, "x", x);
   problem.type = data_type("x", x);
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Checks the tensors of the largest outputs of a linear layer, and returns the problem.
@@ -269,9 +269,7 @@ inline msda::LinearMaxProblem make_linear_max_problem(const Tensor& x, const Ten
   const auto wide = problem.type == msda::DataType::kFloat64 ? msda::DataType::kFloat64
                                                              : msda::DataType::kFloat32;
   STD_TORCH_CHECK(data_type("weight", weight) == wide, "weight: expected ", msda::name(wide));
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Checks the tensor of a search for the largest numbers, and returns the problem.
@@ -279,9 +277,7 @@ inline msda::TopKProblem make_top_k_problem(const Tensor& x, int64_t count) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected [N, S], got ", shape_of(x));
   STD_TORCH_CHECK(data_type("x", x) == msda::DataType::kFloat32, "x: expected float32");
   const msda::TopKProblem problem{x.size(0), x.size(1), count};
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Checks the tensors of a linear layer with 8-bit inputs, and returns the problem. The result is
@@ -311,9 +307,7 @@ inline msda::QuantizedLinearProblem make_quantized_linear_problem(
   problem.type = dtype == ScalarType::Half ? msda::DataType::kFloat16 : msda::DataType::kBFloat16;
   problem.quantized_output = output_scale.has_value();
   problem.output_scale = static_cast<float>(output_scale.value_or(1));
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Checks the tensors of image input, and returns the problem. The image's pixels are contiguous
@@ -337,9 +331,7 @@ inline msda::ImageInputProblem make_image_input_problem(const Tensor& image, con
   std::copy(std.begin(), std.end(), problem.std);
   problem.bgr = bgr;
   problem.type = data_type("target", target);
-  const std::string message = msda::check(problem);
-  STD_TORCH_CHECK(message.empty(), message);
-  return problem;
+  return checked(problem);
 }
 
 // Returns a tensor [N, Q, ...] whose queries are contiguous and lie `stride` elements apart: the
