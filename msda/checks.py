@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
-MAX_EPS = 1e30  # the largest eps of group normalisation, as in kernels/include/msda/group_norm_params.h
+MAX_EPS = 1e30  # the largest eps of normalisations, as in kernels/include/msda/group_norm_params.h
 MAX_IMAGE_SIDE = 1 << 17  # pixels, as in kernels/include/msda/image_input_params.h
 ACTIVATIONS = ("none", "gelu", "relu")  # in the order of msda::Activation
 VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -109,10 +109,7 @@ def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, e
         raise TypeError(f"num_groups: expected an int, got {num_groups!r}")
     if num_groups < 1:
         raise ValueError(f"num_groups: expected 1 or more, got {num_groups}")
-    if not isinstance(eps, float):
-        raise TypeError(f"eps: expected a float, got {eps!r}")
-    if not 0 < eps <= MAX_EPS:
-        raise ValueError(f"eps: expected a finite number above 0, got {eps}")
+    _check_eps(eps)
     _check_map("x", x, "C")
     for name, tensor in (("weight", weight), ("bias", bias)):
         _check_like(name, tensor, x, "x")
@@ -157,15 +154,7 @@ def check_quantized_linear(
     if dtype not in SIXTEEN_BIT_TYPES:
         raise TypeError(f"dtype: expected torch.float16 or torch.bfloat16, got {dtype!r}")
     if output_scale is not None:
-        if not isinstance(output_scale, float):
-            raise TypeError(f"output_scale: expected a float or None, got {output_scale!r}")
-        # The kernels multiply by the reciprocal in float32.
-        largest = torch.finfo(torch.float32).max
-        if not 1 / largest <= output_scale <= largest:
-            raise ValueError(
-                f"output_scale: expected a number above 0 that is finite, as its reciprocal, "
-                f"got {output_scale}"
-            )
+        _check_scale("output_scale", output_scale, "a float or None")
     _check_tensor("x", x, None)
     if x.dtype not in EIGHT_BIT_TYPES:
         raise TypeError(f"x: expected int8 or float8_e4m3fn, got {x.dtype}")
@@ -183,6 +172,42 @@ def check_quantized_linear(
     _check_shape("scale", scale, "[N]", (weight.shape[0],))
     if x.shape[-1] > MAX_QUANTIZED_INPUTS:
         raise ValueError(f"x: expected [..., K] with K up to {MAX_QUANTIZED_INPUTS}, got {list(x.shape)}")
+
+
+def check_quantized_layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, scale: float, dtype: torch.dtype
+) -> None:
+    """Checks the arguments of :func:`msda.quantized_layer_norm`."""
+    _check_eps(eps)
+    _check_scale("scale", scale, "a float")
+    if dtype not in EIGHT_BIT_TYPES:
+        raise TypeError(f"dtype: expected torch.int8 or torch.float8_e4m3fn, got {dtype!r}")
+    _check_tensor("x", x, None)
+    if x.dtype not in VALUE_TYPES[:3]:
+        raise TypeError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
+    if not x.dim():
+        raise ValueError("x: expected [..., C], got a tensor without dimensions")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        _check_tensor(name, tensor, x, "x")
+        if tensor.dtype != x.dtype:
+            raise TypeError(f"{name}: expected {x.dtype} as x, got {tensor.dtype}")
+        _check_shape(name, tensor, "[C]", (x.shape[-1],))
+
+
+def _check_eps(eps: float) -> None:
+    if not isinstance(eps, float):
+        raise TypeError(f"eps: expected a float, got {eps!r}")
+    if not 0 < eps <= MAX_EPS:
+        raise ValueError(f"eps: expected a finite number above 0, got {eps}")
+
+
+def _check_scale(name: str, scale: float, expected: str) -> None:
+    if not isinstance(scale, float):
+        raise TypeError(f"{name}: expected {expected}, got {scale!r}")
+    # The kernels multiply by the reciprocal in float32.
+    largest = torch.finfo(torch.float32).max
+    if not 1 / largest <= scale <= largest:
+        raise ValueError(f"{name}: expected a number above 0 that is finite, as its reciprocal, got {scale}")
 
 
 def _check_activation(activation: str) -> None:

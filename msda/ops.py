@@ -20,6 +20,7 @@ from msda import (
     library,
     linear_max_reference,
     linear_reference,
+    quantized_layer_norm_reference,
     quantized_linear_reference,
     top_k_reference,
     window_reference,
@@ -376,6 +377,49 @@ def quantized_linear(
     )
 
 
+def quantized_layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, scale: float, dtype: torch.dtype
+) -> Tensor:
+    """Normalises rows as `torch.nn.LayerNorm`, and quantises the result, for `quantized_linear`:
+
+        y = (x - mean) / sqrt(variance + eps) * weight + bias
+
+    with the mean and variance of each row.
+
+    Args:
+        x: [..., C] float32, float16 or bfloat16.
+        weight: [C] in x's type.
+        bias: [C] in x's type.
+        eps: added to the variance, above 0.
+        scale: quantisation scale of the result, above 0.
+        dtype: torch.int8 or torch.float8_e4m3fn.
+
+    Returns:
+        [..., C]: y / scale in the type dtype, rounded half to even and saturated as by `quantized_linear`.
+        Arithmetic is float32, and y is not rounded to x's type. The result is the same in every run.
+
+        On CUDA a kernel that reads vectors runs 16-bit rows with C a multiple of 8, up to 4096. A slower
+        kernel runs the others.
+
+        Not differentiable.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_QUANTIZED_LAYER_NORM names no kernel, or a kernel that
+            cannot run the problem.
+
+    Source: Layer Normalization, arXiv:1607.06450, eq. 3 and 4.
+
+    Example:
+        >>> x, weight, bias = torch.rand(2, 150, 64), torch.rand(64), torch.rand(64)
+        >>> quantized_layer_norm(x, weight, bias, eps=1e-5, scale=0.02, dtype=torch.int8).dtype
+        torch.int8
+    """
+    checks.check_quantized_layer_norm(x, weight, bias, eps, scale, dtype)
+    _check_built_for(x, "x")
+    return torch.ops.msda.quantized_layer_norm(x, weight, bias, eps, scale, dtype)
+
+
 def linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Computes the largest output of a linear layer for each row, such as the best class logit of a cell:
 
@@ -593,6 +637,11 @@ def _quantized_linear_fake(x, weight, scale, bias, residual, mask, activation, o
     return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)
 
 
+@torch.library.register_fake("msda::quantized_layer_norm")
+def _quantized_layer_norm_fake(x, weight, bias, eps, scale, dtype):
+    return x.new_empty(x.shape, dtype=dtype)
+
+
 @torch.library.register_fake("msda::image_input")
 def _image_input_fake(image, target, height, width, mean, std, bgr):
     return None
@@ -606,6 +655,7 @@ torch.library.impl("msda::window_attention", "CPU", window_reference.window_atte
 torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
 torch.library.impl("msda::linear_max", "CPU", linear_max_reference.linear_max)
 torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
+torch.library.impl("msda::quantized_layer_norm", "CPU", quantized_layer_norm_reference.quantized_layer_norm)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
 

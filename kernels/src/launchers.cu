@@ -15,6 +15,7 @@
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
 #include "msda/linear_max_choice.h"
+#include "msda/quantized_layer_norm_choice.h"
 #include "msda/quantized_linear_choice.h"
 #include "msda/top_k_choice.h"
 #include "msda/window_choice.h"
@@ -45,6 +46,10 @@ template <typename Q, typename T>
 cudaError_t run_quantized_linear(QuantizedLinearKernel kernel,
                                  const QuantizedLinearProblem& problem,
                                  const QuantizedLinearArguments& arguments, cudaStream_t stream);
+cudaError_t run_quantized_layer_norm(QuantizedLayerNormKernel kernel,
+                                     const QuantizedLayerNormProblem& problem,
+                                     const QuantizedLayerNormArguments& arguments,
+                                     cudaStream_t stream);
 template <typename T>
 cudaError_t run_image_input(const ImageInputProblem& problem, const ImageInputArguments& arguments,
                             cudaStream_t stream);
@@ -59,6 +64,7 @@ constexpr char kLinearVariable[] = "MSDA_LINEAR";
 constexpr char kLinearMaxVariable[] = "MSDA_LINEAR_MAX";
 constexpr char kTopKVariable[] = "MSDA_TOP_K";
 constexpr char kQuantizedLinearVariable[] = "MSDA_QUANTIZED_LINEAR";
+constexpr char kQuantizedLayerNormVariable[] = "MSDA_QUANTIZED_LAYER_NORM";
 
 // Returns whether an environment variable has a value. Reads it at every call.
 bool is_forced(const char* variable) {
@@ -137,6 +143,9 @@ std::string check_environment() {
   if (wrong.empty()) wrong = check_variable(kGroupNormVariable, kGroupNormKernels);
   if (wrong.empty()) wrong = check_variable(kLinearVariable, kLinearKernels);
   if (wrong.empty()) wrong = check_variable(kQuantizedLinearVariable, kQuantizedLinearKernels);
+  if (wrong.empty()) {
+    wrong = check_variable(kQuantizedLayerNormVariable, kQuantizedLayerNormKernels);
+  }
   if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
@@ -282,6 +291,18 @@ bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
                                const QuantizedLinearArguments& arguments) {
   return is_forced(kQuantizedLinearVariable) ||
          or_plain(choose_quantized_linear(problem, arguments)) != QuantizedLinearKernel::kPlain;
+}
+
+cudaError_t quantized_layer_norm(const QuantizedLayerNormProblem& problem,
+                                 const QuantizedLayerNormArguments& arguments,
+                                 cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  QuantizedLayerNormKernel kernel = choose_quantized_layer_norm(problem, arguments);
+  if (!force(kQuantizedLayerNormVariable, kQuantizedLayerNormKernels, kernel)) {
+    return cudaErrorInvalidValue;
+  }
+  if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
+  return run_quantized_layer_norm(kernel, problem, arguments, stream);
 }
 
 }  // namespace msda

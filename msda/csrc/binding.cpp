@@ -28,6 +28,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_layer_norm_params.h"
 #include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
 #include "msda/window_params.h"
@@ -432,6 +433,25 @@ Tensor quantized_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Ten
                output_scale ? msda::name(problem.input_type) : msda::name(problem.type));
   return output;
 }
+
+Tensor quantized_layer_norm(Tensor x, Tensor weight, Tensor bias, double eps, double scale,
+                            ScalarType dtype) {
+  const msda::QuantizedLayerNormProblem problem =
+      binding::make_quantized_layer_norm_problem(x, weight, bias, eps, scale, dtype);
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  bias = torch::stable::contiguous(bias);
+  Tensor output = torch::stable::new_empty(x, x.sizes(), dtype);
+  const msda::QuantizedLayerNormArguments arguments{x.const_data_ptr(), weight.const_data_ptr(),
+                                                    bias.const_data_ptr(),
+                                                    output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("quantized_layer_norm",
+               msda::quantized_layer_norm(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " ", msda::name(problem.type), " to ",
+               msda::name(problem.output_type));
+  return output;
+}
 #endif
 
 }  // namespace
@@ -485,6 +505,10 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "Tensor? mask, str activation, float? output_scale, ScalarType dtype) -> Tensor");
   // msda/ops.py implements it for the CPU.
   library.def(
+      "quantized_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, float scale, "
+      "ScalarType dtype) -> Tensor");
+  // msda/ops.py implements it for the CPU.
+  library.def(
       "image_input(Tensor image, Tensor(a!) target, int height, int width, float[] mean, float[] "
       "std, bool bgr) -> ()");
 }
@@ -505,6 +529,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
   library.impl("quantized_linear", TORCH_BOX(&quantized_linear));
+  library.impl("quantized_layer_norm", TORCH_BOX(&quantized_layer_norm));
   library.impl("image_input", TORCH_BOX(&image_input));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));

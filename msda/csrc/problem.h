@@ -17,6 +17,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_layer_norm_params.h"
 #include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
 #include "msda/window_params.h"
@@ -64,6 +65,12 @@ inline msda::DataType data_type(const char* name, const Tensor& tensor) {
       STD_TORCH_CHECK(false, name, ": expected float32, float16, bfloat16 or float64");
   }
   return {};
+}
+
+inline msda::EightBits eight_bits(const char* name, ScalarType type) {
+  STD_TORCH_CHECK(type == ScalarType::Char || type == ScalarType::Float8_e4m3fn, name,
+                  ": expected int8 or float8_e4m3fn");
+  return type == ScalarType::Char ? msda::EightBits::kInt8 : msda::EightBits::kFloat8;
 }
 
 // Returns a problem that the kernels take; raises what msda::check() says of another.
@@ -298,15 +305,30 @@ inline msda::QuantizedLinearProblem make_quantized_linear_problem(
   if (bias) check_type("bias", *bias, ScalarType::Float, "float32");
   if (residual) check_type("residual", *residual, dtype, "the type dtype");
   if (mask) check_type("mask", *mask, dtype, "the type dtype");
-  const bool is_int8 = x.scalar_type() == ScalarType::Char;
-  STD_TORCH_CHECK(is_int8 || x.scalar_type() == ScalarType::Float8_e4m3fn,
-                  "x: expected int8 or float8_e4m3fn");
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
                   "dtype: expected float16 or bfloat16");
-  problem.input_type = is_int8 ? msda::EightBits::kInt8 : msda::EightBits::kFloat8;
+  problem.input_type = eight_bits("x", x.scalar_type());
   problem.type = dtype == ScalarType::Half ? msda::DataType::kFloat16 : msda::DataType::kBFloat16;
   problem.quantized_output = output_scale.has_value();
   problem.output_scale = static_cast<float>(output_scale.value_or(1));
+  return checked(problem);
+}
+
+// Checks the tensors of layer normalisation with a result in 8 bits, and returns the problem.
+inline msda::QuantizedLayerNormProblem make_quantized_layer_norm_problem(const Tensor& x,
+                                                                         const Tensor& weight,
+                                                                         const Tensor& bias,
+                                                                         double eps, double scale,
+                                                                         ScalarType dtype) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., C], got a tensor without dimensions");
+  msda::QuantizedLayerNormProblem problem{1, x.size(x.dim() - 1), eps, data_type("x", x)};
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  check_shape("weight", weight, {problem.channels});
+  check_like("weight", weight, "x", x);
+  check_shape("bias", bias, {problem.channels});
+  check_like("bias", bias, "x", x);
+  problem.output_type = eight_bits("dtype", dtype);
+  problem.scale = static_cast<float>(scale);
   return checked(problem);
 }
 

@@ -121,6 +121,18 @@ class _QuantizedLinearProblem(ctypes.Structure):
     )
 
 
+class _QuantizedLayerNormProblem(ctypes.Structure):
+    """msda::QuantizedLayerNormProblem of kernels/include/msda/quantized_layer_norm_params.h."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_int64 * 2),
+        ("eps", ctypes.c_double),
+        ("type", ctypes.c_int32),
+        ("output_type", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -348,10 +360,7 @@ def quantized_linear(
         EmulatorError, NotSupported: as `forward`.
     """
     shape = (*x.shape[:-1], len(weight))
-    if output_scale is None:
-        output = torch.full(shape, torch.nan, dtype=dtype)
-    else:
-        output = torch.full(shape, -128 if x.dtype == torch.int8 else torch.nan, dtype=x.dtype)
+    output = _unwritten(shape, dtype if output_scale is None else x.dtype)
     sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight)
     form = activation, residual is not None, mask is not None
     problem = _quantized_linear_problem(sizes, form, x.dtype, dtype, output_scale)
@@ -359,6 +368,36 @@ def quantized_linear(
     tensors["output"] = output
     _launch("emulated_quantized_linear", problem, tensors, ctypes.c_uint64(order))
     return output
+
+
+def quantized_layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    scale: float,
+    dtype: torch.dtype,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.quantized_layer_norm` of valid contiguous tensors; MSDA_QUANTIZED_LAYER_NORM forces a kernel.
+
+    Returns:
+        [..., C]; NaN, or -128 in int8, where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = _unwritten(x.shape, dtype)
+    sizes = math.prod(x.shape[:-1]), x.shape[-1]
+    types = TYPES.index(x.dtype), EIGHT_BIT_TYPES.index(dtype)
+    problem = _QuantizedLayerNormProblem(sizes, eps, *types, scale)
+    tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
+    _launch("emulated_quantized_layer_norm", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def _unwritten(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, -128 if dtype == torch.int8 else torch.nan, dtype=dtype)
 
 
 def fastest_quantized_linear(

@@ -8,27 +8,14 @@
 // Limits    those of check() in quantized_linear_params.h. Deterministic: a fixed order of sums.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include "msda/linear_plain.cuh"
+#include "msda/quantize.cuh"
 #include "msda/quantized_linear_params.h"
 
 namespace msda {
 
 __device__ __forceinline__ int32_t widen(int8_t x) { return x; }
 __device__ __forceinline__ float widen(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
-
-// Rounds half to even and saturates, as QuantizeLinear of ONNX. int8 has no NaN and gets 0.
-template <typename Q>
-__device__ __forceinline__ Q quantize(float x) {
-  if constexpr (std::is_same_v<Q, int8_t>) {
-    const float rounded = rintf(x);
-    if (rounded >= 127) return 127;
-    return static_cast<int8_t>(rounded > -128 ? rounded : rounded <= -128 ? -128.f : 0.f);
-  } else {
-    return Q(x);  // saturates
-  }
-}
 
 // `inverse` is the reciprocal of the output's scale.
 template <typename Q, typename T>

@@ -199,6 +199,17 @@ int emulated_quantized_linear(const msda::QuantizedLinearProblem& problem, const
   });
 }
 
+// tensors: those of QuantizedLayerNormArguments, in their order.
+int emulated_quantized_layer_norm(const msda::QuantizedLayerNormProblem& problem,
+                                  const Tensor* tensors, uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::QuantizedLayerNormArguments arguments{
+        copies.input(tensors[0]), copies.input(tensors[1]), copies.input(tensors[2]),
+        copies.output(tensors[3])};
+    return msda::quantized_layer_norm(problem, arguments, nullptr);
+  });
+}
+
 bool has_fast_linear_max(const msda::LinearMaxProblem& problem) {
   return msda::has_fast_linear_max(problem);
 }

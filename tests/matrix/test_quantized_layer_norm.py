@@ -1,0 +1,326 @@
+"""Layer normalisation with a result in 8 bits: every backend against float64."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import msda
+from msda.checks import EIGHT_BIT_TYPES
+from msda.quantized_linear_reference import quantize
+from tests.matrix import backends, emulated_kernels
+from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import Backend, Row, check_replays, matrix, skip_unless_ready
+
+INT8, FP8 = EIGHT_BIT_TYPES
+LARGEST = {INT8: 127, FP8: 448}
+EPS = 1e-5
+
+
+class Inputs(NamedTuple):
+    """The arguments of the operator."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+    scale: float
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and contents of a call."""
+
+    rows: tuple[int, ...]  # sizes of x before the last
+    channels: int
+    mean: float = 0.0
+    deviation: float = 1.0
+    seed: int = 0
+
+    def inputs(self, dtype: torch.dtype, eight_bits: torch.dtype, device: str = "cpu") -> Inputs:
+        """Normal numbers; a result saturates above 3."""
+        generator = torch.Generator().manual_seed(self.seed)
+        draw = functools.partial(torch.randn, generator=generator)
+        x = draw(*self.rows, self.channels) * self.deviation + self.mean
+        tensors = (tensor.to(device, dtype) for tensor in (x, draw(self.channels), draw(self.channels)))
+        return Inputs(*tensors, EPS, 3 / LARGEST[eight_bits], eight_bits)
+
+
+def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
+    """Fails unless every result is that of a number as near to the truth as float32 allows."""
+    found = backend.compute(inputs, order)
+    assert found.dtype == inputs.dtype and found.shape == inputs.x.shape
+    x, weight, bias = (tensor.double() for tensor in inputs[:3])
+    mean = x.mean(-1, keepdim=True)
+    deviation = ((x - mean).square().mean(-1, keepdim=True) + EPS).sqrt()
+    normalised = (x - mean) / deviation
+    truth = normalised * weight + bias
+    # Roundings of the mean, of a row's factor, and of the sum.
+    error = 1e-6 * (weight.abs() * (normalised.abs() + mean.abs() / deviation) + bias.abs())
+    least, most = (
+        quantize(((truth + sign * error) / inputs.scale).float(), inputs.dtype).float() for sign in (-1, 1)
+    )
+    found = found.float()
+    assert ((least <= found) & (found <= most)).all()
+    # Rounding decides few of them.
+    assert (least < most).sum() <= 2 + 0.05 * truth.numel()
+
+
+VARIABLE = "MSDA_QUANTIZED_LAYER_NORM"
+SIXTEEN_BIT, FLOATS = backends.SIXTEEN_BIT, (*backends.SIXTEEN_BIT, torch.float32)
+
+
+def emulated(kernel: str | None, **options: Any) -> Backend:
+    return Backend(
+        f"emulator-{kernel or 'chosen'}",
+        emulated_kernels.quantized_layer_norm,
+        missing=lambda dtype: compile_for_cpu.missing(),
+        variable=VARIABLE,
+        kernel=kernel,
+        **options,
+    )
+
+
+on_gpu = functools.partial(
+    Backend, run=msda.quantized_layer_norm, device="cuda", missing=backends.no_gpu, variable=VARIABLE
+)
+VECTORS = (
+    emulated("vectors", dtypes=SIXTEEN_BIT),
+    on_gpu("torch-cuda-vectors", dtypes=SIXTEEN_BIT, kernel="vectors"),
+)
+OTHERS = (
+    Backend("torch-cpu", msda.quantized_layer_norm, dtypes=FLOATS),
+    emulated(None, dtypes=FLOATS),
+    emulated("plain", dtypes=FLOATS),
+    on_gpu("torch-cuda", dtypes=FLOATS),
+    on_gpu("torch-cuda-plain", dtypes=FLOATS, kernel="plain"),
+)
+eight_bits = pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
+
+
+@st.composite
+def cases(draw: st.DrawFn, kernel: str | None) -> Case:
+    """Draws a case that a kernel can run; None: any."""
+    vectors = st.integers(1, 512).map(lambda count: 8 * count)
+    few = vectors.filter(lambda channels: channels <= 512)  # where a warp has several rows
+    return Case(
+        rows=tuple(draw(st.lists(st.integers(1, 9), max_size=3))),
+        channels=draw(few | vectors if kernel == "vectors" else st.integers(1, 300)),
+        mean=draw(st.sampled_from((0.0, 1.0, -20.0))),
+        deviation=draw(st.sampled_from((0.1, 1.0, 30.0))),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@eight_bits
+@matrix((*OTHERS, *VECTORS))
+def test_drawn_cases(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
+    skip_unless_ready(backend, dtype)
+
+    @settings(max_examples=settings.default.max_examples // (4 if backend.emulated else 1))
+    @given(case=cases(backend.kernel))
+    def check_case(case: Case) -> None:
+        check(backend, case.inputs(dtype, eight_bits, backend.device), order=case.seed)
+
+    check_case()
+
+
+EDGES = [
+    Case((0, 3), 192),
+    Case((2, 3), 0),
+    Case((), 192),
+    Case((3,), 1),  # a variance of zero
+    Case((33,), 4097),
+    Case((5,), 4104),
+    Case((7,), 100),
+]
+
+
+@eight_bits
+@matrix(OTHERS)
+@pytest.mark.parametrize("case", EDGES, ids=str)
+def test_edges(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype, case: Case) -> None:
+    skip_unless_ready(backend, dtype)
+    check(backend, case.inputs(dtype, eight_bits, backend.device), order=7)
+
+
+@eight_bits
+@matrix(VECTORS)
+@pytest.mark.parametrize("channels", [8, 96, 104, 128, 192, 256, 384, 520, 768, 1024, 1536, 3072, 4096])
+def test_every_layout(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype, channels: int) -> None:
+    """Rows of 4 to 128 lanes with 3 or 4 vectors each, and more rows than all blocks have at once."""
+    skip_unless_ready(backend, dtype)
+    rows = 300_000 // channels if backend.emulated else 20_000_000 // channels
+    check(backend, Case((rows + 1,), channels, mean=0.5).inputs(dtype, eight_bits, backend.device), order=3)
+
+
+BIASES = {
+    INT8: ([-1000, -2.5, -1.5, -0.5, 0, 0.5, 1.5, 2.5], [-128, -2, -2, 0, 0, 0, 2, 2]),
+    FP8: ([-1000, -18, -17, 0, 0.25, 17, 18, 1000], [-448, -18, -16, 0, 0.25, 16, 18, 448]),
+}
+"""Numbers before and after they are quantised with a scale of 1."""
+
+
+@eight_bits
+@matrix((*OTHERS, *VECTORS))
+def test_rows_of_equal_numbers(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
+    """They give bias, whose halves round to even, and which saturates."""
+    skip_unless_ready(backend, dtype)
+    x = torch.full((5, 192), 3.0, dtype=dtype, device=backend.device)
+    given, expected = BIASES[eight_bits]
+    bias = torch.tensor(given, dtype=dtype, device=backend.device).repeat(24)
+    found = backend.compute(Inputs(x, torch.ones_like(bias), bias, EPS, 1.0, eight_bits)).float()
+    assert torch.equal(found.cpu(), torch.tensor(expected).float().repeat(24).expand(5, -1))
+
+
+@eight_bits
+@matrix((*OTHERS, *VECTORS))
+def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
+    """They spoil their row only, which becomes NaN; int8 has no NaN and gets 0."""
+    skip_unless_ready(backend, dtype)
+    inputs = Case((70,), 192).inputs(dtype, eight_bits, backend.device)
+    spoiled = inputs._replace(x=inputs.x.clone())
+    spoiled.x[3, 100], spoiled.x[40, 7], spoiled.x[41, 0] = torch.nan, torch.inf, -torch.inf
+    found, expected = (backend.compute(x).float() for x in (spoiled, inputs))
+    others = torch.tensor([row not in (3, 40, 41) for row in range(70)])
+    assert torch.equal(found[others], expected[others])
+    wrong = found[~others]
+    assert (wrong == 0).all() if eight_bits == INT8 else wrong.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype"),
+    [(100, torch.float16), (4104, torch.bfloat16), (192, torch.float32)],
+    ids=str,
+)
+def test_sizes_that_vectors_cannot_run(channels: int, dtype: torch.dtype) -> None:
+    skip_unless_ready(VECTORS[0], dtype)
+    with pytest.raises(emulated_kernels.NotSupported):
+        VECTORS[0].compute(Case((9,), channels).inputs(dtype, INT8))
+
+
+@pytest.mark.gpu
+def test_addresses_that_vectors_cannot_run() -> None:
+    skip_unless_ready(VECTORS[1], torch.float16)
+    inputs = Case((100,), 192).inputs(torch.float16, INT8, "cuda")
+    shifted = torch.empty(inputs.x.numel() + 1, dtype=torch.float16, device="cuda")[1:].view_as(inputs.x)
+    moved = inputs._replace(x=shifted.copy_(inputs.x))
+    check(OTHERS[3], moved)
+    with pytest.raises(RuntimeError, match="not supported"):
+        VECTORS[1].compute(moved)
+
+
+def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_ready(VECTORS[0], torch.float16)
+    monkeypatch.setenv(VARIABLE, "fastest")
+    message = rf"{VARIABLE}: expected one of plain, vectors, or no value.*'fastest'"
+    with pytest.raises(emulated_kernels.EmulatorError, match=message):
+        emulated_kernels.quantized_layer_norm(*Case((4,), 8).inputs(torch.float16, INT8))
+
+
+# In PyTorch.
+
+
+@eight_bits
+def test_opcheck(eight_bits: torch.dtype, device: str) -> None:
+    # PyTorch cannot compare 8-bit floats, which two of the checks do.
+    compared = ("test_schema", "test_aot_dispatch_dynamic") if eight_bits == INT8 else ()
+    operator, inputs = torch.ops.msda.quantized_layer_norm.default, small(eight_bits, device)
+    torch.library.opcheck(operator, tuple(inputs), test_utils=("test_faketensor", *compared))
+
+
+def small(eight_bits: torch.dtype = INT8, device: str = "cpu") -> Inputs:
+    return Case((2, 3), 8).inputs(torch.float16, eight_bits, device)
+
+
+def test_strided_inputs(device: str) -> None:
+    inputs = small(device=device)
+    strided = inputs._replace(x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1))
+    found = msda.quantized_layer_norm(*strided)
+    assert found.is_contiguous() and torch.equal(found, msda.quantized_layer_norm(*inputs))
+
+
+def test_export() -> None:
+    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
+
+    class Call(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return msda.quantized_layer_norm(x, weight, bias, EPS, 0.5, torch.int8)
+
+    dynamic = ({0: torch.export.Dim("N", min=1, max=4096)}, None, None)
+    program = torch.export.export(Call(), tuple(small()[:3]), dynamic_shapes=dynamic, strict=True)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.msda.quantized_layer_norm.default]
+    again = Case((4, 3), 8).inputs(torch.float16, INT8)[:3]
+    assert torch.equal(program.module()(*again), Call()(*again))
+
+
+@pytest.mark.gpu
+@eight_bits
+@pytest.mark.parametrize(("rows", "channels"), [(55296, 192), (864, 1536)])
+def test_graph_replays(rows: int, channels: int, eight_bits: torch.dtype) -> None:
+    """Blocks that begin before the last kernel has ended read what it has written."""
+    skip_unless_ready(VECTORS[1], torch.float16)
+
+    def run(*inputs: Any) -> Tensor:
+        # PyTorch cannot compare 8-bit floats.
+        return msda.quantized_layer_norm(inputs[0] + 1, *inputs[1:]).view(torch.uint8)
+
+    check_replays(run, Case((rows,), channels).inputs(torch.float16, eight_bits, "cuda"))
+
+
+def test_docstring_example() -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(msda.quantized_layer_norm, globs={"torch": torch})
+    example.globs["quantized_layer_norm"] = msda.quantized_layer_norm
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# Wrong arguments.
+
+WRONG = (
+    Row("x", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
+    Row("x", lambda x: x.double(), ("float32, float16 or bfloat16", "torch.float64"), TypeError),
+    Row("x", lambda x: x[0, 0, 0], ("[..., C]", "without dimensions")),
+    Row("weight", lambda x: x.float(), ("torch.float16 as x", "torch.float32"), TypeError),
+    Row("weight", lambda x: x[:5], ("[C] = [8]", "[5]")),
+    Row("bias", lambda x: None, ("torch.Tensor", "NoneType"), TypeError),
+    Row("bias", lambda x: x.bfloat16(), ("torch.float16 as x", "torch.bfloat16"), TypeError),
+    Row("bias", lambda x: x[None], ("[C] = [8]", "[1, 8]")),
+    Row("eps", lambda x: None, ("float", "None"), TypeError),
+    Row("eps", lambda x: 0.0, ("above 0", "0.0")),
+    Row("eps", lambda x: math.inf, ("finite", "inf")),
+    Row("scale", lambda x: 0.0, ("above 0", "0.0")),
+    Row("scale", lambda x: 1e-45, ("reciprocal", "1e-45")),
+    Row("scale", lambda x: None, ("a float", "None"), TypeError),
+    Row("dtype", lambda x: torch.uint8, ("torch.int8 or torch.float8_e4m3fn", "torch.uint8"), TypeError),
+)
+# PyTorch calls the implementation for meta tensors, which reads nothing.
+ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as x", "meta"))
+
+
+@pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
+def test_wrong_argument(row: Row) -> None:
+    functions: tuple[Callable[..., Tensor], ...] = (
+        msda.quantized_layer_norm,
+        msda.quantized_layer_norm_reference.quantized_layer_norm,
+    )
+    for function in functions:
+        row.check(function, small())
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+def test_raw_operator_is_safe(row: Row, device: str) -> None:
+    """The registered operator, called without the public function's checks, raises too."""
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        torch.ops.msda.quantized_layer_norm(**row.wrong(small(device=device)))
