@@ -22,6 +22,7 @@ WINDOW_ATTENTION = "WindowAttention"
 GROUP_NORM = "GroupNorm"
 LINEAR = "Linear"
 QUANTIZED_LINEAR = "QuantizedLinear"
+QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
 LINEAR_MAX = "LinearMax"
 TOP_K_INDICES = "TopKIndices"
 OPERATORS = (
@@ -31,6 +32,7 @@ OPERATORS = (
     GROUP_NORM,
     LINEAR,
     QUANTIZED_LINEAR,
+    QUANTIZED_LAYER_NORM,
     LINEAR_MAX,
     TOP_K_INDICES,
 )

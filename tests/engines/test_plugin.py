@@ -23,6 +23,7 @@ from trt_plugin.library import (
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
+    QUANTIZED_LAYER_NORM,
     QUANTIZED_LINEAR,
     TOP_K_INDICES,
     WINDOW_ATTENTION,
@@ -101,6 +102,9 @@ WRONG_FIELDS = [
     (QUANTIZED_LINEAR, "output_scale", [1], "INT32", "output_scale: expected one number of type FLOAT32"),
     (QUANTIZED_LINEAR, "output_type", [3], "INT64", "activation: expected a number, got none"),
     (QUANTIZED_LINEAR, "scale", [1], "INT32", 'unknown field "scale", expected activation, add_residual'),
+    (QUANTIZED_LAYER_NORM, "eps", [1e-5], "FLOAT32", "output_type: expected a number, got none"),
+    (QUANTIZED_LAYER_NORM, "scale", [1], "INT32", "scale: expected one number of type FLOAT32 or FLOAT64"),
+    (QUANTIZED_LAYER_NORM, "axis", [1], "INT32", 'unknown field "axis", expected eps, output_type and scale'),
 ]
 
 
@@ -186,6 +190,8 @@ SUM = "activation=0;add_residual=1;multiply_mask=1"
 TO_HALF = "activation=1;add_residual=1;multiply_mask=1;output_type=10;output_scale=1.0"
 TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scale=0.25"
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
+NORM_TO_INT8 = "eps=0.00001;output_type=3;scale=0.25"
+NORM_TO_FP8 = "eps=0.5;output_type=17;scale=0.5"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
     (ATTENTION, RAGGED): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
@@ -207,6 +213,8 @@ GOOD = {
     ),
     (QUANTIZED_LINEAR, TO_INT8): "int8:0,64 int32:32,16 float32:32 float32:32 float32:32 float32:32",
     (QUANTIZED_LINEAR, TO_FP8): "float8:5,64 int32:32,16 float32:32 float32:32 bfloat16:5,32 float32:32",
+    (QUANTIZED_LAYER_NORM, NORM_TO_INT8): "float16:2,63,192 float16:192 float16:192",
+    (QUANTIZED_LAYER_NORM, NORM_TO_FP8): "bfloat16:0,96 bfloat16:96 bfloat16:96",
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -223,6 +231,8 @@ SAID = {
     TO_HALF: "activation=1 add_residual=1 multiply_mask=1 output_type=10 output_scale=1.000000",
     TO_INT8: "activation=0 add_residual=0 multiply_mask=0 output_type=3 output_scale=0.250000",
     TO_FP8: "activation=2 add_residual=1 multiply_mask=0 output_type=17 output_scale=0.500000",
+    NORM_TO_INT8: "eps=1e-05 output_type=3 scale=0.25",
+    NORM_TO_FP8: "eps=0.5 output_type=17 scale=0.5",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
@@ -297,6 +307,10 @@ BAD = [
     (QUANTIZED_LINEAR, TO_HALF, 5, "bfloat16:2,63,1", "expected float16 (as residual), got bfloat16"),
     (QUANTIZED_LINEAR, TO_FP8, 4, "float32:5,32", "expected float16 or bfloat16, got float32"),
     (QUANTIZED_LINEAR, TO_INT8, 4, "float16:0,32", "expected float32, got float16"),
+    (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 0, "int8:2,63,192", "expected float32, float16 or bfloat16, got"),
+    (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 1, "float32:192", "expected float16 (as x), got float32"),
+    (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 1, "float16:1,192", "expected [C], got [1, 192]"),
+    (QUANTIZED_LAYER_NORM, NORM_TO_FP8, 2, "bfloat16:95", "expected [C] with C=96 (from x), got [95]"),
 ]
 
 
@@ -337,6 +351,7 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
         (TOP_K_INDICES, "count=3", (2,), "1 input (x)"),
         (LINEAR, SUM, (4, 6), "5 inputs (x, weight, bias, residual, mask)"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs (x, weight, scale, bias, residual, mask)"),
+        (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs (x, weight, bias)"),
     ],
 )
 def test_number_of_inputs(probe, library, operator, fields, counts, expected):
@@ -355,7 +370,7 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     lines, errors = run_probe(probe, library, operator, fields, tensors)
     assert lines[:2] == ["types -1" if wrong_type else "types 0", "shapes -1"]
     maps = {WINDOW_ATTENTION: ("qkv", "bias", "padding"), GROUP_NORM: ("x", "weight", "bias")}
-    maps[LINEAR_MAX] = ("x", "weight", "bias")
+    maps[LINEAR_MAX] = maps[QUANTIZED_LAYER_NORM] = ("x", "weight", "bias")
     maps[TOP_K_INDICES] = ("x",)
     maps[LINEAR] = ("x", "weight", "bias", "residual", "mask")
     maps[QUANTIZED_LINEAR] = ("x", "weight", "scale", "bias", "residual", "mask")

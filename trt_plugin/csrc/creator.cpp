@@ -11,6 +11,7 @@
 #include "linear_max_plugin.h"
 #include "linear_plugin.h"
 #include "msda_plugin.h"
+#include "quantized_layer_norm_plugin.h"
 #include "quantized_linear_plugin.h"
 #include "report.h"
 #include "top_k_plugin.h"
@@ -20,6 +21,7 @@ namespace msda::trt {
 namespace {
 
 constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
+constexpr auto kFloat32 = nvinfer1::PluginFieldType::kFLOAT32;
 
 template <class Integer>
 std::vector<int32_t> read_integers(nvinfer1::PluginField const& field) {
@@ -186,8 +188,7 @@ nvinfer1::IPluginV3* WindowCreator::make(std::vector<nvinfer1::PluginField> cons
 }
 
 GroupNormCreator::GroupNormCreator()
-    : Creator(kGroupNorm, {{kNumGroups, nullptr, kInt32, 1},
-                           {kEps, nullptr, nvinfer1::PluginFieldType::kFLOAT32, 1}}) {}
+    : Creator(kGroupNorm, {{kNumGroups, nullptr, kInt32, 1}, {kEps, nullptr, kFloat32, 1}}) {}
 
 nvinfer1::IPluginV3* GroupNormCreator::make(
     std::vector<nvinfer1::PluginField> const& fields) const {
@@ -255,8 +256,7 @@ QuantizedLinearCreator::QuantizedLinearCreator()
                                  {kAddResidual, nullptr, kInt32, 1},
                                  {kMultiplyMask, nullptr, kInt32, 1},
                                  {kOutputType, nullptr, kInt32, 1},
-                                 {kOutputScale, nullptr, nvinfer1::PluginFieldType::kFLOAT32, 1}}) {
-}
+                                 {kOutputScale, nullptr, kFloat32, 1}}) {}
 
 nvinfer1::IPluginV3* QuantizedLinearCreator::make(
     std::vector<nvinfer1::PluginField> const& fields) const {
@@ -293,6 +293,32 @@ nvinfer1::IPluginV3* QuantizedLinearCreator::make(
   const int32_t type = required(output_type, kOutputType);
   return new QuantizedLinearPlugin(static_cast<Activation>(chosen), adds, masks, type,
                                    required(output_scale, kOutputScale));
+}
+
+QuantizedLayerNormCreator::QuantizedLayerNormCreator()
+    : Creator(kQuantizedLayerNorm, {{kEps, nullptr, kFloat32, 1},
+                                    {kOutputType, nullptr, kInt32, 1},
+                                    {kScale, nullptr, kFloat32, 1}}) {}
+
+nvinfer1::IPluginV3* QuantizedLayerNormCreator::make(
+    std::vector<nvinfer1::PluginField> const& fields) const {
+  std::optional<float> eps, scale;
+  std::optional<int32_t> output_type;
+  for (nvinfer1::PluginField const& field : fields) {
+    const std::string name = field.name;
+    if (name == kEps) {
+      eps = read_real(field);
+    } else if (name == kOutputType) {
+      output_type = read_number(field, "3 or 17");
+    } else if (name == kScale) {
+      scale = read_real(field);
+    } else {
+      fail_unknown(name, "eps, output_type and scale");
+    }
+  }
+  const float added = required(eps, kEps);
+  const int32_t type = required(output_type, kOutputType);
+  return new QuantizedLayerNormPlugin(added, type, required(scale, kScale));
 }
 
 }  // namespace msda::trt

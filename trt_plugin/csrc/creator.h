@@ -91,4 +91,12 @@ class QuantizedLinearCreator final : public Creator {
   nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
 };
 
+class QuantizedLayerNormCreator final : public Creator {
+ public:
+  QuantizedLayerNormCreator();
+
+ private:
+  nvinfer1::IPluginV3* make(std::vector<nvinfer1::PluginField> const& fields) const override;
+};
+
 }  // namespace msda::trt

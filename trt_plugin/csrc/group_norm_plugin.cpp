@@ -1,6 +1,5 @@
 #include "group_norm_plugin.h"
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -15,12 +14,6 @@ using nvinfer1::Dims;
 constexpr int32_t kCount = 3;
 constexpr char const* kInputs[kCount] = {"x", "weight", "bias"};
 constexpr char const* kShapes[kCount] = {"[N, H, W, C]", "[C]", "[C]"};
-
-std::string text(float number) {
-  std::ostringstream stream;
-  stream << number;
-  return stream.str();
-}
 
 std::string describe(GroupNormProblem const& problem) {
   return "N=" + std::to_string(problem.batch_size) + " H=" + std::to_string(problem.height) +
@@ -40,7 +33,7 @@ void check_count(int32_t count) {
 }  // namespace
 
 GroupNormPlugin::GroupNormPlugin(int32_t num_groups, float eps)
-    : Plugin(kGroupNorm, "num_groups=" + std::to_string(num_groups) + " eps=" + text(eps)),
+    : Plugin(kGroupNorm, "num_groups=" + std::to_string(num_groups) + " eps=" + number_text(eps)),
       num_groups_(num_groups),
       eps_(eps) {
   GroupNormProblem problem;

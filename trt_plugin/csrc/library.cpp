@@ -23,11 +23,12 @@ using msda::trt::LinearCreator;
 using msda::trt::LinearMaxCreator;
 using msda::trt::MsdaCreator;
 using msda::trt::Operator;
+using msda::trt::QuantizedLayerNormCreator;
 using msda::trt::QuantizedLinearCreator;
 using msda::trt::TopKCreator;
 using msda::trt::WindowCreator;
 
-constexpr int32_t kNumCreators = 8;
+constexpr int32_t kNumCreators = 9;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static MsdaCreator attention{Operator::kAttention};
@@ -36,11 +37,12 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
   static GroupNormCreator group_norm;
   static LinearCreator linear;
   static QuantizedLinearCreator quantized_linear;
+  static QuantizedLayerNormCreator quantized_layer_norm;
   static LinearMaxCreator linear_max;
   static TopKCreator top_k;
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention, &fused_attention,  &window_attention, &group_norm,
-      &linear,    &quantized_linear, &linear_max,       &top_k};
+      &attention,        &fused_attention,      &window_attention, &group_norm, &linear,
+      &quantized_linear, &quantized_layer_norm, &linear_max,       &top_k};
   return all;
 }
 

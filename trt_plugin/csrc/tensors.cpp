@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -16,6 +17,12 @@ std::string type_name(nvinfer1::DataType type) {
     if (known == type) return name;
   }
   return "type " + std::to_string(static_cast<int32_t>(type));
+}
+
+std::string number_text(float number) {
+  std::ostringstream stream;
+  stream << number;
+  return stream.str();
 }
 
 std::string shape_text(nvinfer1::Dims const& dims) {

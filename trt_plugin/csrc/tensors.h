@@ -11,6 +11,9 @@ namespace msda::trt {
 
 std::string type_name(nvinfer1::DataType type);
 
+// Returns a number in six digits, such as "1e-05".
+std::string number_text(float number);
+
 // Returns sizes such as "[2, 30, ?]". A negative size is unknown.
 std::string shape_text(nvinfer1::Dims const& dims);
 
