@@ -22,12 +22,11 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.fused_quantized_layer_norms import fuse_layer_norms
 from onnx_path.linear import ACTIVATIONS
+from onnx_path.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.quantized_linear import QUANTIZED_LINEAR, pack_weights
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op
-
-EIGHT_BITS = {ir.DataType.INT8: "int8", ir.DataType.FLOAT8E4M3FN: "fp8"}
-_SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +66,8 @@ class QuantizedLayer:
 def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     """Replaces the layers of a model that a kernel runs fast on the current GPU, in place.
 
+    The normalisations before them follow, see `onnx_path.fused_quantized_layer_norms`.
+
     Args:
         model: in the types that TensorRT gets.
         folder: location of weights outside of the model.
@@ -85,7 +86,7 @@ def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
 
 
 def fuse_layers(model: ir.Model, is_fast: Callable[[QuantizedLayer], bool]) -> int:
-    """Replaces the layers of a main graph in place; returns their number.
+    """Replaces the layers of a main graph, and normalisations before them, in place; returns their number.
 
     Args:
         model: a layer becomes a node with as many of its steps as `is_fast` accepts.
@@ -100,6 +101,7 @@ def fuse_layers(model: ir.Model, is_fast: Callable[[QuantizedLayer], bool]) -> i
             count += 1
     if count:
         ir.passes.common.RemoveUnusedNodesPass()(model)
+        fuse_layer_norms(model.graph)
         model.opset_imports[DOMAIN] = 1
     return count
 
@@ -138,7 +140,7 @@ def _product(node: ir.Node) -> QuantizedLayer | None:
     if left is None or right is None or left.scale.ndim or left.transposed:
         return None
     stored = constant(right.value)
-    if stored is None or stored.ndim != 2 or left.type != right.type or left.dtype not in _SIXTEEN_BITS:
+    if stored is None or stored.ndim != 2 or left.type != right.type or left.dtype not in SIXTEEN_BITS:
         return None
     by_rows = right.transposed
     bias = None
@@ -189,27 +191,11 @@ class _Scaled:
         if not is_op(node, "DequantizeLinear"):
             return None
         source = node.inputs[0]
-        scale, kind = _scale_of(node), _type_of(source)
-        if scale is None or kind not in EIGHT_BITS or _zero_type(node) not in (None, kind):
+        scale, kind = scale_of(node), _type_of(source)
+        if scale is None or kind not in EIGHT_BITS or zero_type(node) not in (None, kind):
             return None
         dtype = ir.DataType.from_numpy(constant(node.inputs[1]).dtype)
         return cls(source, scale, attribute(node, "axis", 1), kind, dtype, transposed)
-
-
-def _scale_of(node: ir.Node) -> np.ndarray | None:
-    """Returns the constant scale of a QuantizeLinear or DequantizeLinear without blocks and zero point."""
-    scale = constant(node.inputs[1])
-    zero = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
-    if scale is None or zero is None or scale.ndim > 1 or attribute(node, "block_size", 0):
-        return None
-    return None if zero.astype(np.float32).any() else scale.astype(np.float32)
-
-
-def _zero_type(node: ir.Node) -> ir.DataType | None:
-    if len(node.inputs) < 3 or node.inputs[2] is None:
-        return None
-    zero = constant(node.inputs[2])
-    return None if zero is None else ir.DataType.from_numpy(zero.dtype)
 
 
 def _type_of(value: ir.Value) -> ir.DataType | None:
@@ -220,7 +206,7 @@ def _type_of(value: ir.Value) -> ir.DataType | None:
     node = value.producer()
     if node is not None and (node.domain, node.op_type) == (DOMAIN, QUANTIZED_LINEAR):
         return value.dtype
-    return _zero_type(node) if is_op(node, "QuantizeLinear") else None
+    return zero_type(node) if is_op(node, "QuantizeLinear") else None
 
 
 def _row(value: ir.Value, size: int) -> np.ndarray | None:
@@ -275,9 +261,9 @@ def _with_mask(layer: QuantizedLayer) -> QuantizedLayer | None:
 def _with_scale(layer: QuantizedLayer) -> QuantizedLayer | None:
     """Returns the layer with a result in 8 bits, if all of its readers are the same QuantizeLinear."""
     reader = _reader(layer, "QuantizeLinear")
-    if reader is None or _zero_type(reader[0]) != layer.eight_bits:
+    if reader is None or zero_type(reader[0]) != layer.eight_bits:
         return None
-    scale = _scale_of(reader[0])
+    scale = scale_of(reader[0])
     if scale is None or scale.ndim:
         return None
     return replace(layer, output=reader[0].outputs[0], output_scale=float(scale))

@@ -19,7 +19,15 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path import group_norm, linear, linear_max, quantized_linear, top_k_indices, window_attention
+from onnx_path import (
+    group_norm,
+    linear,
+    linear_max,
+    quantized_layer_norm,
+    quantized_linear,
+    top_k_indices,
+    window_attention,
+)
 from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
@@ -33,6 +41,7 @@ MAP_OPERATORS = {
     linear.LINEAR: linear.Linear,
     linear_max.LINEAR_MAX: linear_max.LinearMax,
     quantized_linear.QUANTIZED_LINEAR: quantized_linear.QuantizedLinear,
+    quantized_layer_norm.QUANTIZED_LAYER_NORM: quantized_layer_norm.QuantizedLayerNorm,
     top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
 """Bodies of the operators beside MSDA, which a file has if it has such nodes."""

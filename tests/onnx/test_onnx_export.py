@@ -20,16 +20,20 @@ import msda
 from codetr.detector.preprocess import load_image
 from codetr.export.box_agreement import compare_detections
 from codetr.export.traced_model import export_program
+from codetr.model.backbones.swin import PatchMerging, SwinBlock
 from codetr.model.layers import GroupNorm
 from onnx_path import operator
 from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
+from onnx_path.fused_quantized_linears import fuse_layers
 from onnx_path.group_norm import GROUP_NORM
 from onnx_path.linear import LINEAR
 from onnx_path.linear_max import LINEAR_MAX
 from onnx_path.model_for_tensorrt import parsed_file
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.quantizer import Quantizer
+from onnx_path.quantized_layer_norm import QUANTIZED_LAYER_NORM
+from onnx_path.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.window_attention import WINDOW_ATTENTION
@@ -204,6 +208,25 @@ def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monk
     assert write_out_linears(with_nodes) == linears - eight_bits + 1  # of the query selection
     counts = [Counter(node.op_type for node in x.graph) for x in (with_nodes, without)]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_normalisations_before_layers_in_8_bits(exported, precision):
+    """Those of Swin's blocks and between its stages quantise. Other norms are read in 16 bits too."""
+    name, model, _, path, _ = exported
+    narrow = onnx.load(path)
+    convert_precision(narrow, "fp16")
+    quantizer = Quantizer(narrow, precision)
+    quantizer.assume_ranges(4.0)
+    quantized = ir.from_proto(quantizer.quantize(quantizer.layers))
+    before = Counter(node.op_type for node in quantized.graph)
+    layers = fuse_layers(quantized, lambda layer: layer.residual is None or layer.output_scale is None)
+    after = Counter(node.op_type for node in quantized.graph)
+    swin = [x for x in model.backbone.modules() if isinstance(x, SwinBlock | PatchMerging)]
+    norms = sum(2 if isinstance(x, SwinBlock) else 1 for x in swin)
+    assert after[QUANTIZED_LINEAR] == layers and after[QUANTIZED_LAYER_NORM] == norms
+    assert after["LayerNormalization"] == before["LayerNormalization"] - norms
+    assert bool(norms) == (name == "codino_swin_tiny")
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

@@ -1,0 +1,88 @@
+"""Replaces LayerNormalization and the QuantizeLinear behind it by nodes `QuantizedLayerNorm`.
+
+TensorRT fuses the two only if its own kernels read the result. The pass runs behind
+`onnx_path.fused_quantized_linears`, where nodes `QuantizedLinear` read it. It knows the nodes by what they
+compute, not by names.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+import onnx_ir as ir
+
+from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
+from onnx_path.quantized_layer_norm import QUANTIZED_LAYER_NORM
+from onnx_path.quantized_linear import QUANTIZED_LINEAR
+from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+
+
+def fuse_layer_norms(graph: ir.Graph) -> int:
+    """Replaces the normalisations of a main graph in place; returns their number.
+
+    A normalisation of rows in 16 bits, with a constant weight and bias, becomes a node if each of its readers
+    quantises it to the same numbers, for nodes `QuantizedLinear` alone.
+    """
+    count = 0
+    for node in list(graph):
+        quantisers = _quantisers(node)
+        if quantisers:
+            _replace(node, quantisers)
+            count += 1
+    return count
+
+
+def _quantisers(node: ir.Node) -> list[ir.Node]:
+    """Returns the QuantizeLinear nodes behind a normalisation that a node can replace."""
+    if not is_op(node, "LayerNormalization") or attribute(node, "axis", -1) != -1:
+        return []
+    parameters = [constant(value) for value in node.inputs[1:]]
+    if len(parameters) != 2 or any(array is None or array.ndim != 1 for array in parameters):
+        return []
+    if ir.DataType.from_numpy(parameters[0].dtype) not in SIXTEEN_BITS:
+        return []
+    result, *statistics = node.outputs
+    readers = [use.node for use in result.uses()]
+    if not all(map(_is_quantiser, readers)) or result.is_graph_output():
+        return []
+    if any(value.uses() or value.is_graph_output() for value in statistics):
+        return []
+    numbers = {(float(scale_of(reader)), zero_type(reader)) for reader in readers}
+    return readers if len(numbers) == 1 else []
+
+
+def _is_quantiser(node: ir.Node) -> bool:
+    """Returns whether a node quantises for nodes `QuantizedLinear` alone, with one scale."""
+    if not is_op(node, "QuantizeLinear") or zero_type(node) not in EIGHT_BITS:
+        return False
+    scale, result = scale_of(node), node.outputs[0]
+    if scale is None or scale.ndim or result.is_graph_output():
+        return False
+    return all((use.node.domain, use.node.op_type) == (DOMAIN, QUANTIZED_LINEAR) for use in result.uses())
+
+
+def _replace(node: ir.Node, quantisers: list[ir.Node]) -> None:
+    first = quantisers[0].outputs[0]
+    module, own_name = posixpath.split(node.name or "")
+    place = own_name.removeprefix(node.op_type)  # such as "_1", of the second node of a module
+    kind = zero_type(quantisers[0])
+    attributes = {
+        "eps": attribute(node, "epsilon", 1e-5),
+        "output_type": int(kind),
+        "scale": float(scale_of(quantisers[0])),
+    }
+    made = ir.node(
+        QUANTIZED_LAYER_NORM,
+        node.inputs,
+        attributes | PLUGIN_ATTRIBUTES,
+        domain=DOMAIN,
+        name=posixpath.join(module, QUANTIZED_LAYER_NORM) + place,
+    )
+    result = made.outputs[0]
+    result.name, result.type, result.shape = first.name, ir.TensorType(kind), node.outputs[0].shape
+    graph = node.graph
+    graph.insert_before(node, made)
+    for quantiser in quantisers:
+        ir.convenience.replace_all_uses_with(quantiser.outputs[0], result)
+    graph.remove([*quantisers, node], safe=True)
