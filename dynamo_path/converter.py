@@ -27,6 +27,7 @@ from trt_plugin.library import (
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
+    QUANTIZED_LAYER_NORM,
     QUANTIZED_LINEAR,
     TOP_K_INDICES,
     WINDOW_ATTENTION,
@@ -41,11 +42,16 @@ TARGETS = {
     torch.ops.msda.linear.default: LINEAR,
     torch.ops.msda.linear_max.default: LINEAR_MAX,
     torch.ops.msda.top_k_indices.default: TOP_K_INDICES,
+    torch.ops.msda.quantized_layer_norm.default: QUANTIZED_LAYER_NORM,
 }
-FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation", "count")
+ONE_TYPE = (WINDOW_ATTENTION, GROUP_NORM, LINEAR, QUANTIZED_LAYER_NORM)
+"""Plugins whose inputs have one type."""
+FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation", "count", "scale")
 """Arguments that are fields of the plugins."""
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 """Floating types by their names in tensorrt.DataType."""
+OUTPUT_TYPES = {torch.int8: 3, torch.float16: 10, torch.bfloat16: 16, torch.float8_e4m3fn: 17}
+"""Values of the field `output_type`: ONNX's numbers."""
 
 
 @functools.cache
@@ -152,6 +158,8 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     fields = {key: values.pop(key) for key in FIELDS if key in values}
     if packed:
         fields["packed"] = 1
+    if TARGETS[target] == QUANTIZED_LAYER_NORM:
+        fields["output_type"] = OUTPUT_TYPES[values.pop("dtype")]
     if TARGETS[target] == LINEAR:
         fields = {"activation": ACTIVATIONS.index(fields["activation"])}
         fields["add_residual"] = int("residual" in values)
@@ -164,7 +172,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     operator, inputs = TARGETS[target], []
     own = next(iter(tensors.values())).dtype.name
     for argument, tensor in tensors.items():
-        accepted = [own] if operator in (WINDOW_ATTENTION, GROUP_NORM, LINEAR) else [own, "FLOAT"]
+        accepted = [own] if operator in ONE_TYPE else [own, "FLOAT"]
         if argument == "reference_points" or (operator == LINEAR_MAX and argument != "x"):
             accepted = ["FLOAT"]
         if tensor.dtype.name in FLOAT_TYPES and tensor.dtype.name not in accepted:
@@ -180,13 +188,12 @@ def convert_quantized_linear(
     from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
 
     x, weight, scale, bias, residual, mask, activation, output_scale, dtype = args
-    types = {torch.int8: 3, torch.float16: 10, torch.bfloat16: 16, torch.float8_e4m3fn: 17}  # ONNX's numbers
     eight_bits = torch.float8_e4m3fn if x.dtype.name == "FP8" else torch.int8
     fields = {
         "activation": ACTIVATIONS.index(activation),
         "add_residual": int(residual is not None),
         "multiply_mask": int(mask is not None),
-        "output_type": types[dtype if output_scale is None else eight_bits],
+        "output_type": OUTPUT_TYPES[dtype if output_scale is None else eight_bits],
         "output_scale": 1.0 if output_scale is None else output_scale,
     }
     constants = {"weight": weight, "scale": scale, "bias": bias}

@@ -18,6 +18,7 @@ from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
+from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
@@ -208,6 +209,7 @@ def patched_interpreter(
             if ranges is not None:
                 quantize_layers(module, ranges, request.precision)
                 fuse_quantized_linears(module, request.precision)
+                fuse_quantized_layer_norms(module)
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()
             if missing:

@@ -103,8 +103,7 @@ def _forms(module: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[_Layer
             yield layer
     reader = _reader(layer, quantize)
     if reader is not None and reader.args[2] == node.args[0].args[0].meta["val"].dtype:
-        with unset_fake_temporarily():
-            yield replace(layer, last=reader, output_scale=float(_value(module, reader.args[1])))
+        yield replace(layer, last=reader, output_scale=float(value_of(module, reader.args[1])))
 
 
 def _reader(layer: _Layer, *targets: Callable) -> torch.fx.Node | None:
@@ -144,9 +143,10 @@ def _with_mask(layer: _Layer) -> _Layer | None:
     return replace(layer, last=found[0], mask=found[1])
 
 
-def _value(module: torch.fx.GraphModule, node: torch.fx.Node) -> Tensor:
+def value_of(module: torch.fx.GraphModule, node: torch.fx.Node) -> Tensor:
     """Returns the tensor of a get_attr node."""
-    return operator.attrgetter(node.target)(module).detach()
+    with unset_fake_temporarily():
+        return operator.attrgetter(node.target)(module).detach()
 
 
 def _replace(module: torch.fx.GraphModule, layer: _Layer, name: str) -> None:
@@ -154,15 +154,15 @@ def _replace(module: torch.fx.GraphModule, layer: _Layer, name: str) -> None:
     bias = layer.product.args[2] if len(layer.product.args) > 2 else None
     with torch.no_grad(), unset_fake_temporarily():
         narrow, weight_scale, _ = weights.args[0].args
-        weight = quantize(_value(module, narrow), _value(module, weight_scale), weights.args[0].args[2])
+        weight = quantize(value_of(module, narrow), value_of(module, weight_scale), weights.args[0].args[2])
         outputs = len(weight)
-        scale = (_value(module, source.args[1]) * _value(module, weight_scale)).float()
+        scale = (value_of(module, source.args[1]) * value_of(module, weight_scale)).float()
         constants = {
             "weight": weight.contiguous().view(torch.int32),
             "scale": scale.expand(outputs).contiguous(),
             "bias": torch.zeros(outputs, device=weight.device)
             if bias is None
-            else _value(module, bias).float(),
+            else value_of(module, bias).float(),
         }
     with module.graph.inserting_before(layer.last):
         nodes = []

@@ -36,6 +36,11 @@ def network(plugin) -> Mock:
             {"activation": 1, "add_residual": 0, "multiply_mask": 1},
             "activation=1 add_residual=0 multiply_mask=1",
         ),
+        (
+            converter.QUANTIZED_LAYER_NORM,
+            {"eps": 1e-5, "output_type": 17, "scale": 0.25},
+            "eps=1e-05 output_type=17 scale=0.25",
+        ),
     ],
     ids=str,
 )
@@ -108,6 +113,18 @@ def test_inputs_of_group_norm_have_one_type(network, monkeypatch):
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
     assert made.metadata_string == "num_groups=32 eps=1e-05"
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.int8, 3), (torch.float8_e4m3fn, 17)], ids=str)
+def test_fields_of_quantized_layer_norm(network, monkeypatch, dtype, number):
+    import tensorrt
+
+    target, types = torch.ops.msda.quantized_layer_norm.default, ("BF16", "FLOAT", "BF16")
+    found = converted(network, monkeypatch, target, types, 1e-5, 0.25, dtype)
+    assert found == ["BF16", "torch.bfloat16", "BF16"]
+    instance = network.add_plugin_v3.call_args.args[2]
+    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+    assert made.metadata_string == f"eps=1e-05 output_type={number} scale=0.25"
 
 
 def test_inputs_of_linear_have_one_type(network, monkeypatch):

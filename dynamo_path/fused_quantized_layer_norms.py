@@ -1,0 +1,77 @@
+"""Merges layer normalisations with the quantize calls behind them, for the plugin `QuantizedLayerNorm`.
+
+The pass runs behind `fuse_quantized_linears`. `onnx_path.fused_quantized_layer_norms` does the same in the
+ONNX path.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+import msda  # noqa: F401  (registers torch.ops.msda)
+from dynamo_path.fused_quantized_linears import quantized_linear, value_of
+from dynamo_path.quantized_layers import quantize
+from msda.checks import SIXTEEN_BIT_TYPES
+
+
+def fuse_quantized_layer_norms(module: torch.fx.GraphModule) -> int:
+    """Replaces normalisations in place; returns their number.
+
+    A normalisation of rows in 16 bits becomes a call of `msda.quantized_layer_norm` if each of its readers
+    quantises it to the same numbers, for calls of `quantized_linear` alone.
+
+    Args:
+        module: a graph behind `fuse_quantized_linears`.
+    """
+    count = 0
+    for node in list(module.graph.nodes):
+        quantisers = _quantisers(node)
+        numbers = {(float(value_of(module, x.args[1])), x.args[2]) for x in quantisers}
+        if len(numbers) == 1:
+            _replace(module, node, quantisers, *numbers.pop())
+            count += 1
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+    return count
+
+
+def _quantisers(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Returns the quantize calls behind a normalisation, if these are all of its readers."""
+    if node.target is not torch.ops.aten.native_layer_norm.default or len(node.args[1]) != 1:
+        return []
+    x, _, *parameters, _ = node.args
+    if any(tensor is None or tensor.op != "get_attr" for tensor in parameters):
+        return []
+    types = {tensor.meta["val"].dtype for tensor in (x, *parameters)}
+    if len(types) != 1 or not types.issubset(SIXTEEN_BIT_TYPES):
+        return []
+    results = list(node.users)  # mean and variance would be others
+    if len(results) != 1 or results[0].target is not operator.getitem or results[0].args[1] != 0:
+        return []
+    readers = list(results[0].users)
+    return readers if all(map(_is_quantiser, readers)) else []
+
+
+def _is_quantiser(node: torch.fx.Node) -> bool:
+    """Returns whether a call quantises for calls of `quantized_linear` alone."""
+    return node.target is quantize and all(user.target is quantized_linear for user in node.users)
+
+
+def _replace(
+    module: torch.fx.GraphModule,
+    node: torch.fx.Node,
+    quantisers: list[torch.fx.Node],
+    scale: float,
+    dtype: torch.dtype,
+) -> None:
+    x, _, weight, bias, eps = node.args
+    with module.graph.inserting_before(node):
+        made = module.graph.call_function(
+            torch.ops.msda.quantized_layer_norm.default, (x, weight, bias, eps, scale, dtype)
+        )
+    made.meta = {**node.meta, "val": quantisers[0].meta["val"]}
+    for quantiser in quantisers:
+        quantiser.replace_all_uses_with(made)

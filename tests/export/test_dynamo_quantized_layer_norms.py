@@ -1,0 +1,116 @@
+"""The dynamo path's layer normalisations before layers in 8 bits, merged with their quantize calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.operator_errors import TOLERANCE
+from codetr.export.weight_key import number_keys, weight_key
+from codetr.model.layers import FeedForward
+from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
+from dynamo_path.fused_quantized_linears import fuse_quantized_linears
+from dynamo_path.quantized_layers import LAYERS, TYPES, quantize, quantize_layers
+from dynamo_path.written_out_linears import write_out_for_tensorrt
+from trt_plugin import library
+
+NORM, FUSED = torch.ops.aten.native_layer_norm.default, torch.ops.msda.quantized_layer_norm.default
+
+
+class Block(nn.Module):
+    """A block of a transformer with the norm before it, as in Swin, or behind it, as in the encoder."""
+
+    def __init__(self, before: bool, axes: tuple[int, ...] = (16,), affine: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = before
+        self.norm, self.mlp = nn.LayerNorm(axes, elementwise_affine=affine), FeedForward(16, 32, 16, "gelu")
+        for parameter in self.norm.parameters():
+            nn.init.normal_(parameter)
+        for module in self.modules():
+            module.written_out = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalised = self.norm(x)
+        return self.mlp(normalised, x if self.before else normalised)
+
+
+def quantized(block: Block, precision: str) -> torch.fx.GraphModule:
+    """A block in float16 with all layers in 8 bits, as a build quantises it."""
+    program = torch.export.export(block.half().eval(), (torch.randn(3, 5, 16).half(),))
+    weights = [x for x in program.parameters() if x.ndim == 2 and len(x) != 5]
+    write_out_for_tensorrt(program, [f"{weight_key(weight.detach().numpy())}/0" for weight in weights])
+    table = torch.export.default_decompositions()
+    for target in (LAYERS[0], torch.ops.aten.gelu.default):
+        table.pop(target, None)
+    module = program.run_decompositions(table).module()
+    names = number_keys(weight_key(weight.detach().numpy()) for weight in weights)
+    quantize_layers(module, dict.fromkeys(names, 3.0), precision)
+    return module
+
+
+def calls(module: torch.fx.GraphModule) -> list:
+    return [node.target for node in module.graph.nodes]
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_norm_before_a_block(precision, monkeypatch):
+    """No quantize call stays: the norm hands 8 bits to the first layer. Results are those of the calls."""
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: True)
+    module = quantized(Block(before=True), precision)
+    x = torch.randn(3, 5, 16).half()
+    expected = module(x)
+    fuse_quantized_linears(module, precision)
+    assert fuse_quantized_layer_norms(module) == 1
+    assert NORM not in calls(module) and quantize not in calls(module)
+    (node,) = (node for node in module.graph.nodes if node.target is FUSED)
+    largest = {"int8": 127, "fp8": 448}[precision]
+    assert node.args[3:] == (1e-5, pytest.approx(3 / largest, rel=1e-3), TYPES[precision])
+    value = node.meta["val"]
+    assert value.dtype == TYPES[precision] and value.shape == (3, 5, 16)
+    # Q/DQ calls round to float16 before they quantise, which moves some numbers by a step of 8 bits. In E4M3
+    # that is 6% to 12%.
+    error = (module(x) - expected).float().norm()
+    assert error < (4 if precision == "int8" else 16) * TOLERANCE[torch.float16] * expected.float().norm()
+
+
+@pytest.mark.parametrize(
+    ("block", "fast"),
+    [
+        (Block(before=False), True),
+        (Block(before=True), False),
+        (Block(before=True, axes=(5, 16)), True),
+        (Block(before=True, affine=False), True),
+    ],
+    ids=["residual in 16 bits", "no fast layers", "two axes", "no weights"],
+)
+def test_norms_that_stay(block, fast, monkeypatch):
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: fast)
+    module = quantized(block, "int8")
+    fuse_quantized_linears(module, "int8")
+    before = calls(module)
+    assert fuse_quantized_layer_norms(module) == 0
+    assert calls(module) == before and NORM in before
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, 1), (0.5, 0)])
+def test_two_quantisers(factor, expected, monkeypatch):
+    """Layers that read numbers of different scales keep the norm in 16 bits."""
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: True)
+    module = quantized(Block(before=True), "int8")
+    fuse_quantized_linears(module, "int8")
+    (one,) = (node for node in module.graph.nodes if node.target is quantize)
+    (layer,) = one.users
+    module.register_buffer("scale", module.get_buffer(one.args[1].target) * factor)
+    with module.graph.inserting_before(one):
+        scale = module.graph.get_attr("scale")
+    with module.graph.inserting_before(layer):
+        other = module.graph.call_function(quantize, (one.args[0], scale, torch.int8))
+        other.meta = dict(one.meta)
+        copied = module.graph.node_copy(layer, lambda x: other if x is one else x)
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    output.args = ((*output.args[0], copied),)
+    assert fuse_quantized_layer_norms(module) == expected
+    assert calls(module).count(FUSED) == expected
+    assert calls(module).count(quantize) == (0 if expected else 2)
