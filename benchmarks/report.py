@@ -71,6 +71,7 @@ def markdown(content: dict) -> str:
         "group_norm",
         "linear",
         "linear_max",
+        "quantized_layer_norm",
         "top_k_indices",
         "image_input",
     )

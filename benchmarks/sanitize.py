@@ -17,6 +17,7 @@ from benchmarks import image_input as images
 from benchmarks import linear as linears
 from benchmarks import linear_max as largest
 from benchmarks import operator_errors, timing
+from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
@@ -42,13 +43,14 @@ def run_edge_cases() -> int:
     Window attention runs with padding, shift, and every compiled window and head size. Group normalisation
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
-    8-bit inputs, with results in 8 and 16 bits. Their largest outputs run with every compiled size and
+    8-bit inputs, with results in 8 and 16 bits. Layer normalisation in 8 bits runs with rows of whole vectors
+    and of odd sizes. The largest outputs of linear layers run with every compiled size and
     others, the search for the largest numbers with rows of one part and of several. Image input runs with
     images of one pixel to sizes that end within a block.
 
     MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-    MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel (kernels/include/msda/forward_choice.h). Cases that it
-    cannot run are counted as left out.
+    MSDA_QUANTIZED_LAYER_NORM, MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel
+    (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -63,7 +65,7 @@ def run_edge_cases() -> int:
             error = run()
         except RuntimeError as reason:
             operators = "FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "QUANTIZED_LINEAR"
-            variables = *operators, "LINEAR_MAX", "TOP_K"
+            variables = *operators, "QUANTIZED_LAYER_NORM", "LINEAR_MAX", "TOP_K"
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
@@ -123,6 +125,13 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
             tolerance,
             partial(check_quantized, problem, eight_bits, dtype, unaligned, 0.05),
         )
+    sizes = itertools.product((1, 33, 3000), (8, 20, 96, 128, 192, 384, 768, 1536, 4096, 4104))
+    types = itertools.product(DTYPES[:3], linears.EIGHT_BITS.values())
+    for size, (dtype, eight_bits), unaligned in itertools.product(sizes, types, (False, True)):
+        problem = quantized_norms.LayerNormProblem("edge", *size)
+        what = f"layer norm {'x'.join(map(str, size))} {dtype} to {eight_bits} unaligned={unaligned}"
+        # A step between the numbers that float32 rounds to.
+        yield what, 2e-2, partial(check_quantized_norm, problem, dtype, eight_bits, unaligned)
     sizes = itertools.product((5, 33, 3000), (20, 64, 192, 256), (1, 32, 80, 90))
     for dtype, size, unaligned in itertools.product(DTYPES, sizes, (False, True)):
         problem = largest.LinearMaxProblem("edge", *size)
@@ -210,6 +219,16 @@ def check_quantized(
     return operator_errors.relative_error(
         msda.quantized_linear(*moved).float().cpu(), expected.float().double()
     )
+
+
+def check_quantized_norm(
+    problem: quantized_norms.LayerNormProblem, dtype: torch.dtype, eight_bits: torch.dtype, unaligned: bool
+) -> float:
+    """Runs layer normalisation in 8 bits on the GPU, and returns its error against the reference."""
+    inputs = problem.inputs(dtype, "cpu")._replace(dtype=eight_bits)
+    moved = (to_gpu(x, unaligned, x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs)
+    found = msda.quantized_layer_norm(*moved).cpu()
+    return operator_errors.relative_error(found, quantized_norms.truth(inputs))
 
 
 def linear_kernel(
