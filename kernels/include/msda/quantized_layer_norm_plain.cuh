@@ -6,8 +6,7 @@
 //           in 8 bits: rounded half to even, and saturated.
 // Layout    x [M,C], weight [C], bias [C] of T, out [M,C] int8 or E4M3. Arithmetic is float.
 // Threads   A warp computes a row: it reads the row three times.
-// Limits    those of check() in quantized_layer_norm_params.h. Deterministic: a fixed order of
-// sums.
+// Limits    check() in quantized_layer_norm_params.h. Deterministic: a fixed order of sums.
 #pragma once
 
 #include "msda/cuda_launch.cuh"

@@ -1,17 +1,15 @@
 // Layer normalisation with a result in 8 bits by a kernel that reads vectors of 16 bytes: "vectors"
 // of quantized_layer_norm_choice.h.
 //
-// Problem   that of quantized_layer_norm_plain.cuh, for half and bfloat16 and rows of whole
-// vectors. Threads   kLanes lanes have a row, kVectors of its vectors each: 8 lanes 3 vectors for
-// 192
-//           channels, 64 lanes 3 for 1536. A warp has several rows, or a row several warps, which
-//           add up their sums in shared memory. Lanes hold the row in registers, so that the sum of
+// Problem   that of quantized_layer_norm_plain.cuh, for rows of whole vectors of half or bfloat16.
+// Threads   kLanes lanes have a row, kVectors of its vectors each: 8 lanes have 3 each of 192
+//           channels, 64 lanes 3 of 1536. A warp has several rows, or a row several warps, which
+//           add up their sums in shared memory. Lanes hold the row in registers, so the sum of
 //           squared differences from the mean takes no second read.
 // Weights   A lane has the same columns of every row. It reads their weight and bias once.
 // Overlap   A block goes from rows to rows, and loads the next ones before it computes.
 // Launch    From compute capability 9.0 on, blocks begin before the last kernel has ended.
-// Limits    those of check() in quantized_layer_norm_params.h. Deterministic: a fixed order of
-// sums.
+// Limits    can_run() in quantized_layer_norm_choice.h. Deterministic: a fixed order of sums.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +24,8 @@ inline constexpr int kLayerNormThreads = 128;
 // Blocks that a multiprocessor holds at once: what their registers allow.
 inline constexpr int layer_norm_blocks(int vectors) { return vectors == 3 ? 7 : 5; }
 
-// The sum over the kLanes threads of a row. Calls in a row take turns in two arrays `shared`: a
-// thread reads one array after the barrier of the other.
+// The sum over the kLanes threads of a row. Consecutive calls alternate between two arrays
+// `shared`: behind the barrier of a call, every thread has read the sums of the call before.
 template <int kLanes>
 __device__ __forceinline__ float sum_over_row(float x, float* shared) {
   if constexpr (kLanes <= 32) {
