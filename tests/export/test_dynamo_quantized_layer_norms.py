@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from benchmarks.operator_errors import TOLERANCE
 from codetr.export.weight_key import number_keys, weight_key
+from codetr.model.backbones.swin import PatchMerging, SwinBlock
 from codetr.model.layers import FeedForward
 from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.quantized_layers import LAYERS, TYPES, quantize, quantize_layers
 from dynamo_path.written_out_linears import write_out_for_tensorrt
+from tests.golden_models import load_golden
 from trt_plugin import library
 
 NORM, FUSED = torch.ops.aten.native_layer_norm.default, torch.ops.msda.quantized_layer_norm.default
@@ -36,10 +38,10 @@ class Block(nn.Module):
         return self.mlp(normalised, x if self.before else normalised)
 
 
-def quantized(block: Block, precision: str) -> torch.fx.GraphModule:
-    """A block in float16 with all layers in 8 bits, as a build quantises it."""
-    program = torch.export.export(block.half().eval(), (torch.randn(3, 5, 16).half(),))
-    weights = [x for x in program.parameters() if x.ndim == 2 and len(x) != 5]
+def quantized(module: nn.Module, precision: str, *sizes: int) -> torch.fx.GraphModule:
+    """A module in float16 with all layers in 8 bits, as a build quantises it, for an input of these sizes."""
+    program = torch.export.export(module.half().eval(), (torch.randn(sizes or (3, 5, 16)).half(),))
+    weights = [x.weight for x in module.modules() if isinstance(x, nn.Linear)]
     write_out_for_tensorrt(program, [f"{weight_key(weight.detach().numpy())}/0" for weight in weights])
     table = torch.export.default_decompositions()
     for target in (LAYERS[0], torch.ops.aten.gelu.default):
@@ -73,6 +75,21 @@ def test_norm_before_a_block(precision, monkeypatch):
     # that is 6% to 12%.
     error = (module(x) - expected).float().norm()
     assert error < (4 if precision == "int8" else 16) * TOLERANCE[torch.float16] * expected.float().norm()
+
+
+def test_norms_of_swin(monkeypatch):
+    """Those of the blocks and between the stages. The first norm and those of the maps stay."""
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: sum(layer[2:5]) <= 1)
+    model, _ = load_golden("codino_swin_tiny")
+    model.fold_position_biases()
+    model.write_out_linears()
+    backbone = model.backbone.requires_grad_(False)
+    module = quantized(backbone, "int8", 1, 3, 128, 96)
+    fuse_quantized_linears(module, "int8")
+    parts = [x for x in backbone.modules() if isinstance(x, SwinBlock | PatchMerging)]
+    norms = sum(2 if isinstance(x, SwinBlock) else 1 for x in parts)
+    assert fuse_quantized_layer_norms(module) == calls(module).count(FUSED) == norms
+    assert calls(module).count(NORM) == 1 + len(backbone.norms)
 
 
 @pytest.mark.parametrize(
