@@ -380,7 +380,7 @@ def quantized_linear(
 def quantized_layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, scale: float, dtype: torch.dtype
 ) -> Tensor:
-    """Normalises rows as `torch.nn.LayerNorm`, and quantises the result, for `quantized_linear`:
+    """Normalises rows as `torch.nn.LayerNorm` and quantises the result, which `quantized_linear` reads:
 
         y = (x - mean) / sqrt(variance + eps) * weight + bias
 
