@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.operator_errors import TOLERANCE
 from codetr.export.weight_key import number_keys, weight_key
 from codetr.model.backbones.swin import PatchMerging, SwinBlock
 from codetr.model.layers import FeedForward
@@ -56,14 +57,30 @@ def calls(module: torch.fx.GraphModule) -> list:
     return [node.target for node in module.graph.nodes]
 
 
+def result_of(target: Callable, module: torch.fx.GraphModule, x: Tensor) -> Tensor:
+    """The result of the only call of a function, in float32."""
+    results = []
+
+    class Keeping(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> object:
+            result = super().run_node(node)
+            if node.target is target:
+                results.append(result)
+            return result
+
+    Keeping(module).run(x)
+    (only,) = results
+    return only.float()
+
+
 @pytest.mark.parametrize("precision", TYPES)
 def test_norm_before_a_block(precision, monkeypatch):
-    """No quantize call stays: the norm hands 8 bits to the first layer. Results are those of the calls."""
+    """No quantize call stays: the norm hands the numbers of the calls to the first layer, in 8 bits."""
     monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: True)
     module = quantized(Block(before=True), precision)
     x = torch.randn(3, 5, 16).half()
-    expected = module(x)
     fuse_quantized_linears(module, precision)
+    expected = result_of(quantize, module, x)
     assert fuse_quantized_layer_norms(module) == 1
     assert NORM not in calls(module) and quantize not in calls(module)
     (node,) = (node for node in module.graph.nodes if node.target is FUSED)
@@ -71,10 +88,12 @@ def test_norm_before_a_block(precision, monkeypatch):
     assert node.args[3:] == (1e-5, pytest.approx(3 / largest, rel=1e-3), TYPES[precision])
     value = node.meta["val"]
     assert value.dtype == TYPES[precision] and value.shape == (3, 5, 16)
-    # Q/DQ calls round to float16 before they quantise, which moves some numbers by a step of 8 bits. In E4M3
-    # that is 6% to 12%.
-    error = (module(x) - expected).float().norm()
-    assert error < (4 if precision == "int8" else 16) * TOLERANCE[torch.float16] * expected.float().norm()
+    # The calls round to float16 before they quantise, which moves few numbers, by a step of 8 bits.
+    found = result_of(FUSED, module, x)
+    differences = (found - expected).abs()
+    step = torch.ones_like(found) if precision == "int8" else expected.abs().clamp(min=2**-6) / 8
+    print((differences > 0).sum().item(), "of", differences.numel(), "numbers differ")
+    assert (differences <= step).all() and (differences > 0).float().mean() < 0.04
 
 
 def test_norms_of_swin(monkeypatch):
