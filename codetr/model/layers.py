@@ -105,18 +105,24 @@ class DropPath(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """Self-attention with positions on queries and keys but not on values; without the residual."""
+    """Self-attention with positions on queries and keys but not on values."""
 
     def __init__(self, embed_dims: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dims, embed_dims))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dims))
-        self.out_proj = nn.Linear(embed_dims, embed_dims)
+        self.out_proj = Linear(embed_dims, embed_dims)
         nn.init.xavier_uniform_(self.in_proj_weight)
 
-    def forward(self, x: Tensor, position: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """x, position: [N, Q, C] -> [N, Q, C].
+    def forward(
+        self,
+        x: Tensor,
+        position: Tensor,
+        attention_mask: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """x, position: [N, Q, C] -> [N, Q, C], with the residual if there is one.
 
         attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
@@ -130,7 +136,7 @@ class MultiheadAttention(nn.Module):
         )
         allowed = None if attention_mask is None else ~attention_mask
         out = F.scaled_dot_product_attention(query, key, value, allowed)  # [N, heads, Q, C / heads]
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+        return self.out_proj(out.transpose(1, 2).flatten(2), residual)
 
 
 class Linear(nn.Linear):

@@ -44,7 +44,7 @@ class EncoderLayer(nn.Module):
             residual=x,
         )
         x = self.norm1(attended)
-        return self.norm2(x + self.ffn(x))
+        return self.norm2(self.ffn(x, residual=x))
 
 
 class Encoder(nn.Module):
@@ -94,7 +94,7 @@ class DecoderLayer(nn.Module):
 
         attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
-        x = self.norm1(x + self.self_attn(x, position, attention_mask))
+        x = self.norm1(self.self_attn(x, position, attention_mask, residual=x))
         attended = self.cross_attn(
             x + position,
             memory,
@@ -105,7 +105,7 @@ class DecoderLayer(nn.Module):
             residual=x,
         )
         x = self.norm2(attended)
-        return self.norm3(x + self.ffn(x))
+        return self.norm3(self.ffn(x, residual=x))
 
 
 class Decoder(nn.Module):
