@@ -73,8 +73,9 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     )
     found = found.float()
     assert ((least <= found) & (found <= most)).all()
-    # Rounding decides few of them.
-    assert (least < most).sum() <= 2 + 0.05 * truth.numel()
+    # Rounding decides few of them, unless a row's numbers are nearly equal.
+    decided = (least < most) & (mean.abs() < 100 * deviation)
+    assert decided.sum() <= 2 + 0.05 * truth.numel()
 
 
 VARIABLE = "MSDA_QUANTIZED_LAYER_NORM"
