@@ -17,27 +17,28 @@ std::vector<Form> forms;
 
 using Library = msda::WindowConfig<__half, 12, 32>;
 
-template <int kKeys_, int kTeams_>
+template <int kKeys_, int kTeams_, int kUnrolled_>
 struct Config : Library {
   static constexpr int kKeys = kKeys_;
   static constexpr int kTeams = kTeams_;
+  static constexpr int kUnrolled = kUnrolled_;
   static constexpr int kThreads = kTeams * kWarps * 32;
 };
 
-template <int kKeys, int kTeams>
+template <int kKeys, int kTeams, int kUnrolled>
 void add() {
-  forms.push_back({std::to_string(kKeys) + " keys a step, " + std::to_string(kTeams) + " teams",
-                   msda::launch_window_tensor_core<Config<kKeys, kTeams>>});
+  forms.push_back({std::to_string(kKeys) + " keys a step, " + std::to_string(kTeams) + " teams, " +
+                       std::to_string(kUnrolled) + " steps unrolled",
+                   msda::launch_window_tensor_core<Config<kKeys, kTeams, kUnrolled>>});
 }
 
 const bool added = [] {
-  add<16, 1>();
-  add<48, 1>();
-  add<144, 1>();
-  add<16, 2>();
-  add<144, 2>();
-  add<16, 3>();
-  add<48, 3>();
+  add<16, 2, 1>();
+  add<16, 2, 3>();
+  add<48, 2, 1>();
+  add<16, 3, 1>();
+  add<16, 3, 3>();
+  add<48, 3, 1>();
   return true;
 }();
 

@@ -166,14 +166,19 @@ def test_extreme_logits(backend: Backend, dtype: torch.dtype) -> None:
 
 
 @matrix(tuple(backend for backend in ALL if backend.kernel))
-def test_value_that_is_not_finite(backend: Backend, dtype: torch.dtype) -> None:
-    """A NaN spoils its window and head only."""
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_nan(backend: Backend, dtype: torch.dtype, part: str) -> None:
+    """In a query it spoils its cell, in a key its window, in a value a channel of its window; of its head."""
     skip_unless_ready(backend, dtype)
-    inputs = Case(8, 16, height=16, width=16).inputs(dtype, backend.device)
-    inputs.qkv[0, 2, 3, 64] = torch.nan  # a value of head 0
-    output = backend.compute(inputs)
-    spoiled = output.isnan()
-    assert spoiled[0, :8, :8, 0].all() and spoiled.sum() == 64
+    inputs = Case(12, 16, height=24, width=24).inputs(dtype, backend.device)
+    channel = 32 * ("query", "key", "value").index(part)  # the first of head 0
+    inputs.qkv[0, 2, 3, channel] = torch.nan
+    expected = torch.zeros(1, 24, 24, 32, dtype=torch.bool, device=backend.device)
+    if part == "query":
+        expected[0, 2, 3, :16] = True
+    else:
+        expected[0, :12, :12, : 16 if part == "key" else 1] = True
+    assert torch.equal(backend.compute(inputs).isnan(), expected)
 
 
 def test_pointer_that_is_not_aligned() -> None:

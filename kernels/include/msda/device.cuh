@@ -57,7 +57,8 @@ __device__ __forceinline__ int no_hoist(int number) {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// 2^x for x <= 0: ex2.approx has the accuracy of __expf() without its range reduction.
+// 2^x: ex2.approx has the accuracy of __expf() without its range reduction. Results that are not
+// normal numbers become 0 or infinity.
 __device__ __forceinline__ float exp2_approx(float x) {
 #if MSDA_PTX
   float power;

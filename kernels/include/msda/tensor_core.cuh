@@ -1,4 +1,4 @@
-// Primitives of the tensor cores (compute capability 8.0 and later): 16 x 8 x 16 products, matrices
+// Primitives of the tensor cores (compute capability 8.0 and later): 16 x 8 products, matrices
 // from shared memory, asynchronous copies into it, and barriers of some warps. The emulator has a
 // C++ form of each (tests/matrix/cuda_emulator/tensor_core.h).
 //
@@ -38,6 +38,28 @@ __device__ __forceinline__ void multiply_accumulate(float (&sums)[4], const uint
   }
 #elif !defined(__CUDACC__)
   emulator::multiply_accumulate<T>(sums, a, b0, b1);
+#endif
+}
+
+// The same for a 16 x 8 matrix a and an 8 x 8 matrix b: mma.sync.m16n8k8, whose fragments are the
+// first words of the others.
+template <typename T>
+__device__ __forceinline__ void multiply_accumulate(float (&sums)[4], const uint32_t (&a)[2],
+                                                    uint32_t b) {
+#if MSDA_PTX
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  }
+#elif !defined(__CUDACC__)
+  emulator::multiply_accumulate<T>(sums, {a[0], a[1], 0, 0}, b, 0);
 #endif
 }
 

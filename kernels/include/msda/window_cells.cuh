@@ -41,10 +41,21 @@ struct WindowMap {
     const int column = number - image_and_row * across;
     const int image = divide(image_and_row, down);
     const int row = image_and_row - image * down;
-    const bool shifted = shift > 0;
-    return {image, row * size + shift, column * size + shift,
-            shifted && row == down - 1 ? size - shift : size,
-            shifted && column == across - 1 ? size - shift : size};
+    return with_splits({image, row * size + shift, column * size + shift});
+  }
+
+  // The window `count` numbers after another, without a division.
+  __device__ __forceinline__ Window next(Window window, int count) const {
+    window.column += count * size;
+    while (window.column >= across * size + shift) {
+      window.column -= across * size;
+      window.row += size;
+    }
+    while (window.row >= down * size + shift) {
+      window.row -= down * size;
+      ++window.image;
+    }
+    return with_splits(window);
   }
 
   // The number of a cell in [N, H, W], or -1 in the padding.
@@ -56,6 +67,14 @@ struct WindowMap {
     if (column >= across * size) column -= across * size;
     if (row >= height || column >= width) return -1;
     return (static_cast<int64_t>(window.image) * height + row) * width + column;
+  }
+
+ private:
+  // Sets the window's splits. Only the last windows along an axis have several regions.
+  __device__ __forceinline__ Window with_splits(Window window) const {
+    window.row_split = window.row == (down - 1) * size + shift ? size - shift : size;
+    window.column_split = window.column == (across - 1) * size + shift ? size - shift : size;
+    return window;
   }
 };
 
