@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _EXTRAS = {
+    "batch": ("pyarrow", "ray"),
     "onnx": ("onnx", "onnx_ir", "onnxruntime", "onnxscript"),
     "tensorrt": ("cuda", "polygraphy", "tensorrt"),
     "dynamo": ("torch_tensorrt",),

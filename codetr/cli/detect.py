@@ -85,7 +85,7 @@ def detect(
         every: Of a video, every such frame.
     """
     detector = Detector(backend=network.make_backend(), labels=network.labels)
-    classes = None if classes is None else _split_at_commas(classes, detector.class_names)
+    classes = None if classes is None else split_at_commas(classes, detector.class_names)
     options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}
     detector.check_options(**options, batch=batch)
     if every < 1:
@@ -204,7 +204,7 @@ def _note_demo(network: NetworkOptions) -> None:
         print(_DEMO_NOTE)
 
 
-def _split_at_commas(classes: Sequence[str], names: Sequence[str]) -> list[str]:
+def split_at_commas(classes: Sequence[str], names: Sequence[str]) -> list[str]:
     """Splits "person,car". A name of the model may have a comma itself."""
     return [part for item in classes for part in ([item] if item in names else item.split(","))]
 

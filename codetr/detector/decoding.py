@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from codetr.detector.preprocess import load_image
+from codetr.detector.preprocess import ImageFile, load_image
 from codetr.usable_cores import usable_cores
 from trt_plugin.engine_error import EngineError
 
@@ -46,7 +46,7 @@ class Decoder:
         self._threads = threads or min(usable_cores(), 16)
         self._pool = ThreadPoolExecutor(self._threads, "decode")
 
-    def start(self, paths: Sequence[Path]) -> list[Future[Decoded]]:
+    def start(self, paths: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """Begins to decode files.
 
         Returns:
@@ -98,13 +98,13 @@ class GpuDecoder(Decoder):
                 "nvImageCodec decodes no JPEG file here; is the package nvidia-nvjpeg installed?"
             )
 
-    def start(self, paths: Sequence[Path]) -> list[Future[Decoded]]:
+    def start(self, paths: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """As `Decoder.start`. The files of one call are decoded together."""
         futures: list[Future[Decoded]] = [Future() for _ in paths]
         self._pool.submit(self._decode, list(paths), futures)
         return futures
 
-    def _decode(self, paths: Sequence[Path], futures: Sequence[Future[Decoded]]) -> None:
+    def _decode(self, paths: Sequence[Path | ImageFile], futures: Sequence[Future[Decoded]]) -> None:
         started = time.perf_counter()
         on_gpu: dict[int, Any] = {}
         try:
@@ -167,14 +167,14 @@ def make_decoder(backend: Any, threads: int | None = None) -> Decoder:
     return Decoder(threads)
 
 
-def read_plain_jpeg(path: Path) -> bytes | None:
+def read_plain_jpeg(path: Path | ImageFile) -> bytes | None:
     """Reads a JPEG file of gray or colour pixels that ends with its end marker; None for any other file.
 
     A truncated file has no end marker. Decoders on a GPU may show the rest of such a picture as gray; Pillow
     refuses it.
     """
     try:
-        data = path.read_bytes()
+        data = path.data if isinstance(path, ImageFile) else path.read_bytes()
         if not data.endswith(_JPEG_END):
             return None
         with Image.open(io.BytesIO(data)) as image:
@@ -183,7 +183,7 @@ def read_plain_jpeg(path: Path) -> bytes | None:
         return None
 
 
-def _load(path: Path) -> Decoded:
+def _load(path: Path | ImageFile) -> Decoded:
     started = time.perf_counter()
     image = load_image(path)
     return Decoded(image, 1000 * (time.perf_counter() - started))

@@ -7,16 +7,17 @@ zeros.
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from codetr.config import Config
 from codetr.detector.sizes import SIZE_DIVISOR, ChosenSize, InputSizes
@@ -30,7 +31,17 @@ class ImageError(ValueError):
     """A file is no image, is damaged, or has pixels that 8-bit RGB cannot show. The message is one line."""
 
 
-def load_image(path: str | Path) -> np.ndarray:
+class ImageFile(NamedTuple):
+    """An image file in memory. Functions that read a picture take it in place of a path."""
+
+    name: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def load_image(path: str | Path | ImageFile) -> np.ndarray:
     """Reads a picture as a viewer shows it, with its EXIF rotation and in RGB.
 
     Pillow decodes the same pixels as OpenCV, and unlike OpenCV it refuses truncated JPEG files. Transparent
@@ -269,18 +280,21 @@ def _check_rgb(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def _open(path: str | Path) -> Image.Image:
+def _open(path: str | Path | ImageFile) -> Image.Image:
     """Opens a picture without decoding its pixels."""
+    in_memory = isinstance(path, ImageFile)
     try:
         with warnings.catch_warnings():
             # Pillow warns from 89 megapixels on and refuses from 179 on. Panoramas in between are welcome.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(path)
+            return Image.open(io.BytesIO(path.data) if in_memory else path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     except Exception as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
-        empty = Path(path).is_file() and Path(path).stat().st_size == 0
+        # Pillow's message has the path again, and an address for a file in memory.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "unknown format" if unknown else getattr(error, "strerror", None) or one_line(error)
+        empty = not path.data if in_memory else Path(path).is_file() and Path(path).stat().st_size == 0
         problem = "the file is empty" if empty else f"not an image that Pillow can read ({reason})"
         raise ImageError(f"{path}: {problem}") from error
 

@@ -1,4 +1,4 @@
-"""Metadata of exported files with fixed and with dynamic sizes."""
+"""Metadata of exported files with fixed and with dynamic sizes, and a network."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from trt_plugin import ArtifactMetadata
 
 FIXED = InputSizes(fixed(2), fixed(64), fixed(96))
 DYNAMIC = InputSizes(SizeRange(1, 1, 8), SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344))
+
+
+ONNX_GRAPH = """
+<ir_version: 8, opset_import: ["": 17]>
+found (float[2, 3, 64, 96] images, int64[2, 2] image_shapes)
+    => (float[2, 3, 4] boxes, float[2, 3] scores, int64[2, 3] labels)
+<int64[4] order = {1, 0, 1, 0}, int64[3] rows = {2, 1, 4}, int64[2] pictures = {2, 1},
+ float[1, 3, 4] corners = {0, 0, 1, 1, nan, nan, nan, nan, 0, 0, 1, 1},
+ float[1, 3] best = {0.8, 0.9, nan}, int64[1, 3] classes = {1, 0, 1}>
+{
+    swapped = Gather<axis = 1>(image_shapes, order)
+    sides = Cast<to = 1>(swapped)
+    row = Reshape(sides, rows)
+    boxes = Mul(row, corners)
+    scores = Tile(best, pictures)
+    labels = Tile(classes, pictures)
+}
+"""
+"""The network of `fixed_metadata`. It finds a dog as large as the picture, with the score 0.8."""
 
 
 def fixed_metadata() -> ArtifactMetadata:

@@ -12,7 +12,7 @@ import pytest
 from codetr.detector.detector import Detector
 from codetr.errors import ArgumentError
 from tests.detector.detect_runs import ROOT, detect, error_line, load
-from tests.detector.exported_metadata import dynamic_metadata, fixed_metadata
+from tests.detector.exported_metadata import ONNX_GRAPH, dynamic_metadata, fixed_metadata
 from trt_plugin import ArtifactMetadata
 
 FAKE_ENGINE = """
@@ -49,24 +49,6 @@ from codetr.cli.app import main
 status = main(sys.argv[1:])
 assert "torch" not in sys.modules and "tensorrt" not in sys.modules, "imported"
 sys.exit(status)
-"""
-
-# Gives the outputs of the fake engine.
-ONNX_GRAPH = """
-<ir_version: 8, opset_import: ["": 17]>
-found (float[2, 3, 64, 96] images, int64[2, 2] image_shapes)
-    => (float[2, 3, 4] boxes, float[2, 3] scores, int64[2, 3] labels)
-<int64[4] order = {1, 0, 1, 0}, int64[3] rows = {2, 1, 4}, int64[2] pictures = {2, 1},
- float[1, 3, 4] corners = {0, 0, 1, 1, nan, nan, nan, nan, 0, 0, 1, 1},
- float[1, 3] best = {0.8, 0.9, nan}, int64[1, 3] classes = {1, 0, 1}>
-{
-    swapped = Gather<axis = 1>(image_shapes, order)
-    sides = Cast<to = 1>(swapped)
-    row = Reshape(sides, rows)
-    boxes = Mul(row, corners)
-    scores = Tile(best, pictures)
-    labels = Tile(classes, pictures)
-}
 """
 
 

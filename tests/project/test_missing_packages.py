@@ -49,6 +49,7 @@ def folder(tmp_path) -> Path:
         ("torchvision", ["train", "--task", "classify", "--network", "resnet18", *CLASSES], "train"),
         ("pycocotools", ["evaluate", *DATASET], "train"),
         ("av", ["detect", "clip.mp4", "--out", "out"], "video"),
+        ("ray", ["batch", "data", "out", "--device", "cpu"], "batch"),
         ("onnx", ["surgeon", "model.onnx", "out"], "onnx"),
         ("polygraphy", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),
         ("tensorrt", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),

@@ -26,7 +26,7 @@ def runs(block: Block) -> bool:
 
 
 TESTED = [page for page in PAGES if any(runs(block) for block in blocks(page))]
-SLOW = ("classifier.md", "detect.md", "engines.md", "quantization.md", "training.md", "video.md")
+SLOW = ("batch.md", "classifier.md", "detect.md", "engines.md", "quantization.md", "training.md", "video.md")
 
 
 def copy_pictures(folder: Path) -> None:
@@ -91,6 +91,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "own.pth": make_classifier,
     "--dataset flowers": make_class_folders,
     "photo.jpg": lambda folder: shutil.copy(ROOT / "assets" / "scene.jpg", folder / "photo.jpg"),
+    "batch photos": lambda folder: copy_pictures(folder / "photos"),
     "detect photos": lambda folder: copy_pictures(folder / "photos"),
     'Path("photos")': lambda folder: copy_pictures(folder / "photos"),
     "more/**": make_more,

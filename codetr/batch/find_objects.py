@@ -1,0 +1,76 @@
+"""The step of a batch job that runs the network: a table of pictures becomes a table of detections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from codetr.detector.decoding import make_decoder
+from codetr.detector.detector import Detector
+from codetr.detector.network_options import NetworkOptions
+from codetr.detector.pipeline import Pipeline, Processed
+from codetr.detector.preprocess import ImageFile
+from codetr.errors import one_line
+
+COLUMNS = pa.schema(
+    {
+        "width": pa.int32(),  # pixels
+        "height": pa.int32(),
+        "boxes": pa.list_(pa.list_(pa.float32(), 4)),  # x1, y1, x2, y2 in pixels of the picture
+        "scores": pa.list_(pa.float32()),
+        "labels": pa.list_(pa.int32()),
+        "names": pa.list_(pa.string()),
+        "error": pa.string(),
+    }
+)
+"""Columns of a result beside the picture's id. Of a picture with an error, the others are null."""
+
+
+class FindObjects:
+    """Runs the detector's pipeline in an actor of Ray. Several threads may call it at the same time.
+
+    Args:
+        network: must be valid on the machine of the actor.
+        options: arguments of `Detector.detect_batch`, checked.
+        batch: pictures in one run of the network.
+        id_column, bytes_column: of the tables.
+    """
+
+    def __init__(
+        self,
+        network: NetworkOptions,
+        options: Mapping[str, Any],
+        batch: int,
+        id_column: str,
+        bytes_column: str,
+    ) -> None:
+        detector = Detector(backend=network.make_backend(), labels=network.labels)
+        detector.backend.load()
+        decoder = make_decoder(detector.backend)
+        ahead = decoder.batches_ahead(batch)
+        self._pipeline = Pipeline(detector, options, decoder.start, batch=batch, ahead=ahead)
+        self._id_column, self._bytes_column = id_column, bytes_column
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Maps rows of ids and files to rows of ids and `COLUMNS`."""
+        ids, contents = table[self._id_column], table[self._bytes_column]
+        pictures = (ImageFile(str(name), content.as_py() or b"") for name, content in zip(ids, contents))
+        rows = [_row(done) for done in self._pipeline.run(pictures)]
+        found = pa.Table.from_pylist(rows, COLUMNS)
+        return found.add_column(0, self._id_column, ids)
+
+
+def _row(done: Processed) -> dict[str, Any]:
+    if done.error is not None:
+        return {"error": one_line(done.error)}
+    found = done.found
+    return {
+        "width": found.width,
+        "height": found.height,
+        "boxes": found.boxes_xyxy_px.tolist(),
+        "scores": found.scores.tolist(),
+        "labels": found.labels.tolist(),
+        "names": found.names(),
+    }

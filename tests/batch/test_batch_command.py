@@ -1,0 +1,197 @@
+"""`codetr batch` on the CPU: rows, resuming after kills, pictures with errors, and wrong arguments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from codetr.cli.app import main
+from tests.detector.detect_runs import ROOT, error_line
+from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
+
+pytest.importorskip("ray", reason="Ray is not installed")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory) -> list[str]:
+    """Options of a network for onnxruntime that finds a dog as large as each picture."""
+    parser = pytest.importorskip("onnx.parser", reason="onnx is not installed")
+    path = tmp_path_factory.mktemp("network") / "model.onnx"
+    path.write_bytes(parser.parse_model(ONNX_GRAPH).SerializeToString())
+    fixed_metadata().save(path.with_suffix(".json"))
+    return ["--onnx", str(path), "--device", "cpu"]
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """Each picture has a size of its own."""
+    folder.mkdir(parents=True)
+    for i in range(count):
+        Image.new("RGB", (20 + i, 30)).save(folder / f"{i:03}.png")
+
+
+def command(*arguments: object) -> list[str]:
+    run = "import sys; from codetr.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", run, "batch", *map(str, arguments)]
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(
+        command(*arguments), env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def batch(*arguments: object) -> str:
+    """Runs `codetr batch`; returns what it prints."""
+    process = start(*arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+def rows(out: Path) -> list[dict]:
+    return sorted(parquet.read_table(out).to_pylist(), key=lambda row: row["path"])
+
+
+def kill_after_parts(out: Path, count: int, *arguments: object) -> None:
+    """Starts a run, and kills it as soon as so many parts are written."""
+    process = start(*arguments)
+    committed = out.with_name(f"{out.name}.checkpoint")
+    end = time.monotonic() + 300
+    while sum(not path.name.endswith(".pending.parquet") for path in committed.glob("*.parquet")) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_killed_twice_and_resumed(network, tmp_path):
+    """The rows are those of one run, none twice. What was left between is a part of them."""
+    photos, once, killed = tmp_path / "photos", tmp_path / "once", tmp_path / "killed"
+    write_pictures(photos, 300)
+    (photos / "bad.png").write_bytes(b"no picture")
+    options = [*network, "--batch", 2, "--part-rows", 2]
+    assert "301 pictures, 1 of them with an error" in batch(photos, once, *network, "--batch", 2)
+    kill_after_parts(killed, 1, photos, killed, *options)
+    first = len(list(killed.glob("*.parquet")))
+    kill_after_parts(killed, first + 1, photos, killed, *options, "--resume")
+    assert len(list(killed.glob("*.parquet"))) * 2 < 301
+    printed = batch(photos, killed, *options, "--resume")
+    assert "301 pictures, 1 of them with an error" in printed and not printed.startswith("301 pictures in")
+    assert rows(killed) == rows(once)
+    assert "\n0 pictures in" in "\n" + batch(photos, killed, *options, "--resume")
+
+
+def test_rows_of_a_folder(network, tmp_path):
+    """A picture that is damaged, empty, or unfit for the network has a row with the reason."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    write_pictures(photos / "deep", 3)
+    whole = photos / "whole.jpg"
+    Image.effect_noise((90, 60), 90).save(whole)
+    (photos / "truncated.jpg").write_bytes(whole.read_bytes()[:-500])
+    (photos / "empty.webp").touch()
+    (photos / "notes.txt").write_text("no picture")
+    assert "6 pictures, 2 of them with an error" in batch(photos, out, *network, "--batch", 4)
+    found = {Path(row["path"]).name: row for row in rows(out)}
+    assert sorted(found) == ["000.png", "001.png", "002.png", "empty.webp", "truncated.jpg", "whole.jpg"]
+    row = found["whole.jpg"]
+    assert row.pop("path") == str(whole)
+    np.testing.assert_allclose(row.pop("boxes"), [[0, 0, 90, 60]], atol=1e-3)
+    np.testing.assert_allclose(row.pop("scores"), [0.8])
+    assert row == {"width": 90, "height": 60, "labels": [1], "names": ["dog"], "error": None}
+    for name, reason in (("empty.webp", "the file is empty"), ("truncated.jpg", "truncated or damaged")):
+        row = found[name]
+        assert name in row["error"] and reason in row["error"]
+        assert {value for key, value in row.items() if key not in ("path", "error")} == {None}
+
+
+def test_rows_of_parquet(network, tmp_path):
+    write_pictures(tmp_path / "photos", 2)
+    files = [(tmp_path / "photos" / f"{i:03}.png").read_bytes() for i in range(2)]
+    table = pa.table({"key": [7, 8, 9], "file": [*files, None], "more": ["a", "b", "c"]})
+    parquet.write_table(table, tmp_path / "photos.parquet")
+    columns = ["--id-column", "key", "--bytes-column", "file"]
+    out = tmp_path / "out"
+    batch(tmp_path / "photos.parquet", out, *network, *columns)
+    found = sorted(parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
+    assert [(row["key"], row["width"], row["error"]) for row in found] == [
+        (7, 20, None),
+        (8, 21, None),
+        (9, None, "9: the file is empty"),
+    ]
+
+
+def test_network_that_fails(tmp_path):
+    """An error of the actor on one line. No part is left."""
+    write_pictures(tmp_path / "photos", 1)
+    weights = tmp_path / "damaged.safetensors"
+    weights.write_bytes(b"no weights")
+    process = start(
+        tmp_path / "photos",
+        tmp_path / "out",
+        "--model",
+        "co_dino_r50",
+        "--weights",
+        weights,
+        "--device",
+        "cpu",
+    )
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    line = err.splitlines()[-1]
+    assert line.startswith("codetr: error: ") and "damaged.safetensors" in line
+    assert not list(tmp_path.glob("out/*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["empty", "out"], "SOURCE: expected pictures"),
+        (["missing", "out"], "SOURCE: missing: no such file or folder"),
+        (["", "out"], "SOURCE: expected a path or URI, got ''"),
+        (["nosuch://bucket", "out"], "SOURCE: expected a path or URI, got nosuch://bucket"),
+        (["photos", "full"], "OUT: expected a new or empty folder, or --resume, got full"),
+        (["photos", "out", "--part-rows", "0"], "--part-rows: expected at least 1, got 0"),
+        (["photos", "out", "--batch", "0"], "--batch: expected at least 1, got 0"),
+        (
+            ["photos", "out", "--address", "127.0.0.1:9"],
+            "--address: expected a Ray cluster, got 127.0.0.1:9 (",
+        ),
+        (["photos", "out", "--address", "nonsense"], "--address: expected a Ray cluster, got nonsense ("),
+        (
+            ["photos", "out", "--device", "cuda:1"],
+            "--device: expected auto, cpu or cuda, Ray chooses the GPUs",
+        ),
+        (["text.parquet", "out"], "text.parquet cannot be read"),
+        (["table.parquet", "out"], "table.parquet: expected a column path, got id, bytes"),
+        (
+            ["table.parquet", "out", "--id-column", "id"],
+            "table.parquet: expected binary data in the column bytes, got string",
+        ),
+    ],
+)
+def test_wrong_arguments(network, arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    write_pictures(tmp_path / "photos", 1)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "text.parquet").write_text("no table")
+    parquet.write_table(pa.table({"id": [1], "bytes": ["text"]}), "table.parquet")
+    before = sorted(tmp_path.rglob("*"))
+    network = network[:2] if "--device" in arguments else network
+    assert main(["batch", *network, *arguments]) == 2
+    assert message in error_line(capsys)
+    assert sorted(tmp_path.rglob("*")) == before
