@@ -29,6 +29,12 @@ COMMANDS = (
     (FILES, "sweep", "onnx_path.sweep:sweep", "Measure networks in every precision, batch size and runtime."),
     (FILES, "inspect", "trt_plugin.inspect:inspect", "Show the layers, tensors and times of an engine."),
     (FILES, "refit", "codetr.cli.refit:refit", "Give an engine other weights without a new build."),
+    (
+        FILES,
+        "triton-repository",
+        "codetr.cli.triton_repository:triton_repository",
+        "Write a model repository for the Triton server.",
+    ),
 )
 """(group, name, "module:function", line in the list of commands)."""
 

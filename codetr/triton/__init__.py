@@ -1,0 +1,1 @@
+"""Model repositories for Triton. `steps` are the Python models that a repository carries."""

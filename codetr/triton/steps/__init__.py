@@ -1,0 +1,1 @@
+"""Sources of Triton's Python models. `codetr.triton.repository` copies them; nothing imports them."""
