@@ -75,7 +75,7 @@ def load() -> Path:
         EngineError: TensorRT or the library is missing, or the library cannot be loaded.
     """
     path = library_path()
-    trt = import_tensorrt()  # first: it loads libnvinfer, which the library needs
+    trt = import_tensorrt()  # first: it loads libnvinfer, whose registry the library looks for
     registry = trt.get_plugin_registry()
     with _lock:
         if not _missing(registry):

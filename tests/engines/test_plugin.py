@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,22 +164,62 @@ def test_quantized_linear_layers_that_a_kernel_runs_fast():
         assert not any(has_fast_quantized_linear(*layer, eight_bits) for layer in slow)
 
 
-@pytest.fixture(scope="session")
-def probe(tmp_path_factory) -> Path:
-    """The compiled plugin_probe.cpp."""
+def compile_probe(name: str, folder: Path) -> Path:
+    """Compiles a program of this folder with the headers of CUDA and TensorRT."""
     compiler, cuda = compile_for_cpu.compiler(), compile_for_cpu.include_folders()
     root = Path(os.environ.get("TENSORRT_ROOT", "/usr")) / "include"
     places = [Path(os.environ.get("TENSORRT_HEADERS", root)), root / f"{os.uname().machine}-linux-gnu"]
     headers = [folder for folder in places if (folder / "NvInferRuntime.h").is_file()]
     if compiler is None or cuda is None or not headers:
         pytest.skip("needs a C++ compiler, and the headers of CUDA and TensorRT (TENSORRT_ROOT)")
-    program = tmp_path_factory.mktemp("probe") / "plugin_probe"
-    source = Path(__file__).with_name("plugin_probe.cpp")
+    source = Path(__file__).with_name(f"{name}.cpp")
     includes = [f"-I{folder}" for folder in (*headers, *cuda)]
-    subprocess.run(
-        [compiler, "-std=c++17", "-w", *includes, str(source), "-o", str(program), "-ldl"], check=True
-    )
-    return program
+    command = [compiler, "-std=c++17", "-w", *includes, str(source), "-o", str(folder / name), "-ldl"]
+    subprocess.run(command, check=True)
+    return folder / name
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory) -> Path:
+    """The compiled plugin_probe.cpp."""
+    return compile_probe("plugin_probe", tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture(scope="session")
+def registry_probe(tmp_path_factory) -> Path:
+    """The compiled registry_probe.cpp."""
+    return compile_probe("registry_probe", tmp_path_factory.mktemp("registry_probe"))
+
+
+def nvinfer_libraries() -> list[str]:
+    """TensorRT's library of this process, and those of other versions in $MSDA_NVINFER_LIBRARIES."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    own = next(line.split()[-1] for line in maps if "libnvinfer.so" in line)
+    return [own, *filter(None, os.environ.get("MSDA_NVINFER_LIBRARIES", "").split(":"))]
+
+
+@pytest.mark.parametrize("ways", ["dlopen", "loadLibrary", "dlopen loadLibrary", "loadLibrary dlopen"])
+def test_one_library_serves_every_version(registry_probe, library, ways):
+    """Also in another major version than that of the headers. Errors go to TensorRT's logger."""
+    clean = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    plugins = sorted(["plugins:", *(f"{name}:1" for name in trt_plugin.OPERATORS)])
+    for path in nvinfer_libraries():
+        command = [str(registry_probe), path, str(library), *ways.split()]
+        done = subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), path
+        version, *found, logged = done.stdout.splitlines()
+        assert version.startswith("version 1")
+        assert [sorted(line.split()) for line in found] == [plugins] * len(ways.split()), path
+        assert logged.startswith("logged: msda::") and 'unknown field "wrong"' in logged
+
+
+def test_library_links_no_tensorrt(library):
+    """It opens in a process that finds none."""
+    clean = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    code = f"import ctypes; ctypes.CDLL({str(library)!r}); print(open('/proc/self/maps').read())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, check=True)
+    assert library.name in done.stdout and "libnvinfer" not in done.stdout
 
 
 INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
@@ -316,8 +357,7 @@ BAD = [
 
 def run_probe(probe: Path, library: Path, operator: str, fields: str, tensors: list[str]):
     """Output lines and errors of the probe, with the libnvinfer that this process uses."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    folders = {str(Path(line.split()[-1]).parent) for line in maps if "libnvinfer.so" in line}
+    folders = {str(Path(path).parent) for path in nvinfer_libraries()[:1]}
     paths = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
     command = [str(probe), str(library), operator, fields, *tensors]
     environment = {**os.environ, "LD_LIBRARY_PATH": paths}

@@ -3,7 +3,7 @@
 //     library and registers the creators that getCreators() returns. It refuses creators that are
 //     already registered.
 //   dlopen (polygraphy --plugins, trtexec --staticPlugins): the constructor of `registration`
-//     registers the creators, if the headers are of the library's major version, see report.h.
+//     registers the creators, see tensorrt_library.h.
 // The constructor runs in both ways. getCreators() therefore removes its registration first.
 // The linker keeps the library mapped for the life of the process (-z nodelete), so the registry
 // never points into an unmapped library.
@@ -15,6 +15,7 @@
 #include "msda/launchers.h"
 #include "plugin.h"
 #include "report.h"
+#include "tensorrt_library.h"
 
 namespace {
 
@@ -48,17 +49,14 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
 
 struct Registration {
   Registration() noexcept {
-    if (!msda::trt::headers_match_library()) return;
-    nvinfer1::IPluginRegistry* registry = getPluginRegistry();
-    if (registry == nullptr) return;
     for (int32_t i = 0; i < kNumCreators; ++i) {
-      registered[i] = registry->registerCreator(*creators()[i], msda::trt::kNamespace);
+      registered[i] = msda::trt::register_creator(*creators()[i]);
     }
   }
 
   void take_back() noexcept {
     for (int32_t i = 0; i < kNumCreators; ++i) {
-      if (registered[i]) getPluginRegistry()->deregisterCreator(*creators()[i]);
+      if (registered[i]) msda::trt::deregister_creator(*creators()[i]);
       registered[i] = false;
     }
   }

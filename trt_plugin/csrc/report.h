@@ -8,13 +8,6 @@
 
 namespace msda::trt {
 
-// Returns whether the headers of this build and the loaded library have the same major version.
-//
-// Major versions of TensorRT differ in the memory layouts of the registry, the logger finder and
-// the logger. The plugin interfaces keep their layouts. A library built with other headers
-// therefore works, but reports its errors on stderr.
-bool headers_match_library() noexcept;
-
 // Sets the finder that TensorRT passes when it loads the library itself. Without a finder, errors
 // go to the process-wide logger.
 void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept;
