@@ -22,6 +22,7 @@ from codetr.errors import ArgumentError, one_line
 
 _CONNECT_S = 5.0  # to the head of a cluster
 _CALLS = 2  # tables that an actor works on, so that the network never waits for the next one
+_CALL_ROWS = 128  # least size of such a table. Its last run of the network may lack pictures
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,7 @@ def ray_session(address: str | None) -> Iterator[None]:
     try:
         ray.init(address or "local", logging_level="CRITICAL", log_to_driver=False)
     except (ConnectionError, ValueError) as error:
-        raise ArgumentError(
-            "address", f"expected a Ray cluster, got {address} ({one_line(error)})"
-        ) from error
+        raise _no_cluster(address, error) from error
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is raised, too
     try:
         yield
@@ -76,9 +75,7 @@ def _check_reachable(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise ArgumentError(
-            "address", f"expected a Ray cluster, got {address} ({one_line(error)})"
-        ) from error
+        raise _no_cluster(address, error) from error
 
 
 def _no_cluster(address: str | None, error: Exception) -> ArgumentError:
@@ -142,7 +139,7 @@ def _write(
     found = pictures.map_batches(
         FindObjects,
         fn_constructor_args=(network, options, batch, source.id_column, source.bytes_column),
-        batch_size=None,
+        batch_size=-(-_CALL_ROWS // batch) * batch,
         batch_format="pyarrow",
         # An actor takes no core from Ray's count: reading and writing must go on beside it on few cores.
         num_cpus=0,

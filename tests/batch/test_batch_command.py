@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 
 from codetr.cli.app import main
+from codetr.detector.detector import Detector
 from tests.detector.detect_runs import ROOT, error_line
 from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
 
@@ -33,10 +36,10 @@ def network(tmp_path_factory) -> list[str]:
 
 
 def write_pictures(folder: Path, count: int) -> None:
-    """Each picture has a size of its own."""
+    """Neighbours have different sizes."""
     folder.mkdir(parents=True)
     for i in range(count):
-        Image.new("RGB", (20 + i, 30)).save(folder / f"{i:03}.png")
+        Image.new("RGB", (20 + i % 50, 30)).save(folder / f"{i:03}.png")
 
 
 def command(*arguments: object) -> list[str]:
@@ -80,18 +83,18 @@ def kill_after_parts(out: Path, count: int, *arguments: object) -> None:
 def test_killed_twice_and_resumed(network, tmp_path):
     """The rows are those of one run, none twice. What was left between is a part of them."""
     photos, once, killed = tmp_path / "photos", tmp_path / "once", tmp_path / "killed"
-    write_pictures(photos, 300)
+    write_pictures(photos, 999)
     (photos / "bad.png").write_bytes(b"no picture")
-    options = [*network, "--batch", 2, "--part-rows", 2]
-    assert "301 pictures, 1 of them with an error" in batch(photos, once, *network, "--batch", 2)
+    options = [*network, "--batch", 2, "--part-rows", 100]
+    assert "1000 pictures, 1 of them with an error" in batch(photos, once, *options)
     kill_after_parts(killed, 1, photos, killed, *options)
-    first = len(list(killed.glob("*.parquet")))
-    kill_after_parts(killed, first + 1, photos, killed, *options, "--resume")
-    assert len(list(killed.glob("*.parquet"))) * 2 < 301
+    before = len(list(killed.glob("*.parquet")))
+    kill_after_parts(killed, before + 1, photos, killed, *options, "--resume")
+    assert len(list(killed.glob("*.parquet"))) < len(list(once.glob("*.parquet")))
     printed = batch(photos, killed, *options, "--resume")
-    assert "301 pictures, 1 of them with an error" in printed and not printed.startswith("301 pictures in")
+    assert "1000 pictures, 1 of them with an error" in printed and not printed.startswith("1000 pictures in")
     assert rows(killed) == rows(once)
-    assert "\n0 pictures in" in "\n" + batch(photos, killed, *options, "--resume")
+    assert batch(photos, killed, *options, "--resume").startswith("0 pictures in")
 
 
 def test_rows_of_a_folder(network, tmp_path):
@@ -115,6 +118,28 @@ def test_rows_of_a_folder(network, tmp_path):
         row = found[name]
         assert name in row["error"] and reason in row["error"]
         assert {value for key, value in row.items() if key not in ("path", "error")} == {None}
+
+
+@pytest.mark.gpu
+def test_rows_of_an_engine(quick_build, tmp_path):
+    """On each GPU of the machine, with files that both ways decode to the same pixels."""
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    export = ["--model", "co_dino_demo", "--height", 480, "--width", 640, "--batch", "1-4"]
+    assert main(["export", *map(str, export), "--out", str(tmp_path / "engine"), *quick_build]) == 0
+    engine = tmp_path / "engine" / "model.engine"
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for scene in sorted((ROOT / "tests/scenes/val").glob("*.jpg"))[:6]:
+        Image.open(scene).save(photos / f"{scene.stem}.png")
+    batch(photos, tmp_path / "out", "--engine", engine, "--batch", 4, "--threshold", 0.5)
+    found = rows(tmp_path / "out")
+    with Detector(backend="tensorrt", engine=engine) as detector:
+        expected = detector.detect([row["path"] for row in found], threshold=0.5, batch=4)
+    assert len(found) == 6 and sum(map(len, expected)) > 6
+    for row, detections in zip(found, expected, strict=True):
+        assert row["names"] == detections.names()
+        boxes = np.reshape(row["boxes"], (-1, 4))
+        np.testing.assert_allclose(boxes, detections.boxes_xyxy_px, atol=0.1)
 
 
 def test_rows_of_parquet(network, tmp_path):
@@ -153,6 +178,23 @@ def test_network_that_fails(tmp_path):
     line = err.splitlines()[-1]
     assert line.startswith("codetr: error: ") and "damaged.safetensors" in line
     assert not list(tmp_path.glob("out/*.parquet"))
+
+
+def test_cluster(network, tmp_path, monkeypatch):
+    """A head that runs already, with a token of its own, goes on after the job."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    write_pictures(tmp_path / "photos", 3)
+    code = "import ray; print(ray.init('local').address_info['gcs_address'], flush=True); input()"
+    head = subprocess.Popen(
+        [sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    address = next(line for line in map(str.strip, head.stdout) if re.fullmatch(r"[\d.]+:\d+", line))
+    printed = batch(tmp_path / "photos", tmp_path / "out", *network, "--address", address)
+    assert "has 3 pictures, 0 of them with an error" in printed
+    assert head.poll() is None
+    head.communicate("done\n", timeout=60)
+    assert head.returncode == 0
 
 
 @pytest.mark.parametrize(
