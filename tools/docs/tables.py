@@ -26,19 +26,20 @@ MARKED = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 OPERATOR = "msda_h200.json"
 COMPILED = "msda_compiled_h200.json"
-ACCURACY = "accuracy_co_dino_demo_640x640_h200.json"
-ACCURACY_IN_8_BITS = "accuracy_co_dino_demo_8_bits_640x640_h200.json"
+ACCURACY = "accuracy_co_dino_demo_640x640_h100.json"
+ACCURACY_IN_8_BITS = "accuracy_co_dino_demo_8_bits_640x640_h100.json"
 ENGINES_IN_8_BITS = (
-    "engines_co_dino_swin_l_8_bits_768x1152_h200.json",
-    "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h200.json",
+    "engines_co_dino_swin_l_8_bits_768x1152_h100.json",
+    "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h100.json",
     "engines_co_dino_r50_8_bits_batch_8_768x1152_h200.json",
 )
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
 QUANTIZATION = "quantization*_h200.json"
-REPEATS = "repeats_h200.json"
+REPEATS = ("repeats_h100.json", "repeats_demo_h100.json")
+"""A later file replaces rows of the same engine."""
 SIZES = "sizes_co_dino_swin_l_h200.json"
-DETECTORS = {"Swin-L": "co_dino_swin_l_768x1152_h200.json", "R50": "co_dino_r50_768x1152_h200.json"}
+DETECTORS = {"Swin-L": "co_dino_swin_l_768x1152_h100.json", "R50": "co_dino_r50_768x1152_h100.json"}
 
 ENCODER = "codino_encoder_768x1152"
 DECODER = "codino_decoder_768x1152"
@@ -90,11 +91,17 @@ def source(*names: str) -> str:
     versions = [f"PyTorch {contents[0]['torch'].split('+')[0]}", *(f"TensorRT {x}" for x in sorted(tensorrt))]
     programs = {re.match(r"python -m ([\w.]+)", content["command"])[1]: None for content in contents}
     files = [f"`{name}` ({content['commit'][:7]})" for name, content in zip(names, contents)]
+    gpus = dict.fromkeys(content["gpu"]["name"] for content in contents)
     return (
-        f"\n\n{', '.join([contents[0]['gpu']['name'], *versions])}. Made by "
+        f"\n\n{', '.join([*gpus, *versions])}. Made by "
         f"{', '.join(f'`{program}`' for program in programs)}; in `benchmarks/results`, with the commit: "
         f"{', '.join(files)}."
     )
+
+
+def gpu_of(name: str) -> str:
+    """The GPU of a result file, such as H200."""
+    return read(name)["gpu"]["name"].split()[1]
 
 
 def operator_times(name: str) -> dict[tuple, dict]:
@@ -129,24 +136,27 @@ def summary() -> str:
         for method in ("fused_attention", "nvidia_plugin", "reference")
     )
     pairs = [
-        ("operator, encoder layer", fused, "NVIDIA's plugin", nvidia),
-        ("operator, encoder layer", fused, "`grid_sample`", reference),
+        (OPERATOR, "operator, encoder layer", fused, "NVIDIA's plugin", nvidia),
+        (OPERATOR, "operator, encoder layer", fused, "`grid_sample`", reference),
     ]
     for name, found in detectors.items():
         engine, torch = found["TensorRT engine", "fp16"], found["torch CUDA graph", "fp16"]
-        pairs.append((f"Co-DINO {name} in TensorRT", engine, "PyTorch, CUDA graph", torch))
+        pairs.append((DETECTORS[name], f"Co-DINO {name} in TensorRT", engine, "PyTorch, CUDA graph", torch))
     for model in ("deformable_detr", "grounding_dino"):
-        found = zoo[model]
-        pairs.append((f"{ZOO[model]} after surgery", found["rewritten"], "as exported", found["original"]))
-    pairs.append(("training step of Co-DINO R50", step["kernels"], "`grid_sample`", step["grid_sample"]))
+        what, found = f"{ZOO[model]} after surgery", zoo[model]
+        pairs.append((SURGERY, what, found["rewritten"], "as exported", found["original"]))
+    what = "training step of Co-DINO R50"
+    pairs.append((TRAINING, what, step["kernels"], "`grid_sample`", step["grid_sample"]))
     rows = []
-    for what, ours, baseline, theirs in pairs:
+    for file, what, ours, baseline, theirs in pairs:
         times = [part["timing"]["median_ms"] for part in (ours, theirs)]
         factor, unit = (1e3, "µs") if what.startswith("operator") else (1, "ms")
         own, other = (f"{digits(time * factor)} {unit}" for time in times)
-        rows.append([what, own, f"{baseline}: {other}", f"{times[1] / times[0]:.1f} times"])
-    head = ["fp16 (training: bf16), 768x1152 or published size", "this project", "instead of", "faster"]
-    return table(head, rows) + source(OPERATOR, *DETECTORS.values(), SURGERY, TRAINING)
+        rows.append([what, gpu_of(file), own, f"{baseline}: {other}", f"{times[1] / times[0]:.1f} times"])
+    what = "fp16 (training: bf16), 768x1152 or published size"
+    return table([what, "GPU", "this project", "instead of", "faster"], rows) + source(
+        OPERATOR, *DETECTORS.values(), SURGERY, TRAINING
+    )
 
 
 def operator(name: str = OPERATOR) -> str:
@@ -226,20 +236,21 @@ def detector() -> str:
 
 def engines() -> str:
     names = {
-        "Swin-L, 608x608": "engines_co_dino_swin_l_fp16_608x608_h200.json",
-        "Swin-L, 768x1152": "engines_co_dino_swin_l_fp16_768x1152_h200.json",
-        "Swin-L, 1280x1920": "engines_co_dino_swin_l_fp16_1280x1920_h200.json",
-        "Swin-L, 512 to 1344, batch 1 to 8": "engines_co_dino_swin_l_fp16_dynamic_h200.json",
-        "Swin-L, 512 to 1344, batch 1 to 8 ": "engines_co_dino_swin_l_fp16_dynamic_onnx_h200.json",
-        "R50, 768x1152": "engines_co_dino_r50_fp16_768x1152_h200.json",
+        "Swin-L, 608x608": "engines_co_dino_swin_l_fp16_608x608_h100.json",
+        "Swin-L, 768x1152": "engines_co_dino_swin_l_8_bits_768x1152_h100.json",
+        "Swin-L, 1280x1920": "engines_co_dino_swin_l_fp16_1280x1920_h100.json",
+        "Swin-L, 512 to 1344, batch 1 to 8": "engines_co_dino_swin_l_fp16_dynamic_onnx_h100.json",
+        "R50, 768x1152": "engines_co_dino_r50_fp16_768x1152_h100.json",
     }
     rows = []
     for label, name in names.items():
         for row in read(name)["results"]:
+            if row["precision"] != "fp16":
+                continue
             path = "ONNX" if "onnx" in row["variant"] else "dynamo"
             size = "x".join(map(str, row["inputs"]["images"][2:]))
             build = "" if row["build_seconds"] is None else f"{row['build_seconds']:.0f}"
-            rows.append([label.strip(), path, size, milliseconds(row), build, mebibytes(row["engine_bytes"])])
+            rows.append([label, path, size, milliseconds(row), build, mebibytes(row["engine_bytes"])])
     head = ["fp16 engine", "path", "timed at", "ms", "build, s", "MiB"]
     return table(head, rows) + source(*names.values())
 
@@ -262,7 +273,9 @@ def repeats() -> str:
         "runs with other bits": lambda row: str(row["different"]),
         "detections that match in the worst run": lambda row: f"{row['matches']} of {row['detections']}",
     }
-    return rows_table(REPEATS, columns)
+    latest = {columns["engine"](row): row for name in REPEATS for row in read(name)["results"]}
+    rows = [[column(row) for column in columns.values()] for row in latest.values()]
+    return table(list(columns), rows) + source(*REPEATS)
 
 
 def accuracy(file: str = ACCURACY) -> str:
@@ -303,11 +316,12 @@ def engines_in_8_bits() -> str:
             if row["precision"] == "fp16":
                 base[path] = row["timing"]["median_ms"]
             precision = row["precision"] + (", convolutions in fp16" if row["variant"] == "int8nc" else "")
-            faster = f"{base[path] / row['timing']['median_ms']:.2f}"
+            fp16_ms = base.get(path) or next(iter(base.values()))
+            faster = f"{fp16_ms / row['timing']['median_ms']:.2f}"
             sizes = [mebibytes(row[key]) for key in ("engine_bytes", "device_memory_bytes")]
-            batch = str(row["inputs"]["images"][0])
-            rows.append([row["model"], batch, path, precision, milliseconds(row), faster, *sizes])
-    head = ["768x1152", "batch", "path", "precision", "ms", "times fp16's speed", "engine, MiB"]
+            what = [row["model"], gpu_of(file), str(row["inputs"]["images"][0]), path, precision]
+            rows.append([*what, milliseconds(row), faster, *sizes])
+    head = ["768x1152", "GPU", "batch", "path", "precision", "ms", "times fp16's speed", "engine, MiB"]
     return table([*head, "memory, MiB"], rows) + source(*ENGINES_IN_8_BITS)
 
 
