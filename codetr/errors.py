@@ -10,6 +10,7 @@ _EXTRAS = {
     "inspect": ("graphviz", "matplotlib"),
     "train": ("pycocotools", "scipy", "torchvision"),
     "video": ("av",),
+    "serve": ("aiohttp", "fastapi", "python_multipart", "ray", "starlette", "yaml"),
     "sweep": ("itables", "jinja2", "timm"),
 }
 """Packages that each extra of the project installs."""

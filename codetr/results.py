@@ -37,10 +37,19 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def select(self, threshold: float = 0.0, top: int | None = None) -> Detections:
-        """Returns the detections with score >= threshold, at most `top` of them, best first."""
+    def select(
+        self, threshold: float = 0.0, top: int | None = None, labels: Sequence[int] | None = None
+    ) -> Detections:
+        """Returns the detections with score >= threshold, at most `top` of them, best first.
+
+        Args:
+            labels: the classes to return. Default: all.
+        """
+        wanted = self.scores >= threshold
+        if labels is not None:
+            wanted &= np.isin(self.labels, labels)
         order = np.argsort(-self.scores, kind="stable")
-        keep = order[self.scores[order] >= threshold][:top]
+        keep = order[wanted[order]][:top]
         return replace(
             self, boxes_xyxy_px=self.boxes_xyxy_px[keep], scores=self.scores[keep], labels=self.labels[keep]
         )

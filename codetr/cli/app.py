@@ -17,6 +17,7 @@ PICTURES = Group("Pictures and datasets", sort_key=1)
 FILES = Group("ONNX files and engines", sort_key=2)
 COMMANDS = (
     (PICTURES, "detect", "codetr.cli.detect:detect", "Detect objects in pictures."),
+    (PICTURES, "serve", "codetr.cli.serve:serve", "Serve detection over HTTP, with a web page."),
     (PICTURES, "batch", "codetr.cli.batch:batch", "Detect objects in any number of pictures, by Ray Data."),
     (PICTURES, "train", "codetr.cli.train:train", "Train a detector or a classifier on a dataset."),
     (PICTURES, "evaluate", "codetr.cli.evaluate:evaluate", "Compute COCO's average precision on a dataset."),

@@ -8,8 +8,7 @@ from cyclopts import Group, Parameter
 
 from codetr.batch.job import check_device, checkpoint_of, ray_session, run_job
 from codetr.batch.source import BYTES, PATH, Place, Source
-from codetr.cli.detect import split_at_commas
-from codetr.detector.detector import Detector
+from codetr.detector.detector import Detector, split_at_commas
 from codetr.detector.network_options import NetworkOptions
 from codetr.errors import ArgumentError, UsageError
 

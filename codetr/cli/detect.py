@@ -18,7 +18,7 @@ from codetr.cli.pictures import Picture, draw_on, find_pictures, output_folder, 
 from codetr.cli.pictures import save_crops as write_crops
 from codetr.cli.program import complain
 from codetr.detector.decoding import make_decoder
-from codetr.detector.detector import Detector
+from codetr.detector.detector import Detector, split_at_commas
 from codetr.detector.network_options import NetworkOptions
 from codetr.detector.pipeline import CONTEXTS, Pipeline, Processed, Workers
 from codetr.detector.preprocess import ImageError, check_image
@@ -202,11 +202,6 @@ class _Run:
 def _note_demo(network: NetworkOptions) -> None:
     if (network.model, network.engine, network.onnx) == (None, None, None):
         print(_DEMO_NOTE)
-
-
-def split_at_commas(classes: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Splits "person,car". A name of the model may have a comma itself."""
-    return [part for item in classes for part in ([item] if item in names else item.split(","))]
 
 
 def _named(done: Processed) -> ImageError:

@@ -22,6 +22,9 @@ from codetr.errors import ArgumentError, UsageError
 from codetr.results import Detections
 from trt_plugin.atomic_files import atomic_write, new_folder
 
+JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
+"""How annotated pictures are saved. Chroma subsampling would smear their thin coloured lines."""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -99,9 +102,9 @@ def draw_on(image: Any, found: Detections) -> np.ndarray:
 
 
 def save_jpeg(pixels: np.ndarray, path: Path) -> None:
-    """Writes an annotated picture. Chroma subsampling would smear its thin coloured lines."""
+    """Writes an annotated picture."""
     with atomic_write(path) as temporary:
-        Image.fromarray(pixels).save(temporary, format="JPEG", quality=92, subsampling=0)
+        Image.fromarray(pixels).save(temporary, **JPEG)
 
 
 def save_crops(image: Any, found: Detections, folder: Path, prefix: str) -> None:

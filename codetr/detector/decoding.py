@@ -46,13 +46,13 @@ class Decoder:
         self._threads = threads or min(usable_cores(), 16)
         self._pool = ThreadPoolExecutor(self._threads, "decode")
 
-    def start(self, paths: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
+    def start(self, files: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """Begins to decode files.
 
         Returns:
             A future for each. Its `result` raises FileNotFoundError and ImageError as `load_image`.
         """
-        return [self._pool.submit(_load, path) for path in paths]
+        return [self._pool.submit(_load, file) for file in files]
 
     def batches_ahead(self, batch: int) -> int:
         """Returns the number of batches to begin early, so that every thread has work."""
@@ -98,27 +98,27 @@ class GpuDecoder(Decoder):
                 "nvImageCodec decodes no JPEG file here; is the package nvidia-nvjpeg installed?"
             )
 
-    def start(self, paths: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
+    def start(self, files: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """As `Decoder.start`. The files of one call are decoded together."""
-        futures: list[Future[Decoded]] = [Future() for _ in paths]
-        self._pool.submit(self._decode, list(paths), futures)
+        futures: list[Future[Decoded]] = [Future() for _ in files]
+        self._pool.submit(self._decode, list(files), futures)
         return futures
 
-    def _decode(self, paths: Sequence[Path | ImageFile], futures: Sequence[Future[Decoded]]) -> None:
+    def _decode(self, files: Sequence[Path | ImageFile], futures: Sequence[Future[Decoded]]) -> None:
         started = time.perf_counter()
         on_gpu: dict[int, Any] = {}
         try:
-            files = {i: data for i, path in enumerate(paths) if (data := read_plain_jpeg(path)) is not None}
-            on_gpu = self._decode_on_gpu(files)
+            plain = {i: data for i, file in enumerate(files) if (data := read_plain_jpeg(file)) is not None}
+            on_gpu = self._decode_on_gpu(plain)
         except Exception as error:  # nvImageCodec's own errors; Pillow then decodes all of them
             _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
-        share = 1000 * (time.perf_counter() - started) / len(paths)
-        for i, (path, future) in enumerate(zip(paths, futures, strict=True)):
+        share = 1000 * (time.perf_counter() - started) / len(files)
+        for i, (file, future) in enumerate(zip(files, futures, strict=True)):
             if i in on_gpu:
                 future.set_result(Decoded(on_gpu[i], share))
                 continue
             try:
-                future.set_result(_load(path))
+                future.set_result(_load(file))
             except Exception as error:
                 future.set_exception(error)
 
@@ -167,14 +167,14 @@ def make_decoder(backend: Any, threads: int | None = None) -> Decoder:
     return Decoder(threads)
 
 
-def read_plain_jpeg(path: Path | ImageFile) -> bytes | None:
+def read_plain_jpeg(file: Path | ImageFile) -> bytes | None:
     """Reads a JPEG file of gray or colour pixels that ends with its end marker; None for any other file.
 
     A truncated file has no end marker. Decoders on a GPU may show the rest of such a picture as gray; Pillow
     refuses it.
     """
     try:
-        data = path.data if isinstance(path, ImageFile) else path.read_bytes()
+        data = file.data if isinstance(file, ImageFile) else file.read_bytes()
         if not data.endswith(_JPEG_END):
             return None
         with Image.open(io.BytesIO(data)) as image:
@@ -183,9 +183,9 @@ def read_plain_jpeg(path: Path | ImageFile) -> bytes | None:
         return None
 
 
-def _load(path: Path | ImageFile) -> Decoded:
+def _load(file: Path | ImageFile) -> Decoded:
     started = time.perf_counter()
-    image = load_image(path)
+    image = load_image(file)
     return Decoded(image, 1000 * (time.perf_counter() - started))
 
 

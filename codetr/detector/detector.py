@@ -157,7 +157,7 @@ class Detector:
         """
         backend = backend or self.backend
         suppression = self._suppression(nms, nms_iou)
-        wanted = None if classes is None else _labels_of(classes, self.class_names)
+        wanted = None if classes is None else labels_of(classes, self.class_names)
         preprocessor = self.backend.preprocessor
         with self._count_alone:
             self.shrunk_images += sum(preprocessor.shrinks_by_turn(*image.shape[:2]) for image in images)
@@ -207,7 +207,7 @@ class Detector:
                 raise ArgumentError(name, f"expected at least 1, got {number!r}")
         self._suppression(nms, nms_iou)
         if classes is not None:
-            _labels_of(classes, self.class_names)
+            labels_of(classes, self.class_names)
 
     @property
     def shrunk_note(self) -> str | None:
@@ -280,8 +280,17 @@ def _read_labels(labels: Sequence[str] | str | Path, expected: int) -> tuple[str
     return tuple(labels)
 
 
-def _labels_of(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    """Returns the label of each class, given by name or number."""
+def split_at_commas(classes: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Splits "person,car". A name of the model may have a comma itself."""
+    return [part for item in classes for part in ([item] if item in names else item.split(","))]
+
+
+def labels_of(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
+    """Returns the label of each class, given by name or number.
+
+    Raises:
+        ArgumentError: there is no such class.
+    """
     labels = []
     for item in classes:
         if item in names:

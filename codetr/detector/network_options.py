@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
+from pydantic import ConfigDict
 
 from codetr.detector.file_backend import FileBackend
 from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
@@ -31,6 +32,8 @@ FILE_BACKENDS: dict[str, type[FileBackend]] = {
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
     """Options of the network: model or file, device and input size. See `codetr.Detector`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # in a server's configuration
 
     model: Annotated[Any, Parameter(metavar="NAME")] = None
     """co_dino_swin_l, co_dino_r50, the folder of a training run, or a configuration file. Default:

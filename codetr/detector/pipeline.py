@@ -19,8 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from codetr.detector.decoding import Decoded
 from codetr.detector.detector import Detector
 from codetr.detector.preprocess import ImageError
@@ -53,6 +51,59 @@ class Processed:
     times_ms: Mapping[str, float] = field(default_factory=dict)
 
 
+class Contexts:
+    """A network that several threads run at the same time.
+
+    Args:
+        detector: its network is loaded.
+        count: runs at the same time, for a backend that can be forked; others have one.
+
+    Attributes:
+        count: runs at the same time.
+    """
+
+    def __init__(self, detector: Detector, count: int = CONTEXTS) -> None:
+        self._detector = detector
+        self._forks = _fork(detector.backend, count - 1)
+        self._free: queue.SimpleQueue = queue.SimpleQueue()
+        for backend in (detector.backend, *self._forks):
+            self._free.put(backend)
+        self.count = 1 + len(self._forks)
+
+    def detect(self, images: Sequence[Any], **options: Any) -> list[Detections | ValueError]:
+        """Waits for a free context, and runs the network once.
+
+        Args:
+            images: uint8 [H, W, 3], RGB, or `trt_plugin.image_input.DeviceImage`.
+            options: arguments of `Detector.detect_batch`, checked.
+
+        Returns:
+            For each picture the detections, or the error of a picture that the network cannot take, such as
+            a strip. It does not fail the others.
+        """
+        backend = self._free.get()
+        try:
+            return self._detect(backend, images, options)
+        finally:
+            self._free.put(backend)
+
+    def _detect(
+        self, backend: Any, images: Sequence[Any], options: Mapping[str, Any]
+    ) -> list[Detections | ValueError]:
+        try:
+            return self._detector.detect_batch(images, backend=backend, **options)
+        except ValueError as error:
+            if len(images) == 1:
+                return [error]
+            return [one for image in images for one in self._detect(backend, [image], options)]
+
+    def close(self) -> None:
+        """Frees the forks."""
+        for backend in self._forks:
+            backend.close()
+        self._forks = []
+
+
 class Span(NamedTuple):
     """A batch in a detect thread, in seconds of `time.perf_counter`."""
 
@@ -70,7 +121,7 @@ class Pipeline:
         options: arguments of `Detector.detect_batch`, checked.
         start: begins to decode items, and returns a future for each: `Decoder.start` or `decoding.ready`.
         batch: pictures in one run of the network.
-        contexts: runs at the same time, for a backend that can be forked; others have one.
+        contexts: see `Contexts`.
         ahead: batches that wait for a context, decoded or being decoded.
 
     Attributes:
@@ -88,13 +139,9 @@ class Pipeline:
         contexts: int = CONTEXTS,
         ahead: int = 2,
     ) -> None:
-        self._detector, self._options = detector, options
-        self._start, self._batch, self._ahead = start, batch, ahead
-        self._forks = _fork(detector.backend, contexts - 1)
-        self._free: queue.SimpleQueue = queue.SimpleQueue()
-        for backend in (detector.backend, *self._forks):
-            self._free.put(backend)
-        self.contexts = 1 + len(self._forks)
+        self._options, self._start, self._batch, self._ahead = options, start, batch, ahead
+        self._network = Contexts(detector, contexts)
+        self.contexts = self._network.count
         self._pool = ThreadPoolExecutor(self.contexts, "detect")
         self.spans: list[Span] = []
 
@@ -130,11 +177,7 @@ class Pipeline:
         decoded = time.perf_counter()
         readable = [index for index, one in enumerate(results) if one.error is None]
         if readable:
-            backend = self._free.get()
-            try:
-                found = self._find(backend, [results[index].image for index in readable])
-            finally:
-                self._free.put(backend)
+            found = self._network.detect([results[index].image for index in readable], **self._options)
             for index, one in zip(readable, found, strict=True):
                 done = results[index]
                 if isinstance(one, Exception):
@@ -145,21 +188,10 @@ class Pipeline:
         self.spans.append(Span(threading.current_thread().name, began, decoded, time.perf_counter()))
         return results
 
-    def _find(self, backend: Any, images: Sequence[np.ndarray]) -> list[Detections | Exception]:
-        """Runs the network. One picture that it cannot take, such as a strip, does not fail the others."""
-        try:
-            return self._detector.detect_batch(images, backend=backend, **self._options)
-        except ValueError as error:
-            if len(images) == 1:
-                return [error]
-            return [one for image in images for one in self._find(backend, [image])]
-
     def close(self) -> None:
         """Waits for what is running, and frees the contexts."""
         self._pool.shutdown(cancel_futures=True)
-        for backend in self._forks:
-            backend.close()
-        self._forks = []
+        self._network.close()
 
     def __enter__(self) -> Pipeline:
         return self

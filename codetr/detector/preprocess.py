@@ -57,7 +57,7 @@ def load_image(path: str | Path | ImageFile) -> np.ndarray:
         FileNotFoundError: there is no such file.
         ImageError: the file is no image, is truncated or damaged, or has pixels of an unsupported type.
     """
-    with _open(path) as image:
+    with open_image(path) as image:
         try:
             image.load()
             return _to_rgb(image)
@@ -69,7 +69,7 @@ def load_image(path: str | Path | ImageFile) -> np.ndarray:
 
 def check_image(path: str | Path) -> None:
     """Reads only the header of a picture. Raises as `load_image` for a file that is missing or no image."""
-    with _open(path):
+    with open_image(path):
         pass
 
 
@@ -280,14 +280,21 @@ def _check_rgb(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def _open(path: str | Path | ImageFile) -> Image.Image:
-    """Opens a picture without decoding its pixels."""
+def open_image(path: str | Path | ImageFile, formats: Sequence[str] | None = None) -> Image.Image:
+    """Opens a picture without decoding its pixels.
+
+    Args:
+        formats: Pillow's names of the formats to accept. Default: all that Pillow reads.
+
+    Raises:
+        FileNotFoundError, ImageError: as `load_image`.
+    """
     in_memory = isinstance(path, ImageFile)
     try:
         with warnings.catch_warnings():
             # Pillow warns from 89 megapixels on and refuses from 179 on. Panoramas in between are welcome.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(path.data) if in_memory else path)
+            return Image.open(io.BytesIO(path.data) if in_memory else path, formats=formats)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     except Exception as error:

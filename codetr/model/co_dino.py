@@ -145,9 +145,9 @@ class CoDino(nn.Module):
     def write_out_linears(self) -> CoDino:
         """Replaces linear layers by their form for exports, see `codetr.model.layers.Linear`.
 
-        These are the layers of Swin, and in transformers of 192 channels those before a residual and LayerNorm:
-        TensorRT 10.6 fuses the three into a kernel that gave other bits in 2 of 2,000 runs of the demo model
-        (fp16, H100). With 256 channels its fused kernels repeat their bits and are as fast as ours.
+        These are the layers of Swin, and in transformers of 192 channels those before a residual and
+        LayerNorm: TensorRT 10.6 fuses the three into a kernel that gave other bits in 2 of 2,000 runs of the
+        demo model (fp16, H100). With 256 channels its kernels repeat their bits, and are as fast as ours.
 
         Returns:
             The model.

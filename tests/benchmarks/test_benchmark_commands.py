@@ -58,6 +58,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("repeats", ENGINE, "--engine: expected pyproject.json beside it"),
         ("report", [], "FILE"),
         ("sanitize", ["--bad"], "--bad"),
+        ("serving", ["--clients", "0"], "--clients"),
         ("sizes", [*WEIGHTS, *ENGINE, "--sizes", "768"], "--sizes: expected HEIGHTxWIDTH"),
         ("quantization", [], "FILE.onnx"),
         (

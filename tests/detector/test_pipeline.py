@@ -17,10 +17,17 @@ import torch
 from PIL import Image
 
 import msda
-from codetr.detector.decoding import Decoded, Decoder, GpuDecoder, make_decoder, read_plain_jpeg, ready
+from codetr.detector.decoding import (
+    Decoded,
+    Decoder,
+    GpuDecoder,
+    make_decoder,
+    read_plain_jpeg,
+    ready,
+)
 from codetr.detector.detector import Detector
 from codetr.detector.pipeline import Pipeline, Workers
-from codetr.detector.preprocess import ImageError, load_image
+from codetr.detector.preprocess import ImageError, ImageFile, load_image
 from codetr.detector.sizes import SizeRange
 from tests.detector.detect_runs import ROOT, FakeBackend
 from tests.golden_models import arguments, save_weights
@@ -230,6 +237,20 @@ def test_pillow_decodes_without_a_gpu(photos):
     (image, milliseconds), *_ = [future.result() for future in decoder.start([photos / "a.jpg"])]
     decoder.close()
     assert (image == load_image(photos / "a.jpg")).all() and milliseconds > 0
+
+
+def test_files_in_memory(photos):
+    content = (photos / "a.jpg").read_bytes()
+    files = [ImageFile("a.jpg", content), ImageFile("cut.jpg", content[:-200]), ImageFile("none", b"")]
+    decoder = Decoder()
+    whole, cut, empty = decoder.start(files)
+    assert (whole.result().image == load_image(photos / "a.jpg")).all()
+    with pytest.raises(ImageError, match=r"^cut.jpg: the image is truncated"):
+        cut.result()
+    with pytest.raises(ImageError, match=r"^none: the file is empty$"):
+        empty.result()
+    decoder.close()
+    assert [read_plain_jpeg(file) for file in files] == [content, None, None]
 
 
 class DecodedImage:

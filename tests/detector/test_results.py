@@ -16,6 +16,7 @@ def test_select_sorts_and_keeps_the_threshold_itself():
     kept = detections.select(threshold=0.5)
     assert kept.labels.tolist() == [1, 2] and kept.boxes_xyxy_px[:, 0].tolist() == [4, 8]
     assert detections.select(top=1).names() == ["bicycle"] and len(detections.select(threshold=0.8)) == 0
+    assert detections.select(0.3, labels=[3, 2]).labels.tolist() == [2]
 
 
 def test_document_is_coco():

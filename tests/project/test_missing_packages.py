@@ -50,6 +50,7 @@ def folder(tmp_path) -> Path:
         ("pycocotools", ["evaluate", *DATASET], "train"),
         ("av", ["detect", "clip.mp4", "--out", "out"], "video"),
         ("ray", ["batch", "data", "out", "--device", "cpu"], "batch"),
+        ("ray", ["serve", "--port", "18765"], "serve"),
         ("onnx", ["surgeon", "model.onnx", "out"], "onnx"),
         ("polygraphy", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),
         ("tensorrt", ["build", "model.onnx", "--out", "out", *SHAPE], "tensorrt"),

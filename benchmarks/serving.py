@@ -1,0 +1,218 @@
+"""`python -m benchmarks.serving`: the server under load, beside the pipeline without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cyclopts.types import PositiveFloat, PositiveInt
+
+from benchmarks.pipeline import Stages, make_pictures
+from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import Folder, OutputFile
+from codetr.cli.pictures import find_pictures
+from codetr.cli.program import run_program
+from codetr.detector.detector import Detector
+from codetr.detector.network_options import NetworkOptions
+from codetr.detector.pipeline import CONTEXTS
+from codetr.errors import UsageError
+
+_DEFAULTS = NetworkOptions()
+_START_S = 300
+
+
+def measure_serving(
+    *,
+    network: NetworkOptions = _DEFAULTS,
+    pictures: Folder | None = None,
+    clients: PositiveInt = 32,
+    seconds: PositiveFloat = 60.0,
+    batch: PositiveInt = 8,
+    replicas: PositiveInt = 1,
+    port: int = 8765,
+    out: OutputFile | None = None,
+) -> int:
+    """Measure the latency, the images a second and the memory of `codetr serve`.
+
+    Each client sends a picture as soon as it has the last answer, over the loopback. `of_pipeline` compares
+    with the same pictures from files in one process. Memory is the sum of the server's processes, shared
+    pages counted once.
+
+    ```
+    python -m benchmarks.serving --engine model.engine --batch 8 --clients 32 --seconds 60
+    ```
+
+    Args:
+        pictures: folder of pictures. Default: pictures of 1080x1920, made of the repository's photographs.
+        clients: connections, with one request at a time each.
+        seconds: length of the run, after a warm-up of a tenth.
+        batch: pictures in one run of the network.
+        replicas: see `codetr serve`.
+        port: port of the server.
+        out: result file. Default: benchmarks/results/serving_GPU.json.
+    """
+    result = ResultFile("benchmarks.serving", out, needs_gpu=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        if pictures is None:
+            pictures = Path(scratch, "pictures")
+            make_pictures(pictures)
+        files = [picture.path for picture in find_pictures([str(pictures)])]
+        alone, description = _pipeline(network, files, batch)
+        result.add(*_named("pipeline", alone))
+        options = [*_words(network), "--port", str(port), "--batch", str(batch), "--replicas", str(replicas)]
+        with _server([*options, "--queue", str(2 * clients + 16)], Path(scratch, "log.txt")) as server:
+            load = Load(f"http://127.0.0.1:{port}", [file.read_bytes() for file in files], server)
+            asyncio.run(load.run(clients, seconds / 10))
+            row = asyncio.run(load.run(clients, seconds))
+    row["of_pipeline"] = row["images_per_second"] / (replicas * alone["images_per_second"])
+    result.add(*_named("server", row))
+    facts = {"clients": clients, "batch": batch, "replicas": replicas, "distinct": len(files)}
+    result.write(network=description, **facts)
+    print(f"wrote {result.path}")
+    return 0
+
+
+class Load:
+    """Clients of a server.
+
+    Args:
+        url: address of the server.
+        bodies: files to send.
+        server: process whose memory, with that of all its descendants, is measured.
+    """
+
+    def __init__(self, url: str, bodies: Sequence[bytes], server: int) -> None:
+        self.url, self.bodies, self.server = url, bodies, server
+
+    async def run(self, clients: int, seconds: float) -> dict[str, Any]:
+        """Sends requests for some time; returns latencies, statuses, images a second, memory over time."""
+        import aiohttp
+
+        latencies: list[float] = []
+        statuses: Counter[str] = Counter()
+        memory: list[list[float]] = []
+        began = time.perf_counter()
+        ends = began + seconds
+
+        async def client(session: aiohttp.ClientSession, choose: random.Random) -> None:
+            while time.perf_counter() < ends:
+                sent = time.perf_counter()
+                async with session.post("/v1/detect", data=choose.choice(self.bodies)) as answer:
+                    await answer.read()
+                statuses[str(answer.status)] += 1
+                latencies.append(1000 * (time.perf_counter() - sent))
+
+        async def watch() -> None:
+            while (now := time.perf_counter()) < ends:
+                mebibytes = await asyncio.to_thread(memory_of, self.server)
+                memory.append([round(now - began, 1), mebibytes])
+                await asyncio.sleep(max(0.5, seconds / 60))
+
+        connector = aiohttp.TCPConnector(limit=clients)
+        async with aiohttp.ClientSession(self.url, connector=connector) as session:
+            await asyncio.gather(
+                watch(), *(client(session, random.Random(index)) for index in range(clients))
+            )
+        elapsed = time.perf_counter() - began
+        median, slow = np.percentile(latencies, [50, 99])
+        return {
+            "images_per_second": statuses["200"] / elapsed,
+            "p50_ms": float(median),
+            "p99_ms": float(slow),
+            "statuses": dict(statuses),
+            "memory_mib": memory,
+        }
+
+
+def memory_of(process: int) -> float:
+    """Returns the memory of a process and all its descendants in MiB, with each shared page counted once."""
+    total = 0
+    for one in (process, *descendants(process)):
+        with suppress(OSError):  # it ended
+            text = Path(f"/proc/{one}/smaps_rollup").read_text()
+            total += int(text.partition("\nPss:")[2].split()[0])
+    return total / 1024
+
+
+def descendants(process: int) -> list[int]:
+    """Returns the processes that a process started, and those that these started."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def _pipeline(network: NetworkOptions, files: Sequence[Path], batch: int) -> tuple[dict[str, Any], str]:
+    with Detector(backend=network.make_backend()) as detector:
+        detector.backend.load()
+        many = [*files] * max(1, 10 * batch // len(files))
+        row = Stages(detector, {"threshold": 0.3}, many, None, None).whole("best", batch, CONTEXTS)
+        return row, detector.backend.description
+
+
+def _words(network: NetworkOptions) -> list[str]:
+    """Returns the options of the command line that give the same network."""
+    given = {name: value for name, value in vars(network).items() if value is not None}
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@contextmanager
+def _server(options: Sequence[str], log: Path) -> Iterator[int]:
+    """Runs `codetr serve`; yields its process id once it is ready."""
+    url = f"http://127.0.0.1:{options[options.index('--port') + 1]}/readyz"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "codetr", "serve", *options]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        ends = time.monotonic() + _START_S
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > ends:
+                raise UsageError(f"codetr serve does not start: {log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def _named(name: str, row: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Returns the row, and a line about it."""
+    parts = [f"{name}: {row['images_per_second']:.1f} images/s"]
+    parts += [f"{key.removesuffix('_ms')} {row[key]:.1f} ms" for key in ("p50_ms", "p99_ms") if key in row]
+    if "of_pipeline" in row:
+        first, last = row["memory_mib"][0][1], row["memory_mib"][-1][1]
+        parts += [f"{row['of_pipeline']:.0%} of the pipeline", f"memory {first:.0f} to {last:.0f} MiB"]
+    return {"measured": name, **row}, ", ".join(parts)
+
+
+main = partial(run_program, measure_serving, program="python -m benchmarks.serving")
+
+if __name__ == "__main__":
+    sys.exit(main())

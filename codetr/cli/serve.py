@@ -1,0 +1,174 @@
+"""The command `codetr serve`. It imports Ray when it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+from cyclopts.validators import Number
+
+from codetr.cli.argument_types import InputFile
+from codetr.detector.network_options import NetworkOptions
+from codetr.errors import ArgumentError
+from codetr.serving.settings import Limits, Settings
+from codetr.usable_cores import usable_cores
+
+APP_NAME = "codetr"
+_RAY_VARIABLES = {
+    "OMP_NUM_THREADS": str(usable_cores()),  # Ray's default for its processes is 1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would end the server's processes where other programs take most of the machine's memory.
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+_NETWORK, _LIMITS = NetworkOptions(), Limits()
+
+
+def serve(
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Parameter(validator=Number(gte=1, lte=65535), metavar="N")] = 8000,
+    api_key_file: InputFile | None = None,
+    batch: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
+    wait_ms: Annotated[NonNegativeFloat, Parameter(metavar="MS")] = 2.0,
+    replicas: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
+    print_config: bool = False,
+    network: NetworkOptions = _NETWORK,
+    limits: Limits = _LIMITS,
+) -> int:
+    """Serve detection over HTTP, with a web page.
+
+    The server runs one replica of the network on each GPU, by Ray Serve, and joins images of different
+    requests into batches. Ctrl-C or SIGTERM ends it once all accepted requests are answered.
+
+    ```
+    codetr serve
+    codetr serve --engine model.engine --host 0.0.0.0 --api-key-file keys.txt
+    codetr serve --engine model.engine --replicas 4 --print-config > serve.yaml
+    ```
+
+    Args:
+        host: address to listen on; 0.0.0.0 for all networks.
+        port: port to listen on.
+        api_key_file: text file of keys, one a line. Requests then need the
+            header "Authorization: Bearer KEY".
+        batch: pictures in one run of the network. Default: the largest that an exported file takes, else 8.
+        wait_ms: milliseconds that an incomplete batch waits for more pictures.
+        replicas: processes that run the network. Default: one for each GPU.
+        print_config: print the configuration for `serve deploy` of a Ray cluster, and serve nothing.
+    """
+    if network.device not in ("auto", "cpu", "cuda"):
+        problem = (
+            f"expected auto, cpu or cuda, for each replica takes one of the GPUs, got {network.device!r}"
+        )
+        raise ArgumentError("device", problem)
+    network.make_backend()
+    settings = Settings(
+        network=_absolute(network),
+        limits=limits,
+        batch=batch,
+        wait_ms=wait_ms,
+        replicas=replicas or 1,
+        gpu=network.engine is not None or network.device == "cuda",
+        api_key_file=None if api_key_file is None else api_key_file.resolve(),
+    )
+    settings.api_keys()
+    if print_config:
+        print(_configuration(settings, host, port), end="")
+        return 0
+    return _run(settings, host, port, replicas)
+
+
+def _absolute(network: NetworkOptions) -> NetworkOptions:
+    """Replaces paths by absolute ones, for processes that run in another folder."""
+    names = ("model", "weights", "labels", "engine", "onnx")
+    given = {name: value for name in names if (value := getattr(network, name)) is not None}
+    paths = {name: Path(value).resolve() for name, value in given.items() if Path(value).exists()}
+    return replace(network, **paths)
+
+
+def _configuration(settings: Settings, host: str, port: int) -> str:
+    """Returns the configuration of a Ray cluster as YAML."""
+    import yaml
+
+    application = {
+        "name": APP_NAME,
+        "route_prefix": "/",
+        "import_path": "codetr.serving.deployments:build",
+        "args": settings.to_json(),
+    }
+    content = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": host, "port": port},
+        "applications": [application],
+    }
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
+    """Starts Ray on this machine, serves until a signal, and stops."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise ArgumentError("port", f"cannot listen on {host}:{port} ({error.strerror})") from error
+    for name, value in _RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray import serve
+
+    from codetr.serving.deployments import bind
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR)
+    try:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        gpu = settings.gpu or (settings.network.device == "auto" and gpus > 0)
+        if gpu and not gpus:
+            raise RuntimeError("the network needs a GPU, and Ray finds none on this machine")
+        if gpu and replicas is not None and replicas > gpus:
+            raise ArgumentError("replicas", f"expected at most {gpus}, one for each GPU, got {replicas}")
+        settings = replace(settings, gpu=gpu, replicas=replicas or (gpus if gpu else 1))
+        # The controller would print a traceback of each failure, which ends in one line below.
+        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "CRITICAL"})
+        logs = {"log_level": "WARNING", "enable_access_log": False}
+        try:
+            gateways = serve.run(bind(settings), name=APP_NAME, logging_config=logs)
+        except RuntimeError as error:
+            raise RuntimeError(_cause(serve.status().applications[APP_NAME]) or str(error)) from error
+        stop = _stop_signal()
+        print(f"serving on http://{host}:{port}", flush=True)
+        stop.wait()
+        print("stopping: answering the accepted requests", flush=True)
+        gateways.broadcast("drain").results(timeout_s=2 * settings.limits.deadline + 5)
+        serve.delete(APP_NAME)
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def _stop_signal() -> threading.Event:
+    """Returns an event that Ctrl-C or SIGTERM sets. A second one ends the process at once."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return stop
+
+
+def _cause(status: Any) -> str:
+    """Returns the error of the first failed deployment: the last line of a traceback, without the class."""
+    messages = [deployment.message.strip() for deployment in status.deployments.values()]
+    last = next((message.splitlines()[-1] for message in messages if message), "")
+    return re.sub(r"^[\w.]+: ", "", last)

@@ -1,0 +1,221 @@
+"""The application on Ray Serve: its two deployments, and the builder that Ray's configuration names."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from codetr.detector.decoding import make_decoder
+from codetr.detector.detector import Detector
+from codetr.detector.pipeline import CONTEXTS, Contexts
+from codetr.detector.preprocess import ImageError, ImageFile
+from codetr.detector.sizes import SizeRange
+from codetr.errors import one_line
+from codetr.results import Detections
+from codetr.serving.settings import Settings
+from codetr.serving.web import Admission, ReplicaLost, make_app
+
+GATEWAY_REQUESTS = 1024
+"""Requests that a gateway works on, those that still arrive among them."""
+_BATCH = 8
+_BOUNDARIES_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000]
+_BLACK = np.zeros((480, 640, 3), np.uint8)
+# Of the hundreds of metrics of a node, those that `docs/serving.md` explains.
+_METRICS = re.compile(
+    r"(?:# (?:HELP|TYPE) )?ray_(?:codetr_|node_(?:gpus|gram)_|serve_(?:actual_batch_size|batch_queue_length"
+    r"|deployment_replica_(?:healthy|starts)|http_request_latency_ms|num_http_requests))"
+)
+
+
+class _Job(NamedTuple):
+    """A decoded image."""
+
+    pixels: Any
+    threshold: float
+    waited_s: float  # before it was decoded
+    decoded_s: float  # time of `time.perf_counter`
+
+
+def _stage_times() -> Histogram:
+    return Histogram(
+        "codetr_stage_milliseconds",
+        "Milliseconds of a stage: decode, queue and encode of an image, detect of a batch.",
+        boundaries=_BOUNDARIES_MS,
+        tag_keys=("stage",),
+    )
+
+
+@serve.deployment
+class Network:
+    """A process with a network: decodes images, and runs batches of them."""
+
+    def __init__(self, settings: Settings) -> None:
+        network = settings.network
+        self._detector = Detector(backend=network.make_backend(), labels=network.labels)
+        backend = self._detector.backend
+        backend.load()
+        batch = settings.batch or _batch_of(backend.batch)
+        self._contexts = Contexts(self._detector, CONTEXTS)
+        self._threads = ThreadPoolExecutor(self._contexts.count, "detect")
+        self._decoder = make_decoder(backend)
+        self._slots = asyncio.Semaphore(2 * self._contexts.count * batch)  # bounds the decoded images
+        self._run_in_batch = serve.batch(
+            max_batch_size=batch,
+            batch_wait_timeout_s=settings.wait_ms / 1000,
+            max_concurrent_batches=self._contexts.count,
+        )(self._run)
+        self._failed = False
+        self._times = _stage_times()
+        self._images = Counter("codetr_images", "Images that the network ran on.")
+        for _ in range(self._contexts.count):  # warm-up of each
+            self._contexts.detect([_BLACK] * batch)
+
+    async def detect(self, image: ImageFile, threshold: float) -> Detections | ImageError:
+        """Detects objects in an image. A damaged image returns its error, and never enters a batch."""
+        arrived = time.perf_counter()
+        async with self._slots:
+            waited = time.perf_counter() - arrived
+            try:
+                pixels, decode_ms = await asyncio.wrap_future(self._decoder.start([image])[0])
+            except ImageError as error:
+                return error
+            self._times.observe(decode_ms, {"stage": "decode"})
+            found = await self._run_in_batch(_Job(pixels, threshold, waited, time.perf_counter()))
+        return ImageError(f"{image.name}: {one_line(found)}") if isinstance(found, Exception) else found
+
+    async def _run(self, jobs: Sequence[_Job]) -> list[Detections | ValueError]:
+        began = time.perf_counter()
+        for job in jobs:
+            self._times.observe(1000 * (job.waited_s + began - job.decoded_s), {"stage": "queue"})
+        # A box below the threshold changes none above it: the gateway drops what a request did not ask for.
+        found = await self._in_thread([job.pixels for job in jobs], min(job.threshold for job in jobs))
+        self._times.observe(1000 * (time.perf_counter() - began), {"stage": "detect"})
+        self._images.inc(len(jobs))
+        return found
+
+    async def _in_thread(self, images: Sequence[Any], threshold: float) -> list[Detections | ValueError]:
+        def run() -> list[Detections | ValueError]:
+            return self._contexts.detect(images, threshold=threshold)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        except RuntimeError:
+            self._failed = True
+            raise
+
+    async def check_health(self) -> None:
+        """Runs the network after a failure. If it fails again, Ray Serve restarts the process."""
+        if self._failed:
+            await self._in_thread([_BLACK], 1.0)
+            self._failed = False
+
+
+@serve.deployment
+@serve.ingress()
+class Gateway:
+    """A process with the web application."""
+
+    def __init__(self, settings: Settings, network: DeploymentHandle) -> None:
+        self._images = Gauge("codetr_accepted_images", "Images that wait or run, of a gateway.")
+        self._settings, self._replicas = settings, _RayReplicas(network)
+        self._admission = Admission(settings.limits.queue, self._images.set)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        settings, times = self._settings, _stage_times()
+        network = settings.network
+        return make_app(
+            self._replicas,
+            self._admission,
+            Detector(backend=network.make_backend(), labels=network.labels).class_names,
+            settings.limits,
+            settings.api_keys(),
+            lambda milliseconds: times.observe(milliseconds, {"stage": "encode"}),
+        )
+
+    async def check_health(self) -> None:
+        """Sets the gauge. Ray forgets a gauge that is not set for some seconds."""
+        self._images.set(self._admission.images)
+
+    async def drain(self) -> None:
+        """Refuses new requests, and waits until the others are answered."""
+        await self._admission.drain(2 * self._settings.limits.deadline)
+
+
+class _RayReplicas:
+    """The deployment `Network`, see `codetr.serving.web.Replicas`."""
+
+    def __init__(self, network: DeploymentHandle) -> None:
+        self._network = network
+        self._app_name = serve.get_replica_context().app_name
+
+    async def detect(self, image: ImageFile, threshold: float) -> Detections | ImageError:
+        for _ in range(2):
+            response = self._network.detect.remote(image, threshold)
+            try:
+                return await response
+            except asyncio.CancelledError:  # by the deadline
+                response.cancel()
+                raise
+            except (RayActorError, ReplicaUnavailableError) as error:
+                lost = error
+        raise ReplicaLost("the processes that worked on the image ended") from lost
+
+    async def ready(self) -> bool:
+        status = await asyncio.to_thread(serve.status)
+        return status.applications[self._app_name].deployments["Network"].replica_states.get("RUNNING", 0) > 0
+
+    async def metrics(self) -> str:
+        """Returns metrics of this node, from Ray's agent."""
+        own = ray.get_runtime_context().get_node_id()
+        node = next(node for node in ray.nodes() if node["NodeID"] == own)
+        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        return "".join(f"{line}\n" for line in text.splitlines() if _METRICS.match(line))
+
+
+def bind(settings: Settings) -> serve.Application:
+    """Returns the application: a gateway for each replica of the network."""
+    limits = settings.limits
+    network = Network.options(
+        num_replicas=settings.replicas,
+        # The gateways bound the queue. Ray would let requests beyond this number wait longer than necessary.
+        max_ongoing_requests=2 * limits.queue,
+        max_constructor_retry_count=1,
+        graceful_shutdown_wait_loop_s=0.2,
+        ray_actor_options={"num_cpus": 0, "num_gpus": int(settings.gpu)},
+    )
+    gateway = Gateway.options(
+        num_replicas=settings.replicas,
+        max_ongoing_requests=GATEWAY_REQUESTS,
+        max_constructor_retry_count=1,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=2 * limits.deadline,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return gateway.bind(settings, network.bind(settings))
+
+
+def build(arguments: dict[str, Any]) -> serve.Application:
+    """Builds the application of a Ray Serve configuration, see `codetr serve --print-config`."""
+    return bind(Settings.from_json(arguments))
+
+
+def _batch_of(size: int | SizeRange | None) -> int:
+    """Returns the largest batch that a backend runs at once, see `codetr.detector.backend.Backend.batch`."""
+    if size is None:
+        return _BATCH
+    return size.max if isinstance(size, SizeRange) else size

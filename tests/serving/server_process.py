@@ -1,0 +1,100 @@
+"""`codetr serve` as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.serving import descendants
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ServerProcess:
+    """A server that runs.
+
+    Attributes:
+        url: its address.
+        process: the command.
+        log: file of its output.
+    """
+
+    def __init__(self, folder: Path, *options: object) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url, self.log = f"http://127.0.0.1:{port}", folder / "log.txt"
+        command = [sys.executable, "-m", "codetr", "serve", "--port", str(port), *map(str, options)]
+        fast_metrics = {"RAY_metrics_report_interval_ms": "1000"}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **fast_metrics}
+            )
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """Returns status and text."""
+        return self.send(urllib.request.Request(self.url + path, headers=headers or {}))
+
+    def post(self, body: bytes, query: str = "") -> tuple[int, str]:
+        """Detects in an image; returns status and text."""
+        return self.send(urllib.request.Request(f"{self.url}/v1/detect{query}", body))
+
+    @staticmethod
+    def send(request: urllib.request.Request) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def wait_until_ready(self, seconds: float = 90) -> None:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                if self.get("/readyz")[0] == 200:
+                    return
+            time.sleep(0.2)
+        raise AssertionError(self.log.read_text())
+
+    def networks(self) -> list[int]:
+        """The processes that run the network."""
+        return [pid for pid in descendants(self.process.pid) if "Network" in command_of(pid)]
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: object) -> Iterator[ServerProcess]:
+    """Starts a server, and ends it."""
+    server = ServerProcess(folder, *options)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        try:
+            server.process.wait(30)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            raise
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, "" if it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def boxes(text: str) -> list[dict]:
+    """The detections of the only image of an answer."""
+    (image,) = json.loads(text)["images"]
+    return image["detections"]
