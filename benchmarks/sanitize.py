@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Annotated
 
 import torch
+from cyclopts import Parameter
 
 import msda
 from benchmarks import group_norm as norms
@@ -22,6 +25,7 @@ from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
 from codetr.cli.program import run_program
+from codetr.errors import ArgumentError
 
 MapProblem = (
     windows.WindowProblem
@@ -33,7 +37,7 @@ MapProblem = (
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def run_edge_cases() -> int:
+def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> int:
     """Run every edge case of the operators once on the GPU, for compute-sanitizer.
 
     Both MSDA operators run in all types, forward and backward: borders, locations that are non-finite or out
@@ -54,12 +58,22 @@ def run_edge_cases() -> int:
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
+    compute-sanitizer --tool racecheck --error-exitcode 1 python -m benchmarks.sanitize --only 'window|norm'
     ```
+
+    Args:
+        only: run the cases whose name has a match of this regular expression.
     """
+    try:
+        wanted = re.compile(only)
+    except re.error as error:
+        raise ArgumentError("only", f"expected a regular expression, got {only!r} ({error})") from error
     timing.require_gpu()
     started = time.monotonic()
     count = left_out = failed = 0
     for what, tolerance, run in cases():
+        if not wanted.search(what):
+            continue
         count += 1
         try:
             error = run()
@@ -74,6 +88,8 @@ def run_edge_cases() -> int:
         if not error <= tolerance:
             failed += 1
             print(f"{what}: relative error {error:.1e}")
+    if not count:
+        raise ArgumentError("only", f"expected a match in the name of a case, got {only!r}")
     torch.cuda.synchronize()
     print(f"{count} cases, {left_out} left out, {failed} failed, {time.monotonic() - started:.1f} s")
     return 1 if failed else 0

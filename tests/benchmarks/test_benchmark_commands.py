@@ -57,7 +57,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("engines", [*ENGINE, *ENGINE], "--engine: expected a label for each engine, got e twice"),
         ("repeats", ENGINE, "--engine: expected pyproject.json beside it"),
         ("report", [], "FILE"),
-        ("sanitize", ["--bad"], "--bad"),
+        ("sanitize", ["--only", "("], "--only: expected a regular expression, got '('"),
         ("serving", ["--clients", "0"], "--clients"),
         ("sizes", [*WEIGHTS, *ENGINE, "--sizes", "768"], "--sizes: expected HEIGHTxWIDTH"),
         ("quantization", [], "FILE.onnx"),
