@@ -46,8 +46,9 @@ def one_line(error: BaseException, limit: int = 320) -> str:
     message = " ".join(str(getattr(error, "summary", error)).split())
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        extra = next((f"[{extra}]" for extra, packages in _EXTRAS.items() if package in packages), "")
-        message = f"the package {package} is not installed: pip install 'codetr-tensorrt{extra}'"
+        extras = ",".join(extra for extra, packages in _EXTRAS.items() if package in packages)
+        wanted = f"codetr-tensorrt[{extras}]" if extras else "codetr-tensorrt"
+        message = f"the package {package} is not installed: pip install '{wanted}'"
     elif isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     elif isinstance(error, MemoryError):

@@ -30,7 +30,7 @@ class Replicas:
         if self.error is not None:
             raise self.error
         try:
-            height, width = load_image(*image).shape[:2]
+            height, width = load_image(image).shape[:2]
         except ImageError as error:
             return error
         boxes = np.float32([[0, 0, width / 2, height], [1, 2, 3, 4]])
