@@ -37,9 +37,13 @@ def require_gpu(device: int = 0) -> None:
     Raises:
         EngineError: there is no GPU of that number, or no driver, or the driver is too old.
     """
-    status, count = import_cudart().cudaGetDeviceCount()
+    needed = "TensorRT needs an NVIDIA GPU, and CUDA finds none"
+    try:
+        status, count = import_cudart().cudaGetDeviceCount()
+    except RuntimeError as error:  # without a driver, from cuda-bindings 13.5 on
+        raise EngineError(f"{needed}: {error}") from error
     if int(status) != 0:
-        raise EngineError(f"TensorRT needs an NVIDIA GPU, and CUDA finds none: {error_string(status)}")
+        raise EngineError(f"{needed}: {error_string(status)}")
     if not 0 <= device < count:
         raise EngineError(f"there is no GPU {device}: CUDA finds {count}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -56,15 +57,17 @@ def ray_session(address: str | None) -> Iterator[None]:
     import ray.data
 
     _check_reachable(address)
+    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray installs its own
     try:
-        ray.init(address or "local", logging_level="CRITICAL", log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
-        raise _no_cluster(address, error) from error
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is raised, too
-    try:
+        try:
+            ray.init(address or "local", logging_level="CRITICAL", log_to_driver=False)
+        except (ConnectionError, ValueError) as error:
+            raise _no_cluster(address, error) from error
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is raised, too
         yield
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, on_terminate)
 
 
 def _check_reachable(address: str | None) -> None:
