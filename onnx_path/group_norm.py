@@ -38,16 +38,19 @@ def translation() -> Callable:
 def GroupNorm(x, weight, bias, num_groups: int, eps: float):
     """msda.group_norm: each group of channels normalised over the cells of its image, in x's type."""
     groups = op.Unsqueeze(op.Constant(value_int=num_groups), [0])
-    images = op.Shape(x, start=0, end=1)
-    cells = op.Shape(x, start=1, end=2) * op.Shape(x, start=2, end=3)
+    map_sizes = op.Shape(x, start=0, end=3)
     group_size = op.Shape(x, start=3, end=4) / groups
-    sizes = op.Concat(images, cells, groups, group_size, axis=0)
-    wide = op.Reshape(op.Cast(x, to=_FLOAT), sizes, allowzero=1)  # [N, S, G, C / G]
+    sizes = op.Concat(map_sizes, groups, group_size, axis=0)
+    wide = op.Reshape(op.Cast(x, to=_FLOAT), sizes, allowzero=1)  # [N, H, W, G, C / G]
+    cells = op.Shape(x, start=1, end=2) * op.Shape(x, start=2, end=3)
     numbers = op.Cast(cells * group_size, to=_FLOAT)
-    # ReduceMean has its axes as an attribute up to opset 17, as an input later.
-    mean = op.ReduceSum(wide, [1, 3], keepdims=1) / numbers
+    # ReduceMean has its axes as an attribute up to opset 17, as an input later. Onnxruntime adds one number
+    # after the other. With sums of rows first, the error on a map of 100x167 cells is 2e-7, without 1e-5.
+    row_sums = op.ReduceSum(wide, [2, 4], keepdims=1)
+    mean = op.ReduceSum(row_sums, [1], keepdims=1) / numbers
     differences = wide - mean
-    variance = op.ReduceSum(differences * differences, [1, 3], keepdims=1) / numbers
+    row_squares = op.ReduceSum(differences * differences, [2, 4], keepdims=1)
+    variance = op.ReduceSum(row_squares, [1], keepdims=1) / numbers
     root = op.Sqrt(variance + op.Constant(value_float=eps))
     normalised = op.Reshape(differences / root, op.Shape(x), allowzero=1)
     return op.CastLike(normalised * op.Cast(weight, to=_FLOAT) + op.Cast(bias, to=_FLOAT), x)
