@@ -1,4 +1,4 @@
-"""`python -m onnx_path.surgeon`: replaces decomposed MSDA and window attention by one node each.
+"""`python -m onnx_path.surgeon`: replaces decomposed MSDA, and on request what is near it, by one node each.
 
 Exporters write MSDA as dozens of GridSample, Slice, Transpose and Reshape nodes, and the window attention of
 Swin Transformers as dozens of others. The surgeon finds them by what they compute, not by their names.
@@ -25,6 +25,8 @@ from trt_plugin.atomic_files import write_json
 
 if TYPE_CHECKING:
     from onnx_path.surgery.pipeline import (
+        GroupNormReplacement,
+        MaskReplacement,
         NearMiss,
         OutputsDiffer,
         Replacement,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "GroupNormReplacement",
+    "MaskReplacement",
     "NearMiss",
     "OutputsDiffer",
     "Replacement",
@@ -43,6 +47,8 @@ __all__ = [
     "WindowReplacement",
     "operate",
 ]
+
+Kind = Literal["msda", "padding-mask", "window-attention", "group-norm"]
 
 
 def __getattr__(name: str):
@@ -63,9 +69,7 @@ def surgeon(
     /,
     *,
     target: Literal["msda", "nvidia"] = "msda",
-    only: Annotated[tuple[Literal["msda", "window-attention"], ...], Parameter(consume_multiple=True)] = (
-        "msda",
-    ),
+    only: Annotated[tuple[Kind, ...], Parameter(consume_multiple=True)] = ("msda",),
     no_check: bool = False,
     no_function_body: bool = False,
     no_fuse: bool = False,
@@ -73,7 +77,7 @@ def surgeon(
     seed: int = 0,
     json: OutputFile | None = None,
 ) -> int:
-    """Replace decomposed MSDA and window attention in an ONNX file by one node each.
+    """Replace decomposed MSDA, and on request what is near it, in an ONNX file by one node each.
 
     Onnxruntime proves every replacement on random numbers, and compares the outputs of both files.
 
@@ -84,7 +88,7 @@ def surgeon(
         model: file to read.
         out: file to write, another than IN.onnx.
         target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
-        only: replace only these.
+        only: replace only these; padding-mask needs msda, or a file that has its nodes already.
         no_check: write without comparing the outputs of both files.
         no_function_body: leave out the standard operators that let any runtime run the nodes.
         no_fuse: leave softmax and locations outside the nodes.
@@ -127,31 +131,35 @@ def surgeon(
 
 
 def _print(report: SurgeryReport, out: Path) -> None:
-    for replacement in (*report.replacements, *report.window_attentions):
+    replaced = {
+        "MSDA": report.replacements,
+        "padding mask": report.padding_masks,
+        "window attention": report.window_attentions,
+        "group normalisation": report.group_norms,
+    }
+    for replacement in (one for kind in replaced.values() for one in kind):
         print(f"replaced {replacement}", file=sys.stderr)
     for miss in report.near_misses:
         print(f"kept {miss}", file=sys.stderr)
     for note in report.notes:
         complain("note", note)
-    if not report.replacements and not report.window_attentions:
-        found = "no decomposed attention found"
-        found = "nothing replaced" if report.near_misses else found
+    if not any(replaced.values()):
+        found = "nothing replaced" if report.near_misses else "found nothing to replace"
         print(f"{found}{_already(report)}: {out} is a copy of the file read", file=sys.stderr)
         return
     error = "not compared"
     if report.max_error is not None:
         error = f"largest relative difference {report.max_error:.1e}"
+    counts = [
+        f"{len(kind)} {name}{'s' if len(kind) > 1 and name != 'MSDA' else ''}"
+        for name, kind in replaced.items()
+        if kind
+    ]
     print(
-        f"wrote {out}: {_replaced(report)}{_already(report)}, {report.nodes_before} -> "
+        f"wrote {out}: {', '.join(counts)} replaced{_already(report)}, {report.nodes_before} -> "
         f"{report.nodes_after} nodes; outputs: {error}",
         file=sys.stderr,
     )
-
-
-def _replaced(report: SurgeryReport) -> str:
-    windows = len(report.window_attentions)
-    more = f" and {windows} window attention{'s' if windows > 1 else ''}" if windows else ""
-    return f"{len(report.replacements)}{' MSDA' if windows else ''}{more} replaced"
 
 
 def _already(report: SurgeryReport) -> str:

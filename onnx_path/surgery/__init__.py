@@ -1,4 +1,4 @@
-"""The graph surgery: one node for each decomposed MSDA and each window attention in an ONNX graph.
+"""The graph surgery: one node for each decomposed MSDA and for what is near it in an ONNX graph.
 
 `pipeline.operate` runs four steps. Each step returns new immutable objects; the last line writes a new model.
 
@@ -8,8 +8,10 @@
              `find.recognise_fused_inputs` looks for softmax and locations in front of it.
              `find.recognise_windows` does both for window attention: it starts at a Softmax, and goes through
              `find.window_paths` to the maps in front and behind.
-    draft    `rewrite.operator_nodes` and `rewrite.window_nodes` draft the replacement: the operator, its
-             inputs, its result.
+             `find.recognise_masks` goes from the values of MSDA to the mask in front of them.
+             `find.recognise_group_norms` goes from a node that normalises groups to map and result.
+    draft    `rewrite.operator_nodes`, `rewrite.mask_nodes`, `rewrite.window_nodes` and
+             `rewrite.group_norm_nodes` draft the replacement: the operator, its inputs, its result.
     verify   `verify.proof` runs region and draft on random numbers; `verify.model_comparison` runs both
     models.
 

@@ -15,6 +15,8 @@ from codetr.errors import ArgumentError
 from onnx_path import operator
 from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
+from onnx_path.surgery.find.recognise_group_norms import group_norms, recognise_group_norm
+from onnx_path.surgery.find.recognise_masks import masking_nodes, recognise_mask
 from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.recognise_windows import (
     FAST_HEAD_DIMS,
@@ -33,23 +35,28 @@ from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 from onnx_path.surgery.layouts.layout import LayoutError
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import Draft, insert
+from onnx_path.surgery.rewrite.group_norm_nodes import draft_group_norm
+from onnx_path.surgery.rewrite.mask_nodes import draft_mask
 from onnx_path.surgery.rewrite.operator_nodes import draft_attention
 from onnx_path.surgery.rewrite.window_nodes import draft_windows
 from onnx_path.surgery.verify import proof, random_inputs
 from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer as OutputsDiffer
 from onnx_path.surgery.verify.report import (
+    GroupNormReplacement,
+    MaskReplacement,
     NearMiss,
     Replacement,
     SurgeryReport,
     WindowReplacement,
 )
-from onnx_path.window_attention import WINDOW_ATTENTION
 
 SURGERY_TARGETS = ("msda", "nvidia")
 MSDA = "msda"
+MASKS = "padding-mask"
 WINDOWS = "window-attention"
-REPLACEABLE = (MSDA, WINDOWS)
+GROUP_NORMS = "group-norm"
+REPLACEABLE = (MSDA, MASKS, WINDOWS, GROUP_NORMS)
 REFUSALS = (NotAttention, LayoutError, NotClosed, proof.Disagreement, onnx_session.CannotRun)
 """Why a region stays as it is; any other exception is an error."""
 
@@ -69,14 +76,14 @@ def operate(
     seed: int = 0,
     folder: Path | None = None,
 ) -> tuple[onnx.ModelProto, SurgeryReport]:
-    """Replaces decomposed multi-scale deformable attention and window attention in a model by one node each.
+    """Replaces decomposed multi-scale deformable attention and what is near it in a model by one node each.
 
     Args:
         model: the model, which is not changed. Its weights may lie in other files
             (`onnx.load(..., load_external_data=False)`), as they must beyond 2 GB.
         target: "msda" writes nodes of our plugin, "nvidia" nodes of MultiscaleDeformableAttnPlugin_TRT.
-            NVIDIA has no plugin of window attention.
-        only: what to replace: "msda", "window-attention" or both.
+            NVIDIA has plugins of MSDA only.
+        only: what to replace, some of `REPLACEABLE`.
         fuse: write FusedMultiScaleDeformableAttention where softmax and locations in front of the attention
             are as that operator computes them. The target "nvidia" has no such node.
         function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
@@ -97,40 +104,46 @@ def operate(
         raise ArgumentError("target", f"expected one of {', '.join(SURGERY_TARGETS)}, got {target!r}")
     wanted = _wanted(only, target)
     subject = _prepared(model, folder, seed)
-    verified, misses = _attentions(subject, target, fuse) if MSDA in wanted else ([], [])
+    attentions, misses = _attentions(subject, target, fuse) if MSDA in wanted else ([], [])
+    masks, more = _masks(subject, [draft for draft, *_ in attentions]) if MASKS in wanted else ([], [])
+    misses += more
     windows, more = _windows(subject) if WINDOWS in wanted else ([], [])
     misses += more
+    norms, more = _group_norms(subject) if GROUP_NORMS in wanted else ([], [])
+    misses += more
+    found = [*attentions, *masks, *windows, *norms]
     nodes = len(model.graph.node)
     already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
-    if not verified and not windows:
+    if not found:
         return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
     if check and subject.unknown:
         raise UnknownOperator(
             f"onnxruntime does not know the operator {subject.unknown[0]}, so the outputs cannot be "
             "compared; --no-check rewrites without"
         )
-    # Last windows first: the map of one may be the result of the one before.
-    inserted = [*verified, *windows[::-1]]
-    result, removed = _rewritten(subject, [draft for draft, *_ in inserted], target)
-    changes = [replace(one, nodes_removed=n) for (_, one, *_), n in zip(inserted, removed, strict=True)]
-    notes, error = [note for *_, note in verified if note], None
+    result, removed = _rewritten(subject, [draft for draft, *_ in found], target)
+    notes, error = [note for *_, note in attentions if note], None
     if check:
-        disturbance = max(DISTURBANCE, *(one.error for one in changes))
+        disturbance = max(DISTURBANCE, *(one.error for _, one, *_ in found))
         error, more = compare(model, result, subject.inputs, folder, disturbance)
         notes += more
     if not function_body:
         del result.functions[:]
-    after = len(result.graph.node)
-    replacements, window_attentions = changes[: len(verified)], changes[len(verified) :][::-1]
+    counted = [
+        tuple(replace(one, nodes_removed=removed[draft]) for draft, one, *_ in verified)
+        for verified in (attentions, masks, windows, norms)
+    ]
     return result, SurgeryReport(
-        tuple(replacements),
+        counted[0],
         tuple(misses),
         nodes,
-        after,
+        len(result.graph.node),
         error,
         tuple(notes),
         already,
-        tuple(window_attentions),
+        padding_masks=counted[1],
+        window_attentions=counted[2],
+        group_norms=counted[3],
     )
 
 
@@ -273,6 +286,34 @@ def _verified(
     return draft, replacement, note
 
 
+# Padding masks: roles, draft and proof
+
+
+def _masks(
+    subject: _Subject, attentions: Sequence[Draft]
+) -> tuple[list[tuple[Draft, MaskReplacement]], list[NearMiss]]:
+    """Returns the verified replacements of masks on the values of MSDA, and the near misses.
+
+    Args:
+        subject: the model, which may have MSDA nodes already.
+        attentions: drafts of others.
+    """
+    already = [node.inputs[0] for node in subject.model.graph if node.op_type in operator.OPERATORS]
+    drafted = [next(iter(draft.kinds)) for draft in attentions]  # the value is their first input
+    verified, misses = [], []
+    for where in masking_nodes([*already, *drafted]):
+        try:
+            _check_opset(subject)
+            masked = recognise_mask(where, subject.probes[0])
+            draft = draft_mask(masked, subject.probes)
+            error = _proven(subject, draft, "msda")
+        except REFUSALS as reason:
+            misses.append(NearMiss(where.name or where.outputs[0].name, str(reason)))
+        else:
+            verified.append((draft, MaskReplacement(draft.end.name, *masked.layer.weight.shape, 0, error)))
+    return verified, misses
+
+
 # Window attention: roles, draft and proof
 
 
@@ -299,8 +340,7 @@ def _verified_windows(subject: _Subject, windows: Sequence[Windows]) -> tuple[Dr
         REFUSALS: our plugin has no fast kernel for it, or the draft gives other numbers.
     """
     first = windows[0]
-    if (opset := subject.model.opset_imports.get("", 1)) < function_bodies.LOWEST_OPSET:
-        raise NotAttention(f"the file has opset {opset}, the node needs {function_bodies.LOWEST_OPSET}")
+    _check_opset(subject)
     if first.head_dim not in FAST_HEAD_DIMS or first.window_size not in FAST_WINDOW_SIZES:
         raise NotAttention(
             f"the plugin has no fast kernel for windows of {first.window_size} cells a side with heads of "
@@ -321,7 +361,32 @@ def _verified_windows(subject: _Subject, windows: Sequence[Windows]) -> tuple[Dr
     return draft, replacement
 
 
+# Group normalisation: roles, draft and proof
+
+
+def _group_norms(subject: _Subject) -> tuple[list[tuple[Draft, GroupNormReplacement]], list[NearMiss]]:
+    """Returns the verified replacements of group normalisation and the near misses."""
+    verified, misses = [], []
+    for node, x in group_norms(subject.model.graph, subject.probes[0]):
+        try:
+            _check_opset(subject)
+            norm = recognise_group_norm(node, x, subject.probes[0])
+            draft = draft_group_norm(norm, subject.probes)
+            error = _proven(subject, draft, "msda")
+        except REFUSALS as reason:
+            misses.append(NearMiss(node.name or node.outputs[0].name, str(reason)))
+        else:
+            replacement = GroupNormReplacement(draft.end.name, norm.num_groups, len(norm.weight), 0, error)
+            verified.append((draft, replacement))
+    return verified, misses
+
+
 # Proof
+
+
+def _check_opset(subject: _Subject) -> None:
+    if (opset := subject.model.opset_imports.get("", 1)) < function_bodies.LOWEST_OPSET:
+        raise NotAttention(f"the file has opset {opset}, the node needs {function_bodies.LOWEST_OPSET}")
 
 
 def _proven(subject: _Subject, draft: Draft, target: str) -> float:
@@ -343,14 +408,18 @@ def _proven(subject: _Subject, draft: Draft, target: str) -> float:
 # The new model
 
 
-def _rewritten(subject: _Subject, drafts: Sequence[Draft], target: str) -> tuple[onnx.ModelProto, list[int]]:
+def _rewritten(
+    subject: _Subject, drafts: Sequence[Draft], target: str
+) -> tuple[onnx.ModelProto, dict[Draft, int]]:
     """Returns the model with drafts in place of their regions, and the number of nodes that each removed."""
-    model = subject.model
-    removed = [insert(draft, model) for draft in drafts]
+    model, order = subject.model, subject.probes[0].order
+    # The last first: one draft may read the tensor that another one replaces.
+    last_first = sorted(drafts, key=lambda draft: order[draft.end.producer()], reverse=True)
+    removed = {draft: insert(draft, model) for draft in last_first}
     for domain in {node.domain for node in model.graph}.intersection(OWN_DOMAINS):
         model.opset_imports[domain] = 1
     model.opset_imports[operator.DOMAIN] = operator.DOMAIN_VERSION
-    op_types = {WINDOW_ATTENTION} & {node.op_type for draft in drafts for node in draft.nodes}
+    op_types = {node.op_type for draft in drafts for node in draft.nodes}
     for body in function_bodies.functions(model.opset_imports[""], target, op_types):
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function

@@ -62,6 +62,7 @@ class ZooModel:
         dynamic: dimensions that may be dynamic with the older exporter, by input.
         package: whose model it is, if not ours.
         plain: the number of attentions whose softmax and locations the surgeon leaves outside.
+        masks: the number of attentions whose values are masked.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ZooModel:
     dynamic: dict[str, dict[int, str]] | None = None
     package: str | None = "transformers"
     plain: int = 0
+    masks: int = 0
 
     @property
     def layers(self) -> int:
@@ -189,7 +191,7 @@ def _model(
 def _co_dino(name: str, layers: int, golden: str, published: str) -> ZooModel:
     """Makes an entry of our detector."""
     maker = functools.partial(zoo_models.co_dino, golden=golden, published=published)
-    more = {"maker": maker, "outputs": ("boxes", "scores", "labels"), "package": None}
+    more = {"maker": maker, "outputs": ("boxes", "scores", "labels"), "package": None, "masks": layers}
     return _model(name, layers, (4,) * 5, 8, 8, published, 12, **more)
 
 
@@ -207,12 +209,14 @@ _ALL = (
         *("deformable_detr", 3, (4,) * 4, 8, 4),
         *("SenseTime/deformable-detr", 12),
         dynamic=_IMAGE | _MASK,
+        masks=3,
     ),
     _model(
         *("deformable_detr_two_stage", 3, (4,) * 4, 8, 4),
         *("SenseTime/deformable-detr-with-box-refine-two-stage", 12),
         exporters=("torchscript",),
         dynamic=_IMAGE | _MASK,
+        masks=3,
     ),
     _model("rt_detr", 2, (4,) * 3, 8, 4, "PekingU/rtdetr_r50vd", 6, dynamic=_IMAGE),
     _model("rt_detr_v2", 2, (4,) * 3, 2, 16, "PekingU/rtdetr_v2_r50vd", 6, dynamic=_IMAGE),
@@ -221,12 +225,14 @@ _ALL = (
         *("grounding_dino", 3, (4,) * 4, 4, 8),
         *("IDEA-Research/grounding-dino-tiny", 12),
         dynamic=_SIZE | _MASK_SIZE,
+        masks=3,
     ),
     _model(
         *("mask2former", 2, (4,) * 3, 2, 16),
         *("facebook/mask2former-swin-tiny-coco-instance", 6),
         outputs=("class_queries_logits", "masks_queries_logits"),
         dynamic=_IMAGE,
+        masks=2,
     ),
     _model(
         *("omdet_turbo", 2, (4,) * 3, 4, 8),

@@ -131,7 +131,7 @@ def recognise_windows(softmax: ir.Node, ends: Collection[ir.Value], probe: Probe
         return rows(array.reshape(-1, heads, head_dim, cells).swapaxes(2, 3))
 
     roles = ((query, "the queries", rows), (key, "the keys", key_rows), (value, "the values", rows))
-    inputs, layers, factors = zip(*(_linear(x, name, arrange, probe) for x, name, arrange in roles))
+    inputs, layers, factors = zip(*(linear_layer(x, name, arrange, probe) for x, name, arrange in roles))
     if len({(x.weight.shape[0], probe.shape(given)) for x, given in zip(layers, inputs)}) > 1:
         raise NotAttention("its queries, keys and values come from windows of other sizes")
     scale, bias, mask = _bias(product.outputs[0], logits, probe)
@@ -177,7 +177,7 @@ def _product(logits: ir.Value, probe: Probe) -> ir.Node:
         if is_op(node, "MatMul") and len(found) == 2:
             return node
         if len(found) != 1 or not (scales(node, probe) or is_op(node, "Where")):
-            raise NotAttention(f"its logits come from {_name(node)}, not from queries and keys")
+            raise NotAttention(f"its logits come from {node_name(node)}, not from queries and keys")
         value = found[0]
 
 
@@ -192,18 +192,29 @@ def _attended(weights: ir.Value, probe: Probe) -> tuple[ir.Value, ir.Value]:
         if product and probe.shape(node.outputs[0]) is not None:
             return node.inputs[1], node.outputs[0]
         if not moves(node, probe):
-            raise NotAttention(f"its weights go to {_name(node)}, not to a product with values")
+            raise NotAttention(f"its weights go to {node_name(node)}, not to a product with values")
         weights = node.outputs[0]
 
 
-def _linear(
+def linear_layer(
     value: ir.Value, name: str, rows: Callable[[np.ndarray], np.ndarray], probe: Probe
 ) -> tuple[ir.Value, Linear, float]:
-    """Returns the input of the linear layer that makes a tensor, the layer, and the factor behind it."""
+    """Returns the input of the linear layer that makes a tensor, the layer, and the factor behind it.
+
+    Args:
+        value: the tensor.
+        name: what it is, for errors.
+        rows: reshapes it to [cells, columns].
+        probe: gives the sizes.
+
+    Raises:
+        NotAttention: no linear layer makes the tensor.
+        NotClosed, onnx_session.CannotRun: onnxruntime cannot run a part of it.
+    """
     at = value
     while (weight := linear_weight(at.producer(), probe)) is None:
         if not scales(at.producer(), probe) or len(found := moving_inputs(at.producer(), probe)) != 1:
-            raise NotAttention(f"{name} come from {_name(at.producer())}, not from a linear layer")
+            raise NotAttention(f"{name} come from {node_name(at.producer())}, not from a linear layer")
         at = found[0]
     found = columns(probe, at, value, rows, name)
     own = linear_bias(at.producer(), probe)
@@ -230,7 +241,8 @@ def _bias(product: ir.Value, logits: ir.Value, probe: Probe) -> tuple[float, np.
     return factor, bias, mask
 
 
-def _name(node: ir.Node | None) -> str:
+def node_name(node: ir.Node | None) -> str:
+    """Names a node in an error."""
     return "an input of the model" if node is None else f"{node.op_type} {node.name or ''}".strip()
 
 

@@ -93,9 +93,11 @@ def random_tensor(
     """Draws a tensor.
 
     Kinds: "normal"; "weights" (0 to 1); "locations" (-0.3 to 1.3, so that some lie outside); "points" (0 to
-    1); "offsets" (some cells or points).
+    1); "offsets" (some cells or points); "mask" (True or False).
     """
-    if kind in ("normal", "offsets"):
+    if kind == "mask":
+        array = random.random(shape) < 0.5
+    elif kind in ("normal", "offsets"):
         array = random.standard_normal(shape) * (3 if kind == "offsets" else 1)
     else:
         low, high = {"weights": (0, 1), "locations": (-0.3, 1.3), "points": (0, 1)}[kind]

@@ -16,7 +16,7 @@ class Replacement:
         points: of each level.
         heads: M.
         head_dim: D.
-        nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the last of
+        nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the first of
             these counts them.
         form: of the sampling in the file: "GridSample" or "gather".
         error: largest relative difference between node and decomposed MSDA, on random tensors.
@@ -70,11 +70,54 @@ class WindowReplacement:
 
 
 @dataclass(frozen=True)
-class NearMiss:
-    """Nodes that look like MSDA or window attention and stay as they are.
+class MaskReplacement:
+    """One padding mask in front of MSDA that became part of a linear layer.
 
     Attributes:
-        node: the first node that samples, or the Softmax of the windows.
+        output: the masked values.
+        inputs, outputs: channels of the linear layer.
+        nodes_removed: by how many nodes the graph became smaller, as in `Replacement`.
+        error: largest relative difference between the nodes before and after, on random tensors.
+    """
+
+    output: str
+    inputs: int
+    outputs: int
+    nodes_removed: int
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.output}: Linear, {self.inputs} -> {self.outputs} channels, with its mask"
+
+
+@dataclass(frozen=True)
+class GroupNormReplacement:
+    """One group normalisation that became one node.
+
+    Attributes:
+        output: its result, with channels innermost.
+        num_groups, channels: of the map.
+        nodes_removed: by how many nodes the graph became smaller, as in `Replacement`.
+        error: largest relative difference between the nodes before and after, on random tensors.
+    """
+
+    output: str
+    num_groups: int
+    channels: int
+    nodes_removed: int
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.output}: GroupNorm, {self.channels} channels in {self.num_groups} groups"
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """Nodes that look like something to replace and stay as they are.
+
+    Attributes:
+        node: the first node that samples, the Where of a mask, the Softmax of the windows, or the node that
+            normalises.
         reason: why they stay.
     """
 
@@ -91,12 +134,15 @@ class SurgeryReport:
 
     Attributes:
         replacements: of MSDA, in the order of the graph.
-        near_misses: first those of MSDA, then those of window attention, each in the order of the graph.
+        near_misses: those of MSDA, of masks, of window attention, then of group normalisation, each in the
+            order of the graph.
         nodes_before, nodes_after: number of nodes of the main graph, without function bodies.
         max_error: largest relative difference of the model's outputs, None if not compared.
         notes: further information for the user.
         already: the number of MSDA nodes, ours and NVIDIA's, that the model had before.
         window_attentions: replacements of window attention, in the order of the graph.
+        padding_masks: replacements of masks, in the order of the graph.
+        group_norms: replacements of group normalisation, in the order of the graph.
     """
 
     replacements: tuple[Replacement, ...]
@@ -107,3 +153,5 @@ class SurgeryReport:
     notes: tuple[str, ...] = ()
     already: int = 0
     window_attentions: tuple[WindowReplacement, ...] = ()
+    padding_masks: tuple[MaskReplacement, ...] = ()
+    group_norms: tuple[GroupNormReplacement, ...] = ()
