@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from codetr.errors import ArgumentError
 from onnx_path import build, compare, surgeon
 from onnx_path.linear import LINEAR
 from onnx_path.surgery import pipeline
@@ -231,6 +232,24 @@ def test_an_opset_without_the_node_s_operators(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pipeline.function_bodies, "LOWEST_OPSET", 18)
     _, report = operate(model)
     assert "the file has opset 17, the node needs 18" in report.near_misses[0].reason
+
+
+def test_the_command_counts_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture):
+    export(Masked(), inputs(), tmp_path)
+    out, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    words = [str(tmp_path / "model.onnx"), str(out), "--json", str(report), "--only", *pipeline.REPLACEABLE]
+    assert surgeon.main(words) == 0
+    printed = capsys.readouterr().err
+    assert "Where_output_0: Linear, 8 -> 8 channels, with its mask" in printed
+    assert f"wrote {out}: 1 MSDA, 1 padding mask replaced" in printed
+    (mask,) = json.loads(report.read_text())["padding_masks"]
+    assert mask["error"] == 0 and mask["nodes_removed"] > 0
+
+
+def test_nvidia_has_no_such_node(tmp_path: Path):
+    model = export(Masked(), inputs(), tmp_path)
+    with pytest.raises(ArgumentError, match=r"only: expected msda for the target nvidia"):
+        operate(model, target="nvidia")
 
 
 @pytest.mark.gpu
