@@ -252,6 +252,17 @@ def test_nvidia_has_no_such_node(tmp_path: Path):
         operate(model, target="nvidia")
 
 
+def test_behind_an_operator_that_onnxruntime_does_not_know(tmp_path: Path):
+    model, _ = pipeline.operate(export(Masked(), inputs(), tmp_path))
+    for node in model.graph.node:
+        node.input[:] = ["sorted" if name == "memory" else name for name in node.input]
+    model.graph.node.insert(0, onnx.helper.make_node("Sort", ["memory"], ["sorted"], domain="acme"))
+    model.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    result, report = operate(model, check=False)
+    assert result is model
+    assert "an operator that onnxruntime does not know" in report.near_misses[0].reason
+
+
 @pytest.mark.gpu
 def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
     tensorrt, quick_build, tmp_path, capsys

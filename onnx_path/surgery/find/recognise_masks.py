@@ -68,7 +68,10 @@ def recognise_mask(where: ir.Node, probe: Probe) -> MaskedLinear:
     if sum(zeros) != 1:
         raise NotAttention("it selects between other numbers than values and zeros")
     value, keeps = branches[zeros[0]], zeros[1]
-    rows, end = math.prod(probe.shape(mask)), where.outputs[0]
+    end = where.outputs[0]
+    if probe.shape(end) is None:
+        raise NotAttention("it follows an operator that onnxruntime does not know")
+    rows = math.prod(probe.shape(mask))
     if probe.shape(value) != probe.shape(end) or not _masks_rows(probe.shape(mask), probe.shape(end)):
         raise NotAttention("its mask has not one number for each row of values")
     x, layer, factor = linear_layer(value, "the values", lambda array: array.reshape(rows, -1), probe)
