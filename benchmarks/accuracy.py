@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from cyclopts.types import NormFloat, PositiveInt
 
 from benchmarks import timing
 from benchmarks.agreement import agreement
 from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import Folder, InputFile, OutputFile
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter
 from codetr.cli.console import progress
 from codetr.cli.program import complain, run_program
 from codetr.dataset.bad_pictures import BadPictures

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 import codetr
@@ -19,7 +18,7 @@ import trt_plugin
 from benchmarks import timing
 from benchmarks.option_types import EngineFiles, ModelName, OneOrMore, WeightsName
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 from codetr.detector.postprocess import apply_nms_to_batch
 from codetr.detector.preprocess import Batch, Preprocessor, load_image

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from cyclopts import Parameter
-
-from codetr.cli.argument_types import parsed_by
+from codetr.cli.argument_types import Parameter, parsed_by
 
 
 class EngineFile(NamedTuple):

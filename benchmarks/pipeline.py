@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from PIL import Image
 
 from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import Folder, OutputFile
+from codetr.cli.argument_types import Folder, OutputFile, Parameter
 from codetr.cli.pictures import draw_on, find_pictures, save_jpeg
 from codetr.cli.program import run_program
 from codetr.detector.decoding import Decoder, GpuDecoder, make_decoder, ready

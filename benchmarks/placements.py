@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from benchmarks import onnx_engines
 from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import Folder, InputFile, OutputFile
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 from onnx_path.model_for_tensorrt import load_model, save_model
 from onnx_path.quantization.policy import ATTENTION, CONVOLUTIONS, DECODER

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from benchmarks import onnx_engines
@@ -23,7 +22,7 @@ from benchmarks.option_types import OneOrMore
 from benchmarks.output_agreement import Arrays, compare_outputs, describe
 from benchmarks.result_files import ResultFile
 from codetr.classify.pictures import IMAGENET_MEAN, IMAGENET_STD
-from codetr.cli.argument_types import Folder, InputFile, OutputFile
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 from codetr.detector.preprocess import IMAGE_SUFFIXES, load_image
 from codetr.errors import ArgumentError, one_line

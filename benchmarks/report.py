@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from benchmarks.pictures import draw, row_name
 from benchmarks.result_files import SCHEMA_VERSION
-from codetr.cli.argument_types import Folder, InputFile
+from codetr.cli.argument_types import Folder, InputFile, Parameter
 from codetr.cli.program import run_program
 from codetr.errors import UsageError, one_line
 

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from benchmarks import onnx_engines
 from benchmarks.result_files import ResultFile
-from codetr.cli.argument_types import Folder, InputFile, OutputFile
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 
 FORMS = ("original", "rewritten")

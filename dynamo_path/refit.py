@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import Parameter
 
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 from codetr.detector.sizes import InputSizes
 from codetr.export.output_folder import check_output, stage

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from cyclopts.types import PositiveFloat
 
-from codetr.cli.argument_types import InputFile, OutputFile, compile_patterns
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter, compile_patterns
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import check_output, stage, staged_folder

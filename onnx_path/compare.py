@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from cyclopts.types import NonNegativeFloat, NonNegativeInt
 
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError, one_line
 from codetr.export.output_folder import check_output, stage

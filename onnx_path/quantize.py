@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from cyclopts.types import PositiveFloat, PositiveInt
 
-from codetr.cli.argument_types import Folder, InputFile, OutputFile, compile_patterns, parsed_by
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter, compile_patterns, parsed_by
 from codetr.cli.console import progress
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError

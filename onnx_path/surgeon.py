@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt
 
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.cli.program import complain, run_program
 from codetr.errors import UsageError, one_line
 from codetr.export.output_folder import check_output, check_positional_output

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from cyclopts.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from codetr.cli.argument_types import Folder, InputFile, parsed_by
+from codetr.cli.argument_types import Folder, InputFile, Parameter, parsed_by
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantize import parse_size

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from cyclopts.types import NonNegativeInt, PositiveInt
 
-from codetr.cli.argument_types import InputFile, OutputFile, parsed_by
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter, parsed_by
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import atomic_write, write_json

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt
 
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
 from trt_plugin.atomic_files import atomic_write
 from trt_plugin.engine_tensors import format_shape

@@ -1,16 +1,29 @@
-"""Types of command-line values that Cyclopts has not: files that exist, files and folders to write."""
+"""Types of command-line values that Cyclopts has not: files that exist, files and folders to write.
+
+`Parameter` is Cyclopts' own. In Python 3.10 it ignores `metavar`, which Cyclopts 4 lacks.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter, Token
+import cyclopts
+from cyclopts import Token
 from cyclopts.types import ExistingFile
 
 from codetr.errors import ArgumentError
+
+if sys.version_info >= (3, 11):
+    Parameter = cyclopts.Parameter
+else:
+
+    class Parameter(cyclopts.Parameter):
+        def __init__(self, *arguments: Any, metavar: str | None = None, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
 
 
 def parsed_by(parse: Callable[[str], Any], metavar: str, several: bool = False, **settings: Any) -> Parameter:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 
 from codetr.batch.job import check_device, checkpoint_of, ray_session, run_job
 from codetr.batch.source import BYTES, PATH, Place, Source
+from codetr.cli.argument_types import Parameter
 from codetr.detector.detector import Detector, split_at_commas
 from codetr.detector.network_options import NetworkOptions
 from codetr.errors import ArgumentError, UsageError

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 
-from codetr.cli.argument_types import Folder
+from codetr.cli.argument_types import Folder, Parameter
 from codetr.cli.console import print_results, print_times, progress
 from codetr.cli.detect_video import detect_video
 from codetr.cli.pictures import Picture, draw_on, find_pictures, output_folder, printable, save_jpeg

@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Group, Parameter, types
+from cyclopts import Group, types
 
-from codetr.cli.argument_types import Folder, InputFile
+from codetr.cli.argument_types import Folder, InputFile, Parameter
 from codetr.cli.console import progress
 from codetr.cli.program import complain
 from codetr.detector.detector import Detector

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from codetr.cli.argument_types import InputFile, OutputFile
+from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.errors import ArgumentError
 from codetr.export.refit_options import CheckpointOptions
 

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 from cyclopts.validators import Number
 
-from codetr.cli.argument_types import InputFile
+from codetr.cli.argument_types import InputFile, Parameter
 from codetr.detector.network_options import NetworkOptions
 from codetr.errors import ArgumentError
 from codetr.serving.settings import Limits, Settings

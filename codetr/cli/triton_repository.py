@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from codetr.cli.argument_types import Folder, InputFile
+from codetr.cli.argument_types import Folder, InputFile, Parameter
 
 
 def triton_repository(

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from pydantic import ConfigDict
 
+from codetr.cli.argument_types import Parameter
 from codetr.detector.file_backend import FileBackend
 from codetr.detector.onnxruntime_backend import OnnxRuntimeBackend
 from codetr.detector.sizes import ChosenSize

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from codetr.cli.argument_types import InputFile
+from codetr.cli.argument_types import InputFile, Parameter
 from codetr.errors import ArgumentError
 from trt_plugin import ArtifactMetadata
 

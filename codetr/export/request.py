@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
-from cyclopts import Parameter, types
+from cyclopts import types
 
-from codetr.cli.argument_types import Folder, InputFile, OutputFile, parsed_by
+from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter, parsed_by
 from codetr.config import Config
 from codetr.detector.preprocess import fit_size, rescale_size
 from codetr.detector.sizes import SIZE_DIVISOR, InputSizes, SizeRange, fixed

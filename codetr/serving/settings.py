@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from cyclopts.types import PositiveFloat, PositiveInt
 from pydantic import ConfigDict, TypeAdapter
 
+from codetr.cli.argument_types import Parameter
 from codetr.detector.network_options import NetworkOptions
 from codetr.errors import ArgumentError
 

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cyclopts import Group, Parameter, types
+from cyclopts import Group, types
 from cyclopts.validators import Number
 
-from codetr.cli.argument_types import Folder, parsed_by
+from codetr.cli.argument_types import Folder, Parameter, parsed_by
 from codetr.errors import ArgumentError
 
 _DATA = Parameter(group=Group("Dataset and results", sort_key=1))

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import onnx
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from codetr.cli.argument_types import Folder
+from codetr.cli.argument_types import Folder, Parameter
 from codetr.cli.program import run_program
 from tests.onnx.model_zoo import USUAL_OPSET, ZOO
 from tests.onnx.zoo_exporters import export_module

@@ -7,11 +7,10 @@ import sys
 from functools import partial
 from typing import Annotated
 
-from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
-from codetr.cli.argument_types import Folder
+from codetr.cli.argument_types import Folder, Parameter
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import staged_folder
