@@ -1,9 +1,11 @@
 # make demo: detects objects in a picture.   make test: runs the tests.   make docs: builds the documentation.
+# make wheel: builds a wheel for other machines.
 # Each sets up .venv first, on any machine that has Python 3.10 or newer and a C++ compiler. A machine without a GPU
 # builds for the CPU, unless CUDA_ARCHITECTURES is given.
 #
 #   PYTHON=3.12             another Python for .venv
-#   CUDA_ARCHITECTURES=90   compile CUDA kernels for these, such as "80;90"; default: those of the local GPUs
+#   CUDA_ARCHITECTURES=90   compile CUDA kernels for these, such as "80;90" or all; default: those of the local GPUs,
+#                           and all for a wheel
 #   TENSORRT_ROOT=/opt/tensorrt   folder of TensorRT's include/ and lib/, for the plugin
 
 VENV := .venv
@@ -18,9 +20,10 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 # Workers on few cores: a thread of one must not wait, or spin, where another worker could run.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
+WHEEL_ARCHITECTURES := $(or $(CUDA_ARCHITECTURES),all)
 BUILT := $(VENV)/built-$(if $(WITH_CUDA),cuda-$(subst ;,-,$(CUDA_ARCHITECTURES)),cpu)
 
-.PHONY: demo test test-all build docs lint format clean
+.PHONY: demo test test-all build wheel docs lint format clean
 .DEFAULT_GOAL := demo
 
 demo: $(BUILT)
@@ -67,6 +70,20 @@ $(VENV)/uv-ready:
 	  python3 -m venv $(VENV)/uv && \
 	  $(VENV)/uv/bin/python -m pip install -q --disable-pip-version-check uv; }
 	@touch $@
+
+# dist/*.whl has both libraries and serves every Python. Its tag names the oldest glibc that it runs with, which is
+# the builder's. Torch's libraries come from the user's Torch. The kernels of all architectures have a build folder of
+# their own.
+wheel: $(VENV)/packages $(VENV)/nvcc $(VENV)/dev-packages
+	@echo "building a wheel for CUDA architectures $(WHEEL_ARCHITECTURES)"
+	@rm -rf build/wheel dist/codetr_tensorrt-*.whl
+	@($(IN_VENV) $(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir build/wheel \
+	  -C cmake.define.MSDA_CUDA_ARCHITECTURES="$(WHEEL_ARCHITECTURES)" \
+	  -C build.targets="msda_torch;msda_trt_plugin" -C install.components=packages \
+	  $(if $(CUDA_ARCHITECTURES),,-C build-dir=build/all) && \
+	  $(IN_VENV) $(BIN)/auditwheel repair --exclude 'libtorch*.so' --wheel-dir dist build/wheel/*.whl) \
+	  >$(VENV)/wheel.log 2>&1 || { cat $(VENV)/wheel.log; exit 1; }
+	@$(BIN)/python tools/wheel_contents.py dist/*.whl
 
 # The site in build/docs. A broken link, or a table that differs from benchmarks/results, fails.
 docs: $(BUILT) $(VENV)/dev-packages

@@ -4,7 +4,7 @@
 # Sets MSDA_HAS_CUDA, MSDA_CUDA_ARCHITECTURES ("" without CUDA); defines msda_place().
 set(MSDA_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE MSDA_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(MSDA_CUDA_ARCHITECTURES "" CACHE STRING "CUDA architectures; default: the local GPUs', with MSDA_CUDA=ON else 75 to 120")
+set(MSDA_CUDA_ARCHITECTURES "" CACHE STRING "CUDA architectures, or all; default: the local GPUs', with MSDA_CUDA=ON else all")
 option(MSDA_INPLACE "Put the shared objects into the source tree's packages" OFF)
 set(MSDA_HAS_CUDA OFF)
 
@@ -64,7 +64,7 @@ function(msda_place target package)
   if(MSDA_INPLACE OR SKBUILD_STATE STREQUAL "editable")
     set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_SOURCE_DIR}/${package}")
   else()
-    install(TARGETS ${target} LIBRARY DESTINATION ${package})
+    install(TARGETS ${target} LIBRARY DESTINATION ${package} COMPONENT packages)
   endif()
 endfunction()
 
@@ -77,6 +77,9 @@ if(MSDA_CUDA)
   if(NOT nvcc AND NOT MSDA_CUDA STREQUAL "AUTO")
     message(FATAL_ERROR "msda: MSDA_CUDA=ON, but no CUDA compiler was found (CUDACXX, PATH, /usr/local/cuda, Python packages)")
   elseif(NOT MSDA_CUDA_ARCHITECTURES AND NOT MSDA_CUDA STREQUAL "AUTO")
+    set(MSDA_CUDA_ARCHITECTURES all)
+  endif()
+  if(MSDA_CUDA_ARCHITECTURES STREQUAL "all")
     # Machine code for each generation, and PTX of the newest for later ones.
     set(MSDA_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;120")
   endif()
