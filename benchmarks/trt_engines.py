@@ -206,7 +206,7 @@ def build(
     Args:
         key: operator and types.
         dimensions: (smallest, tuned, largest) of every dimension of every input, by input name.
-        strongly_typed: False lets TensorRT choose between the inputs' types and fp16.
+        strongly_typed: False lets TensorRT 10 choose between the inputs' types and fp16.
         verbosity: what the engine tells of its layers, a name of `tensorrt.ProfilingVerbosity`.
 
     Raises:

@@ -19,6 +19,7 @@ from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, 
 from tests.matrix.against_reference import TOLERANCE, make
 from tests.matrix.backends import no_sm90, operators
 from tests.matrix.cuda_emulator import compile_for_cpu
+from trt_plugin.engine_error import import_tensorrt
 from trt_plugin.inspection.engine_summary import read_engine
 from trt_plugin.library import (
     GROUP_NORM,
@@ -447,6 +448,8 @@ def test_engine_of_fixed_shapes_equals_the_reference(tmp_path, operator, name, d
 @pytest.mark.gpu
 @operators
 def test_weakly_typed_16_bit_network_takes_the_16_bit_kernel(tmp_path, operator):
+    if not hasattr(import_tensorrt().BuilderFlag, "FP16"):
+        pytest.skip("TensorRT 11 has strongly typed networks only")
     inputs = make(BY_NAME["pyramid"], operator, torch.float16, "cpu")
     path = save(tmp_path, build_plan(inputs, strongly_typed=False))
     (layer,) = (layer for layer in read_engine(path)[1].layers if layer.name == "attention")
