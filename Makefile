@@ -97,6 +97,9 @@ lint: $(VENV)/dev-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/release.yml
 
 format: $(VENV)/dev-packages
 	$(BIN)/ruff check --fix .
