@@ -12,7 +12,6 @@ from functools import partial
 from typing import Annotated
 
 import torch
-from cyclopts import Parameter
 
 import msda
 from benchmarks import group_norm as norms
@@ -24,6 +23,7 @@ from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
+from codetr.cli.argument_types import Parameter
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
 

@@ -13,9 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError
 from cyclopts.config import Env
 
+from codetr.cli.argument_types import Parameter
 from codetr.errors import ArgumentError, UsageError, one_line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from functools import cache
@@ -88,6 +89,16 @@ def test_kernels_include_only_cuda_and_themselves():
                 name = line.split()[1].strip('<>"')
                 standard = "." not in name and "/" not in name
                 assert standard or name.startswith(allowed), f"{path}: {line}"
+
+
+def test_no_module_imports_parameter_of_cyclopts():
+    """That of `codetr.cli.argument_types` works in Python 3.10 too."""
+    importers = [
+        module
+        for module, path in sources().items()
+        if re.search(r"^from cyclopts import .*\bParameter\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert importers == []
 
 
 @pytest.mark.parametrize(
