@@ -393,6 +393,6 @@ def test_only_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main([str(file), str(out), "--target", "nvidia", "--only", "window-attention"]) == 2
     assert "--only" in capsys.readouterr().err
     with pytest.raises(
-        ArgumentError, match="only: expected some of msda, .*window-attention, .*, got 'swin'"
+        ArgumentError, match=r"only: expected some of msda, .*window-attention, .*, got 'swin'"
     ):
         operate(model, only=("swin",))
