@@ -6,7 +6,6 @@ import copy
 import csv
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from PIL import Image
 from codetr.errors import UsageError
 from onnx_path.sweeping.report import write_report
 from onnx_path.sweeping.report_pictures import colour
+from tests.browser import open_page
 from tests.onnx.sweep_samples import SPEED, empty_cell, sample_results
 
 EVIL = "evil<script>alert(1)</script>, net"
@@ -213,14 +213,7 @@ def test_report_loads_neither_torch_nor_onnx():
 
 
 def test_browser_sorts_and_filters(report, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as driver:
-        own = Path(driver.chromium.executable_path)
-        program = own if own.exists() else shutil.which("chromium") or shutil.which("google-chrome")
-        if program is None:
-            pytest.skip("needs Chromium")
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+    with open_page(viewport={"width": 1600, "height": 1000}) as page:
         problems, requests = [], []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text))
@@ -265,5 +258,4 @@ def test_browser_sorts_and_filters(report, tmp_path):
         page.keyboard.press("Escape")
         page.screenshot(path=tmp_path / "report.png")
         assert not problems and all(url.startswith(("file:", "blob:", "data:")) for url in requests)
-        browser.close()
     assert len(np.unique(np.asarray(Image.open(tmp_path / "report.png").convert("L")))) > 50

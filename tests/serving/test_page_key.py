@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import uvicorn
 
+from tests.browser import open_page
 from tests.serving.requests import jpeg
 from tests.serving.stand_ins import Server
 
@@ -29,14 +28,7 @@ def address():
 
 
 def test_key(address, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as driver:
-        own = Path(driver.chromium.executable_path)
-        program = own if own.exists() else shutil.which("chromium") or shutil.which("google-chrome")
-        if program is None:
-            pytest.skip("needs Chromium")
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page()
+    with open_page() as page:
         page.goto(address)
         assert page.locator("#key").is_hidden()
         (tmp_path / "photo.jpg").write_bytes(jpeg(64, 48))
@@ -47,4 +39,3 @@ def test_key(address, tmp_path):
         page.keyboard.press("Tab")
         page.wait_for_selector("#rows tr")
         assert page.locator("#rows tr").all_inner_texts() == ["cat\t0.90"]
-        browser.close()

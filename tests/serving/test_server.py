@@ -20,6 +20,7 @@ from PIL import Image
 
 import codetr
 from benchmarks.serving import Load
+from tests.browser import open_page
 from tests.golden_models import arguments, save_weights
 from tests.project.doc_pages import blocks
 from tests.serving.requests import bomb, form, jpeg
@@ -178,14 +179,7 @@ def test_examples_of_the_documentation(server, tmp_path, monkeypatch, capsys):
 
 
 def test_page_in_a_browser(server, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as driver:
-        own = Path(driver.chromium.executable_path)
-        program = own if own.exists() else shutil.which("chromium") or shutil.which("google-chrome")
-        if program is None:
-            pytest.skip("needs Chromium")
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 900})
+    with open_page(viewport={"width": 1200, "height": 900}) as page:
         problems, posts = [], []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda one: posts.append(one.url) if one.method == "POST" else None)
@@ -205,7 +199,6 @@ def test_page_in_a_browser(server, tmp_path):
         page.wait_for_selector("#status.error")
         assert page.inner_text("#status") == "bad.jpg: not an image that Pillow can read (unknown format)"
         assert page.locator("#result").is_hidden() and not problems
-        browser.close()
     one, two = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("L")) for name in ("one", "two"))
     assert len(np.unique(one)) > 50 and (one != two).mean() > 0.001
 
