@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -52,14 +53,24 @@ class FindObjects:
         ahead = decoder.batches_ahead(batch)
         self._pipeline = Pipeline(detector, options, decoder.start, batch=batch, ahead=ahead)
         self._id_column, self._bytes_column = id_column, bytes_column
+        self._turn = threading.Lock()
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Maps rows of ids and files to rows of ids and `COLUMNS`."""
         ids, contents = table[self._id_column], table[self._bytes_column]
         pictures = (ImageFile(str(name), content.as_py() or b"") for name, content in zip(ids, contents))
-        rows = [_row(done) for done in self._pipeline.run(pictures)]
+        rows = [_row(done) for done in self._pipeline.run(self._in_turn(pictures))]
         found = pa.Table.from_pylist(rows, COLUMNS)
         return found.add_column(0, self._id_column, ids)
+
+    def _in_turn(self, pictures: Iterable[ImageFile]) -> Iterator[ImageFile]:
+        """Lets a table begin once all pictures of the last one have begun.
+
+        Tables that take turns at each picture would all end at the same time, and the network would wait for
+        the next ones.
+        """
+        with self._turn:
+            yield from pictures
 
 
 def _row(done: Processed) -> dict[str, Any]:

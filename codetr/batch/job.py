@@ -23,7 +23,7 @@ from codetr.errors import ArgumentError, one_line
 
 _CONNECT_S = 5.0  # to the head of a cluster
 _CALLS = 2  # tables that an actor works on, so that the network never waits for the next one
-_CALL_ROWS = 128  # least size of such a table. Its last run of the network may lack pictures
+_CALL_ROWS = 64  # least size of such a table. Its last run of the network may lack pictures
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def run_job(
     *,
     batch: int,
     part_rows: int,
+    step: type | None = None,
 ) -> Summary:
     """Detects objects in the pictures that `out` lacks, in a `ray_session`.
 
@@ -100,6 +101,7 @@ def run_job(
         options: arguments of `Detector.detect_batch`, checked.
         batch: pictures in one run of the network.
         part_rows: least number of rows of a Parquet file, but the last.
+        step: a subclass of `FindObjects` to run instead of it.
 
     Raises:
         ArgumentError: the network needs a GPU, and Ray has none.
@@ -110,7 +112,7 @@ def run_job(
     done = _done(checkpoint_of(out), source.id_column)
     source = source.without(done)
     if source.paths:
-        _write(source, out, network, options, batch=batch, part_rows=part_rows, gpus=gpus)
+        _write(source, out, network, options, batch=batch, part_rows=part_rows, gpus=gpus, step=step)
     rows, errors = _count(out)
     return Summary(rows, errors, rows - len(done), time.perf_counter() - started)
 
@@ -124,6 +126,7 @@ def _write(
     batch: int,
     part_rows: int,
     gpus: int,
+    step: type | None,
 ) -> None:
     from ray.data import ActorPoolStrategy
     from ray.data.checkpoint import CheckpointConfig
@@ -140,7 +143,7 @@ def _write(
         delete_checkpoint_on_success=False,
     )
     found = pictures.map_batches(
-        FindObjects,
+        step or FindObjects,
         fn_constructor_args=(network, options, batch, source.id_column, source.bytes_column),
         batch_size=-(-_CALL_ROWS // batch) * batch,
         batch_format="pyarrow",
@@ -160,17 +163,6 @@ def _write(
 def checkpoint_of(out: Place) -> Place:
     """Returns the folder beside the results in which Ray Data keeps the ids of written pictures."""
     return replace(out, given=f"{out.given.rstrip('/')}.checkpoint", path=f"{out.path}.checkpoint")
-
-
-def check_device(network: NetworkOptions) -> None:
-    """Checks the option device, before a `ray_session`.
-
-    Raises:
-        ArgumentError: it names one of several GPUs.
-    """
-    if network.device not in ("auto", "cpu", "cuda"):
-        problem = f"expected auto, cpu or cuda, Ray chooses the GPUs, got {network.device!r}"
-        raise ArgumentError("device", problem)
 
 
 def _gpus(network: NetworkOptions) -> int:

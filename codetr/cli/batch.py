@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Group
 
-from codetr.batch.job import check_device, checkpoint_of, ray_session, run_job
+from codetr.batch.job import checkpoint_of, ray_session, run_job
 from codetr.batch.source import BYTES, PATH, Place, Source
 from codetr.cli.argument_types import Parameter
 from codetr.detector.detector import Detector, split_at_commas
-from codetr.detector.network_options import NetworkOptions
+from codetr.detector.network_options import NetworkOptions, for_ray
 from codetr.errors import ArgumentError, UsageError
 
 _DETECTIONS = Group("Detections", sort_key=2)
@@ -69,7 +69,7 @@ def batch(
         bytes_column: Of Parquet files, the column with the pictures' files.
         part_rows: Rows of a Parquet file in OUT. An interrupted job loses at most the parts in progress.
     """
-    check_device(network)
+    network = for_ray(network)
     detector = Detector(backend=network.make_backend(), labels=network.labels)
     classes = None if classes is None else split_at_commas(classes, detector.class_names)
     options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}

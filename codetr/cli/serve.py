@@ -9,14 +9,13 @@ import signal
 import socket
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
 from cyclopts.validators import Number
 
 from codetr.cli.argument_types import InputFile, Parameter
-from codetr.detector.network_options import NetworkOptions
+from codetr.detector.network_options import NetworkOptions, for_ray
 from codetr.errors import ArgumentError
 from codetr.serving.settings import Limits, Settings
 from codetr.usable_cores import usable_cores
@@ -64,14 +63,10 @@ def serve(
         replicas: processes that run the network. Default: one for each GPU.
         print_config: print the configuration for `serve deploy` of a Ray cluster, and serve nothing.
     """
-    if network.device not in ("auto", "cpu", "cuda"):
-        problem = (
-            f"expected auto, cpu or cuda, for each replica takes one of the GPUs, got {network.device!r}"
-        )
-        raise ArgumentError("device", problem)
+    network = for_ray(network)
     network.make_backend()
     settings = Settings(
-        network=_absolute(network),
+        network=network,
         limits=limits,
         batch=batch,
         wait_ms=wait_ms,
@@ -84,14 +79,6 @@ def serve(
         print(_configuration(settings, host, port), end="")
         return 0
     return _run(settings, host, port, replicas)
-
-
-def _absolute(network: NetworkOptions) -> NetworkOptions:
-    """Replaces paths by absolute ones, for processes that run in another folder."""
-    names = ("model", "weights", "labels", "engine", "onnx")
-    given = {name: value for name in names if (value := getattr(network, name)) is not None}
-    paths = {name: Path(value).resolve() for name, value in given.items() if Path(value).exists()}
-    return replace(network, **paths)
 
 
 def _configuration(settings: Settings, host: str, port: int) -> str:

@@ -6,7 +6,7 @@ and in the constructors of the backends, and every violation is a `codetr.errors
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -90,3 +90,19 @@ class NetworkOptions:
             if getattr(self, name) is not None:
                 raise ArgumentError(name, f"is fixed in the {cls.kind} {file}, leave it out")
         return cls(file, self.device, size)
+
+
+def for_ray(network: NetworkOptions) -> NetworkOptions:
+    """Prepares options for processes of Ray, which run in other folders: makes their paths absolute.
+
+    Raises:
+        ArgumentError: the device is one of several GPUs, which Ray chooses.
+    """
+    if network.device not in ("auto", "cpu", "cuda"):
+        problem = f"expected auto, cpu or cuda, Ray chooses the GPUs, got {network.device!r}"
+        raise ArgumentError("device", problem)
+    names = ("model", "weights", "labels", "engine", "onnx")
+    given = {name: value for name in names if (value := getattr(network, name)) is not None}
+    return replace(
+        network, **{name: Path(value).resolve() for name, value in given.items() if Path(value).exists()}
+    )
