@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import tempfile
 import time
@@ -252,10 +253,22 @@ def trace_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
 def make_pictures(folder: Path, height: int = 1080, width: int = 1920, count: int = DISTINCT) -> None:
     """Writes JPEG files: the repository's photographs, enlarged and shifted by some pixels each."""
     folder.mkdir()
-    for index in range(count):
-        with Image.open(PHOTOS[index % len(PHOTOS)]) as photo:
-            larger = photo.convert("RGB").resize((width + count, height + count), Image.Resampling.BICUBIC)
-        larger.crop((index, index, index + width, index + height)).save(folder / f"{index}.jpg", quality=90)
+    side = math.isqrt(count - 1) + 1  # shifts in each direction
+    photos = []
+    for path in PHOTOS:
+        with Image.open(path) as photo:
+            photos.append(
+                photo.convert("RGB").resize((width + side, height + side), Image.Resampling.BICUBIC)
+            )
+
+    def write(index: int) -> None:
+        top, left = divmod(index, side)
+        picture = photos[index % len(photos)].crop((left, top, left + width, top + height))
+        picture.save(folder / f"{index}.jpg", quality=90)
+
+    with Workers() as workers:
+        for index in range(count):
+            workers.submit(write, index)
 
 
 def _decode(decoder: Decoder, files: Sequence[Path]) -> list[Any]:
