@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.serving import descendants
+from benchmarks.serving import networks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ class ServerProcess:
 
     def networks(self) -> list[int]:
         """The processes that run the network."""
-        return [pid for pid in descendants(self.process.pid) if "Network" in command_of(pid)]
+        return networks(self.process.pid)
 
 
 @contextlib.contextmanager
@@ -91,14 +91,6 @@ def running(folder: Path, *options: object) -> Iterator[ServerProcess]:
         except subprocess.TimeoutExpired:
             server.process.kill()
             raise
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process, "" if it ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def boxes(text: str) -> list[dict]:

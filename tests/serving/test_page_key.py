@@ -8,8 +8,8 @@ import time
 import pytest
 import uvicorn
 
+from benchmarks.requests import jpeg
 from tests.browser import open_page
-from tests.serving.requests import jpeg
 from tests.serving.stand_ins import Server
 
 

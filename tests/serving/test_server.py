@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import shutil
@@ -19,11 +18,11 @@ import pytest
 from PIL import Image
 
 import codetr
+from benchmarks.requests import jpeg, send_malformed, send_slowly
 from benchmarks.serving import Load
 from tests.browser import open_page
 from tests.golden_models import arguments, save_weights
 from tests.project.doc_pages import blocks
-from tests.serving.requests import bomb, form, jpeg
 from tests.serving.served_network import write_network
 from tests.serving.server_process import ROOT, boxes, running
 
@@ -60,62 +59,18 @@ async def _good_clients(url: str, clients: int, seconds: float) -> list[tuple[in
     return answers
 
 
-MALFORMED = [
-    (jpeg(300, 200)[:-700], {}, 422),
-    (bomb(20000, 20000), {}, 422),
-    (bomb(9000, 9000), {}, 413),
-    (bomb(3000, 3000), {}, 422),
-    (b"text", {}, 422),
-    (b"GIF89a" + bytes(100), {}, 422),
-    (b"", {}, 400),
-    (form(jpeg())[:-30], {"content-type": "multipart/form-data; boundary=b"}, 400),
-    (form(jpeg()), {"content-type": "multipart/form-data; boundary=c"}, 400),
-    (b'{"image": 1}', {"content-type": "application/json"}, 422),
-]
-
-
-async def _malformed(url: str, count: int) -> list[tuple[int, int, float]]:
-    """Statuses that came and that were expected, and seconds, of malformed requests, 8 at a time."""
-    slots, answers = asyncio.Semaphore(8), []
-
-    async def one(session, body, headers, expected) -> None:
-        async with slots:
-            began = time.monotonic()
-            status, _ = await _post(session, url, body, headers)
-            answers.append((status, expected, time.monotonic() - began))
-
-    async with aiohttp.ClientSession() as session:
-        chosen = itertools.islice(itertools.cycle(MALFORMED), count)
-        await asyncio.gather(*(one(session, *request) for request in chosen))
-    return answers
-
-
-async def _slow_client(url: str) -> tuple[int, int, float]:
-    """Sends a byte a second of the thousand that it promises."""
-    host, port = url.removeprefix("http://").split(":")
-    began = time.monotonic()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
-    answer = asyncio.create_task(reader.readline())
-    while not answer.done():
-        writer.write(b"x")
-        await asyncio.wait([answer], timeout=1)
-    writer.close()
-    return int(answer.result().split()[1]), 408, time.monotonic() - began
-
-
 def test_malformed_requests_beside_good_ones(server):
     async def run():
         return await asyncio.gather(
             _good_clients(server.url, 4, 8),
-            _malformed(server.url, 500),
-            *(_slow_client(server.url) for _ in range(5)),
+            send_malformed(server.url, 500),
+            *(send_slowly(server.url) for _ in range(5)),
         )
 
     good, malformed, *slow = asyncio.run(run())
     assert Counter(status for status, _ in good) == {200: len(good)} and len(good) > 20
     assert all(boxes(text) == [HAMMER] for _, text in good)
-    assert len(malformed) == 500 and [one for one in malformed if one[0] != one[1]] == []
+    assert len(malformed) == 500 and [one for one in malformed if one.status != one.expected] == []
     assert max(seconds for *_, seconds in malformed) < DEADLINE_S
     assert [(status, expected) for status, expected, _ in slow] == [(408, 408)] * 5
     assert max(seconds for *_, seconds in slow) < DEADLINE_S + 2

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.requests import bomb, form, jpeg
 from codetr.serving.web import ReplicaLost
-from tests.serving.requests import bomb, form, jpeg
 from tests.serving.stand_ins import Replicas, Server
 
 
