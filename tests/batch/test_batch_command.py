@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
 pytest.importorskip("ray", reason="Ray is not installed")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
+FindObjects = pytest.importorskip("codetr.batch.find_objects").FindObjects
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,21 @@ def test_rows_of_a_folder(network, tmp_path):
         row = found[name]
         assert name in row["error"] and reason in row["error"]
         assert {value for key, value in row.items() if key not in ("path", "error")} == {None}
+
+
+def test_tables_take_turns():
+    """A table begins once all pictures of the last one have begun: two do not end at the same time."""
+    step = FindObjects.__new__(FindObjects)
+    step._turn = threading.Lock()
+    first, second = step._in_turn("ab"), step._in_turn("cd")
+    assert next(first) == "a"
+    begun = []
+    other = threading.Thread(target=lambda: begun.extend(second))
+    other.start()
+    time.sleep(0.05)
+    assert not begun and [*first] == ["b"]
+    other.join(10)
+    assert begun == ["c", "d"]
 
 
 @pytest.mark.gpu

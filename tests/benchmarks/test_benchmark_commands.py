@@ -48,6 +48,7 @@ def test_without_gpu(module: str, capsys) -> None:
         ("msda", ["--problems"], "--problems"),
         ("msda", ["--methods", "magic"], "--methods"),
         ("msda", ["--out", "."], "--out: expected a file that can be written"),
+        ("batch", ["--gpus", "-1"], "--gpus"),
         ("detector", ["--model", "nope"], "--model: model 'nope': expected one of"),
         ("detector", ["--weights", "nowhere.pth"], "--weights: expected a file"),
         ("detector", ["--engine", "fp32"], "--engine: expected LABEL=FILE, got 'fp32'"),
@@ -82,6 +83,8 @@ def test_without_gpu(module: str, capsys) -> None:
 def test_wrong_arguments(module: str, arguments: list[str], named: str, capsys, monkeypatch) -> None:
     """They are one line before anything is measured, and need no GPU."""
     monkeypatch.chdir(ROOT)
+    if module == "batch":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     if module in ("surgery", "quantization"):
         pytest.importorskip("onnx", reason="onnx is not installed")
     assert importlib.import_module(f"benchmarks.{module}").main(arguments) == 2

@@ -38,6 +38,7 @@ SURGERY = "surgery_fp16_h200.json"
 QUANTIZATION = "quantization*_h200.json"
 REPEATS = ("repeats_h100.json", "repeats_demo_h100.json")
 """A later file replaces rows of the same engine."""
+BATCH, SERVING = "batch_*_h100.json", "serving_*_h100.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 DETECTORS = {"Swin-L": "co_dino_swin_l_768x1152_h100.json", "R50": "co_dino_r50_768x1152_h100.json"}
 
@@ -384,6 +385,52 @@ def quantization() -> str:
             rows.append(cells)
     head = ["model", "batch", "precision", "ms", "times fp16's speed", "engine, MiB", "memory, MiB"]
     return table([*head, "agreement with fp32"], rows) + source(*files)
+
+
+def batch() -> str:
+    """`codetr batch` beside the network alone, by model and number of GPUs."""
+    files = sorted(file.name for file in RESULTS.glob(BATCH))
+    runs = [(read(name), row) for name in files for row in read(name)["results"] if row["stage"] == "batch"]
+    one = {
+        (run["network"], run["pictures"], row["batch"]): row["images_per_second"]
+        for run, row in runs
+        if row["gpus"] == 1
+    }
+    rows = []
+    for run, row in sorted(runs, key=lambda pair: (pair[0]["network"], pair[1]["batch"], pair[1]["gpus"])):
+        single = one.get((run["network"], run["pictures"], row["batch"]))
+        times = f"{row['images_per_second'] / single:.2f}" if single and row["gpus"] > 1 else ""
+        shares = [f"{row[name]:.0%}" for name in ("of_network", "idle")]
+        cells = [run["network"].split(",")[0], str(row["batch"]), f"{run['pictures']:,}", str(row["gpus"])]
+        rows.append([*cells, digits(row["images_per_second"]), *shares, times])
+    head = [
+        "fp16 engine",
+        "batch",
+        "pictures of 1080x1920",
+        "GPUs",
+        "images/s",
+        "of the engine's",
+        "GPU waits",
+    ]
+    return table([*head, "times one GPU"], rows) + source(*files)
+
+
+def serving() -> str:
+    """`codetr serve` under load."""
+    files = sorted(file.name for file in RESULTS.glob(SERVING))
+    rows = []
+    for content in map(read, files):
+        for row in content["results"]:
+            if row["measured"] == "pipeline":
+                continue
+            answers = ", ".join(f"{count:,} of {status}" for status, count in row["statuses"].items())
+            share = f"{row['of_pipeline']:.0%}" if "of_pipeline" in row else ""
+            times = [digits(row[name]) for name in ("images_per_second", "p50_ms", "p99_ms")]
+            growth = "" if row["growth_mib"] is None else f"{row['growth_mib']:+.0f}"
+            what = [f"{content['network'].split(',')[0]}, {row['measured']}", str(content["replicas"])]
+            rows.append([*what, *times, share, answers, growth])
+    head = ["fp16 engine, 32 clients", "replicas", "images/s", "p50, ms", "p99, ms", "of the pipeline's"]
+    return table([*head, "answers", "memory grows by, MiB"], rows) + source(*files)
 
 
 def speedup(row: dict) -> float:
