@@ -18,6 +18,7 @@ from PIL import Image
 
 from codetr.cli.app import main
 from codetr.detector.detector import Detector
+from codetr.detector.network_options import NetworkOptions, for_ray
 from tests.detector.detect_runs import ROOT, error_line
 from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
 
@@ -254,3 +255,11 @@ def test_wrong_arguments(network, arguments, message, tmp_path, monkeypatch, cap
     assert main(["batch", *network, *arguments]) == 2
     assert message in error_line(capsys)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_paths_for_ray(tmp_path, monkeypatch):
+    """A file is absolute, and the name of a model, which is no file, stays."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.onnx").touch()
+    network = for_ray(NetworkOptions(model="co_dino_demo", onnx="model.onnx"))
+    assert (network.model, network.onnx) == ("co_dino_demo", tmp_path / "model.onnx")
