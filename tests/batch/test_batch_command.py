@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,23 @@ pytest.importorskip("ray", reason="Ray is not installed")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
 FindObjects = pytest.importorskip("codetr.batch.find_objects").FindObjects
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[str]]:
+    """Option with the address of a Ray head, with a token of its own. Jobs must leave the head running."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        code = "import ray; print(ray.init('local').address_info['gcs_address'], flush=True); input()"
+        head = subprocess.Popen(
+            [sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        address = next(line for line in map(str.strip, head.stdout) if re.fullmatch(r"[\d.]+:\d+", line))
+        yield ["--address", address]
+        assert head.poll() is None
+        head.communicate("done\n", timeout=60)
+        assert head.returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -82,24 +100,6 @@ def kill_after_parts(out: Path, count: int, *arguments: object) -> None:
     process.communicate()
 
 
-@pytest.mark.slow
-def test_killed_twice_and_resumed(network, tmp_path):
-    """The rows are those of one run, none twice. What was left between is a part of them."""
-    photos, once, killed = tmp_path / "photos", tmp_path / "once", tmp_path / "killed"
-    write_pictures(photos, 999)
-    (photos / "bad.png").write_bytes(b"no picture")
-    options = [*network, "--batch", 2, "--part-rows", 100]
-    assert "1000 pictures, 1 of them with an error" in batch(photos, once, *options)
-    kill_after_parts(killed, 1, photos, killed, *options)
-    before = len(list(killed.glob("*.parquet")))
-    kill_after_parts(killed, before + 1, photos, killed, *options, "--resume")
-    assert len(list(killed.glob("*.parquet"))) < len(list(once.glob("*.parquet")))
-    printed = batch(photos, killed, *options, "--resume")
-    assert "1000 pictures, 1 of them with an error" in printed and not printed.startswith("1000 pictures in")
-    assert rows(killed) == rows(once)
-    assert batch(photos, killed, *options, "--resume").startswith("0 pictures in")
-
-
 def test_rows_of_a_folder(network, tmp_path):
     """A picture that is damaged, empty, or unfit for the network has a row with the reason."""
     photos, out = tmp_path / "photos", tmp_path / "out"
@@ -138,6 +138,23 @@ def test_tables_take_turns():
     assert begun == ["c", "d"]
 
 
+@pytest.mark.slow
+def test_killed_twice_and_resumed(network, cluster, tmp_path):
+    """Every picture has a row, none two. What the kills left is a part of them."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    write_pictures(photos, 639)
+    (photos / "bad.png").write_bytes(b"no picture")
+    options = [*network, "--batch", 2, "--part-rows", 100]
+    kill_after_parts(out, 1, photos, out, *options)
+    kill_after_parts(out, 3, photos, out, *options, "--resume")
+    assert 0 < sum(parquet.read_metadata(path).num_rows for path in out.glob("*.parquet")) < 640
+    printed = batch(photos, out, *options, "--resume", *cluster)
+    assert "640 pictures, 1 of them with an error" in printed and not printed.startswith("640 pictures in")
+    found = [(Path(row["path"]).name, row["width"]) for row in rows(out)]
+    assert found == [*((f"{i:03}.png", 20 + i % 50) for i in range(639)), ("bad.png", None)]
+    assert batch(photos, out, *options, "--resume", *cluster).startswith("0 pictures in")
+
+
 @pytest.mark.gpu
 def test_rows_of_an_engine(quick_build, tmp_path):
     """On each GPU of the machine, with files that both ways decode to the same pixels."""
@@ -160,14 +177,15 @@ def test_rows_of_an_engine(quick_build, tmp_path):
         np.testing.assert_allclose(boxes, detections.boxes_xyxy_px, atol=0.1)
 
 
-def test_rows_of_parquet(network, tmp_path):
+def test_rows_of_parquet(network, cluster, tmp_path):
     write_pictures(tmp_path / "photos", 2)
     files = [(tmp_path / "photos" / f"{i:03}.png").read_bytes() for i in range(2)]
     table = pa.table({"key": [7, 8, 9], "file": [*files, None], "more": ["a", "b", "c"]})
     parquet.write_table(table, tmp_path / "photos.parquet")
     columns = ["--id-column", "key", "--bytes-column", "file"]
     out = tmp_path / "out"
-    batch(tmp_path / "photos.parquet", out, *network, *columns)
+    printed = batch(tmp_path / "photos.parquet", out, *network, *columns, *cluster)
+    assert "has 3 pictures, 1 of them with an error" in printed
     found = sorted(parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
     assert [(row["key"], row["width"], row["error"]) for row in found] == [
         (7, 20, None),
@@ -176,43 +194,18 @@ def test_rows_of_parquet(network, tmp_path):
     ]
 
 
-def test_network_that_fails(tmp_path):
+def test_network_that_fails(cluster, tmp_path):
     """An error of the actor on one line. No part is left."""
     write_pictures(tmp_path / "photos", 1)
     weights = tmp_path / "damaged.safetensors"
     weights.write_bytes(b"no weights")
-    process = start(
-        tmp_path / "photos",
-        tmp_path / "out",
-        "--model",
-        "co_dino_r50",
-        "--weights",
-        weights,
-        "--device",
-        "cpu",
-    )
+    options = ["--model", "co_dino_r50", "--weights", weights, "--device", "cpu", *cluster]
+    process = start(tmp_path / "photos", tmp_path / "out", *options)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     line = err.splitlines()[-1]
     assert line.startswith("codetr: error: ") and "damaged.safetensors" in line
     assert not list(tmp_path.glob("out/*.parquet"))
-
-
-def test_cluster(network, tmp_path, monkeypatch):
-    """A head that runs already, with a token of its own, goes on after the job."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    write_pictures(tmp_path / "photos", 3)
-    code = "import ray; print(ray.init('local').address_info['gcs_address'], flush=True); input()"
-    head = subprocess.Popen(
-        [sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    address = next(line for line in map(str.strip, head.stdout) if re.fullmatch(r"[\d.]+:\d+", line))
-    printed = batch(tmp_path / "photos", tmp_path / "out", *network, "--address", address)
-    assert "has 3 pictures, 0 of them with an error" in printed
-    assert head.poll() is None
-    head.communicate("done\n", timeout=60)
-    assert head.returncode == 0
 
 
 @pytest.mark.parametrize(
