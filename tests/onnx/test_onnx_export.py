@@ -174,13 +174,10 @@ def test_exported_linears(exported):
         assert re.fullmatch(r"/(encoder|decoder)/layers\.\d/(self|cross)_attn/Linear(_1)?", node.name)
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
-def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monkeypatch):
-    """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes.
-
-    The nodes of the other layers stay, the query selection's `LinearMax` among them.
-    """
-    name, _, inputs, path, _ = exported
+@pytest.fixture(scope="module")
+def exported_without_linears(exported, tmp_path_factory) -> Path:
+    """The same model without the nodes `Linear` and `LinearMax`."""
+    name, _, inputs, *_ = exported
     plain, _ = load_golden(name)
     plain.fold_position_biases()
     if name == WRITTEN_OUT:
@@ -190,10 +187,22 @@ def test_linear_nodes_change_no_quantisation(exported, precision, tmp_path, monk
         result = F.linear(x, weight, bias)
         return result * mask if residual is None else residual + result
 
-    monkeypatch.setattr(msda.module, "linear", linear)
-    monkeypatch.setattr(msda, "has_fast_linear_max", lambda *sizes: False)
-    write_onnx(export_program(plain, inputs), tmp_path / "plain.onnx")
-    found, expected = (Quantizer(onnx.load(file), precision) for file in (path, tmp_path / "plain.onnx"))
+    path = tmp_path_factory.mktemp(name) / "plain.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(msda.module, "linear", linear)
+        patch.setattr(msda, "has_fast_linear_max", lambda *sizes: False)
+        write_onnx(export_program(plain, inputs), path)
+    return path
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_linear_nodes_change_no_quantisation(exported, exported_without_linears, precision):
+    """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes.
+
+    The nodes of the other layers stay, the query selection's `LinearMax` among them.
+    """
+    name, _, _, path, _ = exported
+    found, expected = (Quantizer(onnx.load(x), precision) for x in (path, exported_without_linears))
     assert [x.product.key for x in found.layers] == [x.product.key for x in expected.layers]
     assert [x.group for x in found.layers] == [x.group for x in expected.layers]
     assert found.kept == expected.kept

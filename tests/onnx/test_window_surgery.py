@@ -126,8 +126,16 @@ def test_swin_transformers(swin: type[nn.Module], exporter: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
-@pytest.mark.parametrize("exporter", [pytest.param("torchscript"), pytest.param("dynamo", marks=slow)])
-@pytest.mark.parametrize("swin", [SWINS[0], *(pytest.param(x, marks=slow) for x in SWINS[1:])], **NAMES)
+@pytest.mark.parametrize(
+    ("swin", "exporter"),
+    [
+        (SwinOfTransformers, "torchscript"),
+        pytest.param(SwinOfTransformers, "dynamo", marks=slow),
+        pytest.param(SwinOfTorchvision, "torchscript", marks=slow),
+        pytest.param(SwinOfTimm, "torchscript", marks=slow),
+    ],
+    **NAMES,
+)
 def test_simplified_files(swin: type[nn.Module], exporter: str, tool: str, tmp_path: Path):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
     module, images = build(swin)

@@ -113,11 +113,14 @@ FILES: dict[str, Callable[[Path], object]] = {
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of this environment and the packages of this clone are found from any folder.
 
-    TensorRT times few kernels for an engine: these tests are about commands, not about speed.
+    TensorRT times few kernels for an engine, and a sweep measures few runs: these tests are about commands,
+    not about speed.
     """
     monkeypatch.chdir(tmp_path)
     for command in ("BUILD", "EXPORT"):
         monkeypatch.setenv(f"CODETR_{command}_OPTIMIZATION_LEVEL", "1")
+    for option, value in (("ITERATIONS", "3"), ("SECONDS", "0.1"), ("INPUTS", "8")):
+        monkeypatch.setenv(f"CODETR_SWEEP_{option}", value)
     for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", ROOT)):
         monkeypatch.setenv(name, os.pathsep.join([str(first), os.environ.get(name, "")]))
 
