@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -17,13 +17,48 @@ def partial_model(
 ) -> onnx.ModelProto:
     """Cuts out the nodes that compute `outputs` from `inputs`, under the tensors' own names.
 
+    The model has those of `inputs` that its nodes read. The time depends on the part's size, where that of
+    `ir.convenience.extract` depends on the whole graph's: the surgery cuts out hundreds of small parts.
+
     Raises:
         NotClosed: the outputs depend on another input of the graph.
     """
-    try:
-        return runnable(model, ir.convenience.extract(model.graph, inputs, outputs))
-    except ValueError as error:
-        raise NotClosed(str(error)) from error
+    given = set(inputs)
+    nodes: dict[ir.Node, None] = {}  # in an order in which they can run
+    pending = _producers(outputs, given)
+    while pending:
+        missing = [x for x in _producers(_read(pending[-1]), given) if x not in nodes]
+        if missing:
+            pending += missing
+        else:
+            nodes[pending.pop()] = None
+    used = {*outputs, *(value for node in nodes for value in _read(node))}
+    constants = [x for x in used - given if x.is_initializer()]
+    others = [x.name for x in used - given if x.producer() is None and not x.is_initializer()]
+    if others:
+        raise NotClosed(f"the part reads {', '.join(map(str, others))} too")
+    view = ir.GraphView(
+        [x for x in inputs if x in used],
+        outputs,
+        nodes=list(nodes),
+        initializers=constants,
+        opset_imports=model.graph.opset_imports,
+        name=model.graph.name,
+    )
+    return runnable(model, view.clone())
+
+
+def _producers(values: Iterable[ir.Value], given: set[ir.Value]) -> list[ir.Node]:
+    return [node for x in values if x not in given and (node := x.producer()) is not None]
+
+
+def _read(node: ir.Node) -> Iterator[ir.Value]:
+    """Yields the tensors of the node's graph that it and its subgraphs read."""
+    yield from (x for x in node.inputs if x is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in ir.traversal.RecursiveGraphIterator(attribute.as_graph()):
+                yield from (x for x in inner.inputs if x is not None and x.graph is node.graph)
 
 
 def runnable(
