@@ -144,8 +144,15 @@ def test_simplified_files(swin: type[nn.Module], exporter: str, tool: str, tmp_p
     check_all(onnx.load(tmp_path / "simple.onnx"), 4, module, images)
 
 
-@pytest.mark.parametrize("exporter", [pytest.param("torchscript"), pytest.param("dynamo", marks=slow)])
-@pytest.mark.parametrize("swin", SWINS[:2], **NAMES)
+@pytest.mark.parametrize(
+    ("swin", "exporter"),
+    [
+        (SwinOfTransformers, "torchscript"),
+        (SwinOfTorchvision, "torchscript"),
+        pytest.param(SwinOfTransformers, "dynamo", marks=slow),
+    ],
+    **NAMES,
+)
 def test_dynamic_sizes(swin: type[nn.Module], exporter: str, tmp_path: Path):
     module, images = build(swin)
     dynamic = {"x": {0: "n", 2: "h", 3: "w"}}
