@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,14 @@ class CudaStream:
         """Enqueues a captured graph."""
         call("cudaGraphLaunch", graph, self._stream)
 
+    def record(self, event: Any) -> None:
+        """Marks the end of the work that is enqueued."""
+        call("cudaEventRecord", event, self._stream)
+
+    def wait(self, event: Any) -> None:
+        """Lets later work begin once the work before an event's last mark has ended."""
+        call("cudaStreamWaitEvent", self._stream, event, 0)
+
     def time(self, enqueue: Callable[[], object], iterations: int) -> list[float]:
         """Returns the milliseconds between two events around each of several calls of a function."""
         samples: list[float] = []
@@ -121,6 +130,34 @@ class CudaStream:
         if self._stream is not None:
             call("cudaStreamDestroy", self._stream)
             self._stream = None
+
+
+class TurnTaker:
+    """Lets work of several streams run one after the other, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._alone = threading.Lock()
+        self._last: Any = None  # event behind the last call's work
+
+    def enqueue(self, stream: CudaStream, event: Any, work: Callable[[], object]) -> None:
+        """Enqueues work of a stream behind that of the last call.
+
+        Args:
+            event: an event of the stream, in use until `forget`.
+            work: enqueues the work.
+        """
+        with self._alone:
+            if self._last is not None:
+                stream.wait(self._last)
+            work()
+            stream.record(event)
+            self._last = event
+
+    def forget(self, event: Any) -> None:
+        """Prepares to destroy an event whose stream has finished its work."""
+        with self._alone:
+            if self._last is event:
+                self._last = None
 
 
 class CudaBuffer:

@@ -13,7 +13,7 @@ from benchmarks.problems import BY_NAME, FusedInputs
 from tests.engines.engine_samples import METADATA, lines_of, plan_header, run_python
 from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
 from trt_plugin import EngineError, engine_file
-from trt_plugin.cuda_runtime import CudaBuffer, CudaStream
+from trt_plugin.cuda_runtime import CudaBuffer, CudaStream, TurnTaker
 from trt_plugin.engine_file import built_with
 from trt_plugin.runner import DeviceInput
 
@@ -65,6 +65,33 @@ def test_wrong_library_is_named(tmp_path):
     library.write_text("not a library")
     done = run_python("-c", "import trt_plugin; trt_plugin.load()", MSDA_TRT_PLUGIN=str(library))
     assert f"EngineError: the plugin library {library} cannot be loaded" in done.stderr
+
+
+def test_runs_take_turns():
+    """Each run waits for the event behind the last run of any stream, unless that event is freed."""
+    calls: list[tuple] = []
+
+    def stream(name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            wait=lambda event: calls.append((name, "waits for", event)),
+            record=lambda event: calls.append((name, "marks", event)),
+        )
+
+    turns, (a, b) = TurnTaker(), map(stream, "ab")
+    for one, event in ((a, 1), (b, 2), (b, 2), (a, 1)):
+        turns.enqueue(one, event, lambda: calls.append(("work",)))
+    turns.forget(2)
+    turns.enqueue(b, 2, lambda: None)
+    turns.forget(2)
+    turns.enqueue(a, 1, lambda: None)
+    assert calls == [
+        *(("work",), ("a", "marks", 1)),
+        *(("b", "waits for", 1), ("work",), ("b", "marks", 2)),
+        *(("b", "waits for", 2), ("work",), ("b", "marks", 2)),
+        *(("a", "waits for", 2), ("work",), ("a", "marks", 1)),
+        *(("b", "waits for", 1), ("b", "marks", 2)),
+        ("a", "marks", 1),
+    ]
 
 
 # With a GPU.
