@@ -10,10 +10,11 @@ import io
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -21,6 +22,9 @@ from PIL import Image
 from codetr.detector.preprocess import ImageFile, load_image
 from codetr.usable_cores import usable_cores
 from trt_plugin.engine_error import EngineError
+
+if TYPE_CHECKING:
+    from trt_plugin.image_input import DeviceImage
 
 _log = logging.getLogger(__name__)
 _JPEG_END = b"\xff\xd9"
@@ -89,60 +93,67 @@ class GpuDecoder(Decoder):
         self._codec = nvimgcodec
         # libjpeg-turbo, which is Pillow's decoder, interpolates the chroma too.
         self._decoder = nvimgcodec.Decoder(device_id=device, options=":fancy_upsampling=1")
-        self._decode_alone = threading.Lock()  # a call decodes a batch in threads of its own
+        self._decode_alone = threading.Lock()  # a call decodes its files in threads of its own
+        self._waiting: deque[tuple[Path | ImageFile, bytes, Future[Decoded]]] = deque()
         probe = io.BytesIO()
         Image.new("RGB", (16, 16)).save(probe, "JPEG")
-        if not self._decode_on_gpu({0: probe.getvalue()}):
+        if self._decode_on_gpu([probe.getvalue()]) == [None]:
             self.close()
             raise EngineError(
                 "nvImageCodec decodes no JPEG file here; is the package nvidia-nvjpeg installed?"
             )
 
     def start(self, files: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
-        """As `Decoder.start`. The files of one call are decoded together."""
+        """As `Decoder.start`. Files that wait for the GPU are decoded together."""
         futures: list[Future[Decoded]] = [Future() for _ in files]
-        self._pool.submit(self._decode, list(files), futures)
+        for file, future in zip(files, futures, strict=True):
+            self._pool.submit(self._decode, file, future)
         return futures
 
-    def _decode(self, files: Sequence[Path | ImageFile], futures: Sequence[Future[Decoded]]) -> None:
-        started = time.perf_counter()
-        on_gpu: dict[int, Any] = {}
-        try:
-            plain = {i: data for i, file in enumerate(files) if (data := read_plain_jpeg(file)) is not None}
-            on_gpu = self._decode_on_gpu(plain)
-        except Exception as error:  # nvImageCodec's own errors; Pillow then decodes all of them
-            _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
-        share = 1000 * (time.perf_counter() - started) / len(files)
-        for i, (file, future) in enumerate(zip(files, futures, strict=True)):
-            if i in on_gpu:
-                future.set_result(Decoded(on_gpu[i], share))
-                continue
+    def _decode(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        data = read_plain_jpeg(file)
+        if data is None:
+            _finish(file, future)
+            return
+        self._waiting.append((file, data, future))
+        with self._decode_alone:  # another thread may have taken this file too
+            taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            started = time.perf_counter()
             try:
-                future.set_result(_load(file))
-            except Exception as error:
-                future.set_exception(error)
+                images = self._decode_on_gpu([data for _, data, _ in taken])
+            except Exception as error:  # nvImageCodec's own errors
+                _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
+                images = [None] * len(taken)
+            share = 1000 * (time.perf_counter() - started) / max(len(taken), 1)
+        for (file, _, future), image in zip(taken, images, strict=True):
+            if image is None:
+                _finish(file, future)
+            else:
+                future.set_result(Decoded(image, share))
 
-    def _decode_on_gpu(self, files: dict[int, bytes]) -> dict[int, Any]:
-        """Decodes files by their numbers. Those that nvImageCodec refuses are missing in the result."""
+    def _decode_on_gpu(self, files: Sequence[bytes]) -> list[DeviceImage | None]:
+        """Decodes files; None for one that nvImageCodec refuses."""
         from trt_plugin.cuda_runtime import call
         from trt_plugin.image_input import DeviceImage
 
         if not files:
-            return {}
+            return []
         call("cudaSetDevice", self._device)
-        streams = [self._codec.CodeStream(data) for data in files.values()]
-        with self._decode_alone:
-            images = self._decoder.decode(streams, cuda_stream=self._stream.handle)
-            self._stream.synchronize()
-        decoded = {}
-        for i, image in zip(files, images, strict=True):
+        streams = [self._codec.CodeStream(data) for data in files]
+        images = self._decoder.decode(streams, cuda_stream=self._stream.handle)
+        self._stream.synchronize()
+        decoded: list[DeviceImage | None] = []
+        for image in images:
+            decoded.append(None)
             if image is None or image.ndim != 3 or image.shape[2] != 3:
                 continue
             memory = image.__cuda_array_interface__
             height, width, _ = memory["shape"]
             strides = memory.get("strides") or (3 * width, 3, 1)
             if memory["typestr"] == "|u1" and strides[1:] == (3, 1):
-                decoded[i] = DeviceImage(memory["data"][0], (height, width, 3), strides[0], image)
+                decoded[-1] = DeviceImage(memory["data"][0], (height, width, 3), strides[0], image)
         return decoded
 
     def close(self) -> None:
@@ -181,6 +192,14 @@ def read_plain_jpeg(file: Path | ImageFile) -> bytes | None:
             return data if image.format == "JPEG" and image.mode in ("RGB", "L") else None
     except Exception:  # Pillow's decoders raise errors of many classes; `load_image` names them
         return None
+
+
+def _finish(file: Path | ImageFile, future: Future[Decoded]) -> None:
+    """Decodes a file by Pillow."""
+    try:
+        future.set_result(_load(file))
+    except Exception as error:
+        future.set_exception(error)
 
 
 def _load(file: Path | ImageFile) -> Decoded:

@@ -321,7 +321,29 @@ def test_files_that_the_gpu_refuses_are_pillows(codec, photos):
             if on_gpu:
                 assert image.row_bytes == 3 * (image.shape[1] + 3)
     decoder.close()
-    assert codec.batches == [1, 3]  # the constructor's probe, and the JPEG files that are whole
+    assert codec.batches[0] == 1 and sum(codec.batches[1:]) == 3  # the probe, and whole JPEG files
+
+
+def test_files_that_wait_for_the_gpu_are_decoded_together(codec, photos):
+    """One call decodes all files that wait, also if each comes alone. A cancelled file is left out."""
+    decoder = GpuDecoder(1, threads=9)
+    free, decode = threading.Event(), codec.Decoder.decode
+
+    def wait_and_decode(self, streams, cuda_stream):
+        free.wait(20)
+        return decode(self, streams, cuda_stream)
+
+    codec.Decoder.decode = wait_and_decode
+    futures = [decoder.start([photos / "a.jpg"])[0] for _ in range(12)]
+    assert futures[-1].cancel()  # no thread has begun with it
+    while len(decoder._waiting) < 8:
+        time.sleep(0.001)
+    free.set()
+    expected = load_image(photos / "a.jpg")
+    for future in futures[:-1]:
+        assert (future.result(20).image.to_host() == expected).all()
+    decoder.close()
+    assert codec.batches[:2] == [1, 1] and codec.batches[2] >= 8 and sum(codec.batches) == 12
 
 
 def test_codec_without_its_library(codec, caplog):
