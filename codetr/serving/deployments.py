@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import urllib.request
@@ -33,21 +34,23 @@ GATEWAY_REQUESTS = 1024
 """Requests that a gateway works on, those that still arrive among them."""
 _BATCH = 8
 _BOUNDARIES_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000]
+_BATCH_BOUNDARIES = [1, 2, 4, 8, 16, 32, 64]
 _BLACK = np.zeros((480, 640, 3), np.uint8)
 # Of the hundreds of metrics of a node, those that `docs/serving.md` explains.
 _METRICS = re.compile(
-    r"(?:# (?:HELP|TYPE) )?ray_(?:codetr_|node_(?:gpus|gram)_|serve_(?:actual_batch_size|batch_queue_length"
-    r"|deployment_replica_(?:healthy|starts)|http_request_latency_ms|num_http_requests))"
+    r"(?:# (?:HELP|TYPE) )?ray_(?:codetr_|node_(?:gpus|gram)_|serve_(?:deployment_replica_(?:healthy|starts)"
+    r"|http_request_latency_ms|num_http_requests))"
 )
 
 
 class _Job(NamedTuple):
-    """A decoded image."""
+    """A decoded image, and the future of what is found in it."""
 
     pixels: Any
     threshold: float
     waited_s: float  # before it was decoded
     decoded_s: float  # time of `time.perf_counter`
+    found: asyncio.Future[Detections | ValueError]
 
 
 def _stage_times() -> Histogram:
@@ -61,31 +64,37 @@ def _stage_times() -> Histogram:
 
 @serve.deployment
 class Network:
-    """A process with a network: decodes images, and runs batches of them."""
+    """A process with a network: decodes images, and runs batches of them.
+
+    A batch is formed once the network is free. `ray.serve.batch` forms batches of what arrives within its
+    wait and queues them, so that they stay small where requests wait.
+    """
 
     def __init__(self, settings: Settings) -> None:
         network = settings.network
         self._detector = Detector(backend=network.make_backend(), labels=network.labels)
         backend = self._detector.backend
         backend.load()
-        batch = settings.batch or _batch_of(backend.batch)
+        self._batch = settings.batch or _batch_of(backend.batch)
+        self._wait_s = settings.wait_ms / 1000
         self._contexts = Contexts(self._detector, CONTEXTS)
         self._threads = ThreadPoolExecutor(self._contexts.count, "detect")
         self._decoder = make_decoder(backend)
-        self._slots = asyncio.Semaphore(2 * self._contexts.count * batch)  # bounds the decoded images
-        self._run_in_batch = serve.batch(
-            max_batch_size=batch,
-            batch_wait_timeout_s=settings.wait_ms / 1000,
-            max_concurrent_batches=self._contexts.count,
-        )(self._run)
+        self._slots = asyncio.Semaphore(2 * self._contexts.count * self._batch)  # bounds the decoded images
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._one_forms = asyncio.Lock()
+        self._workers: list[asyncio.Task[None]] = []
         self._failed = False
         self._times = _stage_times()
         self._images = Counter("codetr_images", "Images that the network ran on.")
+        self._sizes = Histogram("codetr_batch_images", "Images of a batch.", boundaries=_BATCH_BOUNDARIES)
         for _ in range(self._contexts.count):  # warm-up of each
-            self._contexts.detect([_BLACK] * batch)
+            self._contexts.detect([_BLACK] * self._batch)
 
     async def detect(self, image: ImageFile, threshold: float) -> Detections | ImageError:
         """Detects objects in an image. A damaged image returns its error, and never enters a batch."""
+        if not self._workers:
+            self._workers = [asyncio.create_task(self._run_batches()) for _ in range(self._contexts.count)]
         arrived = time.perf_counter()
         async with self._slots:
             waited = time.perf_counter() - arrived
@@ -94,18 +103,52 @@ class Network:
             except ImageError as error:
                 return error
             self._times.observe(decode_ms, {"stage": "decode"})
-            found = await self._run_in_batch(_Job(pixels, threshold, waited, time.perf_counter()))
+            result = asyncio.get_running_loop().create_future()
+            self._jobs.put_nowait(_Job(pixels, threshold, waited, time.perf_counter(), result))
+            found = await result
         return ImageError(f"{image.name}: {one_line(found)}") if isinstance(found, Exception) else found
 
-    async def _run(self, jobs: Sequence[_Job]) -> list[Detections | ValueError]:
+    async def _run_batches(self) -> None:
+        """Runs one batch after the other, in one of the contexts."""
+        while True:
+            jobs: list[_Job] = []
+            async with self._one_forms:
+                # After the wait, the batch is what there is.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await self._form(jobs)
+            if jobs := [job for job in jobs if not job.found.cancelled()]:
+                await self._run(jobs)
+
+    async def _form(self, jobs: list[_Job]) -> None:
+        """Takes a batch; raises asyncio.TimeoutError if it is not full after the wait."""
+        jobs.append(await self._jobs.get())
+        while len(jobs) < self._batch and not self._jobs.empty():
+            jobs.append(self._jobs.get_nowait())
+
+        async def fill() -> None:
+            while len(jobs) < self._batch:
+                jobs.append(await self._jobs.get())
+
+        await asyncio.wait_for(fill(), self._wait_s)
+
+    async def _run(self, jobs: Sequence[_Job]) -> None:
         began = time.perf_counter()
         for job in jobs:
             self._times.observe(1000 * (job.waited_s + began - job.decoded_s), {"stage": "queue"})
-        # A box below the threshold changes none above it: the gateway drops what a request did not ask for.
-        found = await self._in_thread([job.pixels for job in jobs], min(job.threshold for job in jobs))
+        try:
+            # A box below the threshold changes none above it. The gateway drops what was not asked for.
+            results = await self._in_thread([job.pixels for job in jobs], min(job.threshold for job in jobs))
+        except Exception as error:
+            for job in jobs:
+                if not job.found.done():
+                    job.found.set_exception(error)
+            return
         self._times.observe(1000 * (time.perf_counter() - began), {"stage": "detect"})
         self._images.inc(len(jobs))
-        return found
+        self._sizes.observe(len(jobs))
+        for job, found in zip(jobs, results, strict=True):
+            if not job.found.done():
+                job.found.set_result(found)
 
     async def _in_thread(self, images: Sequence[Any], threshold: float) -> list[Detections | ValueError]:
         def run() -> list[Detections | ValueError]:

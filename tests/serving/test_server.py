@@ -93,7 +93,7 @@ def test_metrics(server):
             stage: metric(text, "codetr_stage_milliseconds_count", f'stage="{stage}"')
             for stage in ("decode", "queue", "detect", "encode")
         }
-        images, batches = metric(text, "codetr_images_total"), metric(text, "serve_actual_batch_size_count")
+        images, batches = metric(text, "codetr_images_total"), metric(text, "codetr_batch_images_count")
         refused = metric(text, "serve_num_http_requests_total", 'status_code="422"')
         if all(stages.values()) and images == stages["queue"] and refused:
             break
