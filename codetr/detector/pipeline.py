@@ -28,7 +28,10 @@ from trt_plugin.engine_error import EngineError
 
 _log = logging.getLogger(__name__)
 CONTEXTS = 2
-"""Batches that an engine runs at the same time, each in a context with a stream of its own."""
+"""Batches in work at the same time, each in a context with a stream of its own.
+
+On a GPU their networks take turns, while copies and the choice of boxes go on.
+"""
 
 
 @dataclass(frozen=True)
