@@ -9,7 +9,6 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a func
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 import sys
@@ -35,7 +34,7 @@ ENGINES_IN_8_BITS = (
 )
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
-QUANTIZATION = "quantization*_h200.json"
+QUANTIZATION = "quantization*.json"
 REPEATS = ("repeats_h100.json", "repeats_demo_h100.json")
 """A later file replaces rows of the same engine."""
 BATCH, SERVING = "batch_*_h100.json", "serving_*_h100.json"
@@ -370,11 +369,12 @@ def quantization() -> str:
     names = {**ZOO, **ours}
     files = sorted(file.name for file in RESULTS.glob(QUANTIZATION))
     rows = []
-    for row in itertools.chain.from_iterable(read(file)["results"] for file in files):
+    for file, row in [(name, row) for name in files for row in read(name)["results"]]:
         base = row.get("fp16", {}).get("timing")
         for precision in ("fp16", "int8", "fp8"):
             part = row.get(precision, {})
-            cells = [names.get(row["model"], row["model"]), str(row.get("batch", "")), precision]
+            model = names.get(row["model"], row["model"])
+            cells = [model, gpu_of(file), str(row.get("batch", "")), precision]
             if "timing" not in part:
                 cells += ["failed" if "failure" in {**row, **part} else "", *[""] * 4]
             else:
@@ -383,7 +383,7 @@ def quantization() -> str:
                 agrees = describe(part["agreement"]) if "agreement" in part else ""
                 cells += [milliseconds(part), f"{faster:.2f}" if faster else "", *sizes, agrees]
             rows.append(cells)
-    head = ["model", "batch", "precision", "ms", "times fp16's speed", "engine, MiB", "memory, MiB"]
+    head = ["model", "GPU", "batch", "precision", "ms", "times fp16's speed", "engine, MiB", "memory, MiB"]
     return table([*head, "agreement with fp32"], rows) + source(*files)
 
 
