@@ -120,13 +120,15 @@ class GpuDecoder(Decoder):
         self._waiting.append((file, data, future))
         with self._decode_alone:  # another thread may have taken this file too
             taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if not taken:
+                return
             started = time.perf_counter()
             try:
                 images = self._decode_on_gpu([data for _, data, _ in taken])
             except Exception as error:  # nvImageCodec's own errors
                 _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
                 images = [None] * len(taken)
-            share = 1000 * (time.perf_counter() - started) / max(len(taken), 1)
+            share = 1000 * (time.perf_counter() - started) / len(taken)
         for (file, _, future), image in zip(taken, images, strict=True):
             if image is None:
                 _finish(file, future)
@@ -136,25 +138,12 @@ class GpuDecoder(Decoder):
     def _decode_on_gpu(self, files: Sequence[bytes]) -> list[DeviceImage | None]:
         """Decodes files; None for one that nvImageCodec refuses."""
         from trt_plugin.cuda_runtime import call
-        from trt_plugin.image_input import DeviceImage
 
-        if not files:
-            return []
         call("cudaSetDevice", self._device)
         streams = [self._codec.CodeStream(data) for data in files]
         images = self._decoder.decode(streams, cuda_stream=self._stream.handle)
         self._stream.synchronize()
-        decoded: list[DeviceImage | None] = []
-        for image in images:
-            decoded.append(None)
-            if image is None or image.ndim != 3 or image.shape[2] != 3:
-                continue
-            memory = image.__cuda_array_interface__
-            height, width, _ = memory["shape"]
-            strides = memory.get("strides") or (3 * width, 3, 1)
-            if memory["typestr"] == "|u1" and strides[1:] == (3, 1):
-                decoded[-1] = DeviceImage(memory["data"][0], (height, width, 3), strides[0], image)
-        return decoded
+        return [_device_image(image) for image in images]
 
     def close(self) -> None:
         """Drops what has not begun, waits for the rest, and frees the decoder."""
@@ -192,6 +181,20 @@ def read_plain_jpeg(file: Path | ImageFile) -> bytes | None:
             return data if image.format == "JPEG" and image.mode in ("RGB", "L") else None
     except Exception:  # Pillow's decoders raise errors of many classes; `load_image` names them
         return None
+
+
+def _device_image(image: Any) -> DeviceImage | None:
+    """Returns an image of nvImageCodec for the kernel of image input; None if the kernel cannot take it."""
+    from trt_plugin.image_input import DeviceImage
+
+    if image is None or image.ndim != 3 or image.shape[2] != 3:
+        return None
+    memory = image.__cuda_array_interface__
+    height, width, _ = memory["shape"]
+    strides = memory.get("strides") or (3 * width, 3, 1)
+    if memory["typestr"] != "|u1" or strides[1:] != (3, 1):
+        return None
+    return DeviceImage(memory["data"][0], (height, width, 3), strides[0], image)
 
 
 def _finish(file: Path | ImageFile, future: Future[Decoded]) -> None:

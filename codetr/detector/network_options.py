@@ -102,7 +102,5 @@ def for_ray(network: NetworkOptions) -> NetworkOptions:
         problem = f"expected auto, cpu or cuda, Ray chooses the GPUs, got {network.device!r}"
         raise ArgumentError("device", problem)
     names = ("model", "weights", "labels", "engine", "onnx")
-    given = {name: value for name in names if (value := getattr(network, name)) is not None}
-    return replace(
-        network, **{name: Path(value).resolve() for name, value in given.items() if Path(value).exists()}
-    )
+    given = {name: Path(value) for name in names if (value := getattr(network, name)) is not None}
+    return replace(network, **{name: path.resolve() for name, path in given.items() if path.exists()})

@@ -122,6 +122,7 @@ class Network:
     async def _form(self, jobs: list[_Job]) -> None:
         """Takes a batch; raises asyncio.TimeoutError if it is not full after the wait."""
         jobs.append(await self._jobs.get())
+        # `fill` does not begin if the wait is 0.
         while len(jobs) < self._batch and not self._jobs.empty():
             jobs.append(self._jobs.get_nowait())
 

@@ -140,11 +140,12 @@ def test_tables_take_turns():
 
 @pytest.mark.slow
 def test_killed_twice_and_resumed(network, cluster, tmp_path):
-    """Every picture has a row, none two. What the kills left is a part of them."""
-    photos, out = tmp_path / "photos", tmp_path / "out"
+    """The rows are those of one run, none twice. What the kills left is a part of them."""
+    photos, once, out = tmp_path / "photos", tmp_path / "once", tmp_path / "out"
     write_pictures(photos, 639)
     (photos / "bad.png").write_bytes(b"no picture")
     options = [*network, "--batch", 2, "--part-rows", 100]
+    assert "640 pictures, 1 of them with an error" in batch(photos, once, *options, *cluster)
     kill_after_parts(out, 1, photos, out, *options)
     kill_after_parts(out, 3, photos, out, *options, "--resume")
     assert 0 < sum(parquet.read_metadata(path).num_rows for path in out.glob("*.parquet")) < 640
@@ -152,6 +153,7 @@ def test_killed_twice_and_resumed(network, cluster, tmp_path):
     assert "640 pictures, 1 of them with an error" in printed and not printed.startswith("640 pictures in")
     found = [(Path(row["path"]).name, row["width"]) for row in rows(out)]
     assert found == [*((f"{i:03}.png", 20 + i % 50) for i in range(639)), ("bad.png", None)]
+    assert rows(out) == rows(once)
     assert batch(photos, out, *options, "--resume", *cluster).startswith("0 pictures in")
 
 
