@@ -111,7 +111,7 @@ def test_row_holds_three_precisions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "QUANTIZATION", "x.json")
     text = tables.quantization()
-    assert "| RT-DETR R50 | 2 | int8 | 1.60 | 1.25 | 2 | 1 | 50% agree |" in text
+    assert "| RT-DETR R50 | H0 | 2 | int8 | 1.60 | 1.25 | 2 | 1 | 50% agree |" in text
     assert "`benchmarks.quantization`" in text
     assert "fp8.agreement.share" in markdown(read(tmp_path / "x.json"))
 
@@ -144,8 +144,8 @@ def test_table_of_failures(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "QUANTIZATION", "y.json")
     text = tables.quantization()
-    assert "| x | 1 | fp16 | failed |  |  |  |  |" in text and "| x | 1 | fp8 | 3.00 |  | 0 | 0 |  |" in text
-    assert "| y |  | int8 | failed |  |  |  |  |" in text
+    assert "| x | H0 | 1 | fp16 | failed |  |  |  |  |" in text and "| x | H0 | 1 | fp8 | 3.00 |  | 0 | 0 |  |" in text
+    assert "| y | H0 |  | int8 | failed |  |  |  |  |" in text
     assert quantization.failures(rows[0]) == ["fp16 failed: no kernel"]
     assert quantization.failures(rows[1]) == ["failed: expected static shapes"]
     assert "expected static shapes" in quantization.summary(rows[1])
