@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,12 +15,21 @@ from benchmarks import onnx_engines
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
+from onnx_path.surgeon import Kind
 
 FORMS = ("original", "rewritten")
+REPORTED: dict[Kind, str] = {
+    "msda": "replacements",
+    "padding-mask": "padding_masks",
+    "window-attention": "window_attentions",
+    "group-norm": "group_norms",
+}
+"""The surgeon's list of the replacements of each kind."""
 
 
 def measure_surgery(
     *files: Annotated[InputFile, Parameter(metavar="FILE.onnx")],
+    only: Annotated[tuple[Kind, ...], Parameter(consume_multiple=True)] = ("msda",),
     precision: Literal["fp16", "bf16", "fp32", "tf32"] = "fp16",
     iterations: PositiveInt = 100,
     seconds: PositiveInt = 600,
@@ -30,49 +40,59 @@ def measure_surgery(
 
     The surgeon rewrites each file and compares both files' outputs in onnxruntime. `codetr build` builds an
     engine of both. The engines run as CUDA graphs on the same random inputs. A row contains the file's
-    metadata "configuration", and "attentions", the number of deformable attentions.
+    metadata "configuration", and "attentions", the number of deformable attentions. "replaced" is the number
+    of replacements, and "kinds" the same for each kind.
 
     The result file is written after each model.
 
     ```
     python -m tests.onnx.zoo_files zoo
     python -m benchmarks.surgery zoo/*.onnx
+    python -m tests.onnx.zoo_files zoo/swin --models swin_torchvision --batch 32
+    python -m benchmarks.surgery zoo/swin/*.onnx --only window-attention
     ```
 
     Args:
         files: models with static shapes.
+        only: what the surgeon replaces, as in `codetr surgeon`.
         precision: precision of the engines.
         iterations: samples of each measurement.
         seconds: limit of one build.
         work: folder to keep the files in. Those of an earlier run are used again. Default: a temporary one.
-        out: result file. Default: benchmarks/results/surgery_PRECISION_GPU.json.
+        out: result file. Default: surgery_[KINDS_]PRECISION_GPU.json in benchmarks/results.
     """
+    stem = "_".join(["surgery", *([] if only == ("msda",) else only), precision])
     return onnx_engines.measure_files(
         files,
-        lambda path, folder: measure(path, folder, precision, seconds, iterations),
+        lambda path, folder: measure(path, folder, only, precision, seconds, iterations),
         failures,
         summary,
-        lambda: ResultFile("benchmarks.surgery", out, f"surgery_{precision}"),
+        lambda: ResultFile("benchmarks.surgery", out, stem),
         work,
         precision=precision,
+        only=only,
     )
 
 
-def measure(path: Path, folder: Path, precision: str, seconds: int, iterations: int) -> dict:
+def measure(
+    path: Path, folder: Path, only: Sequence[Kind], precision: str, seconds: int, iterations: int
+) -> dict:
     """Rewrites a file, builds and times both engines. A failure is part of the row.
 
     A command that takes longer than `seconds` has failed.
     """
-    rewritten, report = (folder / f"{path.stem}.{end}" for end in ("rewritten.onnx", "surgery.json"))
+    rewritten, report = (folder / f"{path.stem}.{'_'.join(only)}.{end}" for end in ("onnx", "json"))
     row: dict = {}
     try:
         if not (rewritten.exists() and report.exists()):
-            row["check"] = rewrite(path, rewritten, report, seconds)
+            row["check"] = rewrite(path, rewritten, report, only, seconds)
     except RuntimeError as error:
         return {"failure": str(error)}
     surgery = json.loads(report.read_text(encoding="utf-8"))
+    kinds = {kind: len(surgery[REPORTED[kind]]) for kind in only}
     row |= {
-        "replaced": len(surgery["replacements"]),
+        "replaced": sum(kinds.values()),
+        "kinds": kinds,
         "nodes": [surgery["nodes_before"], surgery["nodes_after"]],
         "largest_relative_difference": surgery["max_error"],
     }
@@ -83,7 +103,7 @@ def measure(path: Path, folder: Path, precision: str, seconds: int, iterations: 
     return row
 
 
-def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
+def rewrite(path: Path, rewritten: Path, report: Path, only: Sequence[Kind], seconds: int) -> str:
     """Runs the surgeon, and again without the comparison of outputs if they differ.
 
     Random weights can make a deep network amplify roundings in some row of its outputs, as D-FINE's do. The
@@ -95,7 +115,7 @@ def rewrite(path: Path, rewritten: Path, report: Path, seconds: int) -> str:
     Raises:
         RuntimeError: the surgeon failed for another reason.
     """
-    words = ["onnx_path.surgeon", path, rewritten, "--json", report]
+    words = ["onnx_path.surgeon", path, rewritten, "--only", *only, "--json", report]
     try:
         onnx_engines.command(words, seconds)
     except RuntimeError as error:
@@ -110,8 +130,9 @@ def failures(row: dict) -> list[str]:
     """Lists the failures of a model. A wrong number of attentions is one."""
     found = [part["failure"] for part in (row, *(row.get(form, {}) for form in FORMS)) if "failure" in part]
     expected = row["expected_attentions"]
-    if expected is not None and row.get("replaced", expected) != expected:
-        found.append(f"{row['replaced']} attentions replaced, expected {expected}")
+    replaced = row.get("kinds", {}).get("msda", expected)
+    if expected is not None and replaced != expected:
+        found.append(f"{replaced} attentions replaced, expected {expected}")
     return found
 
 

@@ -144,7 +144,10 @@ def test_table_of_failures(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "QUANTIZATION", "y.json")
     text = tables.quantization()
-    assert "| x | H0 | 1 | fp16 | failed |  |  |  |  |" in text and "| x | H0 | 1 | fp8 | 3.00 |  | 0 | 0 |  |" in text
+    assert (
+        "| x | H0 | 1 | fp16 | failed |  |  |  |  |" in text
+        and "| x | H0 | 1 | fp8 | 3.00 |  | 0 | 0 |  |" in text
+    )
     assert "| y | H0 |  | int8 | failed |  |  |  |  |" in text
     assert quantization.failures(rows[0]) == ["fp16 failed: no kernel"]
     assert quantization.failures(rows[1]) == ["failed: expected static shapes"]

@@ -11,7 +11,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from benchmarks import onnx_engines, result_files, surgery, timing
-from tests.onnx import model_zoo, zoo_files
+from tests.onnx import model_zoo, swin_models, zoo_files
 
 MODEL = "rt_detr"
 
@@ -35,10 +35,10 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
 
     def run(engine, inputs, iterations):
         assert [array.shape for array in inputs.values()] == [(1, 3, 96, 128)]
-        return {}, [2.0 if "rewritten" in engine.name else 4.0] * iterations
+        return {}, [2.0 if "msda" in engine.name else 4.0] * iterations
 
     def failing(engine, inputs, iterations):
-        if "rewritten" not in engine.name:
+        if "msda" not in engine.name:
             raise RuntimeError("no\nkernel")
         return run(engine, inputs, iterations)
 
@@ -54,7 +54,8 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(onnx_engines, "run", run)
     row = measure(0)
     assert row["model"] == MODEL and row["configuration"] == "small"
-    assert row["replaced"] == row["expected_attentions"] == model_zoo.ZOO[MODEL].layers
+    layers = model_zoo.ZOO[MODEL].layers
+    assert row["replaced"] == row["kinds"]["msda"] == row["expected_attentions"] == layers
     assert row["nodes"][0] > row["nodes"][1]
     assert row["largest_relative_difference"] < 1e-5
     assert row["original"]["timing"]["samples"] == 5
@@ -72,6 +73,32 @@ def test_row_holds_surgery_and_both_engines(tmp_path, monkeypatch, capsys):
     row = measure(1)
     assert row["original"]["failure"] == "no kernel" and row["rewritten"]["timing"]["median_ms"] == 2.0
     assert surgery.failures(row)[1].endswith(" attentions replaced, expected 9")
+
+
+def test_window_attention_of_a_classifier(tmp_path, monkeypatch):
+    """Builds and runs are stand-ins. A file without MSDA is no failure."""
+    swin_models.SWINS["swin_torchvision"].require()
+    original, real = zoo_files.write("swin_torchvision", tmp_path, full=False, batch=2), onnx_engines.command
+    built = []
+
+    def command(arguments, seconds):
+        if arguments[0] == "onnx_path.surgeon":
+            real(arguments, seconds)
+            return
+        built.append(Path(arguments[1]).name)
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(timing, "require_gpu", lambda: None)
+    monkeypatch.setattr(result_files, "describe", lambda module: {"gpu": {"name": "NVIDIA H0"}})
+    monkeypatch.setattr(onnx_engines, "command", command)
+    monkeypatch.chdir(tmp_path)
+    given = [str(original), "--only", "window-attention", "--work", str(tmp_path / "work")]
+    assert surgery.main(given) == 1
+    result = json.loads(Path("benchmarks/results/surgery_window-attention_fp16_h0.json").read_text())
+    (row,) = result["results"]
+    assert row["replaced"] == row["kinds"]["window-attention"] == swin_models.SMALL_BLOCKS
+    assert built == ["swin_torchvision_b2.onnx", "swin_torchvision_b2.window-attention.onnx"]
+    assert surgery.failures(row) == ["no GPU"] * 2
 
 
 @pytest.mark.parametrize(

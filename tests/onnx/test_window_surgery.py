@@ -24,8 +24,9 @@ from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 from tests.onnx.surgery_checks import export, operators, run
+from tests.onnx.swin_models import SMALL_BLOCKS, SWINS
 from tests.onnx.window_layers import Way, WindowBlock, inputs
-from tests.onnx.zoo_exporters import randomise, simplify
+from tests.onnx.zoo_exporters import simplify
 
 operate = functools.partial(pipeline.operate, only=("msda", "window-attention"))
 REMAINING = {WINDOW_ATTENTION, "MatMul", "Add", "Reshape", "Constant"}
@@ -53,74 +54,22 @@ def check_all(
 
 # Models
 
-
-class SwinOfTransformers(nn.Module):
-    """Swin Transformer of transformers, as in Grounding DINO, Mask2Former and OneFormer."""
-
-    size = (60, 88)
-
-    def __init__(self) -> None:
-        super().__init__()
-        from transformers import SwinBackbone, SwinConfig
-
-        sizes = {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 7}
-        self.model = SwinBackbone(SwinConfig(image_size=64, out_features=["stage2"], **sizes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x).feature_maps[0]
-
-
-class SwinOfTorchvision(nn.Module):
-    """Swin Transformer of torchvision."""
-
-    size = (60, 88)
-
-    def __init__(self) -> None:
-        super().__init__()
-        source = pytest.importorskip("torchvision.models.swin_transformer")
-        self.model = source.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [7, 7], num_classes=5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x)
-
-
-class SwinOfTimm(nn.Module):
-    """Swin Transformer of timm, as in OmDet-Turbo."""
-
-    size = (112, 112)
-
-    def __init__(self) -> None:
-        super().__init__()
-        source = pytest.importorskip("timm.models.swin_transformer")
-        sizes = {"embed_dim": 32, "depths": (2, 2), "num_heads": (2, 4), "window_size": 7}
-        self.model = source.SwinTransformer(self.size, num_classes=5, **sizes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x)
-
-
-SWINS = (SwinOfTransformers, SwinOfTorchvision, SwinOfTimm)
 OPSETS = {"torchscript": 17, "dynamo": 20}
-NAMES = {"ids": lambda x: getattr(x, "__name__", str(x))}
 slow = pytest.mark.slow
 
 
-def build(swin: type[nn.Module]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A model with random weights, tables of positions included, and images."""
-    torch.manual_seed(0)
-    model = randomise(swin()).eval()
-    for name, parameter in model.named_parameters():
-        if "bias_table" in name:
-            nn.init.normal_(parameter)
-    return model, {"x": torch.randn(2, 3, *swin.size)}
-
-
 @pytest.mark.parametrize("exporter", OPSETS)
-@pytest.mark.parametrize("swin", SWINS, **NAMES)
-def test_swin_transformers(swin: type[nn.Module], exporter: str, tmp_path: Path):
-    module, images = build(swin)
+@pytest.mark.parametrize("swin", SWINS)
+def test_swin_transformers(swin: str, exporter: str, tmp_path: Path):
+    SWINS[swin].require()
+    module, images = SWINS[swin].build()
     model = export(module, images, tmp_path, exporter=exporter, opset=OPSETS[exporter])
-    _, report = check_all(model, 4, module, images)
+    if SWINS[swin].cosine:
+        result, report = operate(model)
+        assert result is model and len(report.near_misses) == SMALL_BLOCKS
+        assert all("cosine attention of SwinV2" in x.reason for x in report.near_misses), report.near_misses
+        return
+    _, report = check_all(model, SMALL_BLOCKS, module, images)
     found = [(x.window_size, x.shift, x.heads, x.head_dim) for x in report.window_attentions]
     assert found == [(7, 0, 2, 16), (7, 3, 2, 16), (7, 0, 4, 16), (7, 3, 4, 16)]
 
@@ -129,43 +78,45 @@ def test_swin_transformers(swin: type[nn.Module], exporter: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("swin", "exporter"),
     [
-        (SwinOfTransformers, "torchscript"),
-        pytest.param(SwinOfTransformers, "dynamo", marks=slow),
-        pytest.param(SwinOfTorchvision, "torchscript", marks=slow),
-        pytest.param(SwinOfTimm, "torchscript", marks=slow),
+        ("swin_backbone", "torchscript"),
+        pytest.param("swin_backbone", "dynamo", marks=slow),
+        pytest.param("swin_torchvision", "torchscript", marks=slow),
+        pytest.param("swin_timm", "torchscript", marks=slow),
+        pytest.param("nougat_encoder", "torchscript", marks=slow),
     ],
-    **NAMES,
 )
-def test_simplified_files(swin: type[nn.Module], exporter: str, tool: str, tmp_path: Path):
+def test_simplified_files(swin: str, exporter: str, tool: str, tmp_path: Path):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
-    module, images = build(swin)
+    SWINS[swin].require()
+    module, images = SWINS[swin].build()
     export(module, images, tmp_path, exporter=exporter, opset=OPSETS[exporter])
     simplify(tmp_path / "model.onnx", tmp_path / "simple.onnx", tool)
-    check_all(onnx.load(tmp_path / "simple.onnx"), 4, module, images)
+    check_all(onnx.load(tmp_path / "simple.onnx"), SMALL_BLOCKS, module, images)
 
 
 @pytest.mark.parametrize(
     ("swin", "exporter"),
     [
-        (SwinOfTransformers, "torchscript"),
-        (SwinOfTorchvision, "torchscript"),
-        pytest.param(SwinOfTransformers, "dynamo", marks=slow),
+        ("swin_backbone", "torchscript"),
+        ("swin_torchvision", "torchscript"),
+        pytest.param("swin_backbone", "dynamo", marks=slow),
     ],
-    **NAMES,
 )
-def test_dynamic_sizes(swin: type[nn.Module], exporter: str, tmp_path: Path):
-    module, images = build(swin)
+def test_dynamic_sizes(swin: str, exporter: str, tmp_path: Path):
+    SWINS[swin].require()
+    module, images = SWINS[swin].build()
     dynamic = {"x": {0: "n", 2: "h", 3: "w"}}
     options = {"exporter": exporter, "opset": OPSETS[exporter], "dynamic": dynamic}
     model = export(module, images, tmp_path, **options)
-    result, _ = check_all(model, 4, module, images)
+    result, _ = check_all(model, SMALL_BLOCKS, module, images)
     for shape in ((1, 3, 84, 120), (3, 3, 112, 68)):
         other = {"x": torch.randn(shape)}
         assert relative_error(run(model, other), run(result, other)) <= 1e-5
 
 
 def test_16_bit_models_stay_16_bit(tmp_path: Path):
-    module, images = build(SwinOfTorchvision)
+    SWINS["swin_torchvision"].require()
+    module, images = SWINS["swin_torchvision"].build()
     images = {"x": images["x"].half()}
     model = export(module.half(), images, tmp_path, exporter="dynamo", opset=20)
     result, report = operate(model)
@@ -237,10 +188,10 @@ def test_the_map_of_one_attention_is_the_result_of_another(tmp_path: Path):
 # Near misses
 
 
-def test_maps_that_are_padded_behind_the_shift_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_maps_that_are_padded_behind_the_shift_stay(tmp_path: Path):
     """Swin Transformer of timm on a map whose sides are no multiples of the window's."""
-    monkeypatch.setattr(SwinOfTimm, "size", (120, 120))
-    module, images = build(SwinOfTimm)
+    SWINS["swin_timm"].require()
+    module, images = SWINS["swin_timm"].build(size=(120, 120))
     _, report = operate(export(module, images, tmp_path))
     assert [x.shift for x in report.window_attentions] == [0, 0]
     assert len(report.near_misses) == 2
@@ -321,7 +272,7 @@ class Filtered(WindowBlock):
     [
         (Elsewhere, Way(), "which is on the way, is read elsewhere too"),
         (OwnBiases, Way(shift=0), "its windows have biases of their own"),
-        (Cosine, Way(), "the queries come from Div .*, not from a linear layer"),
+        (Cosine, Way(), "the queries are quotients, as in the cosine attention of SwinV2"),
         (Scales, Way(), "its logits have scales of their own"),
         (OtherMask, Way(), "its mask is not that of windows of 7 cells, shifted by 3"),
         (OtherRolls, Way(), "its rows are shifted by 0 cells, its columns by 3"),

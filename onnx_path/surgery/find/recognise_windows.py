@@ -213,7 +213,10 @@ def linear_layer(
     """
     at = value
     while (weight := linear_weight(at.producer(), probe)) is None:
-        if not scales(at.producer(), probe) or len(found := moving_inputs(at.producer(), probe)) != 1:
+        found = moving_inputs(at.producer(), probe)
+        if is_op(at.producer(), "Div") and len(found) == 2:
+            raise NotAttention(f"{name} are quotients, as in the cosine attention of SwinV2")
+        if not scales(at.producer(), probe) or len(found) != 1:
             raise NotAttention(f"{name} come from {node_name(at.producer())}, not from a linear layer")
         at = found[0]
     found = columns(probe, at, value, rows, name)
