@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from cyclopts import Group
+from typing import Annotated
 
 from codetr.batch.job import checkpoint_of, ray_session, run_job
 from codetr.batch.source import BYTES, PATH, Place, Source
 from codetr.cli.argument_types import Parameter
-from codetr.detector.detector import Detector, split_at_commas
+from codetr.cli.detection_options import DetectionOptions
+from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions, for_ray
 from codetr.errors import ArgumentError, UsageError
 
-_DETECTIONS = Group("Detections", sort_key=2)
-_DEFAULTS = NetworkOptions()
+_NETWORK, _DETECTIONS = NetworkOptions(), DetectionOptions()
 
 
 def batch(
@@ -24,14 +22,8 @@ def batch(
     *,
     resume: bool = False,
     batch: Annotated[int, Parameter(metavar="N")] = 1,
-    network: NetworkOptions = _DEFAULTS,
-    threshold: Annotated[float, Parameter(alias="--conf", group=_DETECTIONS, metavar="S")] = 0.3,
-    classes: Annotated[
-        list[str] | None, Parameter(consume_multiple=True, group=_DETECTIONS, metavar="CLASS")
-    ] = None,
-    top: Annotated[int | None, Parameter(group=_DETECTIONS, metavar="K")] = None,
-    nms: Annotated[Literal["soft", "hard", "none"] | None, Parameter(group=_DETECTIONS)] = None,
-    nms_iou: Annotated[float | None, Parameter(group=_DETECTIONS, metavar="IOU")] = None,
+    network: NetworkOptions = _NETWORK,
+    detections: DetectionOptions = _DETECTIONS,
     address: Annotated[str | None, Parameter(metavar="HOST:PORT")] = None,
     id_column: Annotated[str, Parameter(metavar="NAME")] = PATH,
     bytes_column: Annotated[str, Parameter(metavar="NAME")] = BYTES,
@@ -59,11 +51,6 @@ def batch(
         resume: Go on with a job that was interrupted, or to which pictures were added: skip those with a row
             in OUT.
         batch: Pictures in one run of the network.
-        threshold: Least score.
-        classes: Detect only these classes, by name or by number from 0.
-        top: Largest number of detections in a picture.
-        nms: Non-maximum suppression. Default: as the model was published.
-        nms_iou: Overlap from which boxes of a class suppress each other.
         address: A Ray cluster. Default: Ray starts on this machine.
         id_column: Of Parquet files, the column with a unique id of each picture.
         bytes_column: Of Parquet files, the column with the pictures' files.
@@ -71,9 +58,7 @@ def batch(
     """
     network = for_ray(network)
     detector = Detector(backend=network.make_backend(), labels=network.labels)
-    classes = None if classes is None else split_at_commas(classes, detector.class_names)
-    options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}
-    detector.check_options(**options, batch=batch)
+    options = detections.for_detector(detector, batch)
     if part_rows < 1:
         raise ArgumentError("part_rows", f"expected at least 1, got {part_rows}")
     results = Place.parse("OUT", out)

@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from cyclopts import Group
+from typing import Annotated, Any
 
 from codetr.cli.argument_types import Folder, Parameter
 from codetr.cli.console import print_results, print_times, progress
 from codetr.cli.detect_video import detect_video
+from codetr.cli.detection_options import DetectionOptions
 from codetr.cli.pictures import Picture, draw_on, find_pictures, output_folder, printable, save_jpeg
 from codetr.cli.pictures import save_crops as write_crops
 from codetr.cli.program import complain
 from codetr.detector.decoding import make_decoder
-from codetr.detector.detector import Detector, split_at_commas
+from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
 from codetr.detector.pipeline import CONTEXTS, Pipeline, Processed, Workers
 from codetr.detector.preprocess import ImageError, check_image
@@ -29,8 +28,7 @@ from codetr.weights import DEMO
 from trt_plugin.atomic_files import write_json
 
 _PROGRAM = "codetr"
-_DETECTIONS = Group("Detections", sort_key=2)
-_DEFAULTS = NetworkOptions()
+_NETWORK, _DETECTIONS = NetworkOptions(), DetectionOptions()
 _DEMO_NOTE = f"model: {DEMO}, which knows twenty kinds of drawn objects; for COCO's 80 classes give --model"
 
 
@@ -40,14 +38,8 @@ def detect(
     *,
     out: Folder = Path("out"),
     batch: Annotated[int, Parameter(metavar="N")] = 1,
-    network: NetworkOptions = _DEFAULTS,
-    threshold: Annotated[float, Parameter(alias="--conf", group=_DETECTIONS, metavar="S")] = 0.3,
-    classes: Annotated[
-        list[str] | None, Parameter(consume_multiple=True, group=_DETECTIONS, metavar="CLASS")
-    ] = None,
-    top: Annotated[int | None, Parameter(group=_DETECTIONS, metavar="K")] = None,
-    nms: Annotated[Literal["soft", "hard", "none"] | None, Parameter(group=_DETECTIONS)] = None,
-    nms_iou: Annotated[float | None, Parameter(group=_DETECTIONS, metavar="IOU")] = None,
+    network: NetworkOptions = _NETWORK,
+    detections: DetectionOptions = _DETECTIONS,
     no_pictures: bool = False,
     save_crops: bool = False,
     every: Annotated[int, Parameter(metavar="N")] = 1,
@@ -75,19 +67,12 @@ def detect(
             URL such as rtsp://…, or the number of a camera.
         out: Folder for the results.
         batch: Pictures or frames in one run of the network.
-        threshold: Least score.
-        classes: Detect only these classes, by name or by number from 0.
-        top: Largest number of detections in a picture.
-        nms: Non-maximum suppression. Default: as the model was published.
-        nms_iou: Overlap from which boxes of a class suppress each other.
         no_pictures: Draw no boxes: write the detections alone.
         save_crops: Also write the pixels of each box to the folder crops, by class.
         every: Of a video, every such frame.
     """
     detector = Detector(backend=network.make_backend(), labels=network.labels)
-    classes = None if classes is None else split_at_commas(classes, detector.class_names)
-    options = {"threshold": threshold, "nms": nms, "nms_iou": nms_iou, "top": top, "classes": classes}
-    detector.check_options(**options, batch=batch)
+    options = detections.for_detector(detector, batch)
     if every < 1:
         raise ArgumentError("every", f"expected at least 1, got {every}")
     if videos := [source for source in images if is_video(source)]:
