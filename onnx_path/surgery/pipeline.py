@@ -279,7 +279,6 @@ def _verified(
         points=sizes.points,
         heads=sizes.heads,
         head_dim=sizes.head_dim,
-        nodes_removed=0,  # counted when the draft is inserted
         form=regions[0].samplers[0].form,
         error=error,
     )
@@ -310,7 +309,9 @@ def _masks(
         except REFUSALS as reason:
             misses.append(NearMiss(where.name or where.outputs[0].name, str(reason)))
         else:
-            verified.append((draft, MaskReplacement(draft.end.name, *masked.layer.weight.shape, 0, error)))
+            inputs, outputs = masked.layer.weight.shape
+            replacement = MaskReplacement(output=draft.end.name, inputs=inputs, outputs=outputs, error=error)
+            verified.append((draft, replacement))
     return verified, misses
 
 
@@ -355,7 +356,6 @@ def _verified_windows(subject: _Subject, windows: Sequence[Windows]) -> tuple[Dr
         shift=first.shift,
         heads=first.heads,
         head_dim=first.head_dim,
-        nodes_removed=0,  # counted when the draft is inserted
         error=_proven(subject, draft, "msda"),
     )
     return draft, replacement
@@ -376,7 +376,9 @@ def _group_norms(subject: _Subject) -> tuple[list[tuple[Draft, GroupNormReplacem
         except REFUSALS as reason:
             misses.append(NearMiss(node.name or node.outputs[0].name, str(reason)))
         else:
-            replacement = GroupNormReplacement(draft.end.name, norm.num_groups, len(norm.weight), 0, error)
+            replacement = GroupNormReplacement(
+                output=draft.end.name, num_groups=norm.num_groups, channels=len(norm.weight), error=error
+            )
             verified.append((draft, replacement))
     return verified, misses
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnx_path import operator
 from onnx_path.surgeon import OutputsDiffer, main, operate
 from onnx_path.surgery.graph import onnx_session
+from onnx_path.surgery.graph.partial_models import partial_model
 from onnx_path.surgery.rewrite import draft
 from onnx_path.surgery.verify import proof
 from tests.onnx import attention_layers as layers
@@ -81,3 +83,14 @@ def test_more_than_last_digits_is_refused(levels, fault: float, tmp_path: Path, 
     result, report = operate(model)
     assert result is model
     assert "the operator's numbers differ by" in report.near_misses[0].reason
+
+
+def test_a_part_has_its_initializers_in_the_order_of_their_readers():
+    names = [f"constant{i}" for i in range(20)]
+    nodes = [onnx.helper.make_node("Add", [f"x{i}", name], [f"x{i + 1}"]) for i, name in enumerate(names)]
+    ends = [onnx.helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, [1]) for x in ("x0", "x20")]
+    constants = [onnx.numpy_helper.from_array(np.ones(1, np.float32), name) for name in names]
+    graph = onnx.helper.make_graph(nodes, "adds", ends[:1], ends[1:], constants)
+    model = ir.from_proto(onnx.helper.make_model(graph))
+    part = partial_model(model, model.graph.inputs, model.graph.outputs)
+    assert [x.name for x in part.graph.initializer] == names

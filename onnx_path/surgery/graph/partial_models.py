@@ -32,9 +32,10 @@ def partial_model(
             pending += missing
         else:
             nodes[pending.pop()] = None
-    used = {*outputs, *(value for node in nodes for value in _read(node))}
-    constants = [x for x in used - given if x.is_initializer()]
-    others = [x.name for x in used - given if x.producer() is None and not x.is_initializer()]
+    used = dict.fromkeys((*outputs, *(value for node in nodes for value in _read(node))))  # an ordered set
+    sources = [x for x in used if x not in given and x.producer() is None]
+    constants = [x for x in sources if x.is_initializer()]
+    others = [x.name for x in sources if not x.is_initializer()]
     if others:
         raise NotClosed(f"the part reads {', '.join(map(str, others))} too")
     view = ir.GraphView(

@@ -5,32 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """One decomposed MSDA that became one node.
+@dataclass(frozen=True, kw_only=True)
+class ReplacedNodes:
+    """Nodes that became fewer nodes.
 
     Attributes:
-        output: the tensor that the node makes, perhaps through a Reshape and Transpose.
+        output: the tensor that they make.
+        nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the first of
+            these counts them. 0 until the graph is rewritten.
+        error: largest relative difference between the nodes before and after, on random tensors.
+    """
+
+    output: str
+    nodes_removed: int = 0
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement(ReplacedNodes):
+    """One decomposed MSDA that became one node.
+
+    The node makes `output`, perhaps through a Reshape and Transpose.
+
+    Attributes:
         op_type: of the node.
         levels: L.
         points: of each level.
         heads: M.
         head_dim: D.
-        nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the first of
-            these counts them.
         form: of the sampling in the file: "GridSample" or "gather".
-        error: largest relative difference between node and decomposed MSDA, on random tensors.
     """
 
-    output: str
     op_type: str
     levels: int
     points: tuple[int, ...]
     heads: int
     head_dim: int
-    nodes_removed: int
     form: str
-    error: float
 
     def __str__(self) -> str:
         points = self.points[0] if len(set(self.points)) == 1 else "+".join(map(str, self.points))
@@ -40,27 +51,21 @@ class Replacement:
         )
 
 
-@dataclass(frozen=True)
-class WindowReplacement:
-    """One window attention that became one node.
+@dataclass(frozen=True, kw_only=True)
+class WindowReplacement(ReplacedNodes):
+    """One window attention that became one node. `output` is the map that the windows were joined to.
 
     Attributes:
-        output: the map that the windows were joined to.
         window_size: in cells.
         shift: of the windows, in cells.
         heads: M.
         head_dim: D.
-        nodes_removed: by how many nodes the graph became smaller, as in `Replacement`.
-        error: largest relative difference between the nodes before and after, on random tensors.
     """
 
-    output: str
     window_size: int
     shift: int
     heads: int
     head_dim: int
-    nodes_removed: int
-    error: float
 
     def __str__(self) -> str:
         return (
@@ -69,43 +74,31 @@ class WindowReplacement:
         )
 
 
-@dataclass(frozen=True)
-class MaskReplacement:
-    """One padding mask in front of MSDA that became part of a linear layer.
+@dataclass(frozen=True, kw_only=True)
+class MaskReplacement(ReplacedNodes):
+    """One padding mask in front of MSDA that became part of a linear layer. `output` is the masked values.
 
     Attributes:
-        output: the masked values.
         inputs, outputs: channels of the linear layer.
-        nodes_removed: by how many nodes the graph became smaller, as in `Replacement`.
-        error: largest relative difference between the nodes before and after, on random tensors.
     """
 
-    output: str
     inputs: int
     outputs: int
-    nodes_removed: int
-    error: float
 
     def __str__(self) -> str:
         return f"{self.output}: Linear, {self.inputs} -> {self.outputs} channels, with its mask"
 
 
-@dataclass(frozen=True)
-class GroupNormReplacement:
-    """One group normalisation that became one node.
+@dataclass(frozen=True, kw_only=True)
+class GroupNormReplacement(ReplacedNodes):
+    """One group normalisation that became one node. `output` is its result, with channels innermost.
 
     Attributes:
-        output: its result, with channels innermost.
         num_groups, channels: of the map.
-        nodes_removed: by how many nodes the graph became smaller, as in `Replacement`.
-        error: largest relative difference between the nodes before and after, on random tensors.
     """
 
-    output: str
     num_groups: int
     channels: int
-    nodes_removed: int
-    error: float
 
     def __str__(self) -> str:
         return f"{self.output}: GroupNorm, {self.channels} channels in {self.num_groups} groups"
