@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -133,31 +134,20 @@ class CudaStream:
 
 
 class TurnTaker:
-    """Lets work of several streams run one after the other, in the order of the calls."""
+    """Lets work of several streams of the current GPU run one after the other, in the order of the calls."""
 
     def __init__(self) -> None:
         self._alone = threading.Lock()
-        self._last: Any = None  # event behind the last call's work
+        # The end of the last call's work. CUDA does not wait for an event that no stream has recorded.
+        self._ended = call("cudaEventCreateWithFlags", import_cudart().cudaEventDisableTiming)
+        weakref.finalize(self, call, "cudaEventDestroy", self._ended)
 
-    def enqueue(self, stream: CudaStream, event: Any, work: Callable[[], object]) -> None:
-        """Enqueues work of a stream behind that of the last call.
-
-        Args:
-            event: an event of the stream, in use until `forget`.
-            work: enqueues the work.
-        """
+    def enqueue(self, stream: CudaStream, work: Callable[[], object]) -> None:
+        """Enqueues work of a stream behind that of the last call. `work` enqueues it."""
         with self._alone:
-            if self._last is not None:
-                stream.wait(self._last)
+            stream.wait(self._ended)
             work()
-            stream.record(event)
-            self._last = event
-
-    def forget(self, event: Any) -> None:
-        """Prepares to destroy an event whose stream has finished its work."""
-        with self._alone:
-            if self._last is event:
-                self._last = None
+            stream.record(self._ended)
 
 
 class CudaBuffer:

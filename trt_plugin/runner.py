@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from trt_plugin.cuda_runtime import CudaBuffer, CudaStream, TurnTaker, call
-from trt_plugin.engine_error import EngineError, import_cudart, import_tensorrt
+from trt_plugin.engine_error import EngineError, import_tensorrt
 from trt_plugin.engine_file import load_engine
 from trt_plugin.engine_tensors import (
     DTYPE_NAMES,
@@ -108,12 +108,12 @@ class EngineRunner:
         self._forget()
         self._engine = self._runtime = None
         self._make_contexts_alone = threading.Lock()  # shared with forks
-        self._turns = TurnTaker()  # shared with forks
         self._path, self._device, self._profile = path, device, profile
         self._cuda_graph, self._max_sessions = cuda_graph, max_sessions
         self._range = nvtx_ranges(nvtx)
         self._runtime, self._engine = load_engine(path, device)
         try:
+            self._turns = TurnTaker()  # shared with forks
             metadata_path = path.with_suffix(".json")
             self.metadata = ArtifactMetadata.load(metadata_path) if metadata_path.is_file() else None
             self._read_tensors()
@@ -147,11 +147,9 @@ class EngineRunner:
         self._buffers: dict[str, CudaBuffer] = {}
         self._scratch: CudaBuffer | None = None
         self._stream: CudaStream | None = None
-        self._ended: Any = None  # event behind the last run
 
     def _allocate(self) -> None:
         self._stream = CudaStream()
-        self._ended = call("cudaEventCreateWithFlags", import_cudart().cudaEventDisableTiming)
         self._scratch = CudaBuffer(self._engine.device_memory_size_v2, pinned=False)
         self._reserve_largest()
 
@@ -173,7 +171,7 @@ class EngineRunner:
         with self._range("upload"):
             session = self._prepare(inputs)
         with self._range("enqueue" if session.graph is None else "graph launch"):
-            self._turns.enqueue(self._stream, self._ended, lambda: self._enqueue(session))
+            self._turns.enqueue(self._stream, lambda: self._enqueue(session))
         with self._range("download"):
             outputs = self._read_outputs(session)
         self._capture(session)
@@ -232,10 +230,6 @@ class EngineRunner:
             if buffer is not None:
                 buffer.close()
         self._buffers, self._scratch = {}, None
-        if self._ended is not None:
-            self._turns.forget(self._ended)
-            call("cudaEventDestroy", self._ended)
-            self._ended = None
         if self._stream is not None:
             self._stream.close()
         # The engine must be freed before its runtime.

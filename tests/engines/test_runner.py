@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import trt_plugin
 from benchmarks.problems import BY_NAME, FusedInputs
 from tests.engines.engine_samples import METADATA, lines_of, plan_header, run_python
 from tests.engines.plugin_engines import arrays_of, build_plan, plugin_or_skip, save
-from trt_plugin import EngineError, engine_file
+from trt_plugin import EngineError, cuda_runtime, engine_file
 from trt_plugin.cuda_runtime import CudaBuffer, CudaStream, TurnTaker
 from trt_plugin.engine_file import built_with
 from trt_plugin.runner import DeviceInput
@@ -67,9 +68,13 @@ def test_wrong_library_is_named(tmp_path):
     assert f"EngineError: the plugin library {library} cannot be loaded" in done.stderr
 
 
-def test_runs_take_turns():
-    """Each run waits for the event behind the last run of any stream, unless that event is freed."""
+def test_runs_take_turns(monkeypatch):
+    """Each run waits for the end of the last run of any stream."""
     calls: list[tuple] = []
+
+    def call(name: str, *arguments: object) -> str:
+        calls.append((name, *arguments))
+        return "event"
 
     def stream(name: str) -> SimpleNamespace:
         return SimpleNamespace(
@@ -77,20 +82,17 @@ def test_runs_take_turns():
             record=lambda event: calls.append((name, "marks", event)),
         )
 
-    turns, (a, b) = TurnTaker(), map(stream, "ab")
-    for one, event in ((a, 1), (b, 2), (b, 2), (a, 1)):
-        turns.enqueue(one, event, lambda: calls.append(("work",)))
-    turns.forget(2)
-    turns.enqueue(b, 2, lambda: None)
-    turns.forget(2)
-    turns.enqueue(a, 1, lambda: None)
+    monkeypatch.setattr(cuda_runtime, "call", call)
+    monkeypatch.setattr(cuda_runtime, "import_cudart", lambda: SimpleNamespace(cudaEventDisableTiming=2))
+    turns, a, b = TurnTaker(), stream("a"), stream("b")
+    for one in (a, b, b, a):
+        turns.enqueue(one, lambda: calls.append(("work",)))
+    del turns
+    runs = [((x, "waits for", "event"), ("work",), (x, "marks", "event")) for x in "abba"]
     assert calls == [
-        *(("work",), ("a", "marks", 1)),
-        *(("b", "waits for", 1), ("work",), ("b", "marks", 2)),
-        *(("b", "waits for", 2), ("work",), ("b", "marks", 2)),
-        *(("a", "waits for", 2), ("work",), ("a", "marks", 1)),
-        *(("b", "waits for", 1), ("b", "marks", 2)),
-        ("a", "marks", 1),
+        ("cudaEventCreateWithFlags", 2),
+        *itertools.chain(*runs),
+        ("cudaEventDestroy", "event"),
     ]
 
 
