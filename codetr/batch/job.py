@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codetr.batch.source import Place, Source
-from codetr.detector.network_options import NetworkOptions
+from codetr.detector.network_options import NetworkOptions, ray_gpus
 from codetr.errors import ArgumentError, one_line
 
 _CONNECT_S = 5.0  # to the head of a cluster
@@ -108,7 +108,7 @@ def run_job(
         RuntimeError: the network cannot be loaded or fails.
     """
     started = time.perf_counter()
-    gpus = _gpus(network)
+    gpus = ray_gpus(network)
     done = _done(checkpoint_of(out), source.id_column)
     source = source.without(done)
     if source.paths:
@@ -163,17 +163,6 @@ def _write(
 def checkpoint_of(out: Place) -> Place:
     """Returns the folder beside the results in which Ray Data keeps the ids of written pictures."""
     return replace(out, given=f"{out.given.rstrip('/')}.checkpoint", path=f"{out.path}.checkpoint")
-
-
-def _gpus(network: NetworkOptions) -> int:
-    """Returns the number of GPUs to use, 0 for the CPU."""
-    import ray
-
-    found = 0 if network.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
-    for option, needed in (("device", network.device == "cuda"), ("engine", network.engine is not None)):
-        if needed and not found:
-            raise ArgumentError(option, "expected a machine with a GPU, Ray found none")
-    return found
 
 
 def _done(checkpoint: Place, id_column: str) -> set[Any]:

@@ -15,7 +15,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from cyclopts.validators import Number
 
 from codetr.cli.argument_types import InputFile, Parameter
-from codetr.detector.network_options import NetworkOptions, for_ray
+from codetr.detector.network_options import NetworkOptions, for_ray, ray_gpus
 from codetr.errors import ArgumentError
 from codetr.serving.settings import Limits, Settings
 from codetr.usable_cores import usable_cores
@@ -115,13 +115,10 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR)
     try:
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-        gpu = settings.gpu or (settings.network.device == "auto" and gpus > 0)
-        if gpu and not gpus:
-            raise RuntimeError("the network needs a GPU, and Ray finds none on this machine")
-        if gpu and replicas is not None and replicas > gpus:
+        gpus = ray_gpus(settings.network)
+        if gpus and replicas is not None and replicas > gpus:
             raise ArgumentError("replicas", f"expected at most {gpus}, one for each GPU, got {replicas}")
-        settings = replace(settings, gpu=gpu, replicas=replicas or (gpus if gpu else 1))
+        settings = replace(settings, gpu=gpus > 0, replicas=replicas or gpus or 1)
         # The controller would print a traceback of each failure, which ends in one line below.
         serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "CRITICAL"})
         logs = {"log_level": "WARNING", "enable_access_log": False}

@@ -104,3 +104,18 @@ def for_ray(network: NetworkOptions) -> NetworkOptions:
     names = ("model", "weights", "labels", "engine", "onnx")
     given = {name: Path(value) for name in names if (value := getattr(network, name)) is not None}
     return replace(network, **{name: path.resolve() for name, path in given.items() if path.exists()})
+
+
+def ray_gpus(network: NetworkOptions) -> int:
+    """Returns the number of Ray's GPUs that the network may use, 0 for the CPU.
+
+    Raises:
+        ArgumentError: the network needs a GPU, and Ray has none.
+    """
+    import ray
+
+    found = 0 if network.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    for option, needed in (("device", network.device == "cuda"), ("engine", network.engine is not None)):
+        if needed and not found:
+            raise ArgumentError(option, "expected a machine with a GPU, Ray found none")
+    return found

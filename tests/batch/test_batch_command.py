@@ -19,11 +19,12 @@ from PIL import Image
 
 from codetr.cli.app import main
 from codetr.detector.detector import Detector
-from codetr.detector.network_options import NetworkOptions, for_ray
+from codetr.detector.network_options import NetworkOptions, for_ray, ray_gpus
+from codetr.errors import ArgumentError
 from tests.detector.detect_runs import ROOT, error_line
 from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
 
-pytest.importorskip("ray", reason="Ray is not installed")
+ray = pytest.importorskip("ray", reason="Ray is not installed")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
 FindObjects = pytest.importorskip("codetr.batch.find_objects").FindObjects
@@ -258,3 +259,15 @@ def test_paths_for_ray(tmp_path, monkeypatch):
     Path("model.onnx").touch()
     network = for_ray(NetworkOptions(model="co_dino_demo", onnx="model.onnx"))
     assert (network.model, network.onnx) == ("co_dino_demo", tmp_path / "model.onnx")
+
+
+def test_gpus_of_ray(monkeypatch):
+    resources = {"GPU": 2.0}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+    devices = ("auto", "cpu", "cuda")
+    assert [ray_gpus(NetworkOptions(device=device)) for device in devices] == [2, 0, 2]
+    resources.clear()
+    assert ray_gpus(NetworkOptions()) == 0
+    for option, value in (("device", "cuda"), ("engine", Path("model.engine"))):
+        with pytest.raises(ArgumentError, match=f"{option}: expected a machine with a GPU, Ray found none"):
+            ray_gpus(NetworkOptions(**{option: value}))
