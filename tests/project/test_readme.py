@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import pydoc
 import re
 
 from tests.project.doc_pages import PAGES, REASONS, ROOT, blocks, commands, own_program
 
 README = PAGES["README.md"].read_text(encoding="utf-8")
 FOLDERS = re.findall(r"^([\w/]+)/ ", README, re.MULTILINE)
+REFERENCE = re.compile(r"^::: (\S+)\n(?:    options:\n      members: \[(.+)\])?", re.MULTILINE)
 BASH = [block for page in PAGES for block in blocks(page) if block.language == "bash"]
 
 
@@ -58,6 +60,16 @@ def test_generated_pages_are_current():
     assert tables.main(["--check"]) == 0
     assert links.main() == 0
     assert commands_page.main(["--check"]) == 0
+
+
+def test_documented_names_exist():
+    """mkdocs leaves out a member that does not exist."""
+    names = []
+    for page in PAGES.values():
+        for owner, members in REFERENCE.findall(page.read_text(encoding="utf-8")):
+            names += [owner, *(f"{owner}.{member}" for member in members.split(", ") if member)]
+    assert "codetr.Detector.detect" in names
+    assert [name for name in names if pydoc.locate(name) is None] == []
 
 
 def test_folders():
