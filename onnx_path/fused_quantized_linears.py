@@ -276,8 +276,7 @@ def _replace(layer: QuantizedLayer) -> None:
 
     def add_constant(suffix: str, array: np.ndarray) -> ir.Value:
         tensor = ir.tensor(array, name=f"{name}/{QUANTIZED_LINEAR}/{suffix}")
-        kind = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
+        value = ir.val(tensor.name, const_value=tensor)
         graph.register_initializer(value)
         return value
 

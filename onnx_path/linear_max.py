@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import DOMAIN, DOMAIN_VERSION, PLUGIN_ATTRIBUTES, msda_op
+from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
 
 LINEAR_MAX = "LinearMax"
 
@@ -22,21 +22,9 @@ _FLOAT = onnx.TensorProto.FLOAT
 
 def translation() -> Callable:
     """Returns the function by which `torch.onnx.export` writes a call of the operator as a node."""
-    schema = onnx.defs.OpSchema
-    description = schema(
-        LINEAR_MAX,
-        DOMAIN,
-        DOMAIN_VERSION,
-        inputs=[
-            schema.FormalParameter("x", "T"),
-            schema.FormalParameter("weight", "tensor(float)"),
-            schema.FormalParameter("bias", "tensor(float)"),
-        ],
-        outputs=[schema.FormalParameter("output", "tensor(float)")],
-        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
-        attributes=[schema.Attribute(key, schema.AttrType.STRING) for key in PLUGIN_ATTRIBUTES],
-    )
-    node = onnxscript.values.Op(msda_op, LINEAR_MAX, description)
+    inputs = {"x": "T", "weight": "tensor(float)", "bias": "tensor(float)"}
+    types = {"T": ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")}
+    node = plugin_node(LINEAR_MAX, inputs, ("output", "tensor(float)"), {}, types)
 
     def linear_max(x, weight, bias):
         return node(x, weight, bias, **PLUGIN_ATTRIBUTES)

@@ -28,7 +28,7 @@ from onnx_path import (
     top_k_indices,
     window_attention,
 )
-from onnx_path.domain import DOMAIN, DOMAIN_VERSION, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op
+from onnx_path.domain import DOMAIN, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op, plugin_node
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
 OPSET_VERSION = 20  # standard operators in the bodies and in the exported file
@@ -110,27 +110,20 @@ def _attributes(points_per_level: Sequence[int] | None) -> dict[str, str | list[
 
 def _node(name: str, inputs: tuple[str, ...]) -> onnxscript.values.Op:
     """Describes a node for the exporter: the result has the type of value, later inputs may be wider."""
-    schema = onnx.defs.OpSchema
-    floats = list(FLOAT_TYPES)
-    types = {"value": "T", "spatial_shapes": "I", "level_start_index": "I"}
-    types |= {argument: f"T{i}" for i, argument in enumerate(inputs)}
-    description = schema(
+    wider = {argument: f"T{i}" for i, argument in enumerate(inputs)}
+    types = {
+        "T": FLOAT_TYPES,
+        "I": ("tensor(int64)", "tensor(int32)"),
+        **dict.fromkeys(wider.values(), FLOAT_TYPES),
+    }
+    return plugin_node(
         name,
-        DOMAIN,
-        DOMAIN_VERSION,
-        inputs=[schema.FormalParameter(argument, of_type) for argument, of_type in types.items()],
-        outputs=[schema.FormalParameter("output", "T")],
-        type_constraints=[
-            ("T", floats, ""),
-            ("I", ["tensor(int64)", "tensor(int32)"], ""),
-            *((f"T{i}", floats, "") for i in range(len(inputs))),
-        ],
-        attributes=[
-            schema.Attribute("points_per_level", schema.AttrType.INTS, required=False),
-            *(schema.Attribute(key, schema.AttrType.STRING) for key in PLUGIN_ATTRIBUTES),
-        ],
+        {"value": "T", "spatial_shapes": "I", "level_start_index": "I", **wider},
+        ("output", "T"),
+        {"points_per_level": onnx.defs.OpSchema.AttrType.INTS},
+        types,
+        optional="points_per_level",
     )
-    return onnxscript.values.Op(msda_op, name, description)
 
 
 # The bodies follow msda.reference step by step. Letters: N images, S cells, M heads, D channels of a head,

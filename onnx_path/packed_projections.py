@@ -87,8 +87,7 @@ def _pack(node: ir.Node, names: set[str]) -> bool:
 
     def weight(name: str, array: np.ndarray) -> ir.Value:
         tensor = ir.tensor(array, name=f"{scope}/{name}")
-        kind = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
+        value = ir.val(tensor.name, const_value=tensor)
         graph.register_initializer(value)
         return value
 

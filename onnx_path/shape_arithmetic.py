@@ -29,8 +29,7 @@ def remove_shape_arithmetic(model: ir.Model) -> None:
             continue
         if target not in constants:
             name = "reshape_to_" + "_".join(map(str, target)).replace("-", "m")
-            value = ir.Value(name=name, const_value=ir.tensor(np.array(target, dtype=np.int64), name=name))
-            value.shape, value.type = ir.Shape((len(target),)), ir.TensorType(ir.DataType.INT64)
+            value = ir.val(name, const_value=ir.tensor(np.array(target, dtype=np.int64), name=name))
             model.graph.register_initializer(value)
             constants[target] = value
         node.replace_input_with(1, constants[target])

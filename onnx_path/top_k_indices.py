@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import DOMAIN, DOMAIN_VERSION, PLUGIN_ATTRIBUTES, msda_op
+from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
 
 TOP_K_INDICES = "TopKIndices"
 
@@ -22,19 +22,8 @@ _INT32 = onnx.TensorProto.INT32
 
 def translation() -> Callable:
     """Returns the function by which `torch.onnx.export` writes a call of the operator as a node."""
-    schema = onnx.defs.OpSchema
-    description = schema(
-        TOP_K_INDICES,
-        DOMAIN,
-        DOMAIN_VERSION,
-        inputs=[schema.FormalParameter("x", "tensor(float)")],
-        outputs=[schema.FormalParameter("indices", "tensor(int32)")],
-        attributes=[
-            schema.Attribute("count", schema.AttrType.INT),
-            *(schema.Attribute(key, schema.AttrType.STRING) for key in PLUGIN_ATTRIBUTES),
-        ],
-    )
-    node = onnxscript.values.Op(msda_op, TOP_K_INDICES, description)
+    attributes = {"count": onnx.defs.OpSchema.AttrType.INT}
+    node = plugin_node(TOP_K_INDICES, {"x": "tensor(float)"}, ("indices", "tensor(int32)"), attributes, {})
 
     def top_k_indices(x, count):
         return node(x, count=count, **PLUGIN_ATTRIBUTES)

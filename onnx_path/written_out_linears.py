@@ -118,8 +118,7 @@ def _write_out(node: ir.Node, opset: int) -> None:
 
     def add_constant(array: np.ndarray, name: str) -> ir.Value:
         tensor = ir.tensor(array, name=f"{output.name}_{name}")
-        kind = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, type=kind, shape=tensor.shape, const_value=tensor)
+        value = ir.val(tensor.name, const_value=tensor)
         graph.register_initializer(value)
         return value
 

@@ -40,9 +40,7 @@ def _fold(graph: ir.Graph, product: Product) -> None:
     scaled = weight.astype(np.float64) * scale.reshape(-1, *[1] * (weight.ndim - 1))
     for place, (name, array) in enumerate((("weight", scaled), ("bias", shift)), start=1):
         tensor = ir.tensor(array.astype(weight.dtype), name=f"{product.output.name}/folded_{name}")
-        value = ir.Value(
-            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-        )
+        value = ir.val(tensor.name, const_value=tensor)
         graph.register_initializer(value)
         if place == len(product.node.inputs):
             product.node.resize_inputs(place + 1)

@@ -151,8 +151,7 @@ class _Writer:
 
     def _constant(self, name: str, array: np.ndarray) -> ir.Value:
         name = self._name(name)
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        value = ir.val(name, const_value=ir.tensor(array, name=name))
         self._graph.register_initializer(value)
         return value
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from codetr.errors import ArgumentError
 from onnx_path import operator
 from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
+from onnx_path.domain import DOMAIN, DOMAIN_VERSION
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_group_norms import group_norms, recognise_group_norm
 from onnx_path.surgery.find.recognise_masks import masking_nodes, recognise_mask
@@ -420,7 +421,7 @@ def _rewritten(
     removed = {draft: insert(draft, model) for draft in last_first}
     for domain in {node.domain for node in model.graph}.intersection(OWN_DOMAINS):
         model.opset_imports[domain] = 1
-    model.opset_imports[operator.DOMAIN] = operator.DOMAIN_VERSION
+    model.opset_imports[DOMAIN] = DOMAIN_VERSION
     op_types = {node.op_type for draft in drafts for node in draft.nodes}
     for body in function_bodies.functions(model.opset_imports[""], target, op_types):
         function = ir.serde.deserialize_function(body)

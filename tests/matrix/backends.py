@@ -121,7 +121,7 @@ def _onnx_session(
     import onnx
     import onnxruntime
 
-    from onnx_path import operator
+    from onnx_path import domain, operator
 
     codes = {torch.float32: "float", torch.float16: "float16", torch.int32: "int32", torch.int64: "int64"}
     names = (FusedInputs if fused else AttentionInputs)._fields[:-1]
@@ -133,7 +133,7 @@ def _onnx_session(
     attributes = f"<points_per_level: ints = {list(points)}>" if points else ""
     standard = next(entry.version for entry in operator.function_bodies()[0].opset_import if not entry.domain)
     model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": {standard}, "{operator.DOMAIN}": {operator.DOMAIN_VERSION}]>\n'
+        f'<ir_version: 10, opset_import: ["": {standard}, "{domain.DOMAIN}": {domain.DOMAIN_VERSION}]>\n'
         f"one_node ({inputs}) => ({codes[types[0]]}[n, q, c] output) {{\n"
         f"output = {node}{attributes}({', '.join(names)})\n}}"
     )

@@ -117,9 +117,7 @@ class DraftBuilder:
     def initializer(self, name: str, array: np.ndarray) -> ir.Value:
         """Adds an initializer, which drafts share by its name."""
         if name not in self.constants:
-            tensor = ir.tensor(array, name=name)
-            kind = ir.TensorType(tensor.dtype)
-            self.constants[name] = ir.Value(name=name, type=kind, shape=tensor.shape, const_value=tensor)
+            self.constants[name] = ir.val(name, const_value=ir.tensor(array, name=name))
         return self.constants[name]
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:

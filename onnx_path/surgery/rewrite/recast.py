@@ -111,8 +111,7 @@ class Recast:
             large = np.isfinite(array) & (np.abs(array) > self.largest)
             array = np.where(large, np.sign(array) * np.float32(self.largest / 2), array).astype(kind.numpy())
         name = self._name(f"{value.name}/{suffix or kind.name.lower()}")
-        tensor = ir.tensor(np.asarray(array), dtype=kind, name=name)
-        made = ir.Value(name=name, type=ir.TensorType(kind), shape=tensor.shape, const_value=tensor)
+        made = ir.val(name, const_value=ir.tensor(np.asarray(array), dtype=kind, name=name))
         self.graph.register_initializer(made)
         return made
 
