@@ -22,8 +22,9 @@ from codetr.cli.program import run_program
 
 METHODS = {
     "linear": "msda.linear",
-    "eager": "torch.nn.functional.linear, then the activation, the sum and the product",
-    "int8": "msda.quantized_linear in int8; its result has 8 bits behind an activation, else 16",
+    "separate": "msda.linear without the normalisation, then torch.nn.functional.layer_norm if there is one",
+    "eager": "torch.nn.functional.linear, then the activation, the sum, the product and layer_norm",
+    "int8": "msda.quantized_linear in int8, not normalised; 8-bit results behind an activation, else 16-bit",
     "fp8": "the same in E4M3",
     "cublas_int8": "torch._int_mm: the product alone, with an int32 result",
     "cublas_fp8": "torch._scaled_mm: the product and the bias, with a scale for each matrix",
@@ -40,6 +41,8 @@ class Inputs(NamedTuple):
     residual: Tensor | None
     activation: str
     mask: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,13 @@ class LinearProblem:
     activation: str = "none"
     residual: bool = False
     masked: bool = False
+    normed: bool = False
 
     def bytes_moved(self, dtype: torch.dtype) -> int:
         """Returns the bytes of all tensors, each once."""
         columns = self.inputs_of_row + self.outputs_of_row * (1 + self.residual) + self.masked
-        return dtype.itemsize * (self.rows * columns + self.outputs_of_row * (self.inputs_of_row + 1))
+        parameters = self.outputs_of_row * (self.inputs_of_row + 1 + 2 * self.normed)
+        return dtype.itemsize * (self.rows * columns + parameters)
 
     def inputs(self, dtype: torch.dtype, device: str = "cuda", seed: int = 0) -> Inputs:
         """Draws normal numbers, with which x weight^T has a variance of 1; the mask is 0 or 1."""
@@ -68,7 +73,8 @@ class LinearProblem:
         residual = draw(self.rows, self.outputs_of_row).to(dtype) if self.residual else None
         bias = draw(self.outputs_of_row)
         mask = (draw(self.rows, 1) < 1).to(dtype) if self.masked else None
-        return Inputs(x.to(dtype), weight.to(dtype), bias.to(dtype), residual, self.activation, mask)
+        norm = [draw(self.outputs_of_row).to(dtype) for _ in range(2)] if self.normed else []
+        return Inputs(x.to(dtype), weight.to(dtype), bias.to(dtype), residual, self.activation, mask, *norm)
 
 
 def _block(stage: int) -> tuple[LinearProblem, ...]:
@@ -83,12 +89,20 @@ def _block(stage: int) -> tuple[LinearProblem, ...]:
 
 
 CELLS = sum((192 >> level) * (288 >> level) for level in range(5))  # of the encoder at 768x1152
+_summed = functools.partial(LinearProblem, residual=True, normed=True)
 PROBLEMS = (
     *(problem for stage in range(4) for problem in _block(stage)),
     LinearProblem("encoder_768x1152_value", CELLS, 256, 256),
     LinearProblem("encoder_768x1152_value_masked", CELLS, 256, 256, masked=True),
     LinearProblem("encoder_768x1152_fc1", CELLS, 256, 2048, "relu"),
     LinearProblem("encoder_768x1152_fc2", CELLS, 2048, 256, residual=True),
+    _summed("encoder_768x1152_output_norm", CELLS, 256, 256),
+    _summed("encoder_768x1152_fc2_norm", CELLS, 2048, 256),
+    LinearProblem("proposals_768x1152_norm", CELLS, 256, 256, normed=True),
+    _summed("decoder_output_norm", 900, 256, 256),
+    _summed("decoder_fc2_norm", 900, 2048, 256),
+    _summed("demo_encoder_640x640_output_norm", 34_100, 192, 192),
+    _summed("demo_encoder_640x640_fc2_norm", 34_100, 512, 192),
 )
 
 ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
@@ -104,7 +118,7 @@ def measure_linear(
     methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
     iterations: PositiveInt = 100,
 ) -> int:
-    """Time linear layers at the sizes of Swin-L and of Co-DETR's encoder; compare them with the reference.
+    """Time linear layers at the sizes of Swin-L and of Co-DETR; compare them with the reference.
 
     The L2 cache is cold. Problems that fit into it are timed with a warm cache too. MSDA_LINEAR and
     MSDA_QUANTIZED_LINEAR force a kernel. Errors are those of 16-bit layers, and so are the bytes of all
@@ -123,6 +137,11 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, N]."""
     if method == "linear":
         return lambda: msda.linear(*inputs)
+    if method == "separate":
+        layer, norm = inputs[:6], inputs[6:]
+        if inputs.norm_weight is None:
+            return lambda: msda.linear(*layer)
+        return lambda: F.layer_norm(msda.linear(*layer), norm[0].shape, *norm)
     if method in EIGHT_BITS:
         eight_bits = quantized(inputs, EIGHT_BITS[method])
         return lambda: msda.quantized_linear(*eight_bits)

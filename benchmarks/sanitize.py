@@ -121,7 +121,11 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         yield what, operator_errors.TOLERANCE[dtype], run
     forms = (("none",), ("gelu",), ("relu",), ("none", True), ("gelu", True), ("none", False, True))
     sizes = (3, 8, 8), (63, 20, 33), (130, 64, 192), (864, 1544, 264)
-    for dtype, size, form, unaligned in itertools.product(DTYPES, sizes, forms, (False, True)):
+    layers = [*itertools.product(sizes, forms)]
+    forms = ("none", False, False, True), ("none", True, False, True)
+    sizes = (63, 20, 33), (130, 64, 192), (129, 72, 256), (864, 1544, 256)
+    layers += itertools.product(sizes, forms)
+    for dtype, (size, form), unaligned in itertools.product(DTYPES, layers, (False, True)):
         problem = linears.LinearProblem("edge", *size, *form)
         what = f"linear {'x'.join(map(str, size))} {form} {dtype} unaligned={unaligned}"
         run = partial(check_map, linear_kernel, linears.truth, problem, dtype, unaligned)
@@ -254,9 +258,10 @@ def linear_kernel(
     residual: torch.Tensor | None,
     activation: str,
     mask: torch.Tensor | None = None,
+    *norm: torch.Tensor | None,
 ) -> torch.Tensor:
     """Runs a kernel of the library also where `msda.linear` calls cuBLAS, whose races racecheck reports."""
-    return torch.ops.msda.linear_kernel(x, weight, bias, residual, mask, activation)
+    return torch.ops.msda.linear_kernel(x, weight, bias, residual, mask, *norm, activation, 1e-5)
 
 
 def to_gpu(tensor: torch.Tensor, unaligned: bool, index_dtype: torch.dtype) -> torch.Tensor:

@@ -161,9 +161,13 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     if TARGETS[target] == QUANTIZED_LAYER_NORM:
         fields["output_type"] = OUTPUT_TYPES[values.pop("dtype")]
     if TARGETS[target] == LINEAR:
-        fields = {"activation": ACTIVATIONS.index(fields["activation"])}
-        fields["add_residual"] = int("residual" in values)
-        fields["multiply_mask"] = int("mask" in values)
+        fields = {
+            "activation": ACTIVATIONS.index(fields["activation"]),
+            "add_residual": int("residual" in values),
+            "multiply_mask": int("mask" in values),
+            "normalise": int("norm_weight" in values),
+            "eps": fields["eps"],
+        }
         values = _inputs_of_linear(**values)
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
@@ -206,13 +210,11 @@ def convert_quantized_linear(
     return add_plugin_layer(ctx.net, QUANTIZED_LINEAR, [x, *inputs], fields, f"{QUANTIZED_LINEAR}-[{name}]")
 
 
-def _inputs_of_linear(
-    x: Any, weight: Any, bias: Any = None, residual: Any = None, mask: Any = None
-) -> dict[str, Any]:
-    """Returns all inputs of the plugin: zeros for a missing bias, the bias for a missing residual or mask."""
+def _inputs_of_linear(x: Any, weight: Any, bias: Any = None, **optional: Any) -> dict[str, Any]:
+    """Returns all inputs of the plugin: zeros for a missing bias, and the bias for any other."""
     bias = torch.zeros(weight.shape[0]) if bias is None else bias
-    residual, mask = (bias if tensor is None else tensor for tensor in (residual, mask))
-    return {"x": x, "weight": weight, "bias": bias, "residual": residual, "mask": mask}
+    missing = dict.fromkeys(("residual", "mask", "norm_weight", "norm_bias"), bias)
+    return {"x": x, "weight": weight, "bias": bias} | missing | optional
 
 
 def add_plugin_layer(

@@ -53,14 +53,15 @@ def _is_fast(node: torch.fx.Node) -> bool:
         return False
     if node.target is LARGEST:
         return library.has_fast_linear_max(inputs, outputs, dtype)
-    residual, mask, activation = options
-    fields = ACTIVATIONS.index(activation), residual is not None, mask is not None
+    residual, mask, norm_weight, _, activation, _ = options
+    switches = (tensor is not None for tensor in (residual, mask, norm_weight))
+    fields = ACTIVATIONS.index(activation), *switches
     return library.has_fast_linear(inputs, outputs, *fields, dtype)
 
 
 def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     x, weight, bias, *options = node.args
-    residual, mask, activation = options or (None, None, "none")
+    residual, mask, norm_weight, norm_bias, activation, eps = options or (*[None] * 4, "none", 0.0)
     value = node.meta["val"]  # of all results but those before the maximum of LARGEST
 
     def add(target: Callable, *arguments: Any) -> torch.fx.Node:
@@ -82,6 +83,9 @@ def _write_out(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
             result = add(torch.ops.aten.add.Tensor, residual, result)
         if mask is not None:
             result = add(torch.ops.aten.mul.Tensor, result, mask)
+        if norm_weight is not None:
+            sizes = list(norm_weight.meta["val"].shape)
+            result = add(torch.ops.aten.layer_norm.default, result, sizes, norm_weight, norm_bias, eps)
         if node.target is LARGEST:
             value = node.meta["val"]
             result = add(torch.ops.aten.amax.default, result, [-1])

@@ -207,13 +207,14 @@ def _register_linear_vmap() -> None:
     operator = torch.ops.msda.linear.default
 
     def rule(info: Any, in_dims: tuple, *arguments: Any) -> tuple[Tensor, int]:
-        *tensors, activation = arguments
+        *tensors, activation, eps = arguments
         count = info.batch_size
         samples = [None if x is None else _samples(x, dim, count) for x, dim in zip(tensors, in_dims)]
-        if in_dims[1:3] == (None, None):
-            return operator(samples[0], *tensors[1:3], *samples[3:], activation), 0
+        if not any(dim is not None for dim in (*in_dims[1:3], *in_dims[5:7])):
+            rows = samples[0], *tensors[1:3], *samples[3:5], *tensors[5:]
+            return operator(*rows, activation, eps), 0
         calls = ([None if x is None else x[i] for x in samples] for i in range(count))
-        return torch.stack([operator(*call, activation) for call in calls]), 0
+        return torch.stack([operator(*call, activation, eps) for call in calls]), 0
 
     torch.library.register_vmap("msda::linear", rule)
 
@@ -224,12 +225,22 @@ def _linear(
     bias: Tensor | None,
     residual: Tensor | None,
     mask: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
     activation: str,
+    eps: float,
 ) -> Tensor:
     """Computes `linear`. PyTorch cannot trace derivatives of F.linear in `torch.func` with dynamic sizes."""
+    dtype = x.dtype
+    if norm_weight is not None:  # derivatives of a norm magnify the rounding of its input
+        tensors = (x, weight, bias, residual, norm_weight, norm_bias)
+        wide = torch.promote_types(dtype, torch.float32)
+        tensors = (None if tensor is None else tensor.to(wide) for tensor in tensors)
+        x, weight, bias, residual, norm_weight, norm_bias = tensors
     product = x @ weight.mT
     product = product if bias is None else product + bias
-    return linear_reference.finish(product, residual, activation, mask)
+    result = linear_reference.finish(product, residual, activation, mask, norm_weight, norm_bias, eps)
+    return result.to(dtype)
 
 
 def _register_by_formula(name: str, formula: Callable) -> None:

@@ -127,15 +127,32 @@ def check_linear(
     residual: Tensor | None,
     activation: str,
     mask: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
 ) -> None:
     """Checks the arguments of :func:`msda.linear`."""
     _check_activation(activation)
+    _check_eps(eps)
     _check_type("x", x)
-    optional = {"bias": bias, "residual": residual, "mask": mask}
+    norm = {"norm_weight": norm_weight, "norm_bias": norm_bias}
+    optional = {"bias": bias, "residual": residual, "mask": mask, **norm}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     for name, tensor in {"weight": weight, **given}.items():
         _check_like(name, tensor, x, "x")
     _check_layer(x, weight, bias, residual, mask)
+    if norm_weight is None and norm_bias is None:
+        return
+    if norm_weight is None:
+        raise ValueError("norm_weight: expected a tensor with norm_bias, got None")
+    if norm_bias is None:
+        raise ValueError("norm_bias: expected a tensor with norm_weight, got None")
+    if activation != "none":
+        raise ValueError(f"activation: expected none with norm_weight, got {activation!r}")
+    if mask is not None:
+        raise ValueError(f"mask: expected None with norm_weight, got {list(mask.shape)}")
+    for name, tensor in norm.items():
+        _check_shape(name, tensor, "[N]", (weight.shape[0],))
 
 
 def check_quantized_linear(

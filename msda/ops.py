@@ -268,10 +268,17 @@ def linear(
     residual: Tensor | None = None,
     activation: str = "none",
     mask: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Computes a linear layer with its activation, residual and mask:
+    """Computes a linear layer with its activation, residual and mask, or with its residual and LayerNorm:
 
-        (activation(x weight^T + bias) + residual) * mask
+        y = (activation(x weight^T + bias) + residual) * mask
+        (y - mean) / sqrt(variance + eps) * norm_weight + norm_bias
+
+    The second line needs norm_weight, and uses the mean and variance of each row of y. It allows no
+    activation and no mask.
 
     Letters: K inputs and N outputs of the layer.
 
@@ -283,16 +290,20 @@ def linear(
         activation: "none", "gelu" (x * (1 + erf(x / sqrt(2))) / 2) or "relu".
         mask: [..., 1] in x's type, with x's sizes before the last: 0 for padded cells of a map, else 1. None:
             ones.
+        norm_weight: [N] in x's type, the weight of the normalisation. None: no normalisation.
+        norm_bias: [N] in x's type, with norm_weight.
+        eps: added to the variance, above 0.
 
     Returns:
-        [..., N] in x's type. Sums are float32 (float64 for float64). Autocast casts all tensors.
+        [..., N] in x's type. Sums and statistics are float32 (float64 for float64). Autocast casts all
+        tensors.
 
         On a GPU of compute capability 9.0, a kernel of CUTLASS computes float16 and bfloat16 if K and N are
-        multiples of 8. It has one of activation, residual and mask. Its GELU is a polynomial with an
-        absolute error of at most 4.3e-5. In all other cases PyTorch's operations compute the result in x's
-        type.
+        multiples of 8. It has one of activation, residual and mask. With a normalisation, N is 192 or 256.
+        Its GELU is a polynomial with an absolute error of at most 4.3e-5. In all other cases PyTorch's
+        operations compute the result in x's type.
 
-        Differentiable in x, weight, bias, residual and mask, any number of times and in both modes, with
+        Differentiable in all tensors, any number of times and in both modes, with
         `torch.func` and under `torch.vmap`. PyTorch operations compute the derivatives.
 
     Raises:
@@ -307,9 +318,9 @@ def linear(
         >>> linear(x, weight, bias, activation="gelu").shape
         torch.Size([1, 150, 256])
     """
-    checks.check_linear(x, weight, bias, residual, activation, mask)
+    checks.check_linear(x, weight, bias, residual, activation, mask, norm_weight, norm_bias, eps)
     _check_built_for(x, "x")
-    return torch.ops.msda.linear(x, weight, bias, residual, mask, activation)
+    return torch.ops.msda.linear(x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps)
 
 
 def quantized_linear(
@@ -617,7 +628,7 @@ def _group_norm_fake(x, weight, bias, num_groups, eps):
 
 
 @torch.library.register_fake("msda::linear")
-def _linear_fake(x, weight, bias, residual, mask, activation):
+def _linear_fake(x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -661,8 +672,8 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.impl("msda::linear", "CPU")
-def _linear_cpu(x, weight, bias, residual, mask, activation):
-    return linear_reference.linear(x, weight, bias, residual, activation, mask)
+def _linear_cpu(x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps):
+    return linear_reference.linear(x, weight, bias, residual, activation, mask, norm_weight, norm_bias, eps)
 
 
 @torch.library.impl("msda::quantized_linear", "CPU")
@@ -680,13 +691,16 @@ def _image_input_cpu(image, target, height, width, mean, std, bgr):
 if _BUILD.has_cuda:
 
     @torch.library.impl("msda::linear", "CUDA")
-    def _linear_cuda(x, weight, bias, residual, mask, activation):
+    def _linear_cuda(x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps):
         """Runs a kernel where one is as fast as PyTorch's operations, or where MSDA_LINEAR forces one."""
-        tensors = (x, weight, bias, residual, mask)
+        tensors = (x, weight, bias, residual, mask, norm_weight, norm_bias)
         tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-        if torch.ops.msda.has_fast_linear(*tensors, activation):
-            return torch.ops.msda.linear_kernel(*tensors, activation)
-        return linear_reference.finish(F.linear(*tensors[:3]), tensors[3], activation, tensors[4])
+        if torch.ops.msda.has_fast_linear(*tensors, activation, eps):
+            return torch.ops.msda.linear_kernel(*tensors, activation, eps)
+        *layer, residual, mask, norm_weight, norm_bias = tensors
+        return linear_reference.finish(
+            F.linear(*layer), residual, activation, mask, norm_weight, norm_bias, eps
+        )
 
 
 autograd.register()

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.domain import DOMAIN
-from onnx_path.linear import ACTIVATIONS, LINEAR
+from onnx_path.linear import ACTIVATIONS, EPS, LINEAR
 from onnx_path.opset import opset_of
 from onnx_path.surgery.graph.element_types import LINEAR_MAXES, LINEARS, Types
 from onnx_path.surgery.graph.traversal import attribute, constant
@@ -84,7 +84,8 @@ def _is_fast(node: ir.Node, types: Types) -> bool:
     if weight is None or kind is None:
         return False
     outputs, inputs = weight.shape.numpy()
-    switches = (bool(attribute(node, name, 0)) for name in ("add_residual", "multiply_mask"))
+    names = "add_residual", "multiply_mask", "normalise"
+    switches = (bool(attribute(node, name, 0)) for name in names)
     fields = attribute(node, "activation", 0), *switches
     try:
         if _is_largest(node):
@@ -138,6 +139,9 @@ def _write_out(node: ir.Node, opset: int) -> None:
         results.append(add("Add", optional[0], results[-1], suffix="_1"))
     if attribute(node, "multiply_mask", 0):
         results.append(add("Mul", results[-1], optional[1]))
+    if attribute(node, "normalise", 0):
+        eps = attribute(node, "eps", EPS)
+        results.append(add("LayerNormalization", results[-1], *optional[2:], axis=-1, epsilon=eps))
     if _is_largest(node):
         if opset < _OPSET_OF_AXES_INPUT:
             results = [add("ReduceMax", results[-1], axes=[-1], keepdims=0)]

@@ -103,20 +103,20 @@ def load_others(paths: Sequence[Path]) -> None:
 
 
 def has_fast_linear(
-    inputs: int, outputs: int, activation: int, residual: bool, masked: bool, dtype: str
+    inputs: int, outputs: int, activation: int, residual: bool, masked: bool, normed: bool, dtype: str
 ) -> bool:
     """Returns whether the plugin `Linear` is as fast as TensorRT's own products on the current GPU.
 
     Args:
         inputs, outputs: K and N of the layer.
-        activation, residual, masked: fields of the plugin.
+        activation, residual, masked, normed: fields of the plugin.
         dtype: one of `LINEAR_TYPES`.
 
     Raises:
         EngineError: as `load`.
     """
     function, sizes = ctypes.CDLL(str(load())).msda_has_fast_linear, (inputs, outputs)
-    return _answer(function, sizes, activation, residual, masked, LINEAR_TYPES.index(dtype))
+    return _answer(function, sizes, activation, residual, masked, normed, LINEAR_TYPES.index(dtype))
 
 
 def has_fast_linear_max(inputs: int, outputs: int, dtype: str) -> bool:

@@ -340,35 +340,45 @@ void image_input(Tensor image, Tensor target, int64_t height, int64_t width,
 msda::LinearArguments linear_arguments(const Tensor& x, const Tensor& weight,
                                        const std::optional<Tensor>& bias,
                                        const std::optional<Tensor>& residual,
-                                       const std::optional<Tensor>& mask) {
-  return {x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
-          residual ? residual->const_data_ptr() : nullptr, mask ? mask->const_data_ptr() : nullptr};
+                                       const std::optional<Tensor>& mask,
+                                       const std::optional<Tensor>& norm_weight,
+                                       const std::optional<Tensor>& norm_bias) {
+  const auto data = [](const std::optional<Tensor>& tensor) {
+    return tensor ? tensor->const_data_ptr() : nullptr;
+  };
+  return {x.const_data_ptr(), weight.const_data_ptr(), data(bias),     data(residual),
+          data(mask),         data(norm_weight),       data(norm_bias)};
 }
 
 bool has_fast_linear(Tensor x, Tensor weight, std::optional<Tensor> bias,
                      std::optional<Tensor> residual, std::optional<Tensor> mask,
-                     std::string activation) {
-  const msda::LinearProblem problem =
-      binding::make_linear_problem(x, weight, bias, residual, mask, activation);
+                     std::optional<Tensor> norm_weight, std::optional<Tensor> norm_bias,
+                     std::string activation, double eps) {
+  const msda::LinearProblem problem = binding::make_linear_problem(
+      x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  return msda::has_fast_linear(problem, linear_arguments(x, weight, bias, residual, mask));
+  return msda::has_fast_linear(
+      problem, linear_arguments(x, weight, bias, residual, mask, norm_weight, norm_bias));
 }
 
 Tensor linear_kernel(Tensor x, Tensor weight, std::optional<Tensor> bias,
                      std::optional<Tensor> residual, std::optional<Tensor> mask,
-                     std::string activation) {
-  const msda::LinearProblem problem =
-      binding::make_linear_problem(x, weight, bias, residual, mask, activation);
+                     std::optional<Tensor> norm_weight, std::optional<Tensor> norm_bias,
+                     std::string activation, double eps) {
+  const msda::LinearProblem problem = binding::make_linear_problem(
+      x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps);
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = problem.outputs;
   Tensor output = torch::stable::new_empty(x, shape);
-  msda::LinearArguments arguments = linear_arguments(x, weight, bias, residual, mask);
+  msda::LinearArguments arguments =
+      linear_arguments(x, weight, bias, residual, mask, norm_weight, norm_bias);
   arguments.output = output.mutable_data_ptr();
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   check_launch("linear", msda::linear(problem, arguments, current_stream(x)),
                "x=", binding::shape_of(x), " weight=", binding::shape_of(weight),
                " activation=", activation, " residual=", residual ? "given" : "none",
-               " mask=", mask ? "given" : "none", " ", msda::name(problem.type));
+               " mask=", mask ? "given" : "none", " norm=", norm_weight ? "given" : "none", " ",
+               msda::name(problem.type));
   return output;
 }
 
@@ -491,14 +501,14 @@ STABLE_TORCH_LIBRARY(msda, library) {
   // msda/ops.py implements it, on CUDA by the two operators after it, which take contiguous
   // tensors.
   library.def(
-      "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
-      "activation) -> Tensor");
+      "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, "
+      "Tensor? norm_weight, Tensor? norm_bias, str activation, float eps) -> Tensor");
   library.def(
-      "has_fast_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
-      "activation) -> bool");
+      "has_fast_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, "
+      "Tensor? norm_weight, Tensor? norm_bias, str activation, float eps) -> bool");
   library.def(
-      "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, str "
-      "activation) -> Tensor");
+      "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, "
+      "Tensor? norm_weight, Tensor? norm_bias, str activation, float eps) -> Tensor");
   // msda/ops.py implements it for the CPU.
   library.def(
       "quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "

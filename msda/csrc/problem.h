@@ -253,11 +253,23 @@ inline msda::LinearProblem make_linear_problem(const Tensor& x, const Tensor& we
                                                const std::optional<Tensor>& bias,
                                                const std::optional<Tensor>& residual,
                                                const std::optional<Tensor>& mask,
-                                               const std::string& activation) {
+                                               const std::optional<Tensor>& norm_weight,
+                                               const std::optional<Tensor>& norm_bias,
+                                               const std::string& activation, double eps) {
   auto problem = make_layer<msda::LinearProblem>(x, weight, bias, residual, mask, activation);
   if (bias) check_like("bias", *bias, "x", x);
   if (residual) check_like("residual", *residual, "x", x);
   if (mask) check_like("mask", *mask, "x", x);
+  STD_TORCH_CHECK(norm_weight.has_value() == norm_bias.has_value(),
+                  "norm_bias: expected a tensor with norm_weight, and none without");
+  if (norm_weight) {
+    check_shape("norm_weight", *norm_weight, {problem.outputs});
+    check_like("norm_weight", *norm_weight, "x", x);
+    check_shape("norm_bias", *norm_bias, {problem.outputs});
+    check_like("norm_bias", *norm_bias, "x", x);
+  }
+  problem.normed = norm_weight.has_value();
+  problem.eps = eps;
   problem.type = data_type("x", x);
   return checked(problem);
 }

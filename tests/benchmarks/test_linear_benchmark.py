@@ -11,7 +11,7 @@ from benchmarks import operator_errors
 
 def test_bytes_moved() -> None:
     """Every tensor read once and the output written once, counted from the tensors."""
-    for problem in (*benchmark.PROBLEMS[12:16], benchmark.PROBLEMS[17]):
+    for problem in (*benchmark.PROBLEMS[12:16], benchmark.PROBLEMS[17], *benchmark.PROBLEMS[20:23]):
         tensors = [x for x in problem.inputs(torch.float16, "cpu") if isinstance(x, torch.Tensor)]
         output = 2 * problem.rows * problem.outputs_of_row
         assert problem.bytes_moved(torch.float16) == sum(x.nbytes for x in tensors) + output
@@ -22,10 +22,13 @@ def test_sizes_of_swin_and_encoder() -> None:
     found = [sizes[f"swin_l_768x1152_stage{stage}_qkv"] for stage in range(4)]
     assert found == [(55296, 192), (13824, 384), (3456, 768), (864, 1536)]
     assert sizes["encoder_768x1152_value"] == (73656, 256)
+    assert sizes["encoder_768x1152_fc2_norm"] == (73656, 2048)
 
 
 @pytest.mark.parametrize("method", [x for x in benchmark.METHODS if x not in benchmark.OTHER_RESULTS])
-@pytest.mark.parametrize("form", [("gelu", False), ("none", True), ("none", False, True)], ids=str)
+@pytest.mark.parametrize(
+    "form", [("gelu", False), ("none", True), ("none", False, True), ("none", True, False, True)], ids=str
+)
 def test_methods_agree(method: str, form: tuple) -> None:
     """The baseline computes the operator."""
     inputs = benchmark.LinearProblem("small", 63, 24, 40, *form).inputs(torch.float32, "cpu")

@@ -90,13 +90,15 @@ WRONG_FIELDS = [
     (LINEAR, "activation", [1], "INT32", "add_residual: expected a number, got none"),
     (LINEAR, "multiply_mask", [2], "INT32", "multiply_mask: expected one number, 0 or 1"),
     (LINEAR, "add_residual", [2], "INT32", "add_residual: expected one number, 0 or 1"),
+    (LINEAR, "normalise", [2], "INT32", "normalise: expected one number, 0 or 1"),
+    (LINEAR, "eps", [1], "INT32", "eps: expected one number of type FLOAT32 or FLOAT64"),
     (LINEAR, "add_residual", [1], "INT64", "activation: expected a number, got none"),
     (
         LINEAR,
         "gelu",
         [1],
         "INT32",
-        'unknown field "gelu", expected activation, add_residual and multiply_mask',
+        'unknown field "gelu", expected activation, add_residual, multiply_mask, normalise and eps',
     ),
     (QUANTIZED_LINEAR, "activation", [3], "INT32", "activation: expected one number, 0 to 2"),
     (QUANTIZED_LINEAR, "multiply_mask", [2], "INT32", "multiply_mask: expected one number, 0 or 1"),
@@ -127,22 +129,29 @@ for operator, name, values, kind, _ in {WRONG_FIELDS!r}:
 
 
 def test_linear_layers_that_a_kernel_runs_fast():
-    """On GPUs of compute capability 9.0: 16 bits, multiples of 8, one of activation, residual and mask."""
+    """On GPUs of compute capability 9.0: 16 bits, multiples of 8, one of activation, residual and mask.
+
+    With a normalisation: 192 or 256 outputs.
+    """
     expected = no_sm90(torch.float16) is None
     fast = (
-        (192, 576, 0, False, False, "float16"),
-        (192, 768, 1, False, False, "bfloat16"),
-        (768, 192, 0, True, False, "float16"),
-        (256, 256, 0, False, True, "float16"),
+        (192, 576, 0, False, False, False, "float16"),
+        (192, 768, 1, False, False, False, "bfloat16"),
+        (768, 192, 0, True, False, False, "float16"),
+        (256, 256, 0, False, True, False, "float16"),
+        (256, 256, 0, False, False, True, "bfloat16"),
+        (1024, 192, 0, True, False, True, "float16"),
     )
-    assert [has_fast_linear(*layer) for layer in fast] == [expected] * 4
+    assert [has_fast_linear(*layer) for layer in fast] == [expected] * len(fast)
     slow = (
-        (190, 576, 0, False, False, "float16"),
-        (192, 570, 0, False, False, "float16"),
-        (192, 768, 1, True, False, "float16"),
-        (256, 256, 0, True, True, "float16"),
-        (256, 256, 2, False, True, "float16"),
-        (192, 576, 0, False, False, "float32"),
+        (190, 576, 0, False, False, False, "float16"),
+        (192, 570, 0, False, False, False, "float16"),
+        (192, 768, 1, True, False, False, "float16"),
+        (256, 256, 0, True, True, False, "float16"),
+        (256, 256, 2, False, True, False, "float16"),
+        (256, 128, 0, True, False, True, "float16"),
+        (256, 512, 0, False, False, True, "float16"),
+        (192, 576, 0, False, False, False, "float32"),
     )
     assert not any(has_fast_linear(*layer) for layer in slow)
 
@@ -227,8 +236,9 @@ INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
 PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
 GROUPS = "num_groups=8;eps=0.5"
 PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
-PRODUCT = "activation=1;add_residual=0;multiply_mask=0"
-SUM = "activation=0;add_residual=1;multiply_mask=1"
+PRODUCT = "activation=1;add_residual=0;multiply_mask=0;normalise=0;eps=0.00001"
+SUM = "activation=0;add_residual=1;multiply_mask=1;normalise=0;eps=0.00001"
+NORMED = "activation=0;add_residual=1;multiply_mask=0;normalise=1;eps=0.5"
 TO_HALF = "activation=1;add_residual=1;multiply_mask=1;output_type=10;output_scale=1.0"
 TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scale=0.25"
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
@@ -245,8 +255,11 @@ GOOD = {
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
     (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
-    (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64 float16:256 float16:256 float16:256",
-    (LINEAR, SUM): "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24 bfloat16:0,63,1",
+    (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64" + 5 * " float16:256",
+    (LINEAR, SUM): (
+        "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24 bfloat16:0,63,1" + 2 * " bfloat16:24"
+    ),
+    (LINEAR, NORMED): "float32:5,64 float32:24,64 float32:24 float32:5,24" + 3 * " float32:24",
     (LINEAR_MAX, "-"): "bfloat16:2,63,256 float32:80,256 float32:80",
     (TOP_K_INDICES, "count=900"): "float32:8,73656",
     (TOP_K_INDICES, "count=3"): "float32:2,3",
@@ -266,8 +279,9 @@ SAID = {
     f"{PACKED};{RAGGED}": "packed, points_per_level=[3,6,1]",
     WINDOW: "window_size=4 shift=2",
     "window_size=5;shift=0": "window_size=5 shift=0",
-    PRODUCT: "activation=1 add_residual=0 multiply_mask=0",
-    SUM: "activation=0 add_residual=1 multiply_mask=1",
+    PRODUCT: "activation=1 add_residual=0 multiply_mask=0 normalise=0 eps=1e-05",
+    SUM: "activation=0 add_residual=1 multiply_mask=1 normalise=0 eps=1e-05",
+    NORMED: "activation=0 add_residual=1 multiply_mask=0 normalise=1 eps=0.5",
     "count=900": "count=900",
     "count=3": "count=3",
     TO_HALF: "activation=1 add_residual=1 multiply_mask=1 output_type=10 output_scale=1.000000",
@@ -336,6 +350,9 @@ BAD = [
     (LINEAR, SUM, 4, "bfloat16:0,63", "expected [..., 1], got [0, 63]"),
     (LINEAR, SUM, 4, "bfloat16:0,63,24", "expected [..., 1], got [0, 63, 24]"),
     (LINEAR, SUM, 4, "bfloat16:0,62,1", "expected [..., 1] with the other sizes of x, got [0, 62, 1]"),
+    (LINEAR, NORMED, 5, "float32:23", "expected [N] with N=24 (from weight), got [23]"),
+    (LINEAR, NORMED, 6, "float32:1,24", "expected [N] with N=24 (from weight), got [1, 24]"),
+    (LINEAR, NORMED, 6, "float16:24", "expected float32 (as x), got float16"),
     (QUANTIZED_LINEAR, TO_HALF, 0, "float16:2,63,64", "expected int8 or float8_e4m3, got float16"),
     (QUANTIZED_LINEAR, TO_INT8, 0, "float8:0,64", "expected int8 (output_type), got float8_e4m3"),
     (QUANTIZED_LINEAR, TO_FP8, 0, "int8:5,64", "expected float8_e4m3 (output_type), got int8"),
@@ -390,7 +407,7 @@ def test_field_tells_the_forms_of_the_fused_plugin_apart(probe, library):
         (GROUP_NORM, GROUPS, (2, 4), "3 inputs (x, weight, bias)"),
         (LINEAR_MAX, "-", (2, 4), "3 inputs (x, weight, bias)"),
         (TOP_K_INDICES, "count=3", (2,), "1 input (x)"),
-        (LINEAR, SUM, (4, 6), "5 inputs (x, weight, bias, residual, mask)"),
+        (LINEAR, SUM, (6, 8), "7 inputs (x, weight, bias, residual, mask, norm_weight, norm_bias)"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs (x, weight, scale, bias, residual, mask)"),
         (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs (x, weight, bias)"),
     ],
@@ -413,7 +430,7 @@ def test_wrong_input_is_named(probe, library, operator, fields, index, tensor, m
     maps = {WINDOW_ATTENTION: ("qkv", "bias", "padding"), GROUP_NORM: ("x", "weight", "bias")}
     maps[LINEAR_MAX] = maps[QUANTIZED_LAYER_NORM] = ("x", "weight", "bias")
     maps[TOP_K_INDICES] = ("x",)
-    maps[LINEAR] = ("x", "weight", "bias", "residual", "mask")
+    maps[LINEAR] = ("x", "weight", "bias", "residual", "mask", "norm_weight", "norm_bias")
     maps[QUANTIZED_LINEAR] = ("x", "weight", "scale", "bias", "residual", "mask")
     names = (INPUT_NAMES | maps)[operator]
     names = (*names[:4], "projection") if "packed" in fields else names

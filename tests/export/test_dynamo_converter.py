@@ -33,8 +33,8 @@ def network(plugin) -> Mock:
         (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
         (
             converter.LINEAR,
-            {"activation": 1, "add_residual": 0, "multiply_mask": 1},
-            "activation=1 add_residual=0 multiply_mask=1",
+            {"activation": 0, "add_residual": 1, "multiply_mask": 0, "normalise": 1, "eps": 1e-3},
+            "activation=0 add_residual=1 multiply_mask=0 normalise=1 eps=0.001",
         ),
         (
             converter.QUANTIZED_LAYER_NORM,
@@ -130,12 +130,21 @@ def test_fields_of_quantized_layer_norm(network, monkeypatch, dtype, number):
 def test_inputs_of_linear_have_one_type(network, monkeypatch):
     import tensorrt
 
-    target, types = torch.ops.msda.linear.default, ("BF16", "FLOAT", "HALF", "FLOAT", "FLOAT")
-    found = converted(network, monkeypatch, target, types, "none")
-    assert found == ["BF16", *["torch.bfloat16"] * 4]
-    instance = network.add_plugin_v3.call_args.args[2]
-    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
-    assert made.metadata_string == "activation=0 add_residual=1 multiply_mask=1"
+    target = torch.ops.msda.linear.default
+    for optional, switches in (
+        (("FLOAT", "FLOAT", None, None), "add_residual=1 multiply_mask=1 normalise=0"),
+        (("FLOAT", None, "HALF", "FLOAT"), "add_residual=1 multiply_mask=0 normalise=1"),
+    ):
+        types = "BF16", "FLOAT", "HALF", *optional
+        standing_in(monkeypatch)
+        args = [dtype and stand_in(dtype, label) for dtype, label in zip(types, "abcdefg", strict=True)]
+        converter.convert(SimpleNamespace(net=network), target, (*args, "none", 1e-3), {}, "node")
+        tensors, _, instance = network.add_plugin_v3.call_args.args
+        bias, names = "c", "".join(label if kind else "c" for kind, label in zip(optional, "defg"))
+        assert [x.label for x in tensors] == ["a", "b", bias, *names]
+        assert [x.dtype.name for x in tensors] == ["BF16", *["torch.bfloat16"] * 6]
+        made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+        assert made.metadata_string == f"activation=0 {switches} eps=0.001"
 
 
 def test_weights_of_linear_max_are_float32(network, monkeypatch):
@@ -143,20 +152,16 @@ def test_weights_of_linear_max_are_float32(network, monkeypatch):
     assert converted(network, monkeypatch, target, types) == ["HALF", "torch.float32", "FLOAT"]
 
 
-def test_inputs_of_linear_without_residual_and_mask():
-    """The plugin has all inputs: zeros for the bias, and the bias for residual and mask."""
-    weight = torch.rand(5, 3)
+def test_inputs_that_a_call_of_linear_lacks():
+    """The plugin has all inputs: zeros for the bias, and the bias for the others."""
+    weight, names = torch.rand(5, 3), ["residual", "mask", "norm_weight", "norm_bias"]
     inputs = converter._inputs_of_linear("x", weight)
-    assert list(inputs) == ["x", "weight", "bias", "residual", "mask"]
-    assert inputs["residual"] is inputs["mask"] is inputs["bias"] and torch.equal(
-        inputs["bias"], torch.zeros(5)
-    )
-    given = converter._inputs_of_linear("x", weight, residual="residual", mask="mask")
-    assert (
-        given["residual"] == "residual"
-        and given["mask"] == "mask"
-        and torch.equal(given["bias"], torch.zeros(5))
-    )
+    assert list(inputs) == ["x", "weight", "bias", *names]
+    assert all(inputs[name] is inputs["bias"] for name in names)
+    assert torch.equal(inputs["bias"], torch.zeros(5))
+    given = converter._inputs_of_linear("x", weight, **dict(zip(names, names)))
+    assert list(given) == list(inputs) and [given[name] for name in names] == names
+    assert torch.equal(given["bias"], torch.zeros(5))
 
 
 @pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5, 0.25])], ids=["one", "channels"])

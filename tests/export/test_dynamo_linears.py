@@ -19,13 +19,15 @@ aten = torch.ops.aten
 
 
 class Block(nn.Module):
-    """A feed-forward block as of Swin, between a layer without a bias and one with a mask."""
+    """A feed-forward block as of Swin, between a layer without a bias, and layers with a norm and a mask."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = Linear(8, 16, bias=False)
         self.mlp = FeedForward(16, 32, 16, "gelu")
+        self.normed = Linear(16, 16)
+        self.norm = nn.LayerNorm(16, eps=1e-3)
         self.last = Linear(16, 24)
         for module in self.modules():
             module.written_out = True
@@ -33,6 +35,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x, activation="relu")
         x = self.mlp(x, x)
+        norm = {"norm_weight": self.norm.weight, "norm_bias": self.norm.bias, "eps": self.norm.eps}
+        x = msda.linear(x, self.normed.weight, self.normed.bias, x, **norm)
         return msda.linear(x, self.last.weight, self.last.bias, mask=x[..., :1]) * 2
 
 
@@ -50,6 +54,7 @@ WRITTEN = (
     (aten.linear.default, aten.relu.default),
     (aten.linear.default, aten.gelu.default),
     (aten.linear.default, aten.add.Tensor),
+    (aten.linear.default, aten.add.Tensor, aten.layer_norm.default),
     (aten.linear.default, aten.mul.Tensor),
 )
 """What replaces each call."""
@@ -67,7 +72,7 @@ def test_calls_that_stay_16_bits(program, monkeypatch):
         for layer in ("fc1", "fc2")
     ]
     assert write_out_for_tensorrt(program, names) == 2
-    kept = [OPERATOR, *WRITTEN[1], *WRITTEN[2], aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
+    kept = [OPERATOR, *WRITTEN[1], *WRITTEN[2], OPERATOR, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
     assert targets(program) == kept
 
 
@@ -75,9 +80,9 @@ def test_every_call_before_a_quantisation(program):
     """The graph computes the same. Its layers have their weights and modules, so that they become 8 bits."""
     x = torch.randn(7, 5, 8)
     expected = program.module()(x)
-    assert targets(program) == [*[OPERATOR] * 3, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
-    assert write_out_for_tensorrt(program, names_of_weights(program)) == 4
-    written = [*itertools.chain(*WRITTEN[:3]), aten.slice.Tensor, *WRITTEN[3], aten.mul.Tensor]
+    assert targets(program) == [*[OPERATOR] * 4, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
+    assert write_out_for_tensorrt(program, names_of_weights(program)) == 5
+    written = [*itertools.chain(*WRITTEN[:4]), aten.slice.Tensor, *WRITTEN[4], aten.mul.Tensor]
     assert targets(program) == written
     torch.testing.assert_close(program.module()(x), expected)
     layers = [node for node in program.graph.nodes if node.target is aten.linear.default]
@@ -135,12 +140,13 @@ def test_calls_that_no_kernel_runs_fast(program, monkeypatch):
         return arguments[1] == 32
 
     monkeypatch.setattr(library, "has_fast_linear", has_fast_linear)
-    assert write_out_for_tensorrt(program) == 3
+    assert write_out_for_tensorrt(program) == 4
     assert asked == [
-        (8, 16, 2, False, False, "float32"),
-        (16, 32, 1, False, False, "float32"),
-        (32, 16, 0, True, False, "float32"),
-        (16, 24, 0, False, True, "float32"),
+        (8, 16, 2, False, False, False, "float32"),
+        (16, 32, 1, False, False, False, "float32"),
+        (32, 16, 0, True, False, False, "float32"),
+        (16, 16, 0, True, False, True, "float32"),
+        (16, 24, 0, False, True, False, "float32"),
     ]
-    kept = [*WRITTEN[0], OPERATOR, *WRITTEN[2], aten.slice.Tensor, *WRITTEN[3], aten.mul.Tensor]
+    kept = [*WRITTEN[0], OPERATOR, *WRITTEN[2], *WRITTEN[3], aten.slice.Tensor, *WRITTEN[4], aten.mul.Tensor]
     assert targets(program) == kept

@@ -92,7 +92,9 @@ class _LinearProblem(ctypes.Structure):
         ("activation", ctypes.c_int32),
         ("residual", ctypes.c_bool),
         ("masked", ctypes.c_bool),
+        ("normed", ctypes.c_bool),
         ("type", ctypes.c_int32),
+        ("eps", ctypes.c_double),
     )
 
 
@@ -247,6 +249,9 @@ def linear(
     residual: torch.Tensor | None,
     activation: str,
     mask: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
     order: int = 0,
 ) -> torch.Tensor:
     """`msda.linear` of valid contiguous tensors; MSDA_LINEAR forces a kernel.
@@ -259,9 +264,10 @@ def linear(
     """
     output = torch.full((*x.shape[:-1], len(weight)), torch.nan, dtype=x.dtype)
     sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight)
-    problem = _linear_problem(sizes, (activation, residual is not None, mask is not None), x.dtype)
+    switches = residual is not None, mask is not None, norm_weight is not None
+    problem = _linear_problem(sizes, (activation, *switches), x.dtype, eps)
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "mask": mask}
-    tensors["output"] = output
+    tensors |= {"norm_weight": norm_weight, "norm_bias": norm_bias, "output": output}
     _launch("emulated_linear", problem, tensors, ctypes.c_uint64(order))
     return output
 
@@ -325,10 +331,11 @@ def has_fast_linear_max(inputs: int, outputs: int, dtype: torch.dtype) -> bool:
 
 
 def fastest_linear(
-    rows: int, inputs: int, outputs: int, activation: str, residual: bool, masked: bool
+    rows: int, inputs: int, outputs: int, activation: str, residual: bool, masked: bool, normed: bool
 ) -> str:
     """The name of the kernel that the library chooses for a linear layer on an H200, in float16."""
-    problem = _linear_problem((rows, inputs, outputs), (activation, residual, masked), torch.float16)
+    form = activation, residual, masked, normed
+    problem = _linear_problem((rows, inputs, outputs), form, torch.float16)
     library().fastest_linear.restype = ctypes.c_char_p
     return library().fastest_linear(ctypes.byref(problem)).decode()
 
@@ -435,10 +442,10 @@ def _quantized_linear_problem(
 
 
 def _linear_problem(
-    sizes: tuple[int, int, int], form: tuple[str, bool, bool], dtype: torch.dtype
+    sizes: tuple[int, int, int], form: tuple[str, bool, bool, bool], dtype: torch.dtype, eps: float = 1e-5
 ) -> _LinearProblem:
     activation, *switches = form
-    return _LinearProblem(sizes, ACTIVATIONS.index(activation), *switches, TYPES.index(dtype))
+    return _LinearProblem(sizes, ACTIVATIONS.index(activation), *switches, TYPES.index(dtype), eps)
 
 
 def _names(inputs: AttentionInputs | FusedInputs) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Linear layers with activation, residual and mask: every backend against the reference in float64."""
+"""Linear layers with activation, residual, mask and norm: every backend against the reference in float64."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ class Inputs(NamedTuple):
     residual: Tensor | None
     activation: str
     mask: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
+    eps: float = 1e-5
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Changes every tensor."""
@@ -55,6 +58,8 @@ class Inputs(NamedTuple):
 
     def floor(self) -> float:
         """The norms of what is added, which may cancel, see `relative_error`."""
+        if self.norm_weight is not None:
+            return 0.0  # a normalised row has the size of norm_weight and norm_bias
         wide = self.map(Tensor.double)
         parts = (wide._replace(residual=None, activation="none", mask=None).truth(), wide.residual)
         return sum(float(part.norm()) for part in parts if part is not None)
@@ -70,6 +75,7 @@ class Case:
     activation: str = "none"
     residual: bool = False
     masked: bool = False
+    normed: bool = False
     bias: bool = True
     seed: int = 0
 
@@ -85,36 +91,42 @@ class Case:
             self.activation,
             # Zeros as of padded cells, and other numbers, which show that the kernel multiplies by them.
             draw(*self.rows, 1).relu() if self.masked else None,
+            *((draw(self.outputs), draw(self.outputs)) if self.normed else ()),
         ).map(lambda x: x.to(device, dtype))
 
 
-PRODUCT, SUM, MASKED = ("none", False, False), ("none", True, False), ("none", False, True)
-GELU, RELU = ("gelu", False, False), ("relu", False, False)
+PRODUCT, MASKED = ("none", False, False, False), ("none", False, True, False)
+SUM, GELU, RELU = ("none", True, False, False), ("gelu", False, False, False), ("relu", False, False, False)
+NORM, SUM_NORM = ("none", False, False, True), ("none", True, False, True)
 FORMS = {
-    "pingpong_64x192": (SUM,),
-    "pingpong_64x256": (PRODUCT, GELU, MASKED),
+    "pingpong_64x192": (SUM, NORM, SUM_NORM),
+    "pingpong_64x256": (PRODUCT, GELU, MASKED, NORM, SUM_NORM),
     "pingpong_128x64": (SUM,),
     "pingpong_128x128": (PRODUCT, GELU, RELU, SUM),
     "cooperative_128x192": (SUM,),
     "cooperative_128x256": (GELU,),
 }
-"""Activation, residual and mask of the forms of each kernel of CUTLASS, as in linear_choice.h."""
+"""Activation, residual, mask and norm of the forms of each kernel of CUTLASS, as in linear_choice.h."""
+NORMED_OUTPUTS = {"pingpong_64x192": 192, "pingpong_64x256": 256}
+"""N of the forms with a normalisation."""
 
 
 @st.composite
 def cases(draw: st.DrawFn, kernel: str | None) -> Case:
     """Draws a case that a kernel can run; None: any."""
-    every = tuple(itertools.product(ACTIVATIONS, (False, True), (False, True)))
-    activation, residual, masked = draw(st.sampled_from(FORMS.get(kernel, every)))
+    every = *itertools.product(ACTIVATIONS, (False, True), (False, True), (False,)), NORM, SUM_NORM
+    form = draw(st.sampled_from(FORMS.get(kernel, every)))
     wide = kernel in FORMS
     sizes = st.integers(1, 80).map(lambda size: 8 * size) if wide else st.integers(1, 50)
+    outputs = draw(sizes)
+    if form in (NORM, SUM_NORM):
+        # The variance of a few numbers may be close to zero, and then the result magnifies their rounding.
+        outputs = NORMED_OUTPUTS[kernel] if wide else max(outputs, 16)
     return Case(
-        rows=tuple(draw(st.lists(st.integers(1, 24 if wide else 8), max_size=3))),
-        inputs=draw(sizes),
-        outputs=draw(sizes),
-        activation=activation,
-        residual=residual,
-        masked=masked,
+        tuple(draw(st.lists(st.integers(1, 24 if wide else 8), max_size=3))),
+        draw(sizes),
+        outputs,
+        *form,
         bias=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -164,6 +176,11 @@ EDGES = [
     Case((2, 3), 0, 4, "gelu", residual=True),  # the bias alone
     Case((0, 3), 8, 16, residual=True, masked=True),
     Case((2, 3), 8, 0),
+    Case((17,), 17, 33, residual=True, normed=True),
+    Case((2, 3), 8, 1, normed=True),  # norm_bias alone
+    Case((0, 3), 8, 16, residual=True, normed=True),
+    Case((2, 3), 0, 16, residual=True, normed=True),
+    Case((2, 3), 8, 0, normed=True),
 ]
 
 
@@ -180,12 +197,15 @@ def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None
     """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
     skip_unless_ready(backend, dtype)
     for form in FORMS[backend.kernel]:
-        for inputs, outputs in ((8, 8), (64, 256), (72, 520), (1544, 192)):
+        sizes = ((8, 8), (64, 256), (72, 520), (1544, 192))
+        if form in (NORM, SUM_NORM):
+            sizes = ((inputs, NORMED_OUTPUTS[backend.kernel]) for inputs, _ in sizes)
+        for inputs, outputs in sizes:
             case = Case((rows,), inputs, outputs, *form, bias=rows != 63)
             backend.check(case.arguments(dtype, backend.device))
 
 
-# Kernels that won a measurement on an H200, by M, K, N, activation, residual and mask.
+# Kernels that won a measurement on an H200, by M, K, N, activation, residual, mask and normalisation.
 FASTEST = [
     ((55296, 192, 576, *PRODUCT), "pingpong_128x128"),
     ((13824, 384, 1152, *PRODUCT), "pingpong_128x128"),
@@ -206,8 +226,15 @@ FASTEST = [
     ((3456, 3072, 768, *SUM), "cooperative_128x192"),
     ((864, 6144, 1536, *SUM), "pingpong_64x192"),
     ((73656, 256, 256, *MASKED), "pingpong_64x256"),  # the only form with a mask
-    ((900, 256, 256, "gelu", True, False), "plain"),  # no form has both
-    ((900, 256, 256, "relu", False, True), "plain"),
+    ((73656, 256, 256, *NORM), "pingpong_64x256"),  # the only form of this N
+    ((73656, 2048, 256, *SUM_NORM), "pingpong_64x256"),
+    ((900, 256, 256, *SUM_NORM), "pingpong_64x256"),
+    ((34100, 512, 192, *SUM_NORM), "pingpong_64x192"),
+    ((34100, 192, 192, *NORM), "pingpong_64x192"),
+    ((900, 256, 128, *SUM_NORM), "plain"),  # a row is no tile
+    ((900, 256, 512, *NORM), "plain"),
+    ((900, 256, 256, "gelu", True, False, False), "plain"),  # no form has both
+    ((900, 256, 256, "relu", False, True, False), "plain"),
 ]
 
 
@@ -222,7 +249,7 @@ def test_choice(problem: tuple, kernel: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", [problem for problem, kernel in FASTEST if kernel != "plain"], ids=str)
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
-def test_layers_of_swin(problem: tuple, dtype: torch.dtype) -> None:
+def test_layers_of_models(problem: tuple, dtype: torch.dtype) -> None:
     """The library's choice runs, and not PyTorch's operations."""
     backend = on_gpu("torch-cuda", missing=backends.no_sm90)
     skip_unless_ready(backend, dtype)
@@ -245,13 +272,14 @@ def test_pytorch_computes_what_no_kernel_runs_fast(monkeypatch: pytest.MonkeyPat
         Case((100,), 64, 64).arguments(torch.float32, "cuda"),
         Case((100,), 64, 64, "gelu", residual=True).arguments(torch.float16, "cuda"),
         Case((100,), 64, 64, residual=True, masked=True).arguments(torch.float16, "cuda"),
+        Case((100,), 64, 64, residual=True, normed=True).arguments(torch.float16, "cuda"),
+        Case((100,), 64, 512, normed=True).arguments(torch.bfloat16, "cuda"),
         fits._replace(x=shifted.copy_(fits.x)),
     ]
     assert torch.ops.msda.has_fast_linear(**fits._asdict())
     for inputs in slow:
         assert not torch.ops.msda.has_fast_linear(**inputs._asdict())
-        product = F.linear(*inputs[:3])
-        expected = msda.linear_reference.finish(product, inputs.residual, inputs.activation, inputs.mask)
+        expected = msda.linear_reference.finish(F.linear(*inputs[:3]), *inputs[3:])
         assert torch.equal(msda.linear(*inputs), expected)
     monkeypatch.setenv("MSDA_LINEAR", "pingpong_128x128")
     for inputs in slow:
@@ -297,29 +325,35 @@ def test_kernel_that_is_not_in_the_build(monkeypatch: pytest.MonkeyPatch) -> Non
 # In PyTorch.
 
 SMALL = Case((2, 3), 4, 5, "gelu", residual=True, masked=True)
+SMALL_NORM = Case((2, 3), 4, 5, residual=True, normed=True)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_derivatives(activation: str, device: str) -> None:
+DIFFERENTIATED = *(Case((2, 3), 4, 5, kind, residual=True, masked=True) for kind in ACTIVATIONS), SMALL_NORM
+
+
+@pytest.mark.parametrize("case", DIFFERENTIATED, ids=str)
+def test_derivatives(case: Case, device: str) -> None:
     """First derivatives in both modes, second derivatives, torch.func and vmap."""
-    case = Case((2, 3), 4, 5, activation, residual=True, masked=True)
-    _, tensors = with_gradients(case.arguments(torch.float64, device))
+    inputs, tensors = with_gradients(case.arguments(torch.float64, device))
+    names = [name for name, value in inputs._asdict().items() if isinstance(value, Tensor)]
 
     def run(*tensors: Tensor) -> Tensor:
-        return msda.linear(*tensors[:4], activation, tensors[4])
+        return msda.linear(*inputs._replace(**dict(zip(names, tensors, strict=True))))
 
     assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(run, tensors)
     expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
-    found = torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2, 3, 4))(
-        *(x.detach() for x in tensors)
-    )
+    every = tuple(range(len(tensors)))
+    found = torch.func.grad(lambda *x: run(*x).square().sum(), every)(*(x.detach() for x in tensors))
     torch.testing.assert_close(found, expected)
     samples = [torch.stack((x, 2 * x, -x)).detach() for x in tensors]
     mapped = torch.vmap(run)(*samples)
     torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(3)]))
-    mapped = torch.vmap(run, (1, None, None, None, None))(samples[0].movedim(0, 1), *tensors[1:])
-    torch.testing.assert_close(mapped[1], run(2 * tensors[0], *tensors[1:]))
+    for mapped_too in ({0}, {0, len(tensors) - 1}):  # rows alone, and with the mask or norm_bias
+        dims = [1 if i in mapped_too else None for i in every]
+        given = [samples[i].movedim(0, 1) if i in mapped_too else x for i, x in enumerate(tensors)]
+        expected = run(*(2 * x if i in mapped_too else x for i, x in enumerate(tensors)))
+        torch.testing.assert_close(torch.vmap(run, tuple(dims))(*given)[1], expected)
 
 
 @pytest.mark.parametrize("missing", ["bias", "residual", "mask"])
@@ -332,18 +366,25 @@ def test_gradients_without_an_optional_tensor(missing: str, device: str) -> None
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    case = Case((8, 16), 24, 32, "gelu", residual=True, masked=True)
-    check_gradients(msda.linear, case.arguments(dtype, device))
+    for case in (
+        Case((8, 16), 24, 32, "gelu", residual=True, masked=True),
+        Case((8, 16), 24, 32, residual=True, normed=True),
+    ):
+        check_gradients(msda.linear, case.arguments(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
-    check_registration(torch.ops.msda.linear.default, SMALL.arguments(dtype, device))
+    for case in (SMALL, SMALL_NORM):
+        check_registration(torch.ops.msda.linear.default, case.arguments(dtype, device))
 
 
 def test_compile(device: str) -> None:
-    cases = SMALL, Case((3, 8), 6, 2, "gelu", residual=True, masked=True)
-    check_compile(msda.linear, [case.arguments(torch.float32, device) for case in cases])
+    for cases in (
+        (SMALL, Case((3, 8), 6, 2, "gelu", residual=True, masked=True)),
+        (SMALL_NORM, Case((3, 8), 6, 7, residual=True, normed=True)),
+    ):
+        check_compile(msda.linear, [case.arguments(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
@@ -366,7 +407,8 @@ def test_export() -> None:
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
-    check_autocast(msda.linear, SMALL.arguments(torch.float32, device), dtype)
+    for case in (SMALL, SMALL_NORM):
+        check_autocast(msda.linear, case.arguments(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
@@ -376,7 +418,8 @@ def test_cuda_graph_on_another_stream(dtype: torch.dtype, kernel: str, monkeypat
     if reason := backends.no_sm90(dtype):
         pytest.skip(reason)
     monkeypatch.setenv("MSDA_LINEAR", kernel)
-    inputs = Case((3456,), 768, 768, *FORMS[kernel][-1]).arguments(dtype, "cuda")
+    outputs = NORMED_OUTPUTS.get(kernel, 768)
+    inputs = Case((3456,), 768, outputs, *FORMS[kernel][-1]).arguments(dtype, "cuda")
     output = check_replays(msda.linear, inputs)
     assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
 
@@ -407,18 +450,29 @@ WRONG = (
     Row("activation", lambda x: "silu", ("none, gelu, relu", "'silu'")),
     Row("activation", lambda x: None, ("none, gelu, relu", "None")),
 )
+WRONG_NORM = (
+    Row("norm_weight", lambda x: None, ("a tensor with norm_bias", "None")),
+    Row("norm_bias", lambda x: None, ("a tensor with norm_weight", "None")),
+    Row("norm_weight", lambda x: x[1:], ("[N] = [5]", "[4]")),
+    Row("norm_bias", lambda x: x.half(), ("torch.float32 as x", "torch.float16"), TypeError),
+    Row("activation", lambda x: "gelu", ("none with norm_weight", "'gelu'")),
+    Row("mask", lambda x: torch.ones(2, 3, 1), ("None with norm_weight", "[2, 3, 1]")),
+    Row("eps", lambda x: "1e-5", ("a float", "'1e-5'"), TypeError),
+    Row("eps", lambda x: 0.0, ("above 0", "0.0")),
+)
+EVERY_WRONG = [*((row, SMALL) for row in WRONG), *((row, SMALL_NORM) for row in WRONG_NORM)]
 # PyTorch calls the implementation for meta tensors, which reads nothing.
 ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as x", "meta"))
 
 
-@pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
-def test_wrong_argument(row: Row) -> None:
+@pytest.mark.parametrize(("row", "case"), (*EVERY_WRONG, (ANOTHER_DEVICE, SMALL)), ids=str)
+def test_wrong_argument(row: Row, case: Case) -> None:
     for module in (msda, msda.linear_reference):
-        row.check(module.linear, SMALL.arguments(torch.float32))
+        row.check(module.linear, case.arguments(torch.float32))
 
 
-@pytest.mark.parametrize("row", WRONG, ids=str)
-def test_raw_operator_is_safe(row: Row, device: str) -> None:
+@pytest.mark.parametrize(("row", "case"), EVERY_WRONG, ids=str)
+def test_raw_operator_is_safe(row: Row, case: Case, device: str) -> None:
     """The registered operator, called without the public function's checks, raises too."""
     with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.linear(**row.wrong(SMALL.arguments(torch.float32, device)))
+        torch.ops.msda.linear(**row.wrong(case.arguments(torch.float32, device)))

@@ -41,46 +41,51 @@ from trt_plugin import library
 
 MAPS = [(2, 8), (1, 63), (1, 1), (0, 4), (3, 0)]
 """Sizes of x before the last."""
-FORMS = list(itertools.product(range(len(ACTIVATIONS)), (0, 1), (0, 1)))
-"""Numbers of the attributes activation, add_residual and multiply_mask."""
+Form = tuple[int, int, int, int]
+"""Numbers of the attributes activation, add_residual, multiply_mask and normalise."""
+FORMS: list[Form] = list(itertools.product(range(len(ACTIVATIONS)), (0, 1), (0, 1), (0,)))
+FORMS += [(0, 0, 0, 1), (0, 1, 0, 1)]
+EPS = 1e-3
 
 
 def make_inputs(rows: tuple[int, ...], inputs: int, outputs: int, dtype: torch.dtype) -> dict:
-    """Random x, weight, bias, residual and mask."""
+    """Random x, weight, bias, residual, mask, norm_weight and norm_bias."""
     random = torch.Generator().manual_seed(inputs + sum(rows))
     shapes = {"x": (*rows, inputs), "weight": (outputs, inputs), "bias": (outputs,)}
     shapes |= {"residual": (*rows, outputs), "mask": (*rows, 1)}
+    shapes |= {"norm_weight": (outputs,), "norm_bias": (outputs,)}
     tensors = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
     tensors["weight"] /= inputs**0.5
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def optional(form: tuple[int, int, int], found: Mapping, missing: object) -> dict:
-    """Residual and mask; `missing` for the one that a form does not have."""
-    names = ("residual", "mask")
-    return {name: found[name] if given else missing for name, given in zip(names, form[1:], strict=True)}
+def optional(form: Form, found: Mapping, missing: object) -> dict:
+    """Residual, mask and parameters of the norm; `missing` for those that a form does not have."""
+    given = {"residual": form[1], "mask": form[2], "norm_weight": form[3], "norm_bias": form[3]}
+    return {name: found[name] if has else missing for name, has in given.items()}
 
 
-def truth(inputs: Mapping[str, torch.Tensor], form: tuple[int, int, int]) -> torch.Tensor:
+def truth(inputs: Mapping[str, torch.Tensor], form: Form) -> torch.Tensor:
     """The reference's result in float64."""
     tensors = {name: tensor.double() for name, tensor in inputs.items()}
     tensors |= optional(form, tensors, None)
-    return msda.linear_reference.linear(**tensors, activation=ACTIVATIONS[form[0]])
+    return msda.linear_reference.linear(**tensors, activation=ACTIVATIONS[form[0]], eps=EPS)
 
 
-def assert_close(found: np.ndarray, inputs: Mapping[str, torch.Tensor], form: tuple[int, int, int]) -> None:
+def assert_close(found: np.ndarray, inputs: Mapping[str, torch.Tensor], form: Form) -> None:
     expected = truth(inputs, form)
     error = relative_error(torch.from_numpy(found), expected, floor=expected.numel() ** 0.5)
     assert found.shape == tuple(expected.shape)
     assert error <= TOLERANCE[inputs["x"].dtype], error
 
 
-def numbers(form: tuple[int, int, int]) -> dict[str, int]:
-    return dict(zip(("activation", "add_residual", "multiply_mask"), form, strict=True))
+def numbers(form: Form) -> dict[str, int | float]:
+    names = "activation", "add_residual", "multiply_mask", "normalise"
+    return {**dict(zip(names, form, strict=True)), "eps": EPS}
 
 
 SHAPES = {"x": ("n", "s", "k"), "weight": ("o", "k"), "bias": ("o",), "residual": ("n", "s", "o")}
-SHAPES["mask"] = ("n", "s", 1)
+SHAPES |= {"mask": ("n", "s", 1), "norm_weight": ("o",), "norm_bias": ("o",)}
 
 
 def test_activations_are_those_of_the_operator():
@@ -90,7 +95,7 @@ def test_activations_are_those_of_the_operator():
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_body_in_onnxruntime(dtype, form):
-    """One session for every size: no size is fixed. A node without residual or mask names its bias."""
+    """One session for every size: no size is fixed. A node names its bias in place of what it lacks."""
     shapes = SHAPES | optional(form, SHAPES, ("o",))
     model = one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", "o"))
     add_function_bodies(model)
@@ -106,10 +111,13 @@ def test_body_in_onnxruntime(dtype, form):
 @pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, 22])
 def test_body_in_another_opset(opset):
     inputs = make_inputs((2, 9), 16, 24, torch.float32)
-    model = one_node(LINEAR, numbers((1, 1, 1)), torch.float32, SHAPES, opset, output=("n", "s", "o"))
-    add_bodies_of_opset(model, opset)
-    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
-    assert_close(found, inputs, (1, 1, 1))
+    for form in ((1, 1, 1, 0), (0, 1, 0, 1)):
+        shapes = SHAPES | optional(form, SHAPES, ("o",))
+        model = one_node(LINEAR, numbers(form), torch.float32, shapes, opset, output=("n", "s", "o"))
+        add_bodies_of_opset(model, opset)
+        given = inputs | optional(form, inputs, inputs["bias"])
+        (found,) = open_session(model).run(None, {name: x.numpy() for name, x in given.items()})
+        assert_close(found, inputs, form)
 
 
 class Layer(torch.nn.Module):
@@ -118,15 +126,35 @@ class Layer(torch.nn.Module):
 
 
 def test_translation():
-    """Sizes of x stay dynamic. A node without a residual names its bias twice."""
+    """Sizes of x stay dynamic. A node names its bias again in place of what it lacks."""
     tensors = make_inputs((2, 9, 7), 16, 24, torch.float32)
-    del tensors["residual"]
+    for name in ("residual", "norm_weight", "norm_bias"):
+        del tensors[name]
     node, attributes, sizes = exported_node(Layer(), list(tensors.values()))
     plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
     assert (node.domain, node.op_type) == ("msda", LINEAR)
-    assert attributes == plugin | {"activation": 1, "add_residual": 0, "multiply_mask": 1}
-    assert node.input[2] == node.input[3] and len(node.input) == 5 and len(set(node.input)) == 4
+    assert attributes.pop("eps") == pytest.approx(1e-5)
+    switches = {"activation": 1, "add_residual": 0, "multiply_mask": 1, "normalise": 0}
+    assert attributes == plugin | switches
+    x, weight, bias, residual, mask, *norm = node.input
+    assert [residual, *norm] == [bias] * 3 and len({x, weight, bias, mask}) == 4
     assert sizes == [0, 0, 0, 24]
+
+
+class Normalised(torch.nn.Module):
+    def forward(self, x, weight, bias, norm_weight, norm_bias):
+        norm = {"norm_weight": norm_weight, "norm_bias": norm_bias, "eps": EPS}
+        return msda.linear(x, weight, bias, **norm)
+
+
+def test_translation_of_a_normalisation():
+    tensors = make_inputs((2, 9, 7), 16, 24, torch.float32)
+    for name in ("residual", "mask"):
+        del tensors[name]
+    node, attributes, _ = exported_node(Normalised(), list(tensors.values()))
+    assert attributes["normalise"] == 1 and attributes["eps"] == pytest.approx(EPS)
+    _, _, bias, residual, mask, *norm = node.input
+    assert residual == mask == bias and len({bias, *norm}) == 3
 
 
 class Unbiased(torch.nn.Module):
@@ -154,25 +182,31 @@ def test_translation_without_a_bias():
     assert model.graph.node[-1].op_type == LINEAR
     add_function_bodies(model)
     (found,) = open_session(model).run(None, {name: x.numpy() for name, x in given.items()})
-    assert_close(found, inputs | {"bias": torch.zeros(24)}, (2, 1, 0))
+    assert_close(found, inputs | {"bias": torch.zeros(24)}, (2, 1, 0, 0))
 
 
 WEIGHTS = {"W": (32, 16), "b": (32,), "V": (16, 32), "c": (16,), "U": (16, 16), "m": (2, 63, 1)}
-BLOCK = (
-    "h = msda.Linear<activation = 1, add_residual = 0, multiply_mask = 0>(x, W, b, b, b)"
-    " s = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0>(h, V, c, x, c)"
-    " y = msda.Linear<activation = 0, add_residual = 0, multiply_mask = 1>(s, U, c, c, m)"
-)
-"""A feed-forward block of Swin, and a layer with a mask."""
+WEIGHTS |= {"g": (16,), "d": (16,)}
+BLOCK = """
+    h = msda.Linear<activation = 1, add_residual = 0, multiply_mask = 0, normalise = 0, eps = 1e-5>
+        (x, W, b, b, b, b, b)
+    s = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0, normalise = 0, eps = 1e-5>
+        (h, V, c, x, c, c, c)
+    t = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0, normalise = 1, eps = 1e-3>
+        (s, U, c, x, c, g, d)
+    y = msda.Linear<activation = 0, add_residual = 0, multiply_mask = 1, normalise = 0, eps = 1e-5>
+        (t, U, c, c, m, c, c)
+"""
+"""A feed-forward block of Swin, a layer with a normalisation, and one with a mask."""
 
 
 def block() -> tuple[onnx.ModelProto, np.ndarray]:
-    """A model of three nodes, and an input."""
+    """A model of four nodes, and an input."""
     random = np.random.default_rng(0)
     weights = {name: random.standard_normal(size, dtype=np.float32) / 4 for name, size in WEIGHTS.items()}
     edges = "float[2, 63, 16] x", "float[2, 63, 16] y"
     model = text_model(BLOCK, *edges, OPSET_VERSION, domains=DOMAIN, **weights)
-    for node, name in zip(model.graph.node, ("fc1", "fc2", "last"), strict=True):
+    for node, name in zip(model.graph.node, ("fc1", "fc2", "normed", "last"), strict=True):
         node.name = f"/mlp/{name}/Linear"
     add_function_bodies(model)
     return model, random.standard_normal((2, 63, 16), dtype=np.float32)
@@ -182,7 +216,7 @@ def block() -> tuple[onnx.ModelProto, np.ndarray]:
 def test_conversion_to_16_bits(precision):
     """All inputs of the nodes become 16-bit."""
     model, x = block()
-    graph = check_conversion(model, precision, 3, x)
+    graph = check_conversion(model, precision, 4, x)
     assert {x.data_type for x in graph.initializer} == {ELEMENTS[precision]}
 
 
@@ -190,16 +224,21 @@ def test_written_out_as_pytorch_exports():
     """The same operators, weights and sums as those of PyTorch's exporter, named by modules."""
     model, x = block()
     written = ir.from_proto(model)
-    assert write_out_linears(written) == 3
+    assert write_out_linears(written) == 4
     written = ir.to_proto(written)
     onnx.checker.check_model(written, full_check=True)
     nodes = [(node.name, node.op_type) for node in written.graph.node]
     fc1 = [(f"/mlp/fc1/{op_type}", op_type) for op_type in ("MatMul", "Add", "Gelu")]
     fc2 = [("/mlp/fc2/MatMul", "MatMul"), ("/mlp/fc2/Add", "Add"), ("/mlp/fc2/Add_1", "Add")]
+    normed = [("/mlp/normed/MatMul", "MatMul"), ("/mlp/normed/Add", "Add"), ("/mlp/normed/Add_1", "Add")]
+    normed += [("/mlp/normed/LayerNormalization", "LayerNormalization")]
     last = [(f"/mlp/last/{op_type}", op_type) for op_type in ("MatMul", "Add", "Mul")]
-    assert nodes == fc1 + fc2 + last
+    assert nodes == fc1 + fc2 + normed + last
     assert written.graph.node[5].input[0] == "x" and written.graph.node[-1].input[1] == "m"
-    sizes = [(2, 63, 1), (16,), (16, 16), (16, 32), (32,), (32, 16)]
+    assert list(written.graph.node[9].input[1:]) == ["g", "d"]
+    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in written.graph.node[9].attribute}
+    assert attributes == {"axis": -1, "epsilon": pytest.approx(1e-3)}
+    sizes = [(2, 63, 1), (16,), (16,), (16,), (16, 16), (16, 16), (16, 32), (32,), (32, 16)]
     assert sorted(tuple(x.dims) for x in written.graph.initializer) == sizes
     assert LINEAR not in [function.name for function in written.functions]
     (found,), (expected,) = (onnx_session.run(one, {"x": x}) for one in (written, model))
@@ -208,12 +247,14 @@ def test_written_out_as_pytorch_exports():
 
 def test_nodes_without_constant_weights_are_written_out():
     shapes = SHAPES | {"x": (2, 9, 16), "weight": (24, 16)}
-    model = one_node(LINEAR, numbers((2, 1, 1)), torch.float32, shapes, output=("n", "s", "o"))
+    form = (2, 1, 1, 0)
+    shapes |= optional(form, shapes, ("o",))
+    model = one_node(LINEAR, numbers(form), torch.float32, shapes, output=("n", "s", "o"))
     assert model_for_tensorrt.fit_plugins(model, Path())
     assert [x.op_type for x in model.graph.node] == ["Transpose", "MatMul", "Add", "Relu", "Add", "Mul"]
     inputs = make_inputs((2, 9), 16, 24, torch.float32)
     (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
-    assert_close(found, inputs, (2, 1, 1))
+    assert_close(found, inputs, form)
 
 
 def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
@@ -228,10 +269,16 @@ def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
     model, _ = block()
     convert_precision(model, "bf16")
     assert model_for_tensorrt.fit_plugins(model, Path())
-    forms = ((16, 32, 1, False, False), (32, 16, 0, True, False), (16, 16, 0, False, True))
+    forms = (
+        (16, 32, 1, False, False, False),
+        (32, 16, 0, True, False, False),
+        (16, 16, 0, True, False, True),
+        (16, 16, 0, False, True, False),
+    )
     assert asked == [(*form, "bfloat16") for form in forms]
     kinds = [x.op_type for x in model.graph.node if x.op_type != "Cast"]
-    assert kinds == [LINEAR, "MatMul", "Add", "Add", "MatMul", "Add", "Mul"]
+    normed = ["MatMul", "Add", "Add", "LayerNormalization"]
+    assert kinds == [LINEAR, "MatMul", "Add", "Add", *normed, "MatMul", "Add", "Mul"]
     onnx.checker.check_model(model)
 
 
@@ -241,12 +288,14 @@ def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", CODES, ids=str)
-@pytest.mark.parametrize(("inputs", "outputs"), [(192, 576), (64, 20)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(192, 576), (192, 256), (64, 192), (64, 20)])
 def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
     """The plugin with kernels of CUTLASS, or with the plain one, which builds of detectors never use."""
     plugin_or_skip()
     shapes = SHAPES | {"x": ("n", "s", inputs), "weight": (outputs, inputs), "bias": (outputs,)}
-    shapes |= optional(form, {"residual": ("n", "s", outputs), "mask": ("n", "s", 1)}, (outputs,))
+    of_rows = {"residual": ("n", "s", outputs), "mask": ("n", "s", 1)}
+    of_rows |= dict.fromkeys(("norm_weight", "norm_bias"), (outputs,))
+    shapes |= optional(form, of_rows, (outputs,))
     file = tmp_path / "model.onnx"
     onnx.save(one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", outputs)), file)
     ranges = {"x": inputs} | ({"residual": outputs} if form[1] else {}) | ({"mask": 1} if form[2] else {})

@@ -157,11 +157,13 @@ def test_exported_linears(exported):
     forms += [(0, 0, 1), (0, 1, 0)] * len(attentions)
     constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
     for layer, form, node in zip(layers, forms, nodes, strict=True):
-        numbers = dict(zip(("activation", "add_residual", "multiply_mask"), form))
-        assert attributes_of(node) == PLUGIN_ATTRIBUTES | numbers
+        numbers = dict(zip(("activation", "add_residual", "multiply_mask"), form)) | {"normalise": 0}
+        attributes = attributes_of(node)
+        assert attributes.pop("eps") == pytest.approx(1e-5)
+        assert attributes == PLUGIN_ATTRIBUTES | numbers
         np.testing.assert_array_equal(constants[node.input[1]], layer.weight.detach())
         np.testing.assert_array_equal(constants[node.input[2]], layer.bias.detach())
-        assert [x in constants for x in node.input[3:]] == [not form[1], not form[2]]
+        assert [x in constants for x in node.input[3:5]] == [not form[1], not form[2]]
     # The residual is the map before the norm: what the last block gave, or the sum before.
     swin = nodes[: 4 * len(blocks)]
     for proj, fc2 in zip(swin[1::4], swin[3::4], strict=True):

@@ -211,10 +211,13 @@ nvinfer1::IPluginV3* GroupNormCreator::make(
 LinearCreator::LinearCreator()
     : Creator(kLinear, {{kActivation, nullptr, kInt32, 1},
                         {kAddResidual, nullptr, kInt32, 1},
-                        {kMultiplyMask, nullptr, kInt32, 1}}) {}
+                        {kMultiplyMask, nullptr, kInt32, 1},
+                        {kNormalise, nullptr, kInt32, 1},
+                        {kEps, nullptr, kFloat32, 1}}) {}
 
 nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> const& fields) const {
-  std::optional<int32_t> activation, add_residual, multiply_mask;
+  std::optional<int32_t> activation, add_residual, multiply_mask, normalise;
+  std::optional<float> eps;
   for (nvinfer1::PluginField const& field : fields) {
     const std::string name = field.name;
     if (name == kActivation) {
@@ -223,13 +226,19 @@ nvinfer1::IPluginV3* LinearCreator::make(std::vector<nvinfer1::PluginField> cons
       add_residual = read_switch(field);
     } else if (name == kMultiplyMask) {
       multiply_mask = read_switch(field);
+    } else if (name == kNormalise) {
+      normalise = read_switch(field);
+    } else if (name == kEps) {
+      eps = read_real(field);
     } else {
-      fail_unknown(name, "activation, add_residual and multiply_mask");
+      fail_unknown(name, "activation, add_residual, multiply_mask, normalise and eps");
     }
   }
   const auto chosen = static_cast<Activation>(required(activation, kActivation));
   const bool adds = required(add_residual, kAddResidual) == 1;
-  return new LinearPlugin(chosen, adds, required(multiply_mask, kMultiplyMask) == 1);
+  const bool masks = required(multiply_mask, kMultiplyMask) == 1;
+  const bool normalises = required(normalise, kNormalise) == 1;
+  return new LinearPlugin(chosen, adds, masks, normalises, required(eps, kEps));
 }
 
 LinearMaxCreator::LinearMaxCreator() : Creator(kLinearMax, {}) {}

@@ -83,14 +83,10 @@ MSDA_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
 // Whether a kernel as fast as TensorRT's runs a linear layer on the current device, for any number
 // of rows. `activation` and `type` are numbers of msda::Activation and msda::DataType.
 MSDA_EXPORT bool msda_has_fast_linear(int64_t inputs, int64_t outputs, int32_t activation,
-                                      bool residual, bool masked, int32_t type) {
-  const msda::LinearProblem problem{1,
-                                    inputs,
-                                    outputs,
-                                    static_cast<msda::Activation>(activation),
-                                    residual,
-                                    masked,
-                                    static_cast<msda::DataType>(type)};
+                                      bool residual, bool masked, bool normed, int32_t type) {
+  const msda::LinearProblem problem{
+      1,        inputs, outputs, static_cast<msda::Activation>(activation),
+      residual, masked, normed,  static_cast<msda::DataType>(type)};
   return msda::has_fast_linear(problem, {});
 }
 

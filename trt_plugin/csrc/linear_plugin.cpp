@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "group_norm_plugin.h"
 #include "msda/launchers.h"
 #include "tensors.h"
 
@@ -11,22 +12,26 @@ namespace {
 
 using nvinfer1::Dims;
 
-constexpr int32_t kCount = 5;
-constexpr char const* kInputs[kCount] = {"x", "weight", "bias", "residual", "mask"};
-constexpr char const* kShapes[kCount] = {"[..., K]", "[N, K]", "[N]", "[..., N]", "[..., 1]"};
+constexpr int32_t kCount = 7;
+constexpr char const* kInputs[kCount] = {"x",    "weight",      "bias",     "residual",
+                                         "mask", "norm_weight", "norm_bias"};
+constexpr char const* kShapes[kCount] = {"[..., K]", "[N, K]", "[N]", "[..., N]",
+                                         "[..., 1]", "[N]",    "[N]"};
 
 std::string describe(LinearProblem const& problem) {
   return "M=" + std::to_string(problem.rows) + " K=" + std::to_string(problem.inputs) +
          " N=" + std::to_string(problem.outputs) +
          " activation=" + std::to_string(static_cast<int32_t>(problem.activation)) +
          " residual=" + std::to_string(problem.residual) +
-         " mask=" + std::to_string(problem.masked) + " " + msda::name(problem.type);
+         " mask=" + std::to_string(problem.masked) + " norm=" + std::to_string(problem.normed) +
+         " " + msda::name(problem.type);
 }
 
 void check_count(int32_t count) {
   if (count == kCount) return;
-  throw std::invalid_argument("expected 5 inputs (x, weight, bias, residual, mask), got " +
-                              std::to_string(count));
+  throw std::invalid_argument(
+      "expected 7 inputs (x, weight, bias, residual, mask, norm_weight, norm_bias), got " +
+      std::to_string(count));
 }
 
 [[noreturn]] void fail(int32_t index, std::string const& because, Dims const& dims) {
@@ -35,15 +40,24 @@ void check_count(int32_t count) {
 
 }  // namespace
 
-LinearPlugin::LinearPlugin(Activation activation, bool add_residual, bool multiply_mask)
+LinearPlugin::LinearPlugin(Activation activation, bool add_residual, bool multiply_mask,
+                           bool normalise, float eps)
     : Plugin(kLinear, "activation=" + std::to_string(static_cast<int32_t>(activation)) +
                           " add_residual=" + std::to_string(add_residual) +
-                          " multiply_mask=" + std::to_string(multiply_mask)),
+                          " multiply_mask=" + std::to_string(multiply_mask) +
+                          " normalise=" + std::to_string(normalise) + " eps=" + number_text(eps)),
       activation_(static_cast<int32_t>(activation)),
       add_residual_(add_residual),
-      multiply_mask_(multiply_mask) {}
+      multiply_mask_(multiply_mask),
+      normalise_(normalise),
+      eps_(eps) {
+  check_message(check(options()));
+}
 
-bool LinearPlugin::accepts_count(int32_t num_inputs) const { return num_inputs == kCount; }
+bool LinearPlugin::accepts_count(int32_t num_inputs) const {
+  static_assert(kCount <= kMaxInputs);
+  return num_inputs == kCount;
+}
 
 void LinearPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
   check_count(count);
@@ -63,24 +77,34 @@ void LinearPlugin::check_sizes(Dims const* dims, int32_t count) const {
   if (bias.nbDims != 1 || differ(bias.d[0], outputs)) fail(2, columns, bias);
   if (add_residual_ == 1) check_rows(kInputs[3], kShapes[3], dims[3], x, outputs, columns);
   if (multiply_mask_ == 1) check_rows(kInputs[4], kShapes[4], dims[4], x, 1, "");
+  for (int32_t i = 5; i < count && normalise_ == 1; ++i) {
+    if (dims[i].nbDims != 1 || differ(dims[i].d[0], outputs)) fail(i, columns, dims[i]);
+  }
 }
 
 void LinearPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
   read_problem(inputs, count);
 }
 
+LinearProblem LinearPlugin::options() const {
+  LinearProblem problem;
+  problem.activation = static_cast<Activation>(activation_);
+  problem.residual = add_residual_ == 1;
+  problem.masked = multiply_mask_ == 1;
+  problem.normed = normalise_ == 1;
+  problem.eps = eps_;
+  return problem;
+}
+
 LinearProblem LinearPlugin::read_problem(nvinfer1::PluginTensorDesc const* inputs,
                                          int32_t count) const {
   check_inputs(inputs, count);
   Dims const &x = inputs[0].dims, &weight = inputs[1].dims;
-  LinearProblem problem;
+  LinearProblem problem = options();
   problem.rows = 1;
   for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) problem.rows *= x.d[axis];
   problem.inputs = weight.d[1];
   problem.outputs = weight.d[0];
-  problem.activation = static_cast<Activation>(activation_);
-  problem.residual = add_residual_ == 1;
-  problem.masked = multiply_mask_ == 1;
   problem.type = convert(inputs[0].type);
   check_message(check(problem));
   return problem;
@@ -101,6 +125,8 @@ void LinearPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_
                                   inputs[2],
                                   problem.residual ? inputs[3] : nullptr,
                                   problem.masked ? inputs[4] : nullptr,
+                                  problem.normed ? inputs[5] : nullptr,
+                                  problem.normed ? inputs[6] : nullptr,
                                   output};
   check_launch(linear(problem, arguments, stream), describe(problem));
 }
@@ -109,7 +135,9 @@ std::vector<nvinfer1::PluginField> LinearPlugin::fields() const {
   constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
   return {{kActivation, &activation_, kInt32, 1},
           {kAddResidual, &add_residual_, kInt32, 1},
-          {kMultiplyMask, &multiply_mask_, kInt32, 1}};
+          {kMultiplyMask, &multiply_mask_, kInt32, 1},
+          {kNormalise, &normalise_, kInt32, 1},
+          {kEps, &eps_, nvinfer1::PluginFieldType::kFLOAT32, 1}};
 }
 
 }  // namespace msda::trt

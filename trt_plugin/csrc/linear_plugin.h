@@ -14,11 +14,13 @@ inline constexpr char kLinear[] = "Linear";
 inline constexpr char kActivation[] = "activation";
 inline constexpr char kAddResidual[] = "add_residual";
 inline constexpr char kMultiplyMask[] = "multiply_mask";
+inline constexpr char kNormalise[] = "normalise";
 
 class LinearPlugin final : public Plugin {
  public:
-  // The plugin ignores the input of a residual or mask that a layer does not have.
-  LinearPlugin(Activation activation, bool add_residual, bool multiply_mask);
+  // The plugin ignores the inputs of a residual, mask or normalisation that a layer does not have.
+  LinearPlugin(Activation activation, bool add_residual, bool multiply_mask, bool normalise,
+               float eps);
 
  private:
   Plugin* copy() const override { return new LinearPlugin(*this); }
@@ -33,12 +35,17 @@ class LinearPlugin final : public Plugin {
               cudaStream_t stream) const override;
   std::vector<nvinfer1::PluginField> fields() const override;
 
+  // The problem without sizes and type.
+  LinearProblem options() const;
+
   // Checks types and sizes, all known, and returns the problem for the kernels.
   LinearProblem read_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const;
 
   int32_t activation_;     // a number of msda::Activation
   int32_t add_residual_;   // 0 or 1
   int32_t multiply_mask_;  // 0 or 1
+  int32_t normalise_;      // 0 or 1
+  float eps_;
 };
 
 }  // namespace msda::trt

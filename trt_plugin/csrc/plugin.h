@@ -61,7 +61,7 @@ class Plugin : public nvinfer1::IPluginV3,
   nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept final;
 
  protected:
-  static constexpr int32_t kMaxInputs = 6;
+  static constexpr int32_t kMaxInputs = 7;  // of any plugin
 
   // `name` is a literal; `description` tells the fields.
   Plugin(char const* name, std::string description);

@@ -58,7 +58,8 @@ inline const char* name(LinearKernel kernel) {
   return "";
 }
 
-// A CUTLASS kernel for one activation, with or without a residual or a mask.
+// A CUTLASS kernel for one activation, with or without a residual, a mask or a normalisation. One
+// with a normalisation has whole rows in a tile, so it computes `columns` outputs only.
 struct LinearForm {
   LinearKernel kernel;
   int rows, columns;                  // of a tile
@@ -66,27 +67,34 @@ struct LinearForm {
   Activation activation;
   bool residual;
   bool masked;
+  bool normed;
   double factor;  // of its estimated time
 };
 
-// The forms that won a measurement on an H200, in fp16 at the sizes of Swin-L and of Co-DETR.
+// The forms that won a measurement on an H200, in fp16 at the sizes of Swin-L and of Co-DETR, and
+// those with a normalisation, each the only one of its size.
 inline constexpr LinearForm kLinearForms[] = {
-    {LinearKernel::kPingpong128x128, 128, 128, 2, 1, Activation::kNone, false, false, 1},
-    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, false, 0.9},
-    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, true, 0.9},
-    {LinearKernel::kPingpong128x128, 128, 128, 1, 2, Activation::kGelu, false, false, 1},
-    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kGelu, false, false, 0.9},
-    {LinearKernel::kCooperative128x256, 128, 256, 2, 1, Activation::kGelu, false, false, 1},
-    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kRelu, false, false, 1},
-    {LinearKernel::kPingpong64x192, 64, 192, 1, 1, Activation::kNone, true, false, 1},
-    {LinearKernel::kPingpong128x64, 128, 64, 1, 1, Activation::kNone, true, false, 1},
-    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kNone, true, false, 1},
-    {LinearKernel::kCooperative128x192, 128, 192, 1, 1, Activation::kNone, true, false, 1.1},
+    {LinearKernel::kPingpong128x128, 128, 128, 2, 1, Activation::kNone, false, false, false, 1},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, false, false, 0.9},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, true, false, 0.9},
+    {LinearKernel::kPingpong128x128, 128, 128, 1, 2, Activation::kGelu, false, false, false, 1},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kGelu, false, false, false, 0.9},
+    {LinearKernel::kCooperative128x256, 128, 256, 2, 1, Activation::kGelu, false, false, false, 1},
+    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kRelu, false, false, false, 1},
+    {LinearKernel::kPingpong64x192, 64, 192, 1, 1, Activation::kNone, true, false, false, 1},
+    {LinearKernel::kPingpong128x64, 128, 64, 1, 1, Activation::kNone, true, false, false, 1},
+    {LinearKernel::kPingpong128x128, 128, 128, 1, 1, Activation::kNone, true, false, false, 1},
+    {LinearKernel::kCooperative128x192, 128, 192, 1, 1, Activation::kNone, true, false, false, 1.1},
+    {LinearKernel::kPingpong64x192, 64, 192, 1, 1, Activation::kNone, false, false, true, 1},
+    {LinearKernel::kPingpong64x192, 64, 192, 1, 1, Activation::kNone, true, false, true, 1},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, false, false, true, 1},
+    {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, true, false, true, 1},
 };
 
 inline bool fits(const LinearForm& form, const LinearProblem& problem) {
   return form.activation == problem.activation && form.residual == problem.residual &&
-         form.masked == problem.masked;
+         form.masked == problem.masked && form.normed == problem.normed &&
+         (!form.normed || form.columns == problem.outputs);
 }
 
 // Estimates the time of a form in arbitrary units. The 132 multiprocessors of an H100 or H200
@@ -129,7 +137,8 @@ inline bool can_run(LinearKernel kernel, const LinearProblem& problem,
   return kHasSm90 && has_form && size_of(problem.type) == 2 && problem.inputs > 0 &&
          problem.inputs % 8 == 0 && problem.outputs % 8 == 0 && aligned(arguments.x, 16) &&
          aligned(arguments.weight, 16) && aligned(arguments.bias, 16) &&
-         aligned(arguments.residual, 16) && aligned(arguments.output, 16);
+         aligned(arguments.residual, 16) && aligned(arguments.norm_weight, 16) &&
+         aligned(arguments.norm_bias, 16) && aligned(arguments.output, 16);
 }
 
 // The fastest kernel.

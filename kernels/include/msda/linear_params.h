@@ -7,6 +7,7 @@
 //   N  columns of the result
 #pragma once
 
+#include "msda/group_norm_params.h"  // for kMaxEps
 #include "msda/params.h"
 
 namespace msda {
@@ -20,19 +21,23 @@ struct LinearProblem {
   Activation activation = Activation::kNone;
   bool residual = false;               // whether there is one
   bool masked = false;                 // whether there is a mask
+  bool normed = false;                 // whether the rows of the result are normalised
   DataType type = DataType::kFloat32;  // all tensors
+  double eps = 1e-5;                   // of the normalisation, added to the variance
 
   bool empty() const { return rows == 0 || outputs == 0; }
 };
 
 // Tensors are contiguous. Pointers need no more alignment than their elements.
 struct LinearArguments {
-  const void* x = nullptr;         // [M, K]
-  const void* weight = nullptr;    // [N, K]
-  const void* bias = nullptr;      // [N]. Null: zeros.
-  const void* residual = nullptr;  // [M, N]
-  const void* mask = nullptr;      // [M]. Each row of the result is multiplied by its number.
-  void* output = nullptr;          // [M, N]
+  const void* x = nullptr;            // [M, K]
+  const void* weight = nullptr;       // [N, K]
+  const void* bias = nullptr;         // [N]. Null: zeros.
+  const void* residual = nullptr;     // [M, N]
+  const void* mask = nullptr;         // [M]. Each row of the result is multiplied by its number.
+  const void* norm_weight = nullptr;  // [N]
+  const void* norm_bias = nullptr;    // [N]
+  void* output = nullptr;             // [M, N]
 };
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
@@ -42,6 +47,12 @@ inline std::string check(const LinearProblem& problem) {
   if (problem.rows > kLimit || problem.inputs > kLimit || problem.outputs > kLimit) {
     return "x: M, K and N should each be at most 2^28 - 1, got M=" + std::to_string(problem.rows) +
            " K=" + std::to_string(problem.inputs) + " N=" + std::to_string(problem.outputs);
+  }
+  if (problem.normed && (problem.masked || problem.activation != Activation::kNone)) {
+    return "norm_weight: should be absent with an activation or a mask";
+  }
+  if (problem.normed && !(problem.eps > 0 && problem.eps <= kMaxEps)) {
+    return "eps: should be a finite number above 0, got " + std::to_string(problem.eps);
   }
   return {};
 }

@@ -1,15 +1,17 @@
 // Linear layers: the kernels of linear_choice.h for compute capability 9.0, made of CUTLASS 4, see
 // sm90_gemm.cuh.
 //
-// Problem   out = (activation(x weight^T + bias) + residual) * mask, see linear_plain.cuh.
-// Layout    x [M,K], weight [N,K], bias [N], residual [M,N], mask [M], out [M,N] in half or
-//           bfloat16. Sums and what follows them are float.
+// Problem   out = (activation(x weight^T + bias) + residual) * mask, or with a normalisation
+//           out = LayerNorm(x weight^T + bias + residual), see linear_plain.cuh.
+// Layout    x [M,K], weight [N,K], bias [N], residual [M,N], mask [M], norm_weight [N],
+//           norm_bias [N], out [M,N] in half or bfloat16. Sums and what follows them are float.
 // Limits    can_run() in linear_choice.h. Deterministic: a fixed order of sums.
 #pragma once
 
 #include <utility>
 
 #include "msda/linear_choice.h"
+#include "msda/row_norm.cuh"
 #include "msda/sm90_gemm.cuh"
 
 namespace msda::sm90 {
@@ -23,6 +25,10 @@ struct LinearLayer {
   using Sum = float;
   using Residual = std::conditional_t<kForm.residual, T, void>;
   using Out = T;
+  // A normalisation needs whole rows.
+  using EpilogueTile =
+      std::conditional_t<kForm.normed, cute::Shape<cute::Int<kForm.rows>, cute::Int<kForm.columns>>,
+                         cutlass::epilogue::collective::EpilogueTileAuto>;
 
   template <class Tile>
   struct Epilogue {
@@ -39,15 +45,31 @@ struct LinearLayer {
         Tree<Compute<cutlass::plus, T>, cutlass::epilogue::fusion::Sm90SrcFetch<T>, Activated>;
     using Masked = Tree<Compute<cutlass::multiplies, T>, Biased, OfRows<Tile, T>>;
     static_assert(!kForm.masked || (kForm.activation == Activation::kNone && !kForm.residual));
-    using Callbacks = std::conditional_t<kForm.masked, Masked,
-                                         std::conditional_t<kForm.residual, Summed, Activated>>;
+    using Norm = RowNorm<T, kForm.columns>;
+    using Normed =
+        std::conditional_t<kForm.residual, Tree<Norm, cutlass::epilogue::fusion::Sm90SrcFetch<T>>,
+                           Tree<Norm>>;
+    static_assert(!kForm.normed || (kForm.activation == Activation::kNone && !kForm.masked));
+    using Callbacks = std::conditional_t<
+        kForm.normed, Normed,
+        std::conditional_t<kForm.masked, Masked,
+                           std::conditional_t<kForm.residual, Summed, Activated>>>;
 
-    static typename Callbacks::Arguments arguments(const LinearProblem& /*problem*/,
+    static typename Callbacks::Arguments arguments([[maybe_unused]] const LinearProblem& problem,
                                                    const LinearArguments& tensors) {
       // CUTLASS takes a null bias for the number behind it.
       const typename Biased::Arguments biased{
           {}, {static_cast<const T*>(tensors.bias), T(0), {}}, {}};
-      if constexpr (kForm.masked) {
+      if constexpr (kForm.normed) {
+        const typename Norm::Arguments norm{
+            static_cast<const T*>(tensors.bias), static_cast<const T*>(tensors.norm_weight),
+            static_cast<const T*>(tensors.norm_bias), static_cast<float>(problem.eps)};
+        if constexpr (kForm.residual) {
+          return {{}, norm};
+        } else {
+          return {norm};
+        }
+      } else if constexpr (kForm.masked) {
         return {biased, {static_cast<const T*>(tensors.mask), T(0), {}}, {}};
       } else if constexpr (kForm.residual) {
         return {{}, {biased, {}}, {}};

@@ -59,6 +59,7 @@ struct QuantizedLinearLayer {
   using Sum = std::conditional_t<std::is_same_v<Q, int8_t>, int32_t, float>;
   using Residual = std::conditional_t<kEnding == Ending::kResidual, T, void>;
   using Out = std::conditional_t<kEnding == Ending::kQuantized, Q, T>;
+  using EpilogueTile = cutlass::epilogue::collective::EpilogueTileAuto;
 
   template <class Tile>
   struct Epilogue {

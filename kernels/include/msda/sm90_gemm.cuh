@@ -72,6 +72,7 @@ using OfRows =
 // A kernel for x [M,K], weight [N,K], residual [M,N] and out [M,N]. A Layer has
 //   kForm, kCooperative     sizes of tile and cluster, and the schedule
 //   In, Sum, Residual, Out  CUTLASS's types of the matrices and of the sums; Residual void: none
+//   EpilogueTile            the part of a tile that the epilogue computes at once
 //   Epilogue<Tile>          its Callbacks, and their arguments()
 template <class Layer>
 struct Gemm {
@@ -104,9 +105,8 @@ struct Gemm {
   // Without a residual, the pipeline of x and weight gets the shared memory of its tiles.
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, Sum, float, Residual, RowMajor,
-      kOutAlignment, Out, RowMajor, kOutAlignment, EpilogueSchedule,
-      typename Epilogue::Callbacks>::CollectiveOp;
+      typename Layer::EpilogueTile, Sum, float, Residual, RowMajor, kOutAlignment, Out, RowMajor,
+      kOutAlignment, EpilogueSchedule, typename Epilogue::Callbacks>::CollectiveOp;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, In, RowMajor, kAlignment<In>, In,
       ColumnMajor, kAlignment<In>, Sum, Tile, Cluster,

@@ -24,7 +24,7 @@ WINDOW_ATTENTIONS = {(DOMAIN, WINDOW_ATTENTION): (0, 1, 2)}
 GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 """Nodes of group normalisation, and their inputs, which have one type."""
 
-LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4)}
+LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4, 5, 6)}
 """Nodes of linear layers, and their inputs, which have one type."""
 
 LINEAR_MAXES = {(DOMAIN, LINEAR_MAX): (0,)}

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.linear import LINEAR
+from onnx_path.linear import EPS, LINEAR
 from onnx_path.surgery.find.recognise_masks import MaskedLinear
 from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.rewrite.draft import Draft, DraftBuilder
@@ -35,8 +35,8 @@ def draft_mask(masked: MaskedLinear, probes: Sequence[Probe]) -> Draft:
     given = [probe.shape(masked.mask) for probe in probes]
     mask = draft.cast(draft.reshape(mask, given, [(*sizes, 1) for sizes in rows]), x.dtype)
     bias = weight("bias", layer.bias)
-    inputs = [x, weight("weight", layer.weight.T), bias, bias, mask]
-    numbers = {"activation": 0, "add_residual": 0, "multiply_mask": 1}
+    inputs = [x, weight("weight", layer.weight.T), bias, bias, mask, bias, bias]
+    numbers = {"activation": 0, "add_residual": 0, "multiply_mask": 1, "normalise": 0, "eps": EPS}
     result = draft.add(LINEAR, inputs, DOMAIN, **numbers, **PLUGIN_ATTRIBUTES)
     made = [(*sizes, len(layer.bias)) for sizes in rows]
     result = draft.reshape(result, made, [probe.shape(end) for probe in probes])

@@ -142,7 +142,8 @@ int emulated_linear(const msda::LinearProblem& problem, const Tensor* tensors, u
   return call(problem, order, [&](Copies& copies) {
     const msda::LinearArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
                                           copies.input(tensors[2]), copies.input(tensors[3]),
-                                          copies.input(tensors[4]), copies.output(tensors[5])};
+                                          copies.input(tensors[4]), copies.input(tensors[5]),
+                                          copies.input(tensors[6]), copies.output(tensors[7])};
     return msda::linear(problem, arguments, nullptr);
   });
 }
