@@ -41,6 +41,10 @@ class SwinModel:
     published_size: Size
     cosine: bool = False
 
+    # As those of `ZooModel`: a Swin Transformer has no MSDA.
+    layers = published_layers = 0
+    outputs = ("output",)
+
     def require(self) -> None:
         """Skips the test if the model's package is not installed."""
         pytest.importorskip(self.package, reason=f"{self.package} is not installed")

@@ -62,20 +62,16 @@ def write(name: str, folder: Path, full: bool = True, batch: int = 1) -> Path:
     path = folder / (f"{name}.onnx" if batch == 1 else f"{name}_b{batch}.onnx")
     if path.exists():
         return path
-    entry = (SWINS if name in SWINS else ZOO)[name]
-    if name in SWINS:
-        outputs, attentions = ("output",), 0
-    else:
-        outputs, attentions = entry.outputs, entry.published_layers if full else entry.layers
+    entry = (ZOO | SWINS)[name]
     model, inputs = entry.build(full, batch)
     height, width = next(iter(inputs.values())).shape[-2:]
     metadata = {
         "configuration": f"{entry.published}, {height}x{width}" if full else "small",
-        "attentions": str(attentions),
+        "attentions": str(entry.published_layers if full else entry.layers),
     }
     partial = path.with_suffix(".partial")
     form = {"exporter": "torchscript", "opset": USUAL_OPSET["torchscript"]}
-    export_module(model, inputs, partial, outputs=outputs, **form)
+    export_module(model, inputs, partial, outputs=entry.outputs, **form)
     content = onnx.load(partial)
     onnx.helper.set_model_props(content, metadata)
     onnx.save(content, partial)
