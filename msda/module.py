@@ -80,6 +80,7 @@ class MultiScaleDeformableAttention(nn.Module):
         level_start_index: Tensor,
         key_padding_mask: Tensor | None = None,
         residual: Tensor | None = None,
+        norm: nn.LayerNorm | None = None,
     ) -> Tensor:
         """Attends from `query` to `value`.
 
@@ -92,6 +93,7 @@ class MultiScaleDeformableAttention(nn.Module):
             level_start_index: [L], first cell of each level.
             key_padding_mask: [N, S] bool, True for cells of `value` that are padding; they count as zero.
             residual: [N, Q, C], added to the result. None: zeros.
+            norm: normalises the C channels of the sum. None: no normalisation.
 
         Returns:
             [N, Q, C].
@@ -100,6 +102,8 @@ class MultiScaleDeformableAttention(nn.Module):
             raise ValueError(f"query: expected [N, Q, C] with C = {self.embed_dims}, got {list(query.shape)}")
         if value.dim() != 3 or value.shape[-1] != self.embed_dims:
             raise ValueError(f"value: expected [N, S, C] with C = {self.embed_dims}, got {list(value.shape)}")
+        if norm is not None and (norm.normalized_shape != (self.embed_dims,) or norm.bias is None):
+            raise ValueError(f"norm: expected a norm of {self.embed_dims} channels with a bias, got {norm}")
         if key_padding_mask is None:
             value = self.value_proj(value)
         elif key_padding_mask.shape != value.shape[:2] or key_padding_mask.dtype != torch.bool:
@@ -127,9 +131,16 @@ class MultiScaleDeformableAttention(nn.Module):
             None if equal else self.points_per_level,
         )
         if torch.compiler.is_exporting():
-            return linear(attended, self.output_proj.weight, self.output_proj.bias, residual)
+            options = {} if norm is None else arguments_of_norm(norm)
+            return linear(attended, self.output_proj.weight, self.output_proj.bias, residual, **options)
         projected = self.output_proj(attended)
-        return projected if residual is None else residual + projected
+        result = projected if residual is None else residual + projected
+        return result if norm is None else norm(result)
+
+
+def arguments_of_norm(norm: nn.LayerNorm) -> dict[str, Tensor | float]:
+    """Returns the arguments of `msda.linear` that normalise its result."""
+    return {"norm_weight": norm.weight, "norm_bias": norm.bias, "eps": norm.eps}
 
 
 def star(num_heads: int, points_per_level: Sequence[int], device: torch.device | None = None) -> Tensor:

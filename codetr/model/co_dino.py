@@ -145,18 +145,20 @@ class CoDino(nn.Module):
     def write_out_linears(self) -> CoDino:
         """Replaces linear layers by their form for exports, see `codetr.model.layers.Linear`.
 
-        These are the layers of Swin, and in transformers of 192 channels those before a residual and
-        LayerNorm: TensorRT 10.6 fuses the three into a kernel that gave other bits in 2 of 2,000 runs of the
-        demo model (fp16, H100). With 256 channels its kernels repeat their bits, and are as fast as ours.
+        These are the layers of Swin, and in transformers of 192 or 256 channels those before LayerNorm, which
+        one kernel of `msda.linear` computes with the norm. With 192 channels, TensorRT 10.6 fuses a layer
+        with residual and LayerNorm into a kernel that gave other bits in 2 of 2,000 runs of the demo model
+        (fp16, H100).
 
         Returns:
             The model.
         """
         linears = [module for module in self.backbone.modules() if isinstance(module, Linear)]
-        if self.config.embed_dims == 192:
+        if self.config.embed_dims in (192, 256):
             layers = [*self.encoder.layers, *self.decoder.layers]
             linears += [layer.ffn.fc2 for layer in layers]
             linears += [layer.self_attn.out_proj for layer in self.decoder.layers]
+            linears.append(self.query_selection.output)
         for linear in linears:
             linear.written_out = True
         return self

@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 import msda
 from codetr.config import Config
 from codetr.model.geometry import Pyramid, proposal_boxes
-from codetr.model.layers import Float32Linear
+from codetr.model.layers import Float32Linear, Linear
 
 # Logit of a coordinate 1 that no predicted delta moves. Cells that cannot be proposals get boxes at the
 # corner. Upstream uses infinity; a finite number survives every compiler.
@@ -37,7 +37,7 @@ class QuerySelection(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.num_queries = config.num_queries
-        self.output = nn.Linear(config.embed_dims, config.embed_dims)
+        self.output = Linear(config.embed_dims, config.embed_dims)
         self.norm = nn.LayerNorm(config.embed_dims)
         self.class_branch = Float32Linear(config.embed_dims, config.num_classes)
         self.box_branch = BoxBranch(config.embed_dims)
@@ -53,7 +53,7 @@ class QuerySelection(nn.Module):
             best first.
         """
         proposals, usable = proposal_boxes(pyramid)
-        x = self.norm(self.output(memory))
+        x = self.output(memory, norm=self.norm)
         # Cells that cannot be proposals count as empty. All empty cells have one result, which replaces
         # theirs afterwards, instead of zeros in each cell before.
         empty = self.norm(self.output.bias[None, None])  # [1, 1, C]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import msda
+from msda.module import arguments_of_norm
 
 
 class Float32Linear(nn.Linear):
@@ -121,8 +122,9 @@ class MultiheadAttention(nn.Module):
         position: Tensor,
         attention_mask: Tensor | None = None,
         residual: Tensor | None = None,
+        norm: nn.LayerNorm | None = None,
     ) -> Tensor:
-        """x, position: [N, Q, C] -> [N, Q, C], with the residual if there is one.
+        """x, position: [N, Q, C] -> [N, Q, C], with the residual and the norm behind it if there are any.
 
         attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
@@ -136,7 +138,7 @@ class MultiheadAttention(nn.Module):
         )
         allowed = None if attention_mask is None else ~attention_mask
         out = F.scaled_dot_product_attention(query, key, value, allowed)  # [N, heads, Q, C / heads]
-        return self.out_proj(out.transpose(1, 2).flatten(2), residual)
+        return self.out_proj(out.transpose(1, 2).flatten(2), residual, norm=norm)
 
 
 class Linear(nn.Linear):
@@ -144,11 +146,20 @@ class Linear(nn.Linear):
 
     written_out = False  # whether `forward` uses the form for exports
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, activation: str = "none") -> Tensor:
-        """[..., K] -> [..., N]. Applies the activation, then adds the residual [..., N], as `msda.linear`."""
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        activation: str = "none",
+        norm: nn.LayerNorm | None = None,
+    ) -> Tensor:
+        """[..., K] -> [..., N]. Applies the activation, adds the residual [..., N], and normalises, as
+        `msda.linear`."""
         if self.written_out:
-            return msda.linear(x, self.weight, self.bias, residual, activation)
-        return msda.linear_reference.finish(super().forward(x), residual, activation)
+            options = {} if norm is None else arguments_of_norm(norm)
+            return msda.linear(x, self.weight, self.bias, residual, activation, **options)
+        result = msda.linear_reference.finish(super().forward(x), residual, activation)
+        return result if norm is None else norm(result)
 
 
 class FeedForward(nn.Module):
@@ -160,9 +171,9 @@ class FeedForward(nn.Module):
         self.fc1 = Linear(in_channels, hidden_channels)
         self.fc2 = Linear(hidden_channels, out_channels)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[..., C] -> [..., C], with the residual if there is one."""
-        return self.fc2(self.fc1(x, activation=self.activation), residual)
+    def forward(self, x: Tensor, residual: Tensor | None = None, norm: nn.LayerNorm | None = None) -> Tensor:
+        """[..., C] -> [..., C], with the residual and the norm behind it if there are any."""
+        return self.fc2(self.fc1(x, activation=self.activation), residual, norm=norm)
 
 
 def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:

@@ -34,7 +34,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, reference_points: Tensor, pyramid: Pyramid) -> Tensor:
         """x, positions: [N, S, C]; reference_points: [N, S, L, 2] -> [N, S, C]."""
-        attended = self.self_attn(
+        x = self.self_attn(
             x + positions,
             x,
             reference_points,
@@ -42,9 +42,9 @@ class EncoderLayer(nn.Module):
             pyramid.level_start_index,
             key_padding_mask=pyramid.padding_mask,
             residual=x,
+            norm=self.norm1,
         )
-        x = self.norm1(attended)
-        return self.norm2(self.ffn(x, residual=x))
+        return self.ffn(x, residual=x, norm=self.norm2)
 
 
 class Encoder(nn.Module):
@@ -94,8 +94,8 @@ class DecoderLayer(nn.Module):
 
         attention_mask: [Q, Q] bool, True where a query (row) must not attend to another.
         """
-        x = self.norm1(self.self_attn(x, position, attention_mask, residual=x))
-        attended = self.cross_attn(
+        x = self.self_attn(x, position, attention_mask, residual=x, norm=self.norm1)
+        x = self.cross_attn(
             x + position,
             memory,
             reference_points,
@@ -103,9 +103,9 @@ class DecoderLayer(nn.Module):
             pyramid.level_start_index,
             key_padding_mask=pyramid.padding_mask,
             residual=x,
+            norm=self.norm2,
         )
-        x = self.norm2(attended)
-        return self.norm3(self.ffn(x, residual=x))
+        return self.ffn(x, residual=x, norm=self.norm3)
 
 
 class Decoder(nn.Module):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,15 +27,41 @@ def test_exported_program_keeps_the_operators_whole(name):
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert targets.count(torch.ops.msda.fused_attention.default) == MODELS[name]
     linears = [node for node in program.graph.nodes if node.target is torch.ops.msda.linear.default]
-    assert [(x.args[3] is None, x.args[4] is None) for x in linears] == [
-        *[(True, False), (False, True)] * MODELS[name]  # values have a mask, outputs a residual
-    ]
+    found = [tuple(argument is not None for argument in x.args[3:7]) for x in linears]
+    # Values have a mask, outputs a residual and a norm.
+    assert found == [(False, True, False, False), (True, False, True, True)] * MODELS[name]
     blocks = sum(isinstance(module, WindowAttention) for module in model.modules())
     assert targets.count(torch.ops.msda.window_attention.default) == blocks
     aten = torch.ops.aten  # Torch-TensorRT 2.11 has no converter for these
     assert not {aten.all.dim, aten.grid_sampler.default, aten._assert_async.msg} & set(targets)
     placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     assert placeholders[-2:] == ["images", "image_shapes"]
+
+
+def test_exported_layers_before_norms():
+    """With 256 channels, each layer before a norm has it, and the model computes the same."""
+    torch.manual_seed(0)
+    channels = 256
+    config = codetr.load_config(GOLDEN / "codino_resnet_tiny.json")
+    neck = dataclasses.replace(config.neck, out_channels=channels)
+    encoding = dataclasses.replace(config.positional_encoding, num_feats=channels // 2)
+    sizes = {"embed_dims": channels, "neck": neck, "positional_encoding": encoding}
+    config = dataclasses.replace(config, **sizes)
+    model = codetr.CoDino(config).eval().requires_grad_(False)
+    inputs = torch.randn(1, 3, 128, 96), torch.tensor([[128, 96]])
+    expected = model(*inputs)
+    program = export_program(model.write_out_linears(), inputs)
+    linears = [node for node in program.graph.nodes if node.target is torch.ops.msda.linear.default]
+    forms = Counter((x.args[3] is not None, x.args[5] is not None) for x in linears)
+    # Values; those of attention and feed-forward layers; that of the query selection.
+    attentions = MODELS["codino_resnet_tiny"]
+    layers = 2 * config.encoder_layers + 3 * config.decoder_layers
+    assert forms == {(False, False): attentions, (True, True): layers, (False, True): 1}
+    # Of the empty cells and of the decoder's answers. These read no layer's result.
+    norms = [x for x in program.graph.nodes if x.target is torch.ops.aten.layer_norm.default]
+    assert len(norms) == 2
+    for found, other in zip(program.module()(*inputs), expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-4)
 
 
 def test_command_without_gpu_stops_after_the_program(weights, tmp_path, capsys):

@@ -127,6 +127,38 @@ def test_module_padding_is_not_read() -> None:
     assert torch.equal(module(query, spoiled, *rest, mask), clean)
 
 
+def test_module_with_residual_and_norm() -> None:
+    """An export has one operator for the last layer and what follows it, and computes the same."""
+    module, arguments = module_and_inputs(torch.float32)
+    norm = nn.LayerNorm(32, eps=1e-3)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    options = {"residual": torch.randn_like(arguments[0]), "norm": norm}
+    expected = norm(options["residual"] + module(*arguments))
+    torch.testing.assert_close(module(*arguments, **options), expected)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm = module, norm
+
+        def forward(self, residual: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+            return self.attention(*arguments, residual=residual, norm=self.norm)
+
+    given = options["residual"], *arguments
+    program = torch.export.export(Attention(), given, strict=True)
+    *_, last, _ = program.graph.nodes
+    assert last.target is torch.ops.msda.linear.default
+    torch.testing.assert_close(program.module()(*given), expected)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(31), nn.LayerNorm(32, bias=False)], ids=str)
+def test_module_with_a_wrong_norm(norm: nn.LayerNorm) -> None:
+    module, arguments = module_and_inputs(torch.float32)
+    with pytest.raises(ValueError, match="norm: expected a norm of 32 channels with a bias, got LayerNorm"):
+        module(*arguments, norm=norm)
+
+
 def test_module_on_meta() -> None:
     """A module without memory, as large models are made, takes its state dict afterwards."""
     with torch.device("meta"):

@@ -142,7 +142,7 @@ def test_exported_window_attentions(exported):
 def test_exported_linears(exported):
     """Each block of the Swin has four, with the activation or the residual that follows; no Gelu remains.
 
-    Each attention has two: values with the mask of padded cells, and the output with the residual.
+    Each attention has two: values with the mask of padded cells, and the output with residual and norm.
     """
     name, model, _, path, counts = exported
     exported_model = onnx.load(path)
@@ -153,17 +153,21 @@ def test_exported_linears(exported):
     assert len(attentions) == MODELS[name] and bodies == 1 and not counts["Gelu"]
     layers = [layer for x in blocks for layer in (x.attn.qkv, x.attn.proj, x.mlp.fc1, x.mlp.fc2)]
     layers += [layer for x in attentions for layer in (x.value_proj, x.output_proj)]
-    forms = [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 1, 0)] * len(blocks)
-    forms += [(0, 0, 1), (0, 1, 0)] * len(attentions)
+    norms = [layer.norm1 for layer in model.encoder.layers] + [layer.norm2 for layer in model.decoder.layers]
+    norms = [None] * 4 * len(blocks) + [x for norm in norms for x in (None, norm)]
+    forms = [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0)] * len(blocks)
+    forms += [(0, 0, 1, 0), (0, 1, 0, 1)] * len(attentions)
     constants = {x.name: onnx.numpy_helper.to_array(x) for x in exported_model.graph.initializer}
-    for layer, form, node in zip(layers, forms, nodes, strict=True):
-        numbers = dict(zip(("activation", "add_residual", "multiply_mask"), form)) | {"normalise": 0}
+    for layer, norm, form, node in zip(layers, norms, forms, nodes, strict=True):
+        numbers = dict(zip(("activation", "add_residual", "multiply_mask", "normalise"), form))
         attributes = attributes_of(node)
         assert attributes.pop("eps") == pytest.approx(1e-5)
         assert attributes == PLUGIN_ATTRIBUTES | numbers
         np.testing.assert_array_equal(constants[node.input[1]], layer.weight.detach())
         np.testing.assert_array_equal(constants[node.input[2]], layer.bias.detach())
         assert [x in constants for x in node.input[3:5]] == [not form[1], not form[2]]
+        for name, parameter in zip(node.input[5:], () if norm is None else (norm.weight, norm.bias)):
+            np.testing.assert_array_equal(constants[name], parameter.detach())
     # The residual is the map before the norm: what the last block gave, or the sum before.
     swin = nodes[: 4 * len(blocks)]
     for proj, fc2 in zip(swin[1::4], swin[3::4], strict=True):
@@ -185,9 +189,11 @@ def exported_without_linears(exported, tmp_path_factory) -> Path:
     if name == WRITTEN_OUT:
         plain.write_out_group_norms()
 
-    def linear(x, weight, bias, residual=None, mask=None):
+    def linear(x, weight, bias, residual=None, mask=None, norm_weight=None, norm_bias=None, eps=1e-5):
         result = F.linear(x, weight, bias)
-        return result * mask if residual is None else residual + result
+        if residual is None:
+            return result * mask
+        return F.layer_norm(residual + result, norm_weight.shape, norm_weight, norm_bias, eps)
 
     path = tmp_path_factory.mktemp(name) / "plain.onnx"
     with pytest.MonkeyPatch.context() as patch:
@@ -315,11 +321,12 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
     # No kernel runs linear layers in float32, so these became products and sums. Half of them have a second
-    # sum, of the residual. Those of the values have a product with the mask. The query selection's layer has
-    # one product and one sum too.
+    # sum, of the residual. Those of the values have a product with the mask, and those behind an attention a
+    # normalisation. The query selection's layer has one product and one sum too.
     linears, swin = counts[LINEAR], counts[LINEAR] - 2 * MODELS[name]
     assert not after[LINEAR] and after["Gelu"] == swin // 4
     assert after["Mul"] - counts["Mul"] == MODELS[name]
+    assert after["LayerNormalization"] - counts["LayerNormalization"] == MODELS[name]
     assert (counts[LINEAR_MAX], after[LINEAR_MAX]) == (1, 0)
     assert after["ReduceMax"] - counts["ReduceMax"] == 1
     assert counts["MatMul"] + linears + 1 - after["MatMul"] == MODELS[name]
