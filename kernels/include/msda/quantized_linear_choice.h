@@ -91,20 +91,8 @@ inline bool fits(const QuantizedLinearForm& form, const QuantizedLinearProblem& 
          !(problem.residual && problem.masked);
 }
 
-// Estimates the time of a form in the units of estimate() of linear_choice.h: 8-bit products and
-// loads take half the time of 16-bit ones.
 inline double estimate(const QuantizedLinearForm& form, const QuantizedLinearProblem& problem) {
-  const LinearForm tiles{LinearKernel::kPlain,
-                         form.rows,
-                         form.columns,
-                         form.cluster_rows,
-                         form.cluster_columns,
-                         Activation::kNone,
-                         false,
-                         false,
-                         1};
-  LinearProblem halved{problem.rows, problem.inputs / 2, problem.outputs};
-  return estimate(tiles, halved);
+  return estimate(form, problem.rows, problem.outputs, problem.inputs / 2.0);
 }
 
 // Returns the form of a problem with the least estimated time, or null where no form fits.
