@@ -118,7 +118,7 @@ def build(
                 onnx.load_external_data_for_model(network, str(model.parent))
                 conversion = str(convert_precision(network, precision, keep_fp32))
         path = folder / parsed.name
-        if model_for_tensorrt.fit_plugins(network, model.parent) or conversion is not None or changes:
+        if model_for_tensorrt.fit_to_tensorrt(network, model.parent) or conversion is not None or changes:
             model_for_tensorrt.save_model(network, path, model.parent)
         else:
             path = parsed = model

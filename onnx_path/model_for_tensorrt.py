@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from codetr.errors import UsageError
+from onnx_path.cumulative_sums import write_out_cumulative_sums
 from onnx_path.custom_operators import custom_operators
 from onnx_path.fused_quantized_linears import fuse_quantized_linears
 from onnx_path.operator import remove_function_bodies
@@ -93,8 +94,8 @@ def tell_selections(model: onnx.ModelProto) -> onnx.ModelProto:
     return telling
 
 
-def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
-    """Brings our nodes into the form of the fastest plugins, in place.
+def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
+    """Brings our nodes into the form of the fastest plugins, and CumSum into that of products, in place.
 
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
@@ -109,7 +110,7 @@ def fit_plugins(model: onnx.ModelProto, folder: Path) -> bool:
     bodies = len(model.functions)
     remove_function_bodies(model)
     changes = write_out_slow_linears(model, folder) + pack_projections(model, folder)
-    changes += fuse_quantized_linears(model, folder)
+    changes += fuse_quantized_linears(model, folder) + write_out_cumulative_sums(model)
     return changes > 0 or len(model.functions) < bodies
 
 
@@ -129,10 +130,10 @@ def save_model(model: onnx.ModelProto, path: Path, folder: Path) -> None:
 def parsed_file(path: Path) -> Iterator[Path]:
     """Yields the file that TensorRT parses in place of an export: itself, or a temporary one beside it.
 
-    A build and a refit use the same, so that the weights have the same names, see `fit_plugins`.
+    A build and a refit use the same, so that the weights have the same names, see `fit_to_tensorrt`.
     """
     model = onnx.load(path, load_external_data=False)
-    if not fit_plugins(model, path.parent):
+    if not fit_to_tensorrt(model, path.parent):
         yield path
         return
     # In the same folder, where TensorRT finds external weights.

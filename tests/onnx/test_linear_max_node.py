@@ -151,7 +151,7 @@ def test_builds_keep_what_a_kernel_runs_fast(monkeypatch, dtype, fast):
 
     monkeypatch.setattr(library, "has_fast_linear_max", has_fast_linear_max)
     model = one_node(192, 20, dtype)
-    assert model_for_tensorrt.fit_plugins(model, Path()) == (not fast)
+    assert model_for_tensorrt.fit_to_tensorrt(model, Path()) == (not fast)
     assert asked == [(192, 20, str(dtype).removeprefix("torch."))]
     assert (LINEAR_MAX in [x.op_type for x in model.graph.node]) == fast
 

@@ -250,7 +250,7 @@ def test_nodes_without_constant_weights_are_written_out():
     form = (2, 1, 1, 0)
     shapes |= optional(form, shapes, ("o",))
     model = one_node(LINEAR, numbers(form), torch.float32, shapes, output=("n", "s", "o"))
-    assert model_for_tensorrt.fit_plugins(model, Path())
+    assert model_for_tensorrt.fit_to_tensorrt(model, Path())
     assert [x.op_type for x in model.graph.node] == ["Transpose", "MatMul", "Add", "Relu", "Add", "Mul"]
     inputs = make_inputs((2, 9), 16, 24, torch.float32)
     (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
@@ -268,7 +268,7 @@ def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
     monkeypatch.setattr(library, "has_fast_linear", has_fast_linear)
     model, _ = block()
     convert_precision(model, "bf16")
-    assert model_for_tensorrt.fit_plugins(model, Path())
+    assert model_for_tensorrt.fit_to_tensorrt(model, Path())
     forms = (
         (16, 32, 1, False, False, False),
         (32, 16, 0, True, False, False),

@@ -177,7 +177,7 @@ def test_weights_outside_of_the_file_come_in(tmp_path):
         model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0
     )
     loaded = onnx.load(tmp_path / "model.onnx", load_external_data=False)
-    assert model_for_tensorrt.fit_plugins(loaded, tmp_path)
+    assert model_for_tensorrt.fit_to_tensorrt(loaded, tmp_path)
     onnx.save(loaded, tmp_path / "packed.onnx")
     result = onnx.load(tmp_path / "packed.onnx")
     np.testing.assert_allclose(run(result)[0], run(make_model())[0], rtol=0, atol=1e-5)

@@ -260,7 +260,7 @@ def test_rule_of_the_library_decides(monkeypatch):
 
     monkeypatch.setattr(library, "has_fast_quantized_linear", has_fast)
     model, _ = quantized_block("int8")
-    assert model_for_tensorrt.fit_plugins(model, Path())
+    assert model_for_tensorrt.fit_to_tensorrt(model, Path())
     assert {x[:2] for x in asked} == {(64, 256), (256, 64), (64, 128)}
     assert {x[5] for x in asked} == {"int8"}
     assert nodes_of(model).count(QUANTIZED_LINEAR) == 1
