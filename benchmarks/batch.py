@@ -120,8 +120,8 @@ def run(
     if done.errors:
         raise UsageError(f"{done.errors} of {done.rows} pictures have an error")
     spans = {
-        file.stem: [Span(*one) for one in json.loads(file.read_text())]
-        for file in sorted(folder.glob("*.json"))
+        file.stem: [Span(*json.loads(line)) for line in file.read_text().splitlines()]
+        for file in sorted(folder.glob("*.jsonl"))
     }
     return {"stage": "batch", "batch": batch, "ray_start_s": started, **summary(done, spans)}, spans
 
@@ -158,11 +158,15 @@ def _with_spans(folder: Path) -> type:
         def __init__(self, *arguments: Any) -> None:
             FindObjects.__init__(self, *arguments)
             self._write_alone = threading.Lock()
+            self._written = 0
+            folder.mkdir(parents=True, exist_ok=True)
 
         def __call__(self, table: Any) -> Any:
             found = FindObjects.__call__(self, table)
-            with self._write_alone:
-                write_json(folder / f"{os.getpid()}.json", list(self._pipeline.spans))
+            with self._write_alone, (folder / f"{os.getpid()}.jsonl").open("a") as file:
+                new = self._pipeline.spans[self._written :]
+                file.writelines(f"{json.dumps(span)}\n" for span in new)
+                self._written += len(new)
             return found
 
     return WithSpans

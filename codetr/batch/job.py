@@ -22,7 +22,7 @@ from codetr.detector.network_options import NetworkOptions, ray_gpus
 from codetr.errors import ArgumentError, one_line
 
 _CONNECT_S = 5.0  # to the head of a cluster
-_CALLS = 2  # tables that an actor works on, so that the network never waits for the next one
+_CALLS = 4  # tables that an actor works on, so that the network never waits for the next one
 _CALL_ROWS = 64  # least size of such a table. Its last run of the network may lack pictures
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import logging
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _JPEG_END = b"\xff\xd9"
+_DECODED_TOGETHER = 64  # files in one call of nvImageCodec
 
 
 class Decoded(NamedTuple):
@@ -35,6 +36,14 @@ class Decoded(NamedTuple):
 
     image: Any  # uint8 [H, W, 3], RGB, or a `trt_plugin.image_input.DeviceImage`
     milliseconds: float
+
+
+class _Read(NamedTuple):
+    """A JPEG file that waits for the GPU."""
+
+    file: Path | ImageFile
+    data: bytes
+    future: Future[Decoded]
 
 
 class Decoder:
@@ -93,8 +102,8 @@ class GpuDecoder(Decoder):
         self._codec = nvimgcodec
         # libjpeg-turbo, which is Pillow's decoder, interpolates the chroma too.
         self._decoder = nvimgcodec.Decoder(device_id=device, options=":fancy_upsampling=1")
-        self._decode_alone = threading.Lock()  # a call decodes its files in threads of its own
-        self._waiting: deque[tuple[Path | ImageFile, bytes, Future[Decoded]]] = deque()
+        self._waiting: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()  # None ends the thread
+        self._thread = threading.Thread(target=self._decode_waiting, name="decode-gpu", daemon=True)
         probe = io.BytesIO()
         Image.new("RGB", (16, 16)).save(probe, "JPEG")
         if self._decode_on_gpu([probe.getvalue()]) == [None]:
@@ -102,38 +111,52 @@ class GpuDecoder(Decoder):
             raise EngineError(
                 "nvImageCodec decodes no JPEG file here; is the package nvidia-nvjpeg installed?"
             )
+        self._thread.start()
 
     def start(self, files: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """As `Decoder.start`. Files that wait for the GPU are decoded together."""
         futures: list[Future[Decoded]] = [Future() for _ in files]
         for file, future in zip(files, futures, strict=True):
-            self._pool.submit(self._decode, file, future)
+            self._pool.submit(self._read, file, future)
         return futures
 
-    def _decode(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
+    def batches_ahead(self, batch: int) -> int:
+        """As `Decoder.batches_ahead`, and so that the GPU decodes as many files together as it is fast with."""
+        return max(super().batches_ahead(batch), -(-_DECODED_TOGETHER // batch))
+
+    def _read(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         data = read_plain_jpeg(file)
         if data is None:
             _finish(file, future)
-            return
-        self._waiting.append((file, data, future))
-        with self._decode_alone:  # another thread may have taken this file too
-            taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            if not taken:
-                return
-            started = time.perf_counter()
-            try:
-                images = self._decode_on_gpu([data for _, data, _ in taken])
-            except Exception as error:  # nvImageCodec's own errors
-                _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
-                images = [None] * len(taken)
-            share = 1000 * (time.perf_counter() - started) / len(taken)
-        for (file, _, future), image in zip(taken, images, strict=True):
+        else:
+            self._waiting.put(_Read(file, data, future))
+
+    def _decode_waiting(self) -> None:
+        """Decodes what waits, until the queue has None."""
+        going_on = True
+        while going_on:
+            taken = [self._waiting.get()]
+            while len(taken) < _DECODED_TOGETHER and not self._waiting.empty():
+                taken.append(self._waiting.get())
+            going_on = None not in taken
+            if files := [one for one in taken if one is not None]:
+                self._decode(files)
+
+    def _decode(self, files: Sequence[_Read]) -> None:
+        started = time.perf_counter()
+        try:
+            images = self._decode_on_gpu([file.data for file in files])
+        except Exception as error:  # nvImageCodec's own errors
+            _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
+            images = [None] * len(files)
+        share = 1000 * (time.perf_counter() - started) / len(files)
+        for file, image in zip(files, images, strict=True):
             if image is None:
-                _finish(file, future)
+                _finish(file.file, file.future)
             else:
-                future.set_result(Decoded(image, share))
+                file.future.set_result(Decoded(image, share))
 
     def _decode_on_gpu(self, files: Sequence[bytes]) -> list[DeviceImage | None]:
         """Decodes files; None for one that nvImageCodec refuses."""
@@ -148,6 +171,9 @@ class GpuDecoder(Decoder):
     def close(self) -> None:
         """Drops what has not begun, waits for the rest, and frees the decoder."""
         super().close()
+        self._waiting.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
         self._decoder = None
         self._stream.close()
 
