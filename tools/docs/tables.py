@@ -34,11 +34,17 @@ ENGINES_IN_8_BITS = (
 )
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
+SURGERY_BY_KINDS = "surgery_*_fp16_h100.json"
 QUANTIZATION = "quantization*.json"
 REPEATS = ("repeats_h100.json", "repeats_demo_h100.json")
 """A later file replaces rows of the same engine."""
 BATCH, SERVING = "batch_*_h100.json", "serving_*_h100.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
+LINEAR_NORMS = "linear_norm_h100.json"
+ENGINES_WITH_NORMS = (
+    "engines_norms_co_dino_swin_l_768x1152_h100.json",
+    "engines_norms_co_dino_r50_768x1152_h100.json",
+)
 DETECTORS = {"Swin-L": "co_dino_swin_l_768x1152_h100.json", "R50": "co_dino_r50_768x1152_h100.json"}
 
 ENCODER = "codino_encoder_768x1152"
@@ -69,6 +75,12 @@ ZOO = {
     "d_fine": "D-FINE L",
     "rf_detr": "RF-DETR medium",
 }
+SWINS = {
+    "swin_torchvision_b32": "Swin-T of torchvision, batch 32",
+    "swin_timm_b8": "Swin-B of timm, batch 8",
+    "nougat_encoder": "Encoder of Nougat",
+}
+"""Swin Transformers that detect nothing."""
 
 
 @cache
@@ -362,6 +374,54 @@ def surgery() -> str:
         "build after, s": lambda row: f"{row['rewritten']['build_seconds']:.0f}",
     }
     return rows_table(SURGERY, columns, lambda row: -speedup(row))
+
+
+def surgery_by_kinds() -> str:
+    """Engines with other replacements than MSDA alone; DETRs beside MSDA alone on the same GPU."""
+    files = sorted(file.name for file in RESULTS.glob(SURGERY_BY_KINDS))
+    found = [(read(name)["only"], row) for name in files for row in read(name)["results"]]
+    alone = {row["model"]: row["rewritten"]["timing"]["median_ms"] for only, row in found if only == ["msda"]}
+    rows = []
+    for only, row in sorted(
+        found, key=lambda pair: (pair[1]["model"] in SWINS, pair[1]["model"], len(pair[0]))
+    ):
+        if only == ["msda"] or not all(row["kinds"][kind] for kind in only):
+            continue
+        model, after = row["model"], row["rewritten"]["timing"]["median_ms"]
+        before = alone.get(model, row["original"]["timing"]["median_ms"])
+        name = f"{(ZOO | SWINS)[model]}, {row['configuration'].split(', ')[-1]}"
+        counts = ", ".join(str(row["kinds"][kind]) for kind in only)
+        cells = [digits(before), digits(after), f"{before / after:.2f}"]
+        rows.append([name, f"`{' '.join(only)}`", counts, *cells])
+    head = ["fp16", "`--only`", "replaced", "before, ms", "after, ms", "times faster"]
+    return table(head, rows) + source(*files)
+
+
+def linear_norms() -> str:
+    """Microseconds of layers with LayerNorm, by one kernel and by two."""
+    results: dict[str, dict[str, dict]] = {}
+    for row in read(LINEAR_NORMS)["results"]:
+        results.setdefault(row["problem"]["name"], {})[row["method"]] = row
+    rows = []
+    for methods in results.values():
+        problem = methods["linear"]["problem"]
+        sizes = [f"{problem[name]:,}" for name in ("rows", "inputs_of_row", "outputs_of_row")]
+        times = [microseconds(methods[name]) for name in ("linear", "separate", "eager")]
+        rows.append([*sizes, "yes" if problem["residual"] else "", *times])
+    head = ["M", "K", "N", "residual", "one kernel, µs", "layer and norm, µs", "eager PyTorch, µs"]
+    return table(head, rows) + source(LINEAR_NORMS)
+
+
+def engines_with_norms() -> str:
+    rows = []
+    for name in ENGINES_WITH_NORMS:
+        times = {row["variant"]: row for row in read(name)["results"]}
+        with_norms, without = times["norm"], times["plain"]
+        cells = [milliseconds(without), milliseconds(with_norms)]
+        rows.append([f"{with_norms['model']}, 768x1152, batch 1", *cells])
+    return table(["fp16", "norms by TensorRT, ms", "norms in our layers, ms"], rows) + source(
+        *ENGINES_WITH_NORMS
+    )
 
 
 def quantization() -> str:
