@@ -50,6 +50,22 @@ def require_gpu(device: int = 0) -> None:
         raise EngineError(f"there is no GPU {device}: CUDA finds {count}")
 
 
+def keep_freed_memory(device: int) -> None:
+    """Lets cudaMallocAsync take memory that cudaFreeAsync has freed.
+
+    CUDA's default is to return such memory to the system whenever a stream is synchronised. The next
+    allocation then maps it anew.
+
+    Raises:
+        EngineError: the GPU has no memory pools.
+    """
+    from cuda.bindings.driver import cuuint64_t
+
+    threshold = import_cudart().cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
+    pool = call("cudaDeviceGetDefaultMemPool", device)
+    call("cudaMemPoolSetAttribute", pool, threshold, cuuint64_t(2**64 - 1))
+
+
 class CudaStream:
     """A CUDA stream, with copies, graph capture and timing."""
 

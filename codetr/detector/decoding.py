@@ -93,10 +93,11 @@ class GpuDecoder(Decoder):
     def __init__(self, device: int = 0, threads: int | None = None) -> None:
         from nvidia import nvimgcodec
 
-        from trt_plugin.cuda_runtime import CudaStream, call, require_gpu
+        from trt_plugin.cuda_runtime import CudaStream, call, keep_freed_memory, require_gpu
 
         require_gpu(device)
         call("cudaSetDevice", device)
+        keep_freed_memory(device)  # nvImageCodec allocates each picture anew
         super().__init__(threads)
         self._stream, self._device = CudaStream(), device
         self._codec = nvimgcodec
@@ -121,7 +122,7 @@ class GpuDecoder(Decoder):
         return futures
 
     def batches_ahead(self, batch: int) -> int:
-        """As `Decoder.batches_ahead`, and so that the GPU decodes as many files together as it is fast with."""
+        """As `Decoder.batches_ahead`, and so that the GPU has as many files as it decodes together."""
         return max(super().batches_ahead(batch), -(-_DECODED_TOGETHER // batch))
 
     def _read(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
