@@ -27,8 +27,8 @@ def write_out_cumulative_sums(model: onnx.ModelProto) -> int:
     """
     if not any(node.op_type == "CumSum" for node in model.graph.node):
         return 0
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    changed = ir.from_proto(inferred)
+    changed = ir.from_proto(model)
+    ir.passes.common.ShapeInferencePass()(changed)
     count = sum(_write_out(node) for node in list(changed.graph) if is_op(node, "CumSum"))
     if count:
         ir.passes.common.RemoveUnusedNodesPass()(changed)
@@ -52,12 +52,9 @@ def _write_out(node: ir.Node) -> bool:
     triangle = ir.val(f"{output.name}_ones", const_value=ir.tensor(ones))
     node.graph.register_initializer(triangle)
     product = ir.node("MatMul", (x, triangle) if from_end == -1 else (triangle, x), name=node.name)
-    product.outputs[0].name, product.outputs[0].type, product.outputs[0].shape = (
-        output.name,
-        output.type,
-        output.shape,
-    )
+    result = product.outputs[0]
+    result.name, result.type, result.shape = output.name, output.type, output.shape
     node.graph.insert_before(node, product)
-    ir.convenience.replace_all_uses_with(output, product.outputs[0], replace_graph_outputs=True)
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
     node.graph.remove(node, safe=True)
     return True
