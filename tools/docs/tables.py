@@ -36,8 +36,7 @@ TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
 SURGERY_BY_KINDS = "surgery_*_fp16_h100.json"
 QUANTIZATION = "quantization*.json"
-REPEATS = ("repeats_h100.json", "repeats_demo_h100.json")
-"""A later file replaces rows of the same engine."""
+REPEATS = "repeats_h100.json"
 BATCH, SERVING = "batch_*_h100.json", "serving_*_h100.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 LINEAR_NORMS = "linear_norm_h100.json"
@@ -285,9 +284,7 @@ def repeats() -> str:
         "runs with other bits": lambda row: str(row["different"]),
         "detections that match in the worst run": lambda row: f"{row['matches']} of {row['detections']}",
     }
-    latest = {columns["engine"](row): row for name in REPEATS for row in read(name)["results"]}
-    rows = [[column(row) for column in columns.values()] for row in latest.values()]
-    return table(list(columns), rows) + source(*REPEATS)
+    return rows_table(REPEATS, columns)
 
 
 def accuracy(file: str = ACCURACY) -> str:
