@@ -61,6 +61,8 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m benchmarks.sanitize --only 'window|norm'
     ```
 
+    initcheck does not see stores by TMA, so it reports the results of linear layers as uninitialised.
+
     Args:
         only: run the cases whose name has a match of this regular expression.
     """
