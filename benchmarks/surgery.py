@@ -23,6 +23,7 @@ REPORTED: dict[Kind, str] = {
     "padding-mask": "padding_masks",
     "window-attention": "window_attentions",
     "group-norm": "group_norms",
+    "linear": "linears",
 }
 """The surgeon's list of the replacements of each kind."""
 

@@ -25,6 +25,7 @@ from trt_plugin.atomic_files import write_json
 if TYPE_CHECKING:
     from onnx_path.surgery.pipeline import (
         GroupNormReplacement,
+        LinearReplacement,
         MaskReplacement,
         NearMiss,
         OutputsDiffer,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GroupNormReplacement",
+    "LinearReplacement",
     "MaskReplacement",
     "NearMiss",
     "OutputsDiffer",
@@ -47,7 +49,7 @@ __all__ = [
     "operate",
 ]
 
-Kind = Literal["msda", "padding-mask", "window-attention", "group-norm"]
+Kind = Literal["msda", "padding-mask", "window-attention", "group-norm", "linear"]
 
 
 def __getattr__(name: str):
@@ -135,6 +137,7 @@ def _print(report: SurgeryReport, out: Path) -> None:
         "padding mask": report.padding_masks,
         "window attention": report.window_attentions,
         "group normalisation": report.group_norms,
+        "linear layer": report.linears,
     }
     for replacement in (one for kind in replaced.values() for one in kind):
         print(f"replaced {replacement}", file=sys.stderr)

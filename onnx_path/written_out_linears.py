@@ -7,6 +7,7 @@ layers that become 8 bits: Q/DQ nodes are before matrix products. Needs no GPU.
 from __future__ import annotations
 
 import itertools
+import math
 import posixpath
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from onnx_path.surgery.graph.element_types import LINEAR_MAXES, LINEARS, Types
 from onnx_path.surgery.graph.traversal import attribute, constant
 
 _LAYERS = LINEARS | LINEAR_MAXES
+_OPSET_OF_GELU = 20
+"""Opset from which GELU is one node; files before it get the pieces of PyTorch's exporter."""
 _OPSET_OF_AXES_INPUT = 18
 """Opset from which ReduceMax has its axes as an input."""
 _TYPES = {
@@ -56,8 +59,7 @@ def write_out_linears(model: ir.Model, keep: Callable[[ir.Node], bool] = lambda 
     """Replaces the nodes of a main graph but those to keep, in place; returns their number.
 
     Args:
-        model: with `Linear` nodes of opset 20 or later, which has Gelu. Loses the function bodies of nodes
-            that it has no more.
+        model: loses the function bodies of nodes that it has no more.
         keep: tells which nodes stay.
     """
     nodes = [node for node in model.graph if (node.domain, node.op_type) in _LAYERS]
@@ -133,7 +135,12 @@ def _write_out(node: ir.Node, opset: int) -> None:
     results = [add("MatMul", x, transposed)]
     results.append(add("Add", results[-1], bias))
     activation = ACTIVATIONS[attribute(node, "activation", 0)]
-    if activation != "none":
+    if activation == "gelu" and opset < _OPSET_OF_GELU:
+        numbers = np.array([math.sqrt(2), 1, 0.5], constant(bias).dtype)
+        root, one, half = map(add_constant, numbers, ("root", "one", "half"))
+        share = add("Add", add("Erf", add("Div", results[-1], root)), one, suffix="_gelu")
+        results.append(add("Mul", add("Mul", results[-1], share), half, suffix="_1"))
+    elif activation != "none":
         results.append(add(activation.capitalize(), results[-1]))
     if attribute(node, "add_residual", 0):
         results.append(add("Add", optional[0], results[-1], suffix="_1"))

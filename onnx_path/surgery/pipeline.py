@@ -17,6 +17,7 @@ from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.domain import DOMAIN, DOMAIN_VERSION
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_group_norms import group_norms, recognise_group_norm
+from onnx_path.surgery.find.recognise_linears import matrix_products, recognise_linear
 from onnx_path.surgery.find.recognise_masks import masking_nodes, recognise_mask
 from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.recognise_windows import (
@@ -37,6 +38,7 @@ from onnx_path.surgery.layouts.layout import LayoutError
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import Draft, insert
 from onnx_path.surgery.rewrite.group_norm_nodes import draft_group_norm
+from onnx_path.surgery.rewrite.linear_nodes import draft_linear
 from onnx_path.surgery.rewrite.mask_nodes import draft_mask
 from onnx_path.surgery.rewrite.operator_nodes import draft_attention
 from onnx_path.surgery.rewrite.window_nodes import draft_windows
@@ -45,6 +47,7 @@ from onnx_path.surgery.verify.model_comparison import DISTURBANCE, compare
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer as OutputsDiffer
 from onnx_path.surgery.verify.report import (
     GroupNormReplacement,
+    LinearReplacement,
     MaskReplacement,
     NearMiss,
     Replacement,
@@ -57,7 +60,8 @@ MSDA = "msda"
 MASKS = "padding-mask"
 WINDOWS = "window-attention"
 GROUP_NORMS = "group-norm"
-REPLACEABLE = (MSDA, MASKS, WINDOWS, GROUP_NORMS)
+LINEARS = "linear"
+REPLACEABLE = (MSDA, MASKS, WINDOWS, GROUP_NORMS, LINEARS)
 REFUSALS = (NotAttention, LayoutError, NotClosed, proof.Disagreement, onnx_session.CannotRun)
 """Why a region stays as it is; any other exception is an error."""
 
@@ -112,7 +116,19 @@ def operate(
     misses += more
     norms, more = _group_norms(subject) if GROUP_NORMS in wanted else ([], [])
     misses += more
-    found = [*attentions, *masks, *windows, *norms]
+    others = attentions, masks, windows, norms
+    found = [one for verified in others for one in verified]
+    result, removed = _rewritten(subject, [draft for draft, *_ in found], target) if found else (model, {})
+    linears = []
+    if LINEARS in wanted:
+        # Only the rewritten graph has the projection of a window attention next to its residual.
+        before = _prepared(result, folder, seed) if found else subject
+        linears, more = _linears(before)
+        misses += more
+        if linears:
+            result, more = _rewritten(before, [draft for draft, _ in linears], target)
+            removed |= more
+            found += linears
     nodes = len(model.graph.node)
     already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
     if not found:
@@ -122,7 +138,6 @@ def operate(
             f"onnxruntime does not know the operator {subject.unknown[0]}, so the outputs cannot be "
             "compared; --no-check rewrites without"
         )
-    result, removed = _rewritten(subject, [draft for draft, *_ in found], target)
     notes, error = [note for *_, note in attentions if note], None
     if check:
         disturbance = max(DISTURBANCE, *(one.error for _, one, *_ in found))
@@ -132,7 +147,7 @@ def operate(
         del result.functions[:]
     counted = [
         tuple(replace(one, nodes_removed=removed[draft]) for draft, one, *_ in verified)
-        for verified in (attentions, masks, windows, norms)
+        for verified in (*others, linears)
     ]
     return result, SurgeryReport(
         counted[0],
@@ -145,6 +160,7 @@ def operate(
         padding_masks=counted[1],
         window_attentions=counted[2],
         group_norms=counted[3],
+        linears=counted[4],
     )
 
 
@@ -381,6 +397,39 @@ def _group_norms(subject: _Subject) -> tuple[list[tuple[Draft, GroupNormReplacem
                 output=draft.end.name, num_groups=norm.num_groups, channels=len(norm.weight), error=error
             )
             verified.append((draft, replacement))
+    return verified, misses
+
+
+# Linear layers: roles, draft and proof
+
+
+def _linears(subject: _Subject) -> tuple[list[tuple[Draft, LinearReplacement]], list[NearMiss]]:
+    """Returns the verified replacements of linear layers and the near misses."""
+    verified, misses, ends = [], [], set()
+    for node in matrix_products(subject.model.graph, subject.probes[0]):
+        try:
+            linear = recognise_linear(node, subject.probes[0])
+            if linear is None:
+                continue
+            _check_opset(subject)
+            if linear.end in ends:
+                raise NotAttention("its residual is a linear layer, whose node computes the sum")
+            draft = draft_linear(linear, subject.probes)
+            error = _proven(subject, draft, "msda")
+        except REFUSALS as reason:
+            misses.append(NearMiss(node.name or node.outputs[0].name, str(reason)))
+        else:
+            inputs, outputs = linear.layer.weight.shape
+            replacement = LinearReplacement(
+                output=draft.end.name,
+                inputs=inputs,
+                outputs=outputs,
+                activation=linear.activation,
+                residual=linear.residual is not None,
+                error=error,
+            )
+            verified.append((draft, replacement))
+            ends.add(linear.end)
     return verified, misses
 
 

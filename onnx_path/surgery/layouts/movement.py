@@ -25,6 +25,11 @@ def is_movement(node: ir.Node | None) -> bool:
     return is_op(node, *_RESHAPES, *_COPIES, *_SELECTIONS, *_OTHERS)
 
 
+def keeps_order(node: ir.Node | None) -> bool:
+    """Returns True for a node that gives its first input another shape at most; elements keep their order."""
+    return is_op(node, *_RESHAPES, *_COPIES)
+
+
 def source_of(value: ir.Value) -> ir.Value | None:
     """Returns the tensor that a value's elements were moved from, None at Concat and other operators."""
     node = value.producer()

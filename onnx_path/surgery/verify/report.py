@@ -104,13 +104,33 @@ class GroupNormReplacement(ReplacedNodes):
         return f"{self.output}: GroupNorm, {self.channels} channels in {self.num_groups} groups"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinearReplacement(ReplacedNodes):
+    """One linear layer that became one node with its activation or residual. `output` is the result.
+
+    Attributes:
+        inputs, outputs: channels.
+        activation: "none", "gelu" or "relu".
+        residual: whether the node adds a residual.
+    """
+
+    inputs: int
+    outputs: int
+    activation: str
+    residual: bool
+
+    def __str__(self) -> str:
+        form = "a residual" if self.residual else self.activation
+        return f"{self.output}: Linear, {self.inputs} -> {self.outputs} channels, with {form}"
+
+
 @dataclass(frozen=True)
 class NearMiss:
     """Nodes that look like something to replace and stay as they are.
 
     Attributes:
-        node: the first node that samples, the Where of a mask, the Softmax of the windows, or the node that
-            normalises.
+        node: the first node that samples, the Where of a mask, the Softmax of the windows, the node that
+            normalises, or the product of a linear layer.
         reason: why they stay.
     """
 
@@ -127,8 +147,8 @@ class SurgeryReport:
 
     Attributes:
         replacements: of MSDA, in the order of the graph.
-        near_misses: those of MSDA, of masks, of window attention, then of group normalisation, each in the
-            order of the graph.
+        near_misses: those of MSDA, of masks, of window attention, of group normalisation, then of linear
+            layers, each in the order of the graph.
         nodes_before, nodes_after: number of nodes of the main graph, without function bodies.
         max_error: largest relative difference of the model's outputs, None if not compared.
         notes: further information for the user.
@@ -136,6 +156,7 @@ class SurgeryReport:
         window_attentions: replacements of window attention, in the order of the graph.
         padding_masks: replacements of masks, in the order of the graph.
         group_norms: replacements of group normalisation, in the order of the graph.
+        linears: replacements of linear layers, in the order of the graph.
     """
 
     replacements: tuple[Replacement, ...]
@@ -148,3 +169,4 @@ class SurgeryReport:
     window_attentions: tuple[WindowReplacement, ...] = ()
     padding_masks: tuple[MaskReplacement, ...] = ()
     group_norms: tuple[GroupNormReplacement, ...] = ()
+    linears: tuple[LinearReplacement, ...] = ()

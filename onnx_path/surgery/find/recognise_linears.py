@@ -1,0 +1,178 @@
+"""Finding linear layers with GELU, ReLU or a residual behind them.
+
+Exporters write a MatMul or Gemm, the Add of the bias, and up to five nodes of GELU. The node `Linear`
+computes all of it in one kernel. Numbers tell bias and activation: parts of the graph run on zeros and on
+samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_path.surgery.find.recognise_windows import Linear
+from onnx_path.surgery.find.samplers import NotAttention
+from onnx_path.surgery.find.window_paths import linear_weight, moving_inputs, readers, run
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.traversal import is_op
+from onnx_path.surgery.layouts.movement import keeps_order
+
+FAST_MULTIPLE = 8
+"""The fast kernels run channels in multiples of so many, see kernels/include/msda/linear_choice.h."""
+
+FEWEST_ROWS = 512
+"""TensorRT runs layers of fewer rows as fast as our plugin."""
+
+_POINTWISE = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Max", "Min", "Clip", "Identity"),
+    *("Erf", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "LeakyRelu", "Gelu", "Relu"),
+)
+_SAMPLES = 16 * (np.arange(4099) * 0.618034 % 1) - 8  # any few in a row are spread over the range
+_ACTIVATIONS = {
+    "gelu": np.array([x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in _SAMPLES]),
+    "relu": np.maximum(_SAMPLES, 0),
+}
+_ROUNDING = 1e-4  # the square root of 2 in 16 bits changes GELU by 3e-5, and GELU by tanh differs by 5e-4
+
+
+@dataclass(frozen=True, eq=False)
+class FusedLinear:
+    """A linear layer with an activation or a residual.
+
+    Attributes:
+        x: [..., K], the features.
+        layer: the linear layer.
+        activation: one of `onnx_path.linear.ACTIVATIONS`.
+        residual: added to the result, of as many numbers; None if there is none.
+        end: the result, N numbers for each row of x.
+    """
+
+    x: ir.Value
+    layer: Linear
+    activation: str
+    residual: ir.Value | None
+    end: ir.Value
+
+
+def matrix_products(graph: ir.Graph, probe: Probe) -> Iterator[ir.Node]:
+    """Yields the nodes that multiply by a matrix, if onnxruntime knows the operators in front of them."""
+    for node in graph:
+        matrix = is_op(node, "MatMul", "Gemm") and len(probe.shape(node.inputs[1]) or ()) == 2
+        if matrix and probe.shape(node.outputs[0]) is not None:
+            yield node
+
+
+def recognise_linear(product: ir.Node, probe: Probe) -> FusedLinear | None:
+    """Finds the bias of a matrix product, and the activation or residual behind it.
+
+    Args:
+        product: the node.
+        probe: gives the sizes.
+
+    Returns:
+        The layer, None if neither activation nor residual follows.
+
+    Raises:
+        NotAttention: the node `Linear` would be no faster, or cannot replace the layer.
+        NotClosed, onnx_session.CannotRun: onnxruntime cannot run a part of it.
+    """
+    biased = _biased(product.outputs[0], probe)
+    end, activation = _activated(biased, probe)
+    residual = None
+    if end is None:
+        end, residual = _added(biased, probe)
+    if end is None:
+        return None
+    x, weight = product.inputs[0], linear_weight(product, probe)
+    if weight is None:
+        raise NotAttention("its weight or bias is no constant")
+    if any(size % FAST_MULTIPLE for size in weight.shape):
+        inputs, outputs = weight.shape
+        raise NotAttention(f"the plugin has no fast kernel for {inputs} -> {outputs} channels")
+    if (rows := math.prod(probe.shape(x)[:-1])) < FEWEST_ROWS:
+        raise NotAttention(f"it has {rows} rows, and TensorRT is as fast below {FEWEST_ROWS}")
+    if x.dtype == ir.DataType.DOUBLE:
+        raise NotAttention("its numbers are float64, which the plugin does not know")
+    if activation == "other":
+        raise NotAttention("its activation is neither GELU by erf nor ReLU")
+    _check_readers(product, end, residual, probe)
+    biases = run(probe, x, np.zeros(1), biased).reshape(rows, -1)
+    if np.ptp(biases, axis=0).any():
+        raise NotAttention("its rows have biases of their own")
+    while keeps_order(x.producer()) and probe.shape(x)[:-1] != probe.shape(end)[:-1]:
+        source = x.producer().inputs[0]  # simplifiers flatten the rows for a Gemm
+        if probe.shape(source)[-1:] != probe.shape(x)[-1:]:
+            break
+        x = source
+    return FusedLinear(x, Linear(weight, biases[0]), activation, residual, end)
+
+
+def _biased(value: ir.Value, probe: Probe) -> ir.Value:
+    """Returns the last tensor behind a product that constants are added to, or whose shape changes."""
+    while len(found := [x for x in _next(value, probe) if keeps_order(x) or _adds_bias(x, probe)]) == 1:
+        value = found[0].outputs[0]
+    return value
+
+
+def _adds_bias(node: ir.Node, probe: Probe) -> bool:
+    shapes = [probe.shape(x) for x in node.inputs if probe.is_static(x)] if is_op(node, "Add") else []
+    return len(shapes) == 1 and math.prod(shapes[0]) == probe.shape(node.outputs[0])[-1]
+
+
+def _activated(biased: ir.Value, probe: Probe) -> tuple[ir.Value | None, str]:
+    """Returns the result of an activation and its name: of `_ACTIVATIONS`, "other", or "none" without one."""
+    shape, other = probe.shape(biased), None
+    for value in _pointwise(biased, probe):
+        if probe.shape(value) != shape:
+            continue
+        found = run(probe, biased, np.resize(_SAMPLES, shape), value)
+        for name, expected in _ACTIVATIONS.items():
+            if np.allclose(found, np.resize(expected, shape), rtol=0, atol=_ROUNDING):
+                return value, name
+        opposite = run(probe, biased, np.resize(-_SAMPLES, shape), value)
+        if not np.allclose(found + opposite, 2 * run(probe, biased, np.zeros(1), value), atol=_ROUNDING):
+            other = value  # constants that scale or are added would be symmetric to zero
+    return other, "none" if other is None else "other"
+
+
+def _pointwise(start: ir.Value, probe: Probe) -> Iterator[ir.Value]:
+    """Yields the tensors that nodes compute number by number from one tensor, in the graph's order."""
+    inside, pending = {start}, set(_next(start, probe))
+    while pending:
+        node = min(pending, key=probe.order.get)
+        pending.remove(node)
+        if is_op(node, *_POINTWISE) and inside.issuperset(moving_inputs(node, probe)):
+            inside.add(node.outputs[0])
+            pending.update(_next(node.outputs[0], probe))
+            yield node.outputs[0]
+
+
+def _added(biased: ir.Value, probe: Probe) -> tuple[ir.Value, ir.Value] | tuple[None, None]:
+    """Returns the sum of a tensor with a residual, and the residual."""
+    for node in _next(biased, probe):
+        others = [x for x in moving_inputs(node, probe) if x is not biased]
+        if is_op(node, "Add") and len(others) == 1 and probe.shape(others[0]) == probe.shape(biased):
+            return node.outputs[0], others[0]
+    return None, None
+
+
+def _check_readers(product: ir.Node, end: ir.Value, residual: ir.Value | None, probe: Probe) -> None:
+    """Raises NotAttention if a node besides those of the layer reads a tensor on the way to its result."""
+    nodes, values, pending = set(), set(), {end.producer()}
+    while pending:
+        nodes.add(node := pending.pop())
+        read = set(moving_inputs(node, probe)) - {residual} if node is not product else set()
+        values |= read
+        pending |= {x.producer() for x in read} - nodes
+    for value in values:
+        if value.is_graph_output() or readers(value, probe) - nodes:
+            raise NotAttention(f"{value.name}, which is on the way, is read elsewhere too")
+
+
+def _next(value: ir.Value, probe: Probe) -> list[ir.Node]:
+    """Returns the main graph's nodes that read a tensor, in their order."""
+    return sorted((x for x in readers(value, probe) if x in probe.order), key=probe.order.get)
