@@ -1,6 +1,7 @@
 """The graph surgery: one node for each decomposed MSDA and for what is near it in an ONNX graph.
 
 `pipeline.operate` runs four steps. Each step returns new immutable objects; the last line writes a new model.
+Linear layers come last: the steps find them in the model that has all other nodes.
 
     find     `find.samplers` lists the bilinear samplers: GridSample nodes, and gathers that compute the same.
              `find.regions` follows the samples to their weighted sum.
@@ -10,8 +11,10 @@
              `find.window_paths` to the maps in front and behind.
              `find.recognise_masks` goes from the values of MSDA to the mask in front of them.
              `find.recognise_group_norms` goes from a node that normalises groups to map and result.
-    draft    `rewrite.operator_nodes`, `rewrite.mask_nodes`, `rewrite.window_nodes` and
-             `rewrite.group_norm_nodes` draft the replacement: the operator, its inputs, its result.
+             `find.recognise_linears` goes from a matrix product to its activation or residual.
+    draft    `rewrite.operator_nodes`, `rewrite.mask_nodes`, `rewrite.window_nodes`,
+             `rewrite.group_norm_nodes` and `rewrite.linear_nodes` draft the replacement: the operator, its
+             inputs, its result.
     verify   `verify.proof` runs region and draft on random numbers; `verify.model_comparison` runs both
     models.
 

@@ -126,8 +126,8 @@ def operate(
         linears, more = _linears(before)
         misses += more
         if linears:
-            result, more = _rewritten(before, [draft for draft, _ in linears], target)
-            removed |= more
+            result, later = _rewritten(before, [draft for draft, _ in linears], target)
+            removed |= later
             found += linears
     nodes = len(model.graph.node)
     already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))

@@ -120,7 +120,7 @@ def _biased(value: ir.Value, probe: Probe) -> ir.Value:
 
 def _adds_bias(node: ir.Node, probe: Probe) -> bool:
     shapes = [probe.shape(x) for x in node.inputs if probe.is_static(x)] if is_op(node, "Add") else []
-    return len(shapes) == 1 and math.prod(shapes[0]) == probe.shape(node.outputs[0])[-1]
+    return len(shapes) == 1 and probe.shape(node.outputs[0])[-1:] == (math.prod(shapes[0]),)
 
 
 def _activated(biased: ir.Value, probe: Probe) -> tuple[ir.Value | None, str]:
