@@ -25,13 +25,13 @@ FAST_MULTIPLE = 8
 """The fast kernels run channels in multiples of so many, see kernels/include/msda/linear_choice.h."""
 
 FEWEST_ROWS = 512
-"""TensorRT runs layers of fewer rows as fast as our plugin."""
+"""TensorRT's own kernels run layers of fewer rows as fast as the plugin."""
 
 _POINTWISE = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Max", "Min", "Clip", "Identity"),
     *("Erf", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "LeakyRelu", "Gelu", "Relu"),
 )
-_SAMPLES = 16 * (np.arange(4099) * 0.618034 % 1) - 8  # any few in a row are spread over the range
+_SAMPLES = 16 * (np.arange(4099) * 0.618034 % 1) - 8  # any few successive ones cover the range
 _ACTIVATIONS = {
     "gelu": np.array([x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in _SAMPLES]),
     "relu": np.maximum(_SAMPLES, 0),
@@ -112,7 +112,7 @@ def recognise_linear(product: ir.Node, probe: Probe) -> FusedLinear | None:
 
 
 def _biased(value: ir.Value, probe: Probe) -> ir.Value:
-    """Returns the last tensor behind a product that constants are added to, or whose shape changes."""
+    """Follows a product through additions of constants and changes of shape, and returns the last tensor."""
     while len(found := [x for x in _next(value, probe) if keeps_order(x) or _adds_bias(x, probe)]) == 1:
         value = found[0].outputs[0]
     return value
@@ -124,19 +124,20 @@ def _adds_bias(node: ir.Node, probe: Probe) -> bool:
 
 
 def _activated(biased: ir.Value, probe: Probe) -> tuple[ir.Value | None, str]:
-    """Returns the result of an activation and its name: of `_ACTIVATIONS`, "other", or "none" without one."""
-    shape, other = probe.shape(biased), None
-    for value in _pointwise(biased, probe):
-        if probe.shape(value) != shape:
-            continue
+    """Returns the result of an activation, or None, and its name: "gelu", "relu", "other" or "none"."""
+    shape = probe.shape(biased)
+    made = [x for x in _pointwise(biased, probe) if probe.shape(x) == shape][::-1]  # mostly it is the last
+    for value in made:
         found = run(probe, biased, np.resize(_SAMPLES, shape), value)
         for name, expected in _ACTIVATIONS.items():
             if np.allclose(found, np.resize(expected, shape), rtol=0, atol=_ROUNDING):
                 return value, name
-        opposite = run(probe, biased, np.resize(-_SAMPLES, shape), value)
-        if not np.allclose(found + opposite, 2 * run(probe, biased, np.zeros(1), value), atol=_ROUNDING):
-            other = value  # constants that scale or are added would be symmetric to zero
-    return other, "none" if other is None else "other"
+    for value in made:
+        # Scales, offsets, tanh and sigmoid are symmetric about their number at 0: no near misses.
+        pair = [run(probe, biased, np.resize(x, shape), value) for x in (_SAMPLES, -_SAMPLES)]
+        if not np.allclose(sum(pair), 2 * run(probe, biased, np.zeros(1), value), atol=_ROUNDING):
+            return value, "other"
+    return None, "none"
 
 
 def _pointwise(start: ir.Value, probe: Probe) -> Iterator[ir.Value]:
@@ -161,7 +162,7 @@ def _added(biased: ir.Value, probe: Probe) -> tuple[ir.Value, ir.Value] | tuple[
 
 
 def _check_readers(product: ir.Node, end: ir.Value, residual: ir.Value | None, probe: Probe) -> None:
-    """Raises NotAttention if a node besides those of the layer reads a tensor on the way to its result."""
+    """Raises NotAttention if a node beside the layer's own reads a tensor between product and result."""
     nodes, values, pending = set(), set(), {end.producer()}
     while pending:
         nodes.add(node := pending.pop())
