@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -79,6 +80,9 @@ class Decoder:
 class GpuDecoder(Decoder):
     """Decodes baseline and progressive JPEG files of 8 bits on a GPU, and other files by Pillow.
 
+    Pillow also decodes while the pictures that are in use hold more than a quarter of the GPU memory that was
+    free at the beginning.
+
     Args:
         device: number of the GPU.
         threads: as for `Decoder`.
@@ -98,6 +102,8 @@ class GpuDecoder(Decoder):
         require_gpu(device)
         call("cudaSetDevice", device)
         keep_freed_memory(device)  # nvImageCodec allocates each picture anew
+        self._most_bytes = call("cudaMemGetInfo")[0] // 4
+        self._held_bytes, self._count_alone = 0, threading.Lock()
         super().__init__(threads)
         self._stream, self._device = CudaStream(), device
         self._codec = nvimgcodec
@@ -147,17 +153,32 @@ class GpuDecoder(Decoder):
 
     def _decode(self, files: Sequence[_Read]) -> None:
         started = time.perf_counter()
-        try:
-            images = self._decode_on_gpu([file.data for file in files])
-        except Exception as error:  # nvImageCodec's own errors
-            _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
-            images = [None] * len(files)
+        images: list[DeviceImage | None] = [None] * len(files)
+        if self._held_bytes <= self._most_bytes:
+            try:
+                images = self._decode_on_gpu([file.data for file in files])
+            except Exception as error:  # nvImageCodec's own errors
+                _log.warning("nvImageCodec does not decode, Pillow does: %s", error)
         share = 1000 * (time.perf_counter() - started) / len(files)
         for file, image in zip(files, images, strict=True):
             if image is None:
-                _finish(file.file, file.future)
-            else:
-                file.future.set_result(Decoded(image, share))
+                self._decode_by_pillow(file)
+                continue
+            num_bytes = image.shape[0] * image.row_bytes
+            self._count(num_bytes)
+            weakref.finalize(image, self._count, -num_bytes)
+            file.future.set_result(Decoded(image, share))
+
+    def _count(self, num_bytes: int) -> None:
+        """Counts the memory of the pictures that are decoded and still in use."""
+        with self._count_alone:
+            self._held_bytes += num_bytes
+
+    def _decode_by_pillow(self, file: _Read) -> None:
+        try:
+            self._pool.submit(_finish, file.file, file.future)
+        except RuntimeError:  # the decoder is being closed
+            _finish(file.file, file.future)
 
     def _decode_on_gpu(self, files: Sequence[bytes]) -> list[DeviceImage | None]:
         """Decodes files; None for one that nvImageCodec refuses."""

@@ -292,8 +292,10 @@ def codec(monkeypatch) -> SimpleNamespace:
     stand_in = SimpleNamespace(Decoder=StandInDecoder, CodeStream=bytes, refused=[], batches=[], broken=False)
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", stand_in)
     monkeypatch.setattr(nvidia, "nvimgcodec", stand_in, raising=False)
-    for name in ("call", "require_gpu"):
-        monkeypatch.setattr(cuda_runtime, name, lambda *_: None)
+    stand_in.free_bytes = 2**30
+    memory = {"cudaMemGetInfo": lambda: (stand_in.free_bytes, 2**34)}
+    monkeypatch.setattr(cuda_runtime, "call", lambda name, *_: memory.get(name, lambda: None)())
+    monkeypatch.setattr(cuda_runtime, "require_gpu", lambda *_: None)
     stream = SimpleNamespace(handle=0, synchronize=lambda: None, close=lambda: None)
     monkeypatch.setattr(cuda_runtime, "CudaStream", lambda: stream)
     return stand_in
@@ -344,6 +346,19 @@ def test_files_that_wait_for_the_gpu_are_decoded_together(codec, photos):
         assert (future.result(20).image.to_host() == expected).all()
     decoder.close()
     assert codec.batches[0] == 1 and sum(codec.batches) == 101 and max(codec.batches) in range(18, 65)
+
+
+def test_pictures_in_use_leave_memory_to_the_network(codec, photos):
+    """Pillow decodes while they hold a quarter of the free memory."""
+    photo = load_image(photos / "a.jpg")
+    codec.free_bytes = 4 * photo.nbytes
+    decoder = GpuDecoder(1)
+    held = [decoder.start([photos / "a.jpg"])[0].result(20).image for _ in range(3)]
+    assert [isinstance(image, np.ndarray) for image in held] == [False, True, True]
+    assert all((image == photo).all() for image in held[1:])
+    held.clear()
+    assert not isinstance(decoder.start([photos / "a.jpg"])[0].result(20).image, np.ndarray)
+    decoder.close()
 
 
 def test_cancelled_files_are_left_out(codec, photos, monkeypatch):
