@@ -141,15 +141,17 @@ class GpuDecoder(Decoder):
             self._waiting.put(_Read(file, data, future))
 
     def _decode_waiting(self) -> None:
-        """Decodes what waits, until the queue has None."""
-        going_on = True
-        while going_on:
-            taken = [self._waiting.get()]
-            while len(taken) < _DECODED_TOGETHER and not self._waiting.empty():
-                taken.append(self._waiting.get())
-            going_on = None not in taken
-            if files := [one for one in taken if one is not None]:
-                self._decode(files)
+        while self._decode_next():  # which keeps no picture while it waits for others
+            pass
+
+    def _decode_next(self) -> bool:
+        """Decodes what waits; returns False once the queue has None."""
+        taken = [self._waiting.get()]
+        while len(taken) < _DECODED_TOGETHER and not self._waiting.empty():
+            taken.append(self._waiting.get())
+        if files := [one for one in taken if one is not None]:
+            self._decode(files)
+        return None not in taken
 
     def _decode(self, files: Sequence[_Read]) -> None:
         started = time.perf_counter()
