@@ -186,7 +186,7 @@ def test_few_rows_of_a_model(tmp_path: Path):
     module, images = SWINS["swin_backbone"].build()
     _, report = with_windows(export(module, images, tmp_path))
     assert len(report.linears) == 6
-    few = "it has 176 rows, and TensorRT is as fast below 512"
+    few = "it has 176 rows, fewer than 512"
     assert [x.reason for x in report.near_misses] == [few] * 7  # that behind the first stage too
 
 
@@ -297,7 +297,7 @@ def test_near_misses(body: str, options: dict, reason: str):
 def test_few_rows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recognise_linears, "FEWEST_ROWS", 601)
     _, report = operate(layer(f"{BIASED} y = Relu(h)"))
-    assert report.near_misses[0].reason == "it has 600 rows, and TensorRT is as fast below 601"
+    assert report.near_misses[0].reason == "it has 600 rows, fewer than 601"
 
 
 @pytest.mark.parametrize(
