@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -182,6 +184,10 @@ def _wanted(only: Sequence[str], target: str) -> tuple[str, ...]:
 # The model
 
 
+_Drafted = tuple[Draft, Callable[..., Any]]
+"""A draft, and the function that makes its part of the report."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Subject:
     """The model to rewrite. Only the last step, `_rewritten`, changes it.
@@ -315,21 +321,16 @@ def _masks(
         attentions: drafts of others.
     """
     already = [node.inputs[0] for node in subject.model.graph if node.op_type in operator.OPERATORS]
-    drafted = [next(iter(draft.kinds)) for draft in attentions]  # the value is their first input
-    verified, misses = [], []
-    for where in masking_nodes([*already, *drafted]):
-        try:
-            _check_opset(subject)
-            masked = recognise_mask(where, subject.probes[0])
-            draft = draft_mask(masked, subject.probes)
-            error = _proven(subject, draft, "msda")
-        except REFUSALS as reason:
-            misses.append(NearMiss(where.name or where.outputs[0].name, str(reason)))
-        else:
-            inputs, outputs = masked.layer.weight.shape
-            replacement = MaskReplacement(output=draft.end.name, inputs=inputs, outputs=outputs, error=error)
-            verified.append((draft, replacement))
-    return verified, misses
+    values = [next(iter(draft.kinds)) for draft in attentions]  # the value is their first input
+
+    def drafted(where: ir.Node, _: Set[ir.Value]) -> _Drafted:
+        _check_opset(subject)
+        masked = recognise_mask(where, subject.probes[0])
+        inputs, outputs = masked.layer.weight.shape
+        replacement = partial(MaskReplacement, inputs=inputs, outputs=outputs)
+        return draft_mask(masked, subject.probes), replacement
+
+    return _verified_each(subject, masking_nodes([*already, *values]), drafted)
 
 
 # Window attention: roles, draft and proof
@@ -383,21 +384,15 @@ def _verified_windows(subject: _Subject, windows: Sequence[Windows]) -> tuple[Dr
 
 def _group_norms(subject: _Subject) -> tuple[list[tuple[Draft, GroupNormReplacement]], list[NearMiss]]:
     """Returns the verified replacements of group normalisation and the near misses."""
-    verified, misses = [], []
-    for node, x in group_norms(subject.model.graph, subject.probes[0]):
-        try:
-            _check_opset(subject)
-            norm = recognise_group_norm(node, x, subject.probes[0])
-            draft = draft_group_norm(norm, subject.probes)
-            error = _proven(subject, draft, "msda")
-        except REFUSALS as reason:
-            misses.append(NearMiss(node.name or node.outputs[0].name, str(reason)))
-        else:
-            replacement = GroupNormReplacement(
-                output=draft.end.name, num_groups=norm.num_groups, channels=len(norm.weight), error=error
-            )
-            verified.append((draft, replacement))
-    return verified, misses
+    maps = dict(group_norms(subject.model.graph, subject.probes[0]))
+
+    def drafted(node: ir.Node, _: Set[ir.Value]) -> _Drafted:
+        _check_opset(subject)
+        norm = recognise_group_norm(node, maps[node], subject.probes[0])
+        replacement = partial(GroupNormReplacement, num_groups=norm.num_groups, channels=len(norm.weight))
+        return draft_group_norm(norm, subject.probes), replacement
+
+    return _verified_each(subject, maps, drafted)
 
 
 # Linear layers: roles, draft and proof
@@ -405,35 +400,55 @@ def _group_norms(subject: _Subject) -> tuple[list[tuple[Draft, GroupNormReplacem
 
 def _linears(subject: _Subject) -> tuple[list[tuple[Draft, LinearReplacement]], list[NearMiss]]:
     """Returns the verified replacements of linear layers and the near misses."""
-    verified, misses, ends = [], [], set()
-    for node in matrix_products(subject.model.graph, subject.probes[0]):
+
+    def drafted(product: ir.Node, ends: Set[ir.Value]) -> _Drafted | None:
+        linear = recognise_linear(product, subject.probes[0])
+        if linear is None:
+            return None
+        _check_opset(subject)
+        if linear.end in ends:
+            raise NotAttention("its residual is a linear layer, whose node computes the sum")
+        inputs, outputs = linear.layer.weight.shape
+        replacement = partial(
+            LinearReplacement,
+            inputs=inputs,
+            outputs=outputs,
+            activation=linear.activation,
+            residual=linear.residual is not None,
+        )
+        return draft_linear(linear, subject.probes), replacement
+
+    products = matrix_products(subject.model.graph, subject.probes[0])
+    return _verified_each(subject, products, drafted)
+
+
+# Proof
+
+
+def _verified_each(
+    subject: _Subject,
+    nodes: Iterable[ir.Node],
+    drafted: Callable[[ir.Node, Set[ir.Value]], _Drafted | None],
+) -> tuple[list[tuple[Draft, Any]], list[NearMiss]]:
+    """Drafts and proves a replacement for each node; returns the verified ones and the near misses.
+
+    Args:
+        nodes: each tells a place that may be replaced.
+        drafted: drafts a node's replacement, or returns None for no near miss. Gets the node and the results
+            of the verified replacements before. The part of the report lacks output and error.
+    """
+    verified, misses = [], []
+    for node in nodes:
         try:
-            linear = recognise_linear(node, subject.probes[0])
-            if linear is None:
+            if (found := drafted(node, {draft.end for draft, _ in verified})) is None:
                 continue
-            _check_opset(subject)
-            if linear.end in ends:
-                raise NotAttention("its residual is a linear layer, whose node computes the sum")
-            draft = draft_linear(linear, subject.probes)
+            draft, replacement = found
             error = _proven(subject, draft, "msda")
         except REFUSALS as reason:
             misses.append(NearMiss(node.name or node.outputs[0].name, str(reason)))
         else:
-            inputs, outputs = linear.layer.weight.shape
-            replacement = LinearReplacement(
-                output=draft.end.name,
-                inputs=inputs,
-                outputs=outputs,
-                activation=linear.activation,
-                residual=linear.residual is not None,
-                error=error,
-            )
-            verified.append((draft, replacement))
-            ends.add(linear.end)
+            verified.append((draft, replacement(output=draft.end.name, error=error)))
     return verified, misses
-
-
-# Proof
 
 
 def _check_opset(subject: _Subject) -> None:
