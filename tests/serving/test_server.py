@@ -45,13 +45,13 @@ async def _post(session, url: str, body: bytes, headers: dict | None = None) -> 
         return answer.status, await answer.text()
 
 
-async def _good_clients(url: str, clients: int, seconds: float) -> list[tuple[int, str]]:
-    """Each client sends an image as soon as it has the last answer."""
+async def _good_clients(url: str, clients: int, seconds: float, least: int) -> list[tuple[int, str]]:
+    """Each client sends an image as soon as it has the last answer, until all have the least number."""
     answers, ends, body = [], time.monotonic() + seconds, jpeg(640, 480)
     timeout = aiohttp.ClientTimeout(30)
 
     async def client(session) -> None:
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or len(answers) < least:
             answers.append(await _post(session, url, body))
 
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -62,13 +62,13 @@ async def _good_clients(url: str, clients: int, seconds: float) -> list[tuple[in
 def test_malformed_requests_beside_good_ones(server):
     async def run():
         return await asyncio.gather(
-            _good_clients(server.url, 4, 8),
+            _good_clients(server.url, 4, 8, 21),
             send_malformed(server.url, 500),
             *(send_slowly(server.url) for _ in range(5)),
         )
 
     good, malformed, *slow = asyncio.run(run())
-    assert Counter(status for status, _ in good) == {200: len(good)} and len(good) >= 4
+    assert Counter(status for status, _ in good) == {200: len(good)} and len(good) > 20
     assert all(boxes(text) == [HAMMER] for _, text in good)
     assert len(malformed) == 500 and [one for one in malformed if one.status != one.expected] == []
     assert max(seconds for *_, seconds in malformed) < DEADLINE_S
@@ -106,7 +106,8 @@ def test_metrics(server):
 def test_load_of_the_benchmark(server):
     row = asyncio.run(Load(server.url, [jpeg(640, 480)], server.process.pid).run(clients=3, seconds=1.5))
     assert set(row["statuses"]) == {"200"} and 0 < row["p50_ms"] <= row["p99_ms"] < 1000 * DEADLINE_S
-    assert 0 < row["images_per_second"] <= row["statuses"]["200"] / 1.5
+    answered = row["statuses"]["200"]  # the last of them after the 1.5 seconds
+    assert answered / (1.5 + DEADLINE_S) < row["images_per_second"] <= answered / 1.5
     assert all(200 < mebibytes < 20_000 for _, mebibytes in row["memory_mib"])
 
 
@@ -164,13 +165,13 @@ def test_killed_replica(server):
     assert len(before) == 2
 
     async def run():
-        load = asyncio.create_task(_good_clients(server.url, 6, 4))
+        load = asyncio.create_task(_good_clients(server.url, 6, 4, 11))
         await asyncio.sleep(1)
         os.kill(before[0], signal.SIGKILL)
         return await load
 
     answers = asyncio.run(run())
-    assert Counter(status for status, _ in answers) == {200: len(answers)} and len(answers) >= 6
+    assert Counter(status for status, _ in answers) == {200: len(answers)} and len(answers) > 10
     ends = time.monotonic() + 30
     while len(server.networks()) < 2:
         assert time.monotonic() < ends
@@ -181,26 +182,28 @@ def test_killed_replica(server):
 def test_end_under_load(server):
     """The last test of the server. SIGTERM: accepted requests are answered, later ones refused."""
 
-    async def client(session) -> list[int | str]:
-        statuses = [200]
-        while statuses[-1] == 200:
+    answers: list[list[int | str]] = [[] for _ in range(6)]
+
+    async def client(session, statuses: list[int | str]) -> None:
+        while statuses[-1:] in ([], [200]):
             try:
                 statuses.append((await _post(session, server.url, jpeg(640, 480)))[0])
             except aiohttp.ClientConnectorError:  # there is no server any more
                 statuses.append("refused")
-        return statuses[1:]
 
-    async def run() -> list[list[int | str]]:
+    async def run() -> None:
         # Each request has a connection of its own, which the server accepts or refuses.
         connector = aiohttp.TCPConnector(force_close=True)
         async with aiohttp.ClientSession(connector=connector) as session:
-            load = [asyncio.create_task(client(session)) for _ in range(6)]
+            load = [asyncio.create_task(client(session, statuses)) for statuses in answers]
             await asyncio.sleep(1)
+            while sum(map(len, answers)) <= 6:
+                await asyncio.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
-            return await asyncio.wait_for(asyncio.gather(*load), 30)
+            await asyncio.wait_for(asyncio.gather(*load), 30)
 
-    answers = asyncio.run(run())
-    assert sum(status == 200 for statuses in answers for status in statuses) > 0
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert sum(status == 200 for statuses in answers for status in statuses) > 6
     assert {statuses[-1] for statuses in answers} <= {503, 404, "refused"}  # none is lost
     assert server.process.wait(30) == 0
     log = server.log.read_text()
