@@ -131,16 +131,16 @@ class MultiScaleDeformableAttention(nn.Module):
             None if equal else self.points_per_level,
         )
         if torch.compiler.is_exporting():
-            options = {} if norm is None else arguments_of_norm(norm)
-            return linear(attended, self.output_proj.weight, self.output_proj.bias, residual, **options)
+            weight, bias = self.output_proj.weight, self.output_proj.bias
+            return linear(attended, weight, bias, residual, **arguments_of_norm(norm))
         projected = self.output_proj(attended)
         result = projected if residual is None else residual + projected
         return result if norm is None else norm(result)
 
 
-def arguments_of_norm(norm: nn.LayerNorm) -> dict[str, Tensor | float]:
-    """Returns the arguments of `msda.linear` that normalise its result."""
-    return {"norm_weight": norm.weight, "norm_bias": norm.bias, "eps": norm.eps}
+def arguments_of_norm(norm: nn.LayerNorm | None) -> dict[str, Tensor | float]:
+    """Returns the arguments of `msda.linear` that normalise its result, none without a norm."""
+    return {} if norm is None else {"norm_weight": norm.weight, "norm_bias": norm.bias, "eps": norm.eps}
 
 
 def star(num_heads: int, points_per_level: Sequence[int], device: torch.device | None = None) -> Tensor:

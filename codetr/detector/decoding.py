@@ -111,6 +111,7 @@ class GpuDecoder(Decoder):
         self._decoder = nvimgcodec.Decoder(device_id=device, options=":fancy_upsampling=1")
         self._waiting: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()  # None ends the thread
         self._thread = threading.Thread(target=self._decode_waiting, name="decode-gpu", daemon=True)
+        self._thread.start()
         probe = io.BytesIO()
         Image.new("RGB", (16, 16)).save(probe, "JPEG")
         if self._decode_on_gpu([probe.getvalue()]) == [None]:
@@ -118,7 +119,6 @@ class GpuDecoder(Decoder):
             raise EngineError(
                 "nvImageCodec decodes no JPEG file here; is the package nvidia-nvjpeg installed?"
             )
-        self._thread.start()
 
     def start(self, files: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """As `Decoder.start`. Files that wait for the GPU are decoded together."""
@@ -196,8 +196,7 @@ class GpuDecoder(Decoder):
         """Drops what has not begun, waits for the rest, and frees the decoder."""
         super().close()
         self._waiting.put(None)
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         self._decoder = None
         self._stream.close()
 

@@ -156,8 +156,7 @@ class Linear(nn.Linear):
         """[..., K] -> [..., N]. Applies the activation, adds the residual [..., N], and normalises, as
         `msda.linear`."""
         if self.written_out:
-            options = {} if norm is None else arguments_of_norm(norm)
-            return msda.linear(x, self.weight, self.bias, residual, activation, **options)
+            return msda.linear(x, self.weight, self.bias, residual, activation, **arguments_of_norm(norm))
         result = msda.linear_reference.finish(super().forward(x), residual, activation)
         return result if norm is None else norm(result)
 
