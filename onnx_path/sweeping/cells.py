@@ -42,7 +42,7 @@ class Cell:
         return "-".join(part.replace("/", "_") for part in parts)
 
 
-class MissingCell(Exception):
+class MissingCell(RuntimeError):
     """A cell cannot exist, as its files show; the message is the reason."""
 
 
