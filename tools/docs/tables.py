@@ -30,7 +30,11 @@ ACCURACY_IN_8_BITS = "accuracy_co_dino_demo_8_bits_640x640_h100.json"
 ENGINES_IN_8_BITS = (
     "engines_co_dino_swin_l_8_bits_768x1152_h100.json",
     "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h100.json",
+    "engines_co_dino_r50_8_bits_768x1152_h100.json",
+    "engines_co_dino_r50_8_bits_batch_8_768x1152_h100.json",
     "engines_co_dino_r50_8_bits_batch_8_768x1152_h200.json",
+    "engines_co_dino_demo_8_bits_640x640_h100.json",
+    "engines_co_dino_demo_8_bits_batch_8_640x640_h100.json",
 )
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
@@ -328,9 +332,10 @@ def engines_in_8_bits() -> str:
             fp16_ms = base.get(path) or next(iter(base.values()))
             faster = f"{fp16_ms / row['timing']['median_ms']:.2f}"
             sizes = [mebibytes(row[key]) for key in ("engine_bytes", "device_memory_bytes")]
-            what = [row["model"], gpu_of(file), str(row["inputs"]["images"][0]), path, precision]
+            batch, _, height, width = row["inputs"]["images"]
+            what = [row["model"], f"{height}x{width}", gpu_of(file), str(batch), path, precision]
             rows.append([*what, milliseconds(row), faster, *sizes])
-    head = ["768x1152", "GPU", "batch", "path", "precision", "ms", "times fp16's speed", "engine, MiB"]
+    head = ["model", "size", "GPU", "batch", "path", "precision", "ms", "times fp16's speed", "engine, MiB"]
     return table([*head, "memory, MiB"], rows) + source(*ENGINES_IN_8_BITS)
 
 
