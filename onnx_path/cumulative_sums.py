@@ -20,7 +20,8 @@ def write_out_cumulative_sums(model: onnx.ModelProto) -> int:
     """Replaces float32 sums along one of the last two axes by products with a triangle of ones, in place.
 
     Sums of whole numbers stay exact. Others round in another order, and a non-finite number reaches the whole
-    row. Sums along an axis of unknown length, or of more than 1024 numbers, stay.
+    row. Sums of more than 1024 numbers stay. A length that ONNX's shape inference does not find, as behind
+    the paddings of a Swin backbone, is computed by nodes, which TensorRT evaluates if its shapes are static.
 
     Returns:
         The number of nodes that were replaced.
@@ -43,14 +44,15 @@ def _write_out(node: ir.Node) -> bool:
         return False
     from_end = int(axes.item()) % len(x.shape) - len(x.shape)
     length = x.shape[from_end]
-    if from_end < -2 or not isinstance(length, int) or length > _LONGEST:
+    if from_end < -2 or (isinstance(length, int) and length > _LONGEST):
         return False
     exclusive, reverse = (bool(attribute(node, name, 0)) for name in ("exclusive", "reverse"))
-    ones = np.triu(np.ones((length, length), np.float32), int(exclusive))  # [from, to] of a row
-    if reverse != (from_end == -2):
-        ones = np.ascontiguousarray(ones.T)
-    triangle = ir.val(f"{output.name}_ones", const_value=ir.tensor(ones))
-    node.graph.register_initializer(triangle)
+    lower = reverse != (from_end == -2)  # the triangle of a row has [from, to]
+    if isinstance(length, int):
+        ones = np.triu(np.ones((length, length), np.float32), int(exclusive))
+        triangle = _constant(node, "ones", np.ascontiguousarray(ones.T) if lower else ones)
+    else:
+        triangle = _computed_triangle(node, len(x.shape) + from_end, exclusive, lower)
     product = ir.node("MatMul", (x, triangle) if from_end == -1 else (triangle, x), name=node.name)
     result = product.outputs[0]
     result.name, result.type, result.shape = output.name, output.type, output.shape
@@ -58,3 +60,26 @@ def _write_out(node: ir.Node) -> bool:
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
     node.graph.remove(node, safe=True)
     return True
+
+
+def _computed_triangle(node: ir.Node, axis: int, exclusive: bool, lower: bool) -> ir.Value:
+    """Inserts nodes that compute the triangle of ones for an axis of unknown length."""
+
+    def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        added = ir.node(op_type, inputs, attributes)
+        node.graph.insert_before(node, added)
+        added.outputs[0].name = f"{node.outputs[0].name}_{op_type.lower()}"
+        return added.outputs[0]
+
+    zero, one = (_constant(node, str(number), np.array(number)) for number in (0, 1))
+    length = add("Gather", add("Shape", node.inputs[0]), _constant(node, "axis", np.array(axis)))
+    row = add("Range", zero, length, one)
+    sides = add("Reshape", row, _constant(node, "column", np.array([-1, 1]))), row
+    inside = add("Less" if exclusive else "LessOrEqual", *(reversed(sides) if lower else sides))
+    return add("Cast", inside, to=ir.DataType.FLOAT.value)
+
+
+def _constant(node: ir.Node, name: str, content: np.ndarray) -> ir.Value:
+    value = ir.val(f"{node.outputs[0].name}_{name}", const_value=ir.tensor(content))
+    node.graph.register_initializer(value)
+    return value
