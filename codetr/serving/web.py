@@ -159,7 +159,7 @@ def make_app(
     )
     page = files("codetr.serving").joinpath("page.html").read_text(encoding="utf-8")
 
-    def check_key(given: _Credentials) -> None:
+    async def check_key(given: _Credentials) -> None:  # FastAPI would run a function in a thread
         word = b"" if given is None else given.credentials.encode()
         if keys and not any([hmac.compare_digest(word, key) for key in keys]):
             raise HTTPException(401, "the API key is missing or wrong", {"WWW-Authenticate": "Bearer"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import shutil
@@ -80,6 +81,13 @@ def metric(text: str, name: str, tag: str = "") -> float:
     """The sum of a metric's samples that have a tag."""
     lines = re.findall(rf"^ray_{name}\{{([^}}]*)\}} (\S+)", text, re.MULTILINE)
     return sum(float(value) for tags, value in lines if tag in tags)
+
+
+def test_body_of_many_megabytes(server):
+    body = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), np.uint8)).save(body, "PNG")
+    assert len(body.getvalue()) > 6e6  # gRPC's default limit is 4 MiB
+    assert server.post(body.getvalue())[0] == 200
 
 
 def test_metrics(server):
