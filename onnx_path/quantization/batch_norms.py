@@ -1,7 +1,7 @@
-"""Folds batch norms into the convolutions before them.
+"""Folds batch norms into the convolutions before them, and layer scales into linear layers.
 
-TensorRT fuses a convolution in 8 bits with the sum, activation and quantisation behind it, but only if no
-other node stands between them.
+A convolution or linear layer in 8 bits fuses with the sum, activation and quantisation behind it, but only if
+no other node stands between them.
 """
 
 from __future__ import annotations
@@ -14,47 +14,61 @@ from onnx_path.surgery.graph.traversal import attribute, is_op
 
 
 def fold_batch_norms(graph: ir.Graph) -> None:
-    """Folds products and sums with a number for each channel into the convolutions before them, in place.
+    """Folds products and sums with a number for each channel into the products before them, in place.
 
-    Exporters write a frozen batch norm as such a product and sum, other batch norms as one node.
+    Exporters write a frozen batch norm as such a product and sum, other batch norms as one node. A linear
+    layer's product is a LayerScale (arXiv 2103.17239), as in DINOv2.
     """
     for product in list(find_products(graph)):
-        if product.is_convolution:
+        if product.is_convolution or is_op(product.node, "MatMul"):
             _fold(graph, product)
 
 
 def _fold(graph: ir.Graph, product: Product) -> None:
-    weight, output = product.weight, product.output
+    channels, output = product.channels[1], product.output
     bias = product.node.inputs[2] if len(product.node.inputs) > 2 else None
-    shift = np.zeros(len(weight)) if bias is None else folded_constant(bias)
+    shift = np.zeros(channels) if bias is None else folded_constant(bias)
     if shift is None:
         return
-    scale, folded = np.ones(len(weight)), []
-    while (norm := _read_norm(output, weight)) is not None:
+    scale, folded = np.ones(channels), []
+    while (norm := _read_norm(output, product)) is not None:
         node, factor, summand = norm
         scale, shift = scale * factor, shift * factor + summand
         output = node.outputs[0]
         folded.append(node)
-    if not folded:
+    if not folded or not (product.is_convolution or any(map(_scales_channels, folded))):
         return
-    scaled = weight.astype(np.float64) * scale.reshape(-1, *[1] * (weight.ndim - 1))
-    for place, (name, array) in enumerate((("weight", scaled), ("bias", shift)), start=1):
-        tensor = ir.tensor(array.astype(weight.dtype), name=f"{product.output.name}/folded_{name}")
-        value = ir.val(tensor.name, const_value=tensor)
-        graph.register_initializer(value)
-        if place == len(product.node.inputs):
-            product.node.resize_inputs(place + 1)
-        product.node.replace_input_with(place, value)
-    ir.convenience.replace_all_uses_with(output, product.output)
+    others = [1] * product.weight.ndim
+    others[product.output_axis] = -1
+    weight = _register(graph, product, "weight", product.weight.astype(np.float64) * scale.reshape(others))
+    bias = _register(graph, product, "bias", shift)
+    product.node.replace_input_with(1, weight)
+    result = product.output
+    if product.is_convolution:
+        product.node.resize_inputs(3)
+        product.node.replace_input_with(2, bias)
+    else:
+        added = ir.node("Add", (result, bias))
+        graph.insert_after(product.node, added)
+        result = added.outputs[0]
+        result.name = f"{product.output.name}/folded"
+    ir.convenience.replace_all_uses_with(output, result)
     graph.remove(reversed(folded), safe=True)
 
 
-def _read_norm(value: ir.Value, weight: np.ndarray) -> tuple[ir.Node, np.ndarray, np.ndarray] | None:
-    """Returns the node that scales or shifts a convolution's channels, with both numbers of each channel."""
+def _register(graph: ir.Graph, product: Product, name: str, array: np.ndarray) -> ir.Value:
+    tensor = ir.tensor(array.astype(product.weight.dtype), name=f"{product.output.name}/folded_{name}")
+    value = ir.val(tensor.name, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _read_norm(value: ir.Value, product: Product) -> tuple[ir.Node, np.ndarray, np.ndarray] | None:
+    """Returns the node that scales or shifts a product's channels, with both numbers of each channel."""
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output() or uses[0].node.outputs[0].is_graph_output():
         return None
-    node, channels = uses[0].node, len(weight)
+    node, channels = uses[0].node, product.channels[1]
     if is_op(node, "BatchNormalization") and len(node.outputs) == 1:
         numbers = [folded_constant(x) for x in node.inputs[1:]]
         if any(x is None for x in numbers):
@@ -65,7 +79,8 @@ def _read_norm(value: ir.Value, weight: np.ndarray) -> tuple[ir.Node, np.ndarray
     if not is_op(node, "Mul", "Add"):
         return None
     number = folded_constant(node.inputs[1 - uses[0].idx])
-    if number is None or (number.size > 1 and number.shape[1 - weight.ndim :] != _column(weight)):
+    column = (channels, *[1] * (product.weight.ndim - 2))  # a number for each channel, beside a map or a row
+    if number is None or (number.size > 1 and number.shape[-len(column) :] != column):
         return None
     if number.size not in (1, channels):
         return None
@@ -75,6 +90,7 @@ def _read_norm(value: ir.Value, weight: np.ndarray) -> tuple[ir.Node, np.ndarray
     return node, np.ones(channels), number
 
 
-def _column(weight: np.ndarray) -> tuple[int, ...]:
-    """Returns the shape of one number a channel beside a map."""
-    return (len(weight), *[1] * (weight.ndim - 2))
+def _scales_channels(node: ir.Node) -> bool:
+    """Returns whether a node multiplies by more than one number."""
+    numbers = [folded_constant(x) for x in node.inputs] if is_op(node, "Mul") else []
+    return any(x is not None and x.size > 1 for x in numbers)

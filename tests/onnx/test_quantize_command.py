@@ -296,6 +296,38 @@ def test_files_that_cannot_be_quantized(files, tmp_path, capsys):
     assert not (tmp_path / "new.onnx").exists() and not (tmp_path / "twice.onnx").exists()
 
 
+def test_layer_scales_are_folded():
+    """The sum behind a layer scale reads the layer's bias; one number for all channels stays."""
+    random = np.random.default_rng(0)
+    shapes = {"u": (16, 32), "v": (32, 16), "scale": (16,), "one": (1, 1, 32), "two": (16,)}
+    weights = {name: random.random(shape).astype(np.float32) for name, shape in shapes.items()}
+    weights["half"] = np.float32(0.5)
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[1, 9, 16] rows) => (float[1, 9, 16] result) {
+        a = MatMul (rows, u)
+        b = Add (one, a)
+        c = Mul (b, half)
+        d = Relu (c)
+        e = MatMul (d, v)
+        f = Add (e, two)
+        g = Mul (scale, f)
+        sum = Add (g, rows)
+        result = Relu (sum)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
+    copy = ir.from_proto(model)
+    fold_batch_norms(copy.graph)
+    folded = ir.to_proto(copy)
+    onnx.checker.check_model(folded, full_check=True)
+    kinds = [node.op_type for node in folded.graph.node]
+    assert kinds == ["MatMul", "Add", "Mul", "Relu", "MatMul", "Add", "Add", "Relu"]
+    rows = random.standard_normal((1, 9, 16)).astype(np.float32)
+    (one,), (other,) = (onnx_session.run(x, {"rows": rows}) for x in (model, folded))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_batch_norms_are_folded(tmp_path):
     """Frozen norms and BatchNormalization; the sum of a first block reads one convolution in 8 bits.
 
