@@ -20,8 +20,9 @@ def write_out_cumulative_sums(model: onnx.ModelProto) -> int:
     """Replaces float32 sums along one of the last two axes by products with a triangle of ones, in place.
 
     Sums of whole numbers stay exact. Others round in another order, and a non-finite number reaches the whole
-    row. Sums of more than 1024 numbers stay. A length that ONNX's shape inference does not find, as behind
-    the paddings of a Swin backbone, is computed by nodes, which TensorRT evaluates if its shapes are static.
+    row. Sums of more than 1024 numbers stay, and those of unknown length in fewer than three dimensions: they
+    may be sums of all cells. Other lengths that ONNX's shape inference does not find, as behind the paddings
+    of a Swin backbone, are computed by nodes, which TensorRT evaluates if its shapes are static.
 
     Returns:
         The number of nodes that were replaced.
@@ -44,7 +45,8 @@ def _write_out(node: ir.Node) -> bool:
         return False
     from_end = int(axes.item()) % len(x.shape) - len(x.shape)
     length = x.shape[from_end]
-    if from_end < -2 or (isinstance(length, int) and length > _LONGEST):
+    too_long = length > _LONGEST if isinstance(length, int) else len(x.shape) < 3
+    if from_end < -2 or too_long:
         return False
     exclusive, reverse = (bool(attribute(node, name, 0)) for name in ("exclusive", "reverse"))
     lower = reverse != (from_end == -2)  # the triangle of a row has [from, to]
