@@ -111,6 +111,32 @@ def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch)
     assert len(started) == 3  # the same pictures: the outputs to compare with are kept
 
 
+@pytest.mark.gpu
+def test_cells_on_a_gpu(folder, tmp_path, capsys):
+    """Static and dynamic engines beside PyTorch, in processes that load ahead, with the state of the GPU."""
+    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
+    out = tmp_path / "out"
+    options = ("--precision", "fp32,fp16,int8", "--batch", "1,4", "--shapes", "static,dynamic")
+    given = command(folder, folder / "data", out, *options, "--jobs", "2", "--ahead", "1")
+    assert sweep.main(given) == 0, capsys.readouterr().err
+    rows = json.loads((out / "results.json").read_text())["cells"]
+    measured = [row for row in rows if row["status"] == "ok"]
+    assert {(row["runtime"], row["precision"], row["shapes"], row["batch"]) for row in measured} == {
+        *(("torch", precision, "any", batch) for precision in ("fp32", "fp16") for batch in (1, 4)),
+        *(
+            ("tensorrt", precision, shapes, batch)
+            for precision in ("fp32", "fp16", "int8")
+            for shapes in ("static", "dynamic")
+            for batch in (1, 4)
+        ),
+    }
+    for row in measured:
+        assert all(row["model_ms"][kind]["median"] > 0 for kind in ("eager", "graph")), row["id"]
+        assert row["gpu"]["samples"] and row["peak_gpu_bytes"] > 0 and row["layers"] > 0, row["id"]
+        assert row["agreement"]["close"] > (0.9 if row["precision"] == "fp32" else 0), row["id"]
+    assert (out / "report.html").stat().st_size > 1000
+
+
 def test_engines_are_built_before_the_measurements(folder, tmp_path, monkeypatch):
     """Each engine once, and the first of a network and precision, which makes its ONNX file, in front."""
     started = []
