@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 
 _LONGEST = 1024  # numbers along the axis; the constant has the square of them
 
@@ -82,6 +82,4 @@ def _computed_triangle(node: ir.Node, axis: int, exclusive: bool, lower: bool) -
 
 
 def _constant(node: ir.Node, name: str, content: np.ndarray) -> ir.Value:
-    value = ir.val(f"{node.outputs[0].name}_{name}", const_value=ir.tensor(content))
-    node.graph.register_initializer(value)
-    return value
+    return add_constant(node.graph, f"{node.outputs[0].name}_{name}", content)

@@ -26,7 +26,7 @@ from onnx_path.fused_quantized_layer_norms import fuse_layer_norms
 from onnx_path.linear import ACTIVATIONS
 from onnx_path.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.quantized_linear import QUANTIZED_LINEAR, pack_weights
-from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,13 +274,10 @@ def _replace(layer: QuantizedLayer) -> None:
     place = own_name.removeprefix(layer.product.op_type)  # such as "_1", of the second node of a module
     graph, name = last.graph, layer.output.name
 
-    def add_constant(suffix: str, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array, name=f"{name}/{QUANTIZED_LINEAR}/{suffix}")
-        value = ir.val(tensor.name, const_value=tensor)
-        graph.register_initializer(value)
-        return value
+    def own(suffix: str, array: np.ndarray) -> ir.Value:
+        return add_constant(graph, f"{name}/{QUANTIZED_LINEAR}/{suffix}", array)
 
-    bias = add_constant("bias", layer.bias)
+    bias = own("bias", layer.bias)
     quantized = layer.output_scale is not None
     output_type = layer.eight_bits if quantized else layer.dtype
     attributes = {
@@ -294,8 +291,8 @@ def _replace(layer: QuantizedLayer) -> None:
         QUANTIZED_LINEAR,
         [
             layer.x,
-            add_constant("weight", pack_weights(layer.weight)),
-            add_constant("scale", layer.scale),
+            own("weight", pack_weights(layer.weight)),
+            own("scale", layer.scale),
             bias,
             bias if layer.residual is None else layer.residual,
             bias if layer.mask is None else layer.mask,

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
-from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 
 _OLDEST_OPSET = 15  # Shape has a start and an end since then
 _OFFSETS, _LOGITS = 4, 5  # inputs of the node
@@ -86,10 +86,7 @@ def _pack(node: ir.Node, names: set[str]) -> bool:
     names.add(f"{scope}/MatMul")
 
     def weight(name: str, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array, name=f"{scope}/{name}")
-        value = ir.val(tensor.name, const_value=tensor)
-        graph.register_initializer(value)
-        return value
+        return add_constant(graph, f"{scope}/{name}", array)
 
     def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
         made = ir.node(op_type, inputs, attributes, name=f"{scope}/{op_type}")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from codetr.export.constant_reshape import constant_reshape
+from onnx_path.surgery.graph.traversal import add_constant
 
 
 def remove_shape_arithmetic(model: ir.Model) -> None:
@@ -29,9 +30,7 @@ def remove_shape_arithmetic(model: ir.Model) -> None:
             continue
         if target not in constants:
             name = "reshape_to_" + "_".join(map(str, target)).replace("-", "m")
-            value = ir.val(name, const_value=ir.tensor(np.array(target, dtype=np.int64), name=name))
-            model.graph.register_initializer(value)
-            constants[target] = value
+            constants[target] = add_constant(model.graph, name, np.array(target, dtype=np.int64))
         node.replace_input_with(1, constants[target])
         node.attributes.pop("allowzero", None)
     CommonSubexpressionEliminationPass()(model)

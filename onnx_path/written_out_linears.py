@@ -20,7 +20,7 @@ from onnx_path.domain import DOMAIN
 from onnx_path.linear import ACTIVATIONS, EPS, LINEAR
 from onnx_path.opset import opset_of
 from onnx_path.surgery.graph.element_types import LINEAR_MAXES, LINEARS, Types
-from onnx_path.surgery.graph.traversal import attribute, constant
+from onnx_path.surgery.graph.traversal import add_constant, attribute, constant
 
 _LAYERS = LINEARS | LINEAR_MAXES
 _OPSET_OF_GELU = 20
@@ -119,17 +119,14 @@ def _write_out(node: ir.Node, opset: int) -> None:
         graph.insert_before(node, made)
         return value
 
-    def add_constant(array: np.ndarray, name: str) -> ir.Value:
-        tensor = ir.tensor(array, name=f"{output.name}_{name}")
-        value = ir.val(tensor.name, const_value=tensor)
-        graph.register_initializer(value)
-        return value
+    def own(array: np.ndarray, name: str) -> ir.Value:
+        return add_constant(graph, f"{output.name}_{name}", array)
 
     array = constant(weight)
     if array is None:
         transposed = add("Transpose", weight, perm=[1, 0])
     else:
-        transposed = add_constant(np.ascontiguousarray(array.T), "weight")
+        transposed = own(np.ascontiguousarray(array.T), "weight")
     if _is_largest(node) and x.dtype != ir.DataType.FLOAT:
         x = add("Cast", x, name=f"{output.name}_x", to=ir.DataType.FLOAT)
     results = [add("MatMul", x, transposed)]
@@ -153,7 +150,7 @@ def _write_out(node: ir.Node, opset: int) -> None:
         if opset < _OPSET_OF_AXES_INPUT:
             results = [add("ReduceMax", results[-1], axes=[-1], keepdims=0)]
         else:
-            results = [add("ReduceMax", results[-1], add_constant(np.array([-1]), "axes"), keepdims=0)]
+            results = [add("ReduceMax", results[-1], own(np.array([-1]), "axes"), keepdims=0)]
     for result in results:
         result.shape = output.shape
     results[-1].name = output.name

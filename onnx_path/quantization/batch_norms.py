@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_path.quantization.products import Product, find_products, folded_constant
-from onnx_path.surgery.graph.traversal import attribute, is_op
+from onnx_path.surgery.graph.traversal import add_constant, attribute, is_op
 
 
 def fold_batch_norms(graph: ir.Graph) -> None:
@@ -30,18 +30,21 @@ def _fold(graph: ir.Graph, product: Product) -> None:
     shift = np.zeros(channels) if bias is None else folded_constant(bias)
     if shift is None:
         return
-    scale, folded = np.ones(channels), []
+    scale, folded = np.ones(1), []
     while (norm := _read_norm(output, product)) is not None:
         node, factor, summand = norm
         scale, shift = scale * factor, shift * factor + summand
         output = node.outputs[0]
         folded.append(node)
-    if not folded or not (product.is_convolution or any(map(_scales_channels, folded))):
+    if not folded or (scale.size == 1 and not product.is_convolution):
         return
     others = [1] * product.weight.ndim
     others[product.output_axis] = -1
-    weight = _register(graph, product, "weight", product.weight.astype(np.float64) * scale.reshape(others))
-    bias = _register(graph, product, "bias", shift)
+    scaled = product.weight.astype(np.float64) * scale.reshape(others)
+    weight, bias = (
+        add_constant(graph, f"{product.output.name}/folded_{name}", array.astype(product.weight.dtype))
+        for name, array in (("weight", scaled), ("bias", shift))
+    )
     product.node.replace_input_with(1, weight)
     result = product.output
     if product.is_convolution:
@@ -56,20 +59,13 @@ def _fold(graph: ir.Graph, product: Product) -> None:
     graph.remove(reversed(folded), safe=True)
 
 
-def _register(graph: ir.Graph, product: Product, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array.astype(product.weight.dtype), name=f"{product.output.name}/folded_{name}")
-    value = ir.val(tensor.name, const_value=tensor)
-    graph.register_initializer(value)
-    return value
-
-
 def _read_norm(value: ir.Value, product: Product) -> tuple[ir.Node, np.ndarray, np.ndarray] | None:
-    """Returns the node that scales or shifts a product's channels, with both numbers of each channel."""
+    """Returns the node that scales or shifts a product's channels, its factors and its summands."""
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output() or uses[0].node.outputs[0].is_graph_output():
         return None
     node, channels = uses[0].node, product.channels[1]
-    if is_op(node, "BatchNormalization") and len(node.outputs) == 1:
+    if product.is_convolution and is_op(node, "BatchNormalization") and len(node.outputs) == 1:
         numbers = [folded_constant(x) for x in node.inputs[1:]]
         if any(x is None for x in numbers):
             return None
@@ -84,13 +80,5 @@ def _read_norm(value: ir.Value, product: Product) -> tuple[ir.Node, np.ndarray, 
         return None
     if number.size not in (1, channels):
         return None
-    number = np.broadcast_to(number.astype(np.float64).reshape(-1), channels)
-    if is_op(node, "Mul"):
-        return node, number, np.zeros(channels)
-    return node, np.ones(channels), number
-
-
-def _scales_channels(node: ir.Node) -> bool:
-    """Returns whether a node multiplies by more than one number."""
-    numbers = [folded_constant(x) for x in node.inputs] if is_op(node, "Mul") else []
-    return any(x is not None and x.size > 1 for x in numbers)
+    number = number.astype(np.float64).reshape(-1)
+    return (node, number, np.zeros(1)) if is_op(node, "Mul") else (node, np.ones(1), number)

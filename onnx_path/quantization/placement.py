@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from codetr.export.quantization_scales import LARGEST, scales_of
 from onnx_path.quantization.products import Product
-from onnx_path.surgery.graph.traversal import is_op
+from onnx_path.surgery.graph.traversal import add_constant, is_op
 
 Edge = tuple[ir.Node, int]
 """A node and the place of one of its inputs."""
@@ -150,10 +150,7 @@ class _Writer:
         return self._stored[key]
 
     def _constant(self, name: str, array: np.ndarray) -> ir.Value:
-        name = self._name(name)
-        value = ir.val(name, const_value=ir.tensor(array, name=name))
-        self._graph.register_initializer(value)
-        return value
+        return add_constant(self._graph, self._name(name), array)
 
     def _value(self, name: str, kind: ir.DataType, shape: ir.Shape | None) -> ir.Value:
         return ir.Value(name=self._name(name), type=ir.TensorType(kind), shape=shape)

@@ -20,6 +20,7 @@ from onnx_path.quantization import ranges
 from onnx_path.quantization.batch_norms import fold_batch_norms
 from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.surgery.graph import onnx_session
+from tests.onnx.text_models import text_model
 
 SIZE = 32
 COLOURS = ["--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
@@ -296,36 +297,30 @@ def test_files_that_cannot_be_quantized(files, tmp_path, capsys):
     assert not (tmp_path / "new.onnx").exists() and not (tmp_path / "twice.onnx").exists()
 
 
+def kinds_after_folding(model: onnx.ModelProto, **inputs: np.ndarray) -> list[str]:
+    """Folds norms and scales, checks that the outputs stay, and returns the nodes' types."""
+    copy = ir.from_proto(model)
+    fold_batch_norms(copy.graph)
+    folded = ir.to_proto(copy)
+    onnx.checker.check_model(folded, full_check=True)
+    (one,), (other,) = (onnx_session.run(x, inputs) for x in (model, folded))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    return [node.op_type for node in folded.graph.node]
+
+
 def test_layer_scales_are_folded():
     """The sum behind a layer scale reads the layer's bias; one number for all channels stays."""
     random = np.random.default_rng(0)
     shapes = {"u": (16, 32), "v": (32, 16), "scale": (16,), "one": (1, 1, 32), "two": (16,)}
     weights = {name: random.random(shape).astype(np.float32) for name, shape in shapes.items()}
     weights["half"] = np.float32(0.5)
-    text = """
-    <ir_version: 8, opset_import: ["" : 17]>
-    net (float[1, 9, 16] rows) => (float[1, 9, 16] result) {
-        a = MatMul (rows, u)
-        b = Add (one, a)
-        c = Mul (b, half)
-        d = Relu (c)
-        e = MatMul (d, v)
-        f = Add (e, two)
-        g = Mul (scale, f)
-        sum = Add (g, rows)
-        result = Relu (sum)
-    }"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
-    copy = ir.from_proto(model)
-    fold_batch_norms(copy.graph)
-    folded = ir.to_proto(copy)
-    onnx.checker.check_model(folded, full_check=True)
-    kinds = [node.op_type for node in folded.graph.node]
-    assert kinds == ["MatMul", "Add", "Mul", "Relu", "MatMul", "Add", "Add", "Relu"]
+    body = """a = MatMul (rows, u) b = Add (one, a) c = Mul (b, half) d = Relu (c)
+        e = MatMul (d, v) f = Add (e, two) g = Mul (scale, f) sum = Add (g, rows) result = Relu (sum)"""
+    model = text_model(body, "float[1, 9, 16] rows", "float[1, 9, 16] result", 17, **weights)
     rows = random.standard_normal((1, 9, 16)).astype(np.float32)
-    (one,), (other,) = (onnx_session.run(x, {"rows": rows}) for x in (model, folded))
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert kinds_after_folding(model, rows=rows) == [
+        *("MatMul", "Add", "Mul", "Relu", "MatMul", "Add", "Add", "Relu"),
+    ]
 
 
 def test_batch_norms_are_folded(tmp_path):
@@ -358,15 +353,10 @@ def test_batch_norms_are_folded(tmp_path):
     model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
-    copy = ir.from_proto(model)
-    fold_batch_norms(copy.graph)
-    folded = ir.to_proto(copy)
-    onnx.checker.check_model(folded, full_check=True)
-    kinds = [node.op_type for node in folded.graph.node]
-    assert kinds == ["Conv", "Relu", "Conv", "Conv", "Add", "Relu", "Identity", "Conv", "Add"]
     images = random.standard_normal((1, 16, 8, 8)).astype(np.float32)
-    (one,), (other,) = (onnx_session.run(x, {"images": images}) for x in (model, folded))
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert kinds_after_folding(model, images=images) == [
+        *("Conv", "Relu", "Conv", "Conv", "Add", "Relu", "Identity", "Conv", "Add"),
+    ]
     quantizer = Quantizer(model, "int8")
     quantizer.assume_ranges(4.0)
     quantized = quantizer.quantize(quantizer.layers)

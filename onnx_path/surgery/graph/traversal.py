@@ -1,4 +1,4 @@
-"""Questions about nodes and values of an onnx_ir graph."""
+"""Questions about nodes and values of an onnx_ir graph, and constants for it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
+
+
+def add_constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """Adds an initializer to a graph, and returns it."""
+    value = ir.val(name, const_value=ir.tensor(array, name=name))
+    graph.register_initializer(value)
+    return value
 
 
 def attribute(node: ir.Node, name: str, default):
