@@ -134,7 +134,7 @@ def _write_out(node: ir.Node, opset: int) -> None:
     activation = ACTIVATIONS[attribute(node, "activation", 0)]
     if activation == "gelu" and opset < _OPSET_OF_GELU:
         numbers = np.array([math.sqrt(2), 1, 0.5], constant(bias).dtype)
-        root, one, half = map(add_constant, numbers, ("root", "one", "half"))
+        root, one, half = map(own, numbers, ("root", "one", "half"))
         share = add("Add", add("Erf", add("Div", results[-1], root)), one, suffix="_gelu")
         results.append(add("Mul", add("Mul", results[-1], share), half, suffix="_1"))
     elif activation != "none":
