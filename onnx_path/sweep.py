@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -32,7 +30,7 @@ from onnx_path.sweeping.cells import Cell, CellPrecision, CellSpec, Runtime, Sha
 from onnx_path.sweeping.gpu_monitor import GpuMonitor
 from onnx_path.sweeping.machine import describe_machine, gpu_name
 from onnx_path.sweeping.networks import RANDOM, Network, find_network, hash_of
-from trt_plugin.atomic_files import new_folder, write_json
+from trt_plugin.atomic_files import locked, new_folder, write_json
 
 RESULTS_VERSION = 1
 
@@ -92,7 +90,8 @@ class ImageOptions:
 
     dataset: Folder | None = None
     """Folder of class folders, or dataset in COCO format; of its part val, if it has one. Without it no
-    accuracy is measured, and the inputs are random numbers."""
+    accuracy is measured, and the inputs are random numbers. Pictures of class folders are decoded once, into
+    files of DIR: 150 kB each at 224x224."""
     limit: PositiveInt | None = None
     """Evaluate this number of images: of class folders every n-th, else the first ones. Default: all."""
     calibration: Folder | None = None
@@ -437,7 +436,7 @@ class Sweep:
         }
 
     def _write(self) -> None:
-        with _locked(self._out):
+        with locked(self._out):
             self._write_results(self._read_earlier())
 
     def _write_results(self, earlier: Mapping[str, Any]) -> None:
@@ -472,17 +471,6 @@ _OF_NETWORK = ("parameters", "input")
 
 def _beside(stem: Path, suffix: str) -> Path:
     return stem.with_name(f"{stem.name}.{suffix}")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keeps other sweeps of a folder waiting while the block runs."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX)  # released when the folder is closed
-        yield
-    finally:
-        os.close(number)
 
 
 def _ending(status: int, log: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import tempfile
@@ -71,6 +72,18 @@ def new_folder(path: str | os.PathLike) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # the folder was not created, or it is not empty
                 folder.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def locked(folder: str | os.PathLike) -> Iterator[None]:
+    """Creates a folder, and keeps other processes that lock it waiting while the block runs."""
+    with new_folder(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when the folder is closed
+            yield
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

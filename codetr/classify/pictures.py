@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ class ClassifierPreprocessing:
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
         }
 
-    def picture(self, image: np.ndarray) -> np.ndarray:
-        """Turns one picture, uint8 [H, W, 3] RGB, into float32 [3, crop, crop]."""
+    def crop_centre(self, image: np.ndarray) -> np.ndarray:
+        """Resizes one picture, uint8 [H, W, 3] RGB, and returns its centre, uint8 [crop, crop, 3]."""
         height, width = image.shape[:2]
         # torchvision truncates the longer side, in this order of operations.
         longer = int(self.resize * max(height, width) / min(height, width))
@@ -72,10 +73,22 @@ class ClassifierPreprocessing:
         if resized.size != size:
             resized = resized.resize(size, _FILTERS[self.interpolation])
         left, top = (round((side - self.crop) / 2.0) for side in resized.size)
-        pixels = np.asarray(resized.crop((left, top, left + self.crop, top + self.crop)))
-        scaled = pixels.astype(np.float32).transpose(2, 0, 1) / np.float32(255)
-        mean, std = (np.array(colour, np.float32).reshape(3, 1, 1) for colour in (self.mean, self.std))
-        return np.ascontiguousarray((scaled - mean) / std)
+        return np.ascontiguousarray(resized.crop((left, top, left + self.crop, top + self.crop)))
+
+    def normalise(self, pixels: np.ndarray) -> np.ndarray:
+        """Turns pixels, uint8 [H, W, 3], into float32 [3, H, W]."""
+        channels = [np.take(table, pixels[..., c], mode="clip") for c, table in enumerate(self._tables)]
+        return np.stack(channels)
+
+    @cached_property
+    def _tables(self) -> np.ndarray:
+        # float32 [3, 256]: the number of each channel and byte. A look-up is faster than the arithmetic.
+        mean, std = (np.array(colour, np.float32).reshape(3, 1) for colour in (self.mean, self.std))
+        return (np.arange(256, dtype=np.float32) / np.float32(255) - mean) / std
+
+    def picture(self, image: np.ndarray) -> np.ndarray:
+        """Turns one picture, uint8 [H, W, 3] RGB, into float32 [3, crop, crop]."""
+        return self.normalise(self.crop_centre(image))
 
     def batch(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Turns pictures, uint8 [H_i, W_i, 3] RGB of any sizes, into float32 [N, 3, crop, crop]."""

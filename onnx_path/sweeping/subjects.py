@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from codetr.classify.class_folders import ClassFolders, ClassPicture, find_bad_pictures, load_class_folders
+from codetr.classify.class_folders import ClassPicture, load_class_folders
 from codetr.classify.pictures import read_batches
 from codetr.classify.top_k import TopK
 from codetr.dataset.bad_pictures import BadPictures
@@ -24,6 +24,7 @@ from onnx_path.sweeping import output_differences, runtimes
 from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once, timing_cache
 from onnx_path.sweeping.cells import Cell, CellSpec
 from onnx_path.sweeping.networks import hash_of
+from onnx_path.sweeping.stored_pictures import StoredPictures, store_pictures
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -120,8 +121,7 @@ class ClassifierSubject:
         if self._spec.dataset is None:
             images = random_images(count, batch, self._shape)
         else:
-            pictures = _spread(self._pictures, count)
-            images = (x for x, _ in read_batches(pictures, self._classifier.preprocessing, batch))
+            images = (x for x, _ in self._pictures.batches(count, batch))
         return ({IMAGES: x} for x in images)
 
     def differences(self) -> output_differences.ClassifierDifferences:
@@ -132,32 +132,27 @@ class ClassifierSubject:
         return run_padded(runtime, inputs, self._spec.cell.batch)
 
     def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
-        counts, preprocessing = TopK(), self._classifier.preprocessing
-        pictures = _spread(self._pictures, self._spec.limit)
-        for images, labels in read_batches(pictures, preprocessing, batch, self._bad_pictures):
+        counts = TopK()
+        for images, labels in self._pictures.batches(self._spec.limit, batch):
             (logits,) = self.outputs(runtime, {IMAGES: images})
             counts.update(logits, labels)
-        return {
-            "images": counts.images,
-            "bad_images": len(self._bad_pictures.errors),
-            "top1": counts.top1,
-            "top5": counts.top5,
-        }
+        numbers = {"top1": counts.top1, "top5": counts.top5}
+        return {"images": counts.images, "bad_images": self._pictures.bad, **numbers}
 
     @cached_property
-    def _bad_pictures(self) -> BadPictures[ClassFolders]:
-        folder = _split(Path(self._spec.dataset), "val")
+    def _pictures(self) -> StoredPictures:
+        """The images to evaluate and to compare on."""
+        spec, preprocessing = self._spec, self._classifier.preprocessing
+        folder = _split(Path(spec.dataset), "val")
         dataset = load_class_folders(folder, self._classifier.folder_names)
         classes, found = len(self._classifier.class_names), len(dataset.class_names)
         if found != classes:  # of weights without names, whose labels are the sorted folders
             expected = f"expected a class folder for each of the network's {classes} classes"
             raise ArgumentError("dataset", f"{expected}, got {found} in {folder}")
-        return find_bad_pictures(dataset)
-
-    @cached_property
-    def _pictures(self) -> Sequence[ClassPicture]:
-        """The pictures whose headers can be read, however the pixels of some turn out."""
-        return self._bad_pictures.usable().pictures
+        count = None if spec.limit is None else max(spec.limit, spec.compare)
+        made_of = (spec.dataset_key, dataset.class_names, preprocessing.as_dict(), count)
+        path = Path(spec.folder) / "pictures" / f"{hash_of(*made_of)[:16]}.rgb"
+        return store_pictures(dataset, preprocessing, count, path)
 
     def _calibration(self) -> Iterator[np.ndarray]:
         spec = self._spec
@@ -394,14 +389,6 @@ def _build(spec: CellSpec, cell: Cell) -> tuple[Path, float]:
     return build_once(path, [*command, "--timing-cache", str(timing_cache(spec))])
 
 
-def _spread(pictures: Sequence[ClassPicture], count: int | None) -> Sequence[ClassPicture]:
-    """Returns `count` pictures of all classes, which follow each other in `pictures`. None: all."""
-    total = len(pictures)
-    return (
-        pictures if count is None or count >= total else [pictures[i * total // count] for i in range(count)]
-    )
-
-
 def _split(folder: Path, split: str) -> Path:
     """Returns the part of a dataset, or the folder itself if it has no such part."""
     return folder / split if (folder / split).is_dir() else folder
@@ -415,4 +402,4 @@ def _file(path: Path) -> dict[str, Any]:
 
 def reference_file(spec: CellSpec) -> Path:
     """Returns where the outputs in fp32 are kept that cells are compared with."""
-    return spec.files / f"reference-{hash_of(spec.dataset_key, spec.compare)[:8]}.npz"
+    return spec.files / f"reference-{hash_of(spec.dataset_key, spec.compare, spec.limit)[:8]}.npz"
