@@ -3,7 +3,7 @@
 The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
 of gradients. `msda.window_reference` computes all derivatives of window attention,
 `msda.group_norm_reference` those of group normalisation, and `msda.linear_reference` those of linear layers.
-`msda.ops` has loaded the operators.
+`msda.registrations` has loaded the operators.
 """
 
 from __future__ import annotations

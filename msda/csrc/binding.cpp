@@ -485,21 +485,21 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "Tensor level_start_index, Tensor reference_points, Tensor sampling_offsets, "
       "Tensor attention_logits, int[]? points_per_level=None, bool reference_gradient=True, "
       "bool deterministic=False) -> (Tensor, Tensor, Tensor, Tensor)");
-  // msda/ops.py implements it for the CPU, and its gradients for both devices.
+  // msda/registrations.py implements it for the CPU, and its gradients for both devices.
   library.def(
       "window_attention(Tensor qkv, Tensor bias, Tensor? padding, int window_size, int shift) -> "
       "Tensor");
   library.def(
       "window_attention_backward(Tensor grad_output, Tensor qkv, Tensor bias, Tensor? padding, "
       "int window_size, int shift) -> (Tensor, Tensor, Tensor)");
-  // msda/ops.py implements it for the CPU.
+  // msda/registrations.py implements it for the CPU.
   library.def(
       "group_norm(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps) -> Tensor");
-  // msda/ops.py implements both for the CPU.
+  // msda/registrations.py implements both for the CPU.
   library.def("linear_max(Tensor x, Tensor weight, Tensor bias) -> Tensor");
   library.def("top_k_indices(Tensor x, int count) -> Tensor");
-  // msda/ops.py implements it, on CUDA by the two operators after it, which take contiguous
-  // tensors.
+  // msda/registrations.py implements it, on CUDA by the two operators after it, which take
+  // contiguous tensors.
   library.def(
       "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, "
       "Tensor? norm_weight, Tensor? norm_bias, str activation, float eps) -> Tensor");
@@ -509,15 +509,15 @@ STABLE_TORCH_LIBRARY(msda, library) {
   library.def(
       "linear_kernel(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? mask, "
       "Tensor? norm_weight, Tensor? norm_bias, str activation, float eps) -> Tensor");
-  // msda/ops.py implements it for the CPU.
+  // msda/registrations.py implements it for the CPU.
   library.def(
       "quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "
       "Tensor? mask, str activation, float? output_scale, ScalarType dtype) -> Tensor");
-  // msda/ops.py implements it for the CPU.
+  // msda/registrations.py implements it for the CPU.
   library.def(
       "quantized_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, float scale, "
       "ScalarType dtype) -> Tensor");
-  // msda/ops.py implements it for the CPU.
+  // msda/registrations.py implements it for the CPU.
   library.def(
       "image_input(Tensor image, Tensor(a!) target, int height, int width, float[] mean, float[] "
       "std, bool bgr) -> ()");
