@@ -128,6 +128,33 @@ for operator, name, values, kind, _ in {WRONG_FIELDS!r}:
         assert f"msda::{operator}: {message}" in output
 
 
+def test_creators_list_the_fields_of_a_network():
+    """Type and length of each, the latter 0 for a list. An engine's plugin may have more."""
+    flags = ["add_residual INT32 1", "multiply_mask INT32 1"]
+    expected = {
+        ATTENTION: ["points_per_level INT32 0"],
+        FUSED_ATTENTION: ["points_per_level INT32 0", "packed INT32 1"],
+        WINDOW_ATTENTION: ["window_size INT32 1", "shift INT32 1"],
+        GROUP_NORM: ["num_groups INT32 1", "eps FLOAT32 1"],
+        LINEAR: ["activation INT32 1", *flags, "normalise INT32 1", "eps FLOAT32 1"],
+        LINEAR_MAX: [],
+        TOP_K_INDICES: ["count INT32 1"],
+        QUANTIZED_LINEAR: ["activation INT32 1", *flags, "output_type INT32 1", "output_scale FLOAT32 1"],
+        QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
+    }
+    output = output_of(
+        """
+import tensorrt as trt, trt_plugin
+trt_plugin.load()
+for operator in trt_plugin.OPERATORS:
+    fields = trt.get_plugin_registry().get_creator(operator, "1", "msda").field_names
+    print(operator, [f"{field.name} {field.type.name} {field.size}" for field in fields])
+"""
+    )
+    assert set(expected) == set(trt_plugin.OPERATORS)
+    assert {f"{name} {fields}" for name, fields in expected.items()} <= set(output.splitlines())
+
+
 def test_linear_layers_that_a_kernel_runs_fast():
     """On GPUs of compute capability 9.0: 16 bits, multiples of 8, one of activation, residual and mask.
 
@@ -390,7 +417,8 @@ def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, 
     said = SAID.get(fields, "" if operator == LINEAR_MAX else "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
     work = [f"work {WORK[fields]}"] if fields in WORK else []
-    assert lines == ["types 0", "shapes 0", f"{operator} 1 {said}", *kept, *work]
+    checks = ["types 0", "shapes 0", "bounds 0", f"formats {len(GOOD[operator, fields].split()) + 1}"]
+    assert lines == [*checks, f"{operator} 1 {said}", *kept, *work]
     assert not errors
 
 
@@ -416,7 +444,7 @@ def test_number_of_inputs(probe, library, operator, fields, counts, expected):
     tensors = GOOD[operator, fields].split()
     for count in counts:
         lines, errors = run_probe(probe, library, operator, fields, [*tensors, tensors[-1]][:count])
-        assert lines[:2] == ["types -1", "shapes -1"]
+        assert lines[:4] == ["types -1", "shapes -1", "bounds -1", "formats 0"]
         assert f"expected {expected}, got {count}" in errors
 
 
