@@ -13,50 +13,38 @@
 
 #include "creator.h"
 #include "msda/launchers.h"
-#include "plugin.h"
 #include "report.h"
 #include "tensorrt_library.h"
 
+namespace msda::trt {
 namespace {
-
-using msda::trt::GroupNormCreator;
-using msda::trt::LinearCreator;
-using msda::trt::LinearMaxCreator;
-using msda::trt::MsdaCreator;
-using msda::trt::Operator;
-using msda::trt::QuantizedLayerNormCreator;
-using msda::trt::QuantizedLinearCreator;
-using msda::trt::TopKCreator;
-using msda::trt::WindowCreator;
 
 constexpr int32_t kNumCreators = 9;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
-  static MsdaCreator attention{Operator::kAttention};
-  static MsdaCreator fused_attention{Operator::kFusedAttention};
-  static WindowCreator window_attention;
-  static GroupNormCreator group_norm;
-  static LinearCreator linear;
-  static QuantizedLinearCreator quantized_linear;
-  static QuantizedLayerNormCreator quantized_layer_norm;
-  static LinearMaxCreator linear_max;
-  static TopKCreator top_k;
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention,        &fused_attention,      &window_attention, &group_norm, &linear,
-      &quantized_linear, &quantized_layer_norm, &linear_max,       &top_k};
+      &attention_creator(),
+      &fused_attention_creator(),
+      &window_attention_creator(),
+      &group_norm_creator(),
+      &linear_creator(),
+      &quantized_linear_creator(),
+      &quantized_layer_norm_creator(),
+      &linear_max_creator(),
+      &top_k_creator()};
   return all;
 }
 
 struct Registration {
   Registration() noexcept {
     for (int32_t i = 0; i < kNumCreators; ++i) {
-      registered[i] = msda::trt::register_creator(*creators()[i]);
+      registered[i] = register_creator(*creators()[i]);
     }
   }
 
   void take_back() noexcept {
     for (int32_t i = 0; i < kNumCreators; ++i) {
-      if (registered[i]) msda::trt::deregister_creator(*creators()[i]);
+      if (registered[i]) deregister_creator(*creators()[i]);
       registered[i] = false;
     }
   }
@@ -67,13 +55,14 @@ struct Registration {
 Registration registration;
 
 }  // namespace
+}  // namespace msda::trt
 
 #define MSDA_EXPORT extern "C" __attribute__((visibility("default")))
 
 MSDA_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
-  registration.take_back();
-  count = kNumCreators;
-  return creators();
+  msda::trt::registration.take_back();
+  count = msda::trt::kNumCreators;
+  return msda::trt::creators();
 }
 
 MSDA_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tensors.h"
+
 namespace msda::trt {
 
 inline constexpr char kNamespace[] = "msda";

@@ -9,6 +9,15 @@
 
 namespace msda::trt {
 
+// A bare DataType is TensorRT's. The kernels' is msda::DataType.
+using nvinfer1::DataType;
+using nvinfer1::Dims;
+using nvinfer1::DimsExprs;
+using nvinfer1::IExprBuilder;
+using nvinfer1::PluginField;
+using nvinfer1::PluginFieldType;
+using nvinfer1::PluginTensorDesc;
+
 std::string type_name(nvinfer1::DataType type);
 
 // Returns a number in six digits, such as "1e-05".
