@@ -11,12 +11,20 @@
 #include <variant>
 #include <vector>
 
-#include "linear_plugin.h"
+#include "msda/linear_params.h"
+#include "plugin.h"
 
 namespace msda::trt {
 
 inline constexpr auto kInt32 = PluginFieldType::kINT32;
 inline constexpr auto kFloat32 = PluginFieldType::kFLOAT32;
+
+// Fields of several plugins.
+inline constexpr char kActivation[] = "activation";
+inline constexpr char kAddResidual[] = "add_residual";
+inline constexpr char kMultiplyMask[] = "multiply_mask";
+inline constexpr char kEps[] = "eps";
+inline constexpr char kOutputType[] = "output_type";
 
 using FieldValue = std::variant<int32_t, float, std::vector<int32_t>>;
 
@@ -91,7 +99,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   nvinfer1::PluginFieldCollection collection_;
 };
 
-// The creators.
+// The creators. The file of each plugin defines its own.
 Creator& attention_creator();
 Creator& fused_attention_creator();
 Creator& window_attention_creator();

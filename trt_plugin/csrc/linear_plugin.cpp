@@ -1,143 +1,138 @@
-#include "linear_plugin.h"
-
-#include <stdexcept>
+// The TensorRT plugin of linear layers.
 #include <string>
 
-#include "group_norm_plugin.h"
+#include "creator.h"
 #include "msda/launchers.h"
-#include "tensors.h"
 
 namespace msda::trt {
 namespace {
 
-using nvinfer1::Dims;
+constexpr char kLinear[] = "Linear";
+constexpr char kNormalise[] = "normalise";
 
-constexpr int32_t kCount = 7;
-constexpr char const* kInputs[kCount] = {"x",    "weight",      "bias",     "residual",
-                                         "mask", "norm_weight", "norm_bias"};
-constexpr char const* kShapes[kCount] = {"[..., K]", "[N, K]", "[N]", "[..., N]",
-                                         "[..., 1]", "[N]",    "[N]"};
+class LinearPlugin final : public KernelPlugin<LinearProblem> {
+ public:
+  // The plugin ignores the inputs of a residual, mask or normalisation that a layer does not have.
+  // Throws std::invalid_argument for options that the kernels do not take.
+  LinearPlugin(Activation activation, bool add_residual, bool multiply_mask, bool normalise,
+               float eps)
+      : KernelPlugin(kLinear,
+                     "activation=" + std::to_string(static_cast<int32_t>(activation)) +
+                         " add_residual=" + std::to_string(add_residual) +
+                         " multiply_mask=" + std::to_string(multiply_mask) +
+                         " normalise=" + std::to_string(normalise) + " eps=" + number_text(eps),
+                     {{"x", "[..., K]"},
+                      {"weight", "[N, K]"},
+                      {"bias", "[N]"},
+                      {"residual", "[..., N]"},
+                      {"mask", "[..., 1]"},
+                      {"norm_weight", "[N]"},
+                      {"norm_bias", "[N]"}}),
+        activation_(static_cast<int32_t>(activation)),
+        add_residual_(add_residual),
+        multiply_mask_(multiply_mask),
+        normalise_(normalise),
+        eps_(eps) {
+    check_message(check(options()));
+  }
 
-std::string describe(LinearProblem const& problem) {
-  return "M=" + std::to_string(problem.rows) + " K=" + std::to_string(problem.inputs) +
-         " N=" + std::to_string(problem.outputs) +
-         " activation=" + std::to_string(static_cast<int32_t>(problem.activation)) +
-         " residual=" + std::to_string(problem.residual) +
-         " mask=" + std::to_string(problem.masked) + " norm=" + std::to_string(problem.normed) +
-         " " + msda::name(problem.type);
-}
+ private:
+  Plugin* copy() const override { return new LinearPlugin(*this); }
 
-void check_count(int32_t count) {
-  if (count == kCount) return;
-  throw std::invalid_argument(
-      "expected 7 inputs (x, weight, bias, residual, mask, norm_weight, norm_bias), got " +
-      std::to_string(count));
-}
+  void check_sizes(Dims const* dims, int32_t count) const override {
+    Dims const &x = dims[0], &weight = dims[1], &bias = dims[2];
+    if (x.nbDims < 1) fail(0, "", x);
+    if (weight.nbDims != 2) fail(1, "", weight);
+    const int64_t inputs = last_size(x), outputs = weight.d[0];
+    if (differ(weight.d[1], inputs)) {
+      fail(1, " with K=" + std::to_string(inputs) + " (from x)", weight);
+    }
+    const std::string columns = " with N=" + std::to_string(outputs) + " (from weight)";
+    if (bias.nbDims != 1 || differ(bias.d[0], outputs)) fail(2, columns, bias);
+    if (add_residual_ == 1) check_rows(3, dims, outputs, columns);
+    if (multiply_mask_ == 1) check_rows(4, dims, 1, "");
+    for (int32_t i = 5; i < count && normalise_ == 1; ++i) {
+      if (dims[i].nbDims != 1 || differ(dims[i].d[0], outputs)) fail(i, columns, dims[i]);
+    }
+  }
 
-[[noreturn]] void fail(int32_t index, std::string const& because, Dims const& dims) {
-  fail_shape(kInputs[index], kShapes[index], because, dims);
-}
+  void set_output_shape(DimsExprs const* inputs, DimsExprs& output,
+                        IExprBuilder& /*expressions*/) const override {
+    output = inputs[0];  // [..., N]
+    output.d[output.nbDims - 1] = inputs[1].d[0];
+  }
+
+  // The problem without sizes and type.
+  LinearProblem options() const {
+    LinearProblem problem;
+    problem.activation = static_cast<Activation>(activation_);
+    problem.residual = add_residual_ == 1;
+    problem.masked = multiply_mask_ == 1;
+    problem.normed = normalise_ == 1;
+    problem.eps = eps_;
+    return problem;
+  }
+
+  LinearProblem make_problem(PluginTensorDesc const* inputs) const override {
+    Dims const &x = inputs[0].dims, &weight = inputs[1].dims;
+    LinearProblem problem = options();
+    problem.rows = count_rows(x);
+    problem.inputs = weight.d[1];
+    problem.outputs = weight.d[0];
+    problem.type = convert(inputs[0].type);
+    return problem;
+  }
+
+  cudaError_t launch(LinearProblem const& problem, void const* const* inputs, void* output,
+                     void* /*work*/, cudaStream_t stream) const override {
+    const LinearArguments arguments{inputs[0],
+                                    inputs[1],
+                                    inputs[2],
+                                    problem.residual ? inputs[3] : nullptr,
+                                    problem.masked ? inputs[4] : nullptr,
+                                    problem.normed ? inputs[5] : nullptr,
+                                    problem.normed ? inputs[6] : nullptr,
+                                    output};
+    return linear(problem, arguments, stream);
+  }
+
+  std::string describe(LinearProblem const& problem) const override {
+    return "M=" + std::to_string(problem.rows) + " K=" + std::to_string(problem.inputs) +
+           " N=" + std::to_string(problem.outputs) +
+           " activation=" + std::to_string(static_cast<int32_t>(problem.activation)) +
+           " residual=" + std::to_string(problem.residual) +
+           " mask=" + std::to_string(problem.masked) + " norm=" + std::to_string(problem.normed) +
+           " " + msda::name(problem.type);
+  }
+
+  std::vector<PluginField> fields() const override {
+    return {{kActivation, &activation_, kInt32, 1},
+            {kAddResidual, &add_residual_, kInt32, 1},
+            {kMultiplyMask, &multiply_mask_, kInt32, 1},
+            {kNormalise, &normalise_, kInt32, 1},
+            {kEps, &eps_, kFloat32, 1}};
+  }
+
+  int32_t activation_;     // a number of msda::Activation
+  int32_t add_residual_;   // 0 or 1
+  int32_t multiply_mask_;  // 0 or 1
+  int32_t normalise_;      // 0 or 1
+  float eps_;
+};
 
 }  // namespace
 
-LinearPlugin::LinearPlugin(Activation activation, bool add_residual, bool multiply_mask,
-                           bool normalise, float eps)
-    : Plugin(kLinear, "activation=" + std::to_string(static_cast<int32_t>(activation)) +
-                          " add_residual=" + std::to_string(add_residual) +
-                          " multiply_mask=" + std::to_string(multiply_mask) +
-                          " normalise=" + std::to_string(normalise) + " eps=" + number_text(eps)),
-      activation_(static_cast<int32_t>(activation)),
-      add_residual_(add_residual),
-      multiply_mask_(multiply_mask),
-      normalise_(normalise),
-      eps_(eps) {
-  check_message(check(options()));
-}
-
-bool LinearPlugin::accepts_count(int32_t num_inputs) const {
-  static_assert(kCount <= kMaxInputs);
-  return num_inputs == kCount;
-}
-
-void LinearPlugin::check_types(nvinfer1::DataType const* types, int32_t count) const {
-  check_count(count);
-  check_one_type(kInputs, types, count);
-}
-
-void LinearPlugin::check_sizes(Dims const* dims, int32_t count) const {
-  check_count(count);
-  Dims const &x = dims[0], &weight = dims[1], &bias = dims[2];
-  if (x.nbDims < 1) fail(0, "", x);
-  if (weight.nbDims != 2) fail(1, "", weight);
-  const int64_t inputs = x.d[x.nbDims - 1], outputs = weight.d[0];
-  if (differ(weight.d[1], inputs)) {
-    fail(1, " with K=" + std::to_string(inputs) + " (from x)", weight);
-  }
-  const std::string columns = " with N=" + std::to_string(outputs) + " (from weight)";
-  if (bias.nbDims != 1 || differ(bias.d[0], outputs)) fail(2, columns, bias);
-  if (add_residual_ == 1) check_rows(kInputs[3], kShapes[3], dims[3], x, outputs, columns);
-  if (multiply_mask_ == 1) check_rows(kInputs[4], kShapes[4], dims[4], x, 1, "");
-  for (int32_t i = 5; i < count && normalise_ == 1; ++i) {
-    if (dims[i].nbDims != 1 || differ(dims[i].d[0], outputs)) fail(i, columns, dims[i]);
-  }
-}
-
-void LinearPlugin::check_problem(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
-  read_problem(inputs, count);
-}
-
-LinearProblem LinearPlugin::options() const {
-  LinearProblem problem;
-  problem.activation = static_cast<Activation>(activation_);
-  problem.residual = add_residual_ == 1;
-  problem.masked = multiply_mask_ == 1;
-  problem.normed = normalise_ == 1;
-  problem.eps = eps_;
-  return problem;
-}
-
-LinearProblem LinearPlugin::read_problem(nvinfer1::PluginTensorDesc const* inputs,
-                                         int32_t count) const {
-  check_inputs(inputs, count);
-  Dims const &x = inputs[0].dims, &weight = inputs[1].dims;
-  LinearProblem problem = options();
-  problem.rows = 1;
-  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) problem.rows *= x.d[axis];
-  problem.inputs = weight.d[1];
-  problem.outputs = weight.d[0];
-  problem.type = convert(inputs[0].type);
-  check_message(check(problem));
-  return problem;
-}
-
-void LinearPlugin::set_output_shape(nvinfer1::DimsExprs const* inputs, nvinfer1::DimsExprs& output,
-                                    nvinfer1::IExprBuilder& /*expressions*/) const {
-  output = inputs[0];  // [..., N]
-  output.d[output.nbDims - 1] = inputs[1].d[0];
-}
-
-void LinearPlugin::launch(nvinfer1::PluginTensorDesc const* descriptions, int32_t /*count*/,
-                          void const* const* inputs, void* output, void* /*work*/,
-                          cudaStream_t stream) const {
-  const LinearProblem problem = read_problem(descriptions, kCount);
-  const LinearArguments arguments{inputs[0],
-                                  inputs[1],
-                                  inputs[2],
-                                  problem.residual ? inputs[3] : nullptr,
-                                  problem.masked ? inputs[4] : nullptr,
-                                  problem.normed ? inputs[5] : nullptr,
-                                  problem.normed ? inputs[6] : nullptr,
-                                  output};
-  check_launch(linear(problem, arguments, stream), describe(problem));
-}
-
-std::vector<nvinfer1::PluginField> LinearPlugin::fields() const {
-  constexpr auto kInt32 = nvinfer1::PluginFieldType::kINT32;
-  return {{kActivation, &activation_, kInt32, 1},
-          {kAddResidual, &add_residual_, kInt32, 1},
-          {kMultiplyMask, &multiply_mask_, kInt32, 1},
-          {kNormalise, &normalise_, kInt32, 1},
-          {kEps, &eps_, nvinfer1::PluginFieldType::kFLOAT32, 1}};
+Creator& linear_creator() {
+  static Creator creator(kLinear,
+                         {activation_field(), flag_field(kAddResidual), flag_field(kMultiplyMask),
+                          flag_field(kNormalise), real_field(kEps)},
+                         "activation, add_residual, multiply_mask, normalise and eps",
+                         [](FieldValues const& fields) -> Plugin* {
+                           return new LinearPlugin(fields.activation(), fields.flag(kAddResidual),
+                                                   fields.flag(kMultiplyMask),
+                                                   fields.flag(kNormalise), fields.real(kEps));
+                         });
+  return creator;
 }
 
 }  // namespace msda::trt

@@ -1,19 +1,21 @@
 #include "plugin.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include "msda/launchers.h"
 #include "report.h"
-#include "tensors.h"
 
 namespace msda::trt {
 
-Plugin::Plugin(char const* name, std::string description)
-    : name_(name),
+Plugin::Plugin(char const* name, std::string description, std::vector<Input> inputs,
+               bool last_is_optional)
+    : num_inputs_(static_cast<int32_t>(inputs.size())),
+      name_(name),
       description_(std::move(description)),
-      timing_cache_id_(std::string(name) + " " + kVersion + " " + description_) {}
+      timing_cache_id_(std::string(name) + " " + kVersion + " " + description_),
+      inputs_(std::move(inputs)),
+      last_is_optional_(last_is_optional) {}
 
 nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(
     nvinfer1::PluginCapabilityType type) noexcept {
@@ -34,10 +36,10 @@ nvinfer1::IPluginV3* Plugin::clone() noexcept {
   return result;
 }
 
-int32_t Plugin::getOutputDataTypes(nvinfer1::DataType* output_types, int32_t num_outputs,
-                                   nvinfer1::DataType const* input_types,
-                                   int32_t num_inputs) const noexcept {
+int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t num_outputs,
+                                   DataType const* input_types, int32_t num_inputs) const noexcept {
   return guarded(name_, [&] {
+    check_count(num_inputs);
     check_types(input_types, num_inputs);
     if (num_outputs != 1) throw std::invalid_argument("expected one output");
     if (!declared_type_) declared_type_ = input_types[0];
@@ -45,12 +47,13 @@ int32_t Plugin::getOutputDataTypes(nvinfer1::DataType* output_types, int32_t num
   });
 }
 
-int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t num_inputs,
-                                nvinfer1::DimsExprs const* /*shape_inputs*/,
-                                int32_t /*num_shape_inputs*/, nvinfer1::DimsExprs* outputs,
-                                int32_t num_outputs, nvinfer1::IExprBuilder& expressions) noexcept {
+int32_t Plugin::getOutputShapes(DimsExprs const* inputs, int32_t num_inputs,
+                                DimsExprs const* /*shape_inputs*/, int32_t /*num_shape_inputs*/,
+                                DimsExprs* outputs, int32_t num_outputs,
+                                IExprBuilder& expressions) noexcept {
   return guarded(name_, [&] {
-    std::vector<nvinfer1::Dims> dims;
+    check_count(num_inputs);
+    std::vector<Dims> dims;
     for (int32_t i = 0; i < num_inputs; ++i) dims.push_back(constant_part(inputs[i]));
     check_sizes(dims.data(), num_inputs);
     if (num_outputs != 1) throw std::invalid_argument("expected one output");
@@ -65,11 +68,11 @@ bool Plugin::supportsFormatCombination(int32_t position,
   if (!accepts_count(num_inputs) || num_outputs != 1) return false;
   if (position < 0 || position > num_inputs) return false;
   if (in_out[position].desc.format != nvinfer1::TensorFormat::kLINEAR) return false;
-  nvinfer1::DataType types[kMaxInputs + 1];
-  for (int32_t i = 0; i <= position; ++i) types[i] = in_out[i].desc.type;
+  std::vector<DataType> types;
+  for (int32_t i = 0; i <= position; ++i) types.push_back(in_out[i].desc.type);
   if (position == num_inputs) return types[position] == output_type(types[0]);
-  if (!accepts_type(position, types)) return false;
-  if (position == 0 && declared_type_ && *declared_type_ != nvinfer1::DataType::kFLOAT) {
+  if (!accepts_type(position, types.data())) return false;
+  if (position == 0 && declared_type_ && *declared_type_ != DataType::kFLOAT) {
     // A weakly typed build times the plugin alone with each supported type, without the conversions
     // around it. It has therefore chosen the fp32 kernel for a 16-bit network.
     return types[0] == *declared_type_;
@@ -80,8 +83,7 @@ bool Plugin::supportsFormatCombination(int32_t position,
 namespace {
 
 // Returns a bound of an input's sizes. TensorRT gives a bound without sizes where it knows none.
-nvinfer1::Dims const& known(nvinfer1::DynamicPluginTensorDesc const& input,
-                            nvinfer1::Dims const& bound) {
+Dims const& known(nvinfer1::DynamicPluginTensorDesc const& input, Dims const& bound) {
   return bound.nbDims > 0 ? bound : input.desc.dims;
 }
 
@@ -91,8 +93,9 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* inputs,
                                 nvinfer1::DynamicPluginTensorDesc const* /*outputs*/,
                                 int32_t /*num_outputs*/) noexcept {
   return guarded(name_, [&] {
-    std::vector<nvinfer1::DataType> types;
-    std::vector<nvinfer1::Dims> declared, smallest, typical, largest;
+    check_count(num_inputs);
+    std::vector<DataType> types;
+    std::vector<Dims> declared, smallest, typical, largest;
     for (int32_t i = 0; i < num_inputs; ++i) {
       types.push_back(inputs[i].desc.type);
       declared.push_back(inputs[i].desc.dims);
@@ -113,7 +116,7 @@ size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* inputs,
                                 int32_t /*num_outputs*/) const noexcept {
   size_t bytes = 0;
   guarded(name_, [&] {
-    std::vector<nvinfer1::PluginTensorDesc> largest;
+    std::vector<PluginTensorDesc> largest;
     for (int32_t i = 0; i < num_inputs; ++i) {
       largest.push_back(inputs[i].desc);
       largest.back().dims = known(inputs[i], inputs[i].max);
@@ -123,24 +126,66 @@ size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* inputs,
   return bytes;
 }
 
-bool Plugin::accepts_type(int32_t index, nvinfer1::DataType const* types) const {
-  return is_like_first(index, types);
+bool Plugin::accepts_count(int32_t count) const {
+  const auto most = static_cast<int32_t>(inputs_.size());
+  return count == most || (last_is_optional_ && count == most - 1);
 }
 
-void Plugin::check_inputs(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
-  nvinfer1::DataType types[kMaxInputs];
-  nvinfer1::Dims dims[kMaxInputs];
-  // check_types refuses another count than the operator's, and so reads no more than these.
-  for (int32_t i = 0; i < std::min(count, kMaxInputs); ++i) {
+void Plugin::check_count(int32_t count) const {
+  if (accepts_count(count)) return;
+  const size_t most = inputs_.size();
+  std::string expected = last_is_optional_ ? std::to_string(most - 1) + " or " : "";
+  expected += std::to_string(most) + (most == 1 ? " input (" : " inputs (");
+  for (Input const& input : inputs_) {
+    expected += (&input == &inputs_[0] ? "" : ", ") + std::string(input.name);
+  }
+  throw std::invalid_argument("expected " + expected + "), got " + std::to_string(count));
+}
+
+bool Plugin::accepts_type(int32_t index, DataType const* types) const {
+  return index == 0 ? is_floating(types[0]) : types[index] == types[0];
+}
+
+std::string Plugin::expected_type(int32_t index, DataType const* types) const {
+  if (index == 0) return "float32, float16 or bfloat16";
+  return type_name(types[0]) + " (as " + inputs_[0].name + ")";
+}
+
+void Plugin::check_types(DataType const* types, int32_t count) const {
+  for (int32_t i = 0; i < count; ++i) {
+    if (accepts_type(i, types)) continue;
+    throw std::invalid_argument(std::string(inputs_[i].name) + ": expected " +
+                                expected_type(i, types) + ", got " + type_name(types[i]));
+  }
+}
+
+void Plugin::check_inputs(PluginTensorDesc const* inputs, int32_t count) const {
+  check_count(count);
+  std::vector<DataType> types(count);
+  std::vector<Dims> dims(count);
+  for (int32_t i = 0; i < count; ++i) {
     types[i] = inputs[i].type;
     dims[i] = inputs[i].dims;
   }
-  check_types(types, count);
-  check_sizes(dims, count);
+  check_types(types.data(), count);
+  check_sizes(dims.data(), count);
 }
 
-int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* inputs, int32_t num_inputs,
-                              nvinfer1::PluginTensorDesc const* /*outputs*/,
+void Plugin::fail(int32_t index, std::string const& because, Dims const& dims) const {
+  fail_shape(inputs_[index].name, inputs_[index].shape, because, dims);
+}
+
+void Plugin::check_rows(int32_t index, Dims const* dims, int64_t size,
+                        std::string const& because) const {
+  Dims const &x = dims[0], &tensor = dims[index];
+  if (tensor.nbDims != x.nbDims || differ(last_size(tensor), size)) fail(index, because, tensor);
+  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
+    if (differ(tensor.d[axis], x.d[axis])) fail(index, " with the other sizes of x", tensor);
+  }
+}
+
+int32_t Plugin::onShapeChange(PluginTensorDesc const* inputs, int32_t num_inputs,
+                              PluginTensorDesc const* /*outputs*/,
                               int32_t /*num_outputs*/) noexcept {
   return guarded(name_, [&] {
     check_problem(inputs, num_inputs);
@@ -148,13 +193,10 @@ int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* inputs, int32_t 
   });
 }
 
-int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* input_descriptions,
-                        nvinfer1::PluginTensorDesc const* /*output_descriptions*/,
-                        void const* const* inputs, void* const* outputs, void* workspace,
-                        cudaStream_t stream) noexcept {
-  return guarded(name_, [&] {
-    launch(input_descriptions, num_inputs_, inputs, outputs[0], workspace, stream);
-  });
+int32_t Plugin::enqueue(PluginTensorDesc const* input_descriptions,
+                        PluginTensorDesc const* /*output_descriptions*/, void const* const* inputs,
+                        void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
+  return guarded(name_, [&] { run(input_descriptions, inputs, outputs[0], workspace, stream); });
 }
 
 nvinfer1::IPluginV3* Plugin::attachToContext(
@@ -169,8 +211,7 @@ nvinfer1::PluginFieldCollection const* Plugin::getFieldsToSerialize() noexcept {
   return &collection_;
 }
 
-void Plugin::check_launch(cudaError_t status, std::string const& problem) {
-  if (status == cudaSuccess) return;
+void Plugin::fail_launch(cudaError_t status, std::string const& problem) {
   const std::string complaint = check_environment();
   if (!complaint.empty()) throw std::runtime_error(complaint);
   throw std::runtime_error(std::string("the kernel could not be launched: ") +

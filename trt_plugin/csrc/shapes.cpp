@@ -2,25 +2,20 @@
 
 #include <cstring>
 #include <numeric>
-#include <stdexcept>
 #include <string>
-
-#include "tensors.h"
 
 namespace msda::trt {
 namespace {
 
-using nvinfer1::Dims;
-
 // A pattern has a letter or digit for each size. A digit means itself, C means 2 or 4, T means L *
 // P, R means 3 * M * L * P, and X means 3 * M * K. The header explains the other letters.
-struct Input {
+struct Pattern {
   const char* name;
   const char* equal;   // every level has P points
   const char* ragged;  // points_per_level is given
 };
 
-constexpr Input kAttentionInputs[] = {
+constexpr Pattern kAttentionInputs[] = {
     {"value", "NSMD", "NSMD"},
     {"spatial_shapes", "L2", "L2"},
     {"level_start_index", "L", "L"},
@@ -28,7 +23,7 @@ constexpr Input kAttentionInputs[] = {
     {"attention_weights", "NQMLP", "NQMK"},
 };
 
-constexpr Input kFusedInputs[] = {
+constexpr Pattern kFusedInputs[] = {
     {"value", "NSMD", "NSMD"},
     {"spatial_shapes", "L2", "L2"},
     {"level_start_index", "L", "L"},
@@ -37,26 +32,14 @@ constexpr Input kFusedInputs[] = {
     {"attention_logits", "NQMT", "NQMK"},
 };
 
-constexpr Input kProjection = {"projection", "NQR", "NQX"};
+constexpr Pattern kProjection = {"projection", "NQR", "NQX"};
 
-constexpr int32_t kReferencePointsIndex = 3;
+int32_t num_inputs(Operator op) { return op == Operator::kFusedAttention ? 6 : 5; }
 
-Input const& input(Operator op, int32_t index) {
+Pattern const& pattern_of(Operator op, int32_t index) {
   if (op == Operator::kAttention) return kAttentionInputs[index];
   const bool packed = op == Operator::kPackedAttention && index == locations_index(op);
   return packed ? kProjection : kFusedInputs[index];
-}
-
-bool is_reference_points(Operator op, int32_t index) {
-  return op != Operator::kAttention && index == kReferencePointsIndex;
-}
-
-std::string expected_type(Operator op, int32_t index, nvinfer1::DataType const* types) {
-  if (index == 0) return "float32, float16 or bfloat16";
-  if (index == 1) return "int32 or int64";
-  if (index == 2) return type_name(types[1]) + " (as spatial_shapes)";
-  if (is_reference_points(op, index) || types[0] == nvinfer1::DataType::kFLOAT) return "float32";
-  return type_name(types[0]) + " (the value's) or float32";
 }
 
 std::string describe(char letter) {
@@ -92,10 +75,7 @@ class Letters {
 
   void read(const char* argument, const char* pattern, Dims const& dims) {
     const auto rank = static_cast<int32_t>(std::strlen(pattern));
-    if (dims.nbDims != rank) {
-      throw std::invalid_argument(std::string(argument) + ": expected " + describe(pattern) +
-                                  ", got " + shape_text(dims));
-    }
+    if (dims.nbDims != rank) fail(argument, pattern, dims, "");
     for (int32_t i = 0; i < rank; ++i) read_one(argument, pattern, pattern[i], dims, dims.d[i]);
   }
 
@@ -135,23 +115,12 @@ class Letters {
 
   [[noreturn]] static void fail(const char* argument, const char* pattern, Dims const& dims,
                                 std::string const& because) {
-    throw std::invalid_argument(std::string(argument) + ": expected " + describe(pattern) +
-                                because + ", got " + shape_text(dims));
+    fail_shape(argument, describe(pattern), because, dims);
   }
 
   int64_t values_[26];
   const char* sources_[26] = {};
 };
-
-void check_count(Operator op, int32_t count) {
-  if (count == num_inputs(op)) return;
-  std::string names;
-  for (int32_t i = 0; i < num_inputs(op); ++i) {
-    names += (i ? ", " : "") + std::string(input(op, i).name);
-  }
-  throw std::invalid_argument("expected " + std::to_string(num_inputs(op)) + " inputs (" + names +
-                              "), got " + std::to_string(count));
-}
 
 }  // namespace
 
@@ -160,34 +129,15 @@ const char* operator_name(Operator op) {
                                     : "FusedMultiScaleDeformableAttention";
 }
 
-int32_t num_inputs(Operator op) { return op == Operator::kFusedAttention ? 6 : 5; }
+std::vector<Input> inputs(Operator op) {
+  std::vector<Input> result;
+  for (int32_t i = 0; i < num_inputs(op); ++i) result.push_back({pattern_of(op, i).name});
+  return result;
+}
 
 int32_t locations_index(Operator op) { return op == Operator::kAttention ? 3 : 4; }
 
-bool accepts_type(Operator op, int32_t index, nvinfer1::DataType const* types) {
-  const nvinfer1::DataType type = types[index];
-  const bool is_float = type == nvinfer1::DataType::kFLOAT;
-  if (index == 0) return is_floating(type);
-  if (index == 1) {
-    return type == nvinfer1::DataType::kINT32 || type == nvinfer1::DataType::kINT64;
-  }
-  if (index == 2) return type == types[1];
-  if (is_reference_points(op, index)) return is_float;
-  return is_float || type == types[0];
-}
-
-void check_types(Operator op, nvinfer1::DataType const* types, int32_t count) {
-  check_count(op, count);
-  for (int32_t i = 0; i < count; ++i) {
-    if (accepts_type(op, i, types)) continue;
-    throw std::invalid_argument(std::string(input(op, i).name) + ": expected " +
-                                expected_type(op, i, types) + ", got " + type_name(types[i]));
-  }
-}
-
-Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level, Dims const* dims,
-                  int32_t count) {
-  check_count(op, count);
+Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level, Dims const* dims) {
   const bool ragged = !points_per_level.empty();
   Letters letters;
   if (ragged) {
@@ -195,8 +145,8 @@ Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level, Dim
     letters.set('K', std::accumulate(points_per_level.begin(), points_per_level.end(), int64_t{0}),
                 "points_per_level");
   }
-  for (int32_t i = 0; i < count; ++i) {
-    Input const& expected = input(op, i);
+  for (int32_t i = 0; i < num_inputs(op); ++i) {
+    Pattern const& expected = pattern_of(op, i);
     if (ragged && i == locations_index(op) && letters['M'] >= 0) {
       letters.set('X', 3 * letters['M'] * letters['K'], "points_per_level and value");
     }
@@ -213,51 +163,6 @@ Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level, Dim
                             : letters['K'];
   return Sizes{letters['N'], letters['S'], letters['M'], letters['D'], letters['L'],
                letters['Q'], letters['P'], total,        letters['C']};
-}
-
-Problem read_problem(Operator op, std::vector<int32_t> const& points_per_level,
-                     nvinfer1::PluginTensorDesc const* inputs, int32_t count) {
-  check_count(op, count);
-  constexpr int32_t kMaxInputs = 6;
-  nvinfer1::DataType types[kMaxInputs];
-  Dims dims[kMaxInputs];
-  for (int32_t i = 0; i < count; ++i) {
-    types[i] = inputs[i].type;
-    dims[i] = inputs[i].dims;
-  }
-  check_types(op, types, count);
-  const Sizes sizes = check_sizes(op, points_per_level, dims, count);
-
-  if (sizes.num_levels > kMaxLevels) {
-    throw std::invalid_argument("spatial_shapes: expected at most " + std::to_string(kMaxLevels) +
-                                " levels, got " + std::to_string(sizes.num_levels));
-  }
-  Problem problem;
-  problem.batch_size = sizes.batch_size;
-  problem.num_cells = sizes.num_cells;
-  problem.num_heads = sizes.num_heads;
-  problem.head_dim = sizes.head_dim;
-  problem.num_levels = sizes.num_levels;
-  problem.num_queries = sizes.num_queries;
-  problem.total_points = sizes.total_points;
-  for (int64_t level = 0; level < sizes.num_levels; ++level) {
-    problem.points_per_level[level] = points_per_level.empty()
-                                          ? static_cast<int32_t>(sizes.num_points)
-                                          : points_per_level[static_cast<size_t>(level)];
-  }
-  problem.locations = op == Operator::kAttention ? Locations::kGiven
-                      : sizes.reference_dim == 2 ? Locations::kReferencePoints
-                                                 : Locations::kReferenceBoxes;
-  problem.value_type = convert(types[0]);
-  problem.location_type = convert(types[locations_index(op)]);
-  problem.weight_type = convert(types[count - 1]);
-  problem.int64_shapes = types[1] == nvinfer1::DataType::kINT64;
-  problem.set_dense();
-  if (op == Operator::kPackedAttention) {
-    problem.location_stride = problem.weight_stride = 3 * problem.points_of_query();
-  }
-  check_message(check(problem));
-  return problem;
 }
 
 }  // namespace msda::trt

@@ -1,16 +1,13 @@
-// Names, types and sizes of the MSDA operators' inputs, and their checks. Every function here
-// throws std::invalid_argument with a message that names the argument.
+// Names and sizes of the MSDA operators' inputs, and the check of the sizes.
 //
 // Shape letters as in kernels/include/msda/params.h: N batch, S cells, M heads, D channels of a
 // head, Q queries, L levels, P points of a level, K points of all levels.
 #pragma once
 
-#include <NvInferRuntime.h>
-
 #include <cstdint>
 #include <vector>
 
-#include "msda/params.h"
+#include "plugin.h"
 
 namespace msda::trt {
 
@@ -20,16 +17,10 @@ namespace msda::trt {
 enum class Operator : int32_t { kAttention, kFusedAttention, kPackedAttention };
 
 const char* operator_name(Operator op);
-int32_t num_inputs(Operator op);
+std::vector<Input> inputs(Operator op);
 
 // Returns the index of the locations, offsets or projection. The second size of this input is Q.
 int32_t locations_index(Operator op);
-
-// Returns whether input `index` may have the type types[index] beside types[0] of the value and
-// types[1] of spatial_shapes. Reads types[0] to types[index].
-bool accepts_type(Operator op, int32_t index, nvinfer1::DataType const* types);
-
-void check_types(Operator op, nvinfer1::DataType const* types, int32_t count);
 
 // Sizes on which the inputs agree. A size that no input tells, such as a dynamic one, is -1.
 struct Sizes {
@@ -44,13 +35,9 @@ struct Sizes {
   int64_t reference_dim;  // 2 or 4; -1 without reference points
 };
 
-// Checks the sizes of all inputs. A negative size in `dims` is unknown and agrees with every other.
-// An empty points_per_level means that every level has the same number of points, P.
-Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level,
-                  nvinfer1::Dims const* dims, int32_t count);
-
-// Checks types and sizes, all known, and returns the problem for the kernels.
-Problem read_problem(Operator op, std::vector<int32_t> const& points_per_level,
-                     nvinfer1::PluginTensorDesc const* inputs, int32_t count);
+// Checks the sizes of all inputs. Throws std::invalid_argument with a message that names the
+// argument. A negative size in `dims` is unknown and agrees with every other. An empty
+// points_per_level means that every level has the same number of points, P.
+Sizes check_sizes(Operator op, std::vector<int32_t> const& points_per_level, Dims const* dims);
 
 }  // namespace msda::trt

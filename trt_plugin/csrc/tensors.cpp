@@ -5,14 +5,25 @@
 #include <utility>
 
 namespace msda::trt {
+namespace {
 
-std::string type_name(nvinfer1::DataType type) {
-  static constexpr std::pair<nvinfer1::DataType, const char*> kNames[] = {
-      {nvinfer1::DataType::kFLOAT, "float32"},  {nvinfer1::DataType::kHALF, "float16"},
-      {nvinfer1::DataType::kBF16, "bfloat16"},  {nvinfer1::DataType::kINT32, "int32"},
-      {nvinfer1::DataType::kINT64, "int64"},    {nvinfer1::DataType::kINT8, "int8"},
-      {nvinfer1::DataType::kUINT8, "uint8"},    {nvinfer1::DataType::kBOOL, "bool"},
-      {nvinfer1::DataType::kFP8, "float8_e4m3"}};
+// Returns sizes such as "[2, 30, ?]". A negative size is unknown.
+std::string shape_text(Dims const& dims) {
+  std::string text = "[";
+  for (int32_t i = 0; i < dims.nbDims; ++i) {
+    if (i) text += ", ";
+    text += dims.d[i] < 0 ? "?" : std::to_string(dims.d[i]);
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::string type_name(DataType type) {
+  static constexpr std::pair<DataType, const char*> kNames[] = {
+      {DataType::kFLOAT, "float32"}, {DataType::kHALF, "float16"}, {DataType::kBF16, "bfloat16"},
+      {DataType::kINT32, "int32"},   {DataType::kINT64, "int64"},  {DataType::kINT8, "int8"},
+      {DataType::kUINT8, "uint8"},   {DataType::kBOOL, "bool"},    {DataType::kFP8, "float8_e4m3"}};
   for (auto const& [known, name] : kNames) {
     if (known == type) return name;
   }
@@ -25,17 +36,8 @@ std::string number_text(float number) {
   return stream.str();
 }
 
-std::string shape_text(nvinfer1::Dims const& dims) {
-  std::string text = "[";
-  for (int32_t i = 0; i < dims.nbDims; ++i) {
-    if (i) text += ", ";
-    text += dims.d[i] < 0 ? "?" : std::to_string(dims.d[i]);
-  }
-  return text + "]";
-}
-
-nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions) {
-  nvinfer1::Dims dims{};
+Dims constant_part(DimsExprs const& expressions) {
+  Dims dims{};
   dims.nbDims = expressions.nbDims;
   for (int32_t i = 0; i < expressions.nbDims; ++i) {
     nvinfer1::IDimensionExpr const* size = expressions.d[i];
@@ -44,42 +46,26 @@ nvinfer1::Dims constant_part(nvinfer1::DimsExprs const& expressions) {
   return dims;
 }
 
-void check_one_type(char const* const* names, nvinfer1::DataType const* types, int32_t count) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (is_like_first(i, types)) continue;
-    const std::string expected =
-        i == 0 ? "float32, float16 or bfloat16" : type_name(types[0]) + " (as " + names[0] + ")";
-    throw std::invalid_argument(std::string(names[i]) + ": expected " + expected + ", got " +
-                                type_name(types[i]));
-  }
+int64_t count_rows(Dims const& dims) {
+  int64_t rows = 1;
+  for (int32_t axis = 0; axis + 1 < dims.nbDims; ++axis) rows *= dims.d[axis];
+  return rows;
 }
 
-void fail_shape(char const* name, char const* expected, std::string const& because,
-                nvinfer1::Dims const& dims) {
+void fail_shape(char const* name, std::string const& expected, std::string const& because,
+                Dims const& dims) {
   throw std::invalid_argument(std::string(name) + ": expected " + expected + because + ", got " +
                               shape_text(dims));
-}
-
-void check_rows(char const* name, char const* expected, nvinfer1::Dims const& tensor,
-                nvinfer1::Dims const& x, int64_t size, std::string const& because) {
-  if (tensor.nbDims != x.nbDims || differ(tensor.d[x.nbDims - 1], size)) {
-    fail_shape(name, expected, because, tensor);
-  }
-  for (int32_t axis = 0; axis + 1 < x.nbDims; ++axis) {
-    if (differ(tensor.d[axis], x.d[axis])) {
-      fail_shape(name, expected, " with the other sizes of x", tensor);
-    }
-  }
 }
 
 void check_message(std::string const& wrong) {
   if (!wrong.empty()) throw std::invalid_argument(wrong);
 }
 
-msda::DataType convert(nvinfer1::DataType type) {
-  return type == nvinfer1::DataType::kHALF   ? msda::DataType::kFloat16
-         : type == nvinfer1::DataType::kBF16 ? msda::DataType::kBFloat16
-                                             : msda::DataType::kFloat32;
+msda::DataType convert(DataType type) {
+  return type == DataType::kHALF   ? msda::DataType::kFloat16
+         : type == DataType::kBF16 ? msda::DataType::kBFloat16
+                                   : msda::DataType::kFloat32;
 }
 
 }  // namespace msda::trt
