@@ -86,6 +86,7 @@ class TestGolden:
         assert not without
 
 
+@pytest.mark.slow
 class TestExport:
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -19,7 +19,9 @@ from dynamo_path.saved_modules import write_program
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "codino_resnet_tiny")) for x in MODELS]
+)
 def test_exported_program_keeps_the_operators_whole(name):
     model, tensors = load_golden(name)
     inputs = tensors["in/images"], tensors["in/image_shapes_hw"].long()
@@ -38,6 +40,7 @@ def test_exported_program_keeps_the_operators_whole(name):
     assert placeholders[-2:] == ["images", "image_shapes"]
 
 
+@pytest.mark.slow
 def test_exported_layers_before_norms():
     """With 256 channels, each layer before a norm has it, and the model computes the same."""
     torch.manual_seed(0)

@@ -7,14 +7,18 @@ Small models have two stages of two blocks; all else is as published.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.onnx.zoo_exporters import quiet, randomise
+from tests.onnx.surgery_checks import export
+from tests.onnx.zoo_exporters import quiet, randomise, simplify
 
 Size = tuple[int, int]
 SMALL_BLOCKS = 4
@@ -141,3 +145,42 @@ SWINS = {
         _timm_v2, "timm", "swinv2_tiny_window8_256", (128, 128), (256, 256), cosine=True
     ),
 }
+
+OPSETS = {"torchscript": 17, "dynamo": 20}
+"""The opset of the files of each exporter."""
+
+
+def export_swin(
+    name: str,
+    folder: Path,
+    exporter: str = "torchscript",
+    *,
+    dynamic: bool = False,
+    half: bool = False,
+    simplified: str | None = None,
+) -> onnx.ModelProto:
+    """Exports a small model of `SWINS`, unless the folder holds that file already.
+
+    Args:
+        folder: of the files; one for a whole test session makes it a cache.
+        dynamic: leave the batch size, height and width open.
+        half: the model is float16.
+        simplified: run this tool over the file.
+    """
+    options = ["dynamic"] * dynamic + ["half"] * half + [simplified or "plain"]
+    path = folder / f"{'-'.join([name, exporter, *options])}.onnx"
+    if not path.exists():
+        partial = path.with_suffix(f".{os.getpid()}")  # another process may be writing the same file
+        if simplified:
+            plain = path.with_suffix(f".{os.getpid()}.plain.onnx")
+            onnx.save(export_swin(name, folder, exporter, dynamic=dynamic, half=half), plain)
+            simplify(plain, partial, simplified)
+            plain.unlink()
+        else:
+            module, images = SWINS[name].build()
+            if half:
+                module, images = module.half(), {"x": images["x"].half()}
+            axes = {"x": {0: "n", 2: "h", 3: "w"}} if dynamic else None
+            export(module, images, partial, exporter=exporter, opset=OPSETS[exporter], dynamic=axes)
+        partial.replace(path)
+    return onnx.load(path)

@@ -22,10 +22,9 @@ from onnx_path.surgery.verify.proof import relative_error
 from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
-from tests.onnx.surgery_checks import export, operators, run
-from tests.onnx.swin_models import SMALL_BLOCKS, SWINS
+from tests.onnx.surgery_checks import operators, run
+from tests.onnx.swin_models import SMALL_BLOCKS, SWINS, export_swin
 from tests.onnx.text_models import text_model
-from tests.onnx.zoo_exporters import simplify
 
 operate = functools.partial(pipeline.operate, only=("linear",))
 with_windows = functools.partial(pipeline.operate, only=("msda", "window-attention", "linear"))
@@ -151,6 +150,8 @@ def test_layers_in_a_row():
 
 # Models
 
+slow = pytest.mark.slow
+
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch):
@@ -158,13 +159,13 @@ def few_rows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recognise_linears, "FEWEST_ROWS", 1)
 
 
-@pytest.mark.parametrize(("exporter", "opset"), [("torchscript", 17), ("dynamo", 20)])
+@pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=slow)])
 @pytest.mark.parametrize("swin", SWINS)
-def test_swin_transformers(swin: str, exporter: str, opset: int, tmp_path: Path, few_rows):
+def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path, few_rows):
     """Projection, fc1 and fc2 of a block become nodes; in SwinV2 norms are between them and the residuals."""
     SWINS[swin].require()
-    module, images = SWINS[swin].build()
-    model = export(module, images, tmp_path, exporter=exporter, opset=opset)
+    _, images = SWINS[swin].build()
+    model = export_swin(swin, zoo_folder, exporter)
     result, report = with_windows(model)
     forms = ("none", "gelu", "none") if not SWINS[swin].cosine else ("gelu",)
     assert [x.activation for x in report.linears] == [*forms] * SMALL_BLOCKS
@@ -180,32 +181,27 @@ def test_swin_transformers(swin: str, exporter: str, opset: int, tmp_path: Path,
     assert relative_error(run(model, images), run(result, images)) <= 1e-5
 
 
-def test_few_rows_of_a_model(tmp_path: Path):
+def test_few_rows_of_a_model(zoo_folder: Path):
     """The first stage has 660 rows, the second one 176."""
     SWINS["swin_backbone"].require()
-    module, images = SWINS["swin_backbone"].build()
-    _, report = with_windows(export(module, images, tmp_path))
+    _, report = with_windows(export_swin("swin_backbone", zoo_folder))
     assert len(report.linears) == 6
     few = "it has 176 rows, fewer than 512"
     assert [x.reason for x in report.near_misses] == [few] * 7  # that behind the first stage too
 
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
-def test_simplified_files(tool: str, tmp_path: Path, few_rows):
+def test_simplified_files(tool: str, zoo_folder: Path, few_rows):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
     SWINS["swin_backbone"].require()
-    module, images = SWINS["swin_backbone"].build()
-    export(module, images, tmp_path)
-    simplify(tmp_path / "model.onnx", tmp_path / "simple.onnx", tool)
-    result, report = with_windows(onnx.load(tmp_path / "simple.onnx"))
+    result, report = with_windows(export_swin("swin_backbone", zoo_folder, simplified=tool))
     assert len(report.linears) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
 
 
 @pytest.mark.parametrize("swin", ["swin_backbone", "swin_torchvision"])
-def test_dynamic_sizes(swin: str, tmp_path: Path):
+def test_dynamic_sizes(swin: str, zoo_folder: Path):
     SWINS[swin].require()
-    module, images = SWINS[swin].build()
-    model = export(module, images, tmp_path, dynamic={"x": {0: "n", 2: "h", 3: "w"}})
+    model = export_swin(swin, zoo_folder, dynamic=True)
     result, report = with_windows(model)
     assert len(report.linears) == 3 * SMALL_BLOCKS
     for shape in ((1, 3, 84, 120), (3, 3, 112, 68)):
@@ -213,11 +209,9 @@ def test_dynamic_sizes(swin: str, tmp_path: Path):
         assert relative_error(run(model, other), run(result, other)) <= 1e-5
 
 
-def test_16_bit_models_stay_16_bit(tmp_path: Path, few_rows):
+def test_16_bit_models_stay_16_bit(zoo_folder: Path, few_rows):
     SWINS["swin_torchvision"].require()
-    module, images = SWINS["swin_torchvision"].build()
-    images = {"x": images["x"].half()}
-    result, report = with_windows(export(module.half(), images, tmp_path, exporter="dynamo", opset=20))
+    result, report = with_windows(export_swin("swin_torchvision", zoo_folder, "dynamo", half=True))
     assert len(report.linears) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
     assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
 
@@ -226,7 +220,7 @@ COUNTS = {"deformable_detr": 13, "grounding_dino": 39, "mask2former": 27, "omdet
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "mask2former")) for name in COUNTS]
+    "name", [pytest.param(name, marks=[slow] * (name != "mask2former")) for name in COUNTS]
 )
 def test_zoo(name: str, zoo_folder: Path, few_rows, monkeypatch: pytest.MonkeyPatch):
     ZOO[name].require()

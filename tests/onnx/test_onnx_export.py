@@ -82,7 +82,10 @@ def model_levels(name: str) -> int:
     return codetr.load_config(GOLDEN / f"{name}.json").num_levels
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(x, marks=[pytest.mark.slow] * (x == WRITTEN_OUT)) for x in MODELS],
+)
 def exported(request, tmp_path_factory):
     """Exports a golden model: name, model, golden inputs, path, number of nodes by operator."""
     model, tensors = load_golden(request.param)
@@ -203,6 +206,7 @@ def exported_without_linears(exported, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_linear_nodes_change_no_quantisation(exported, exported_without_linears, precision):
     """The same layers become 8 bits, and the reasons of the others are the same, as without these nodes.
@@ -420,6 +424,7 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     assert (types["boxes"], types["scores"]) == (single, single)
 
 
+@pytest.mark.slow
 def test_command_in_8_bits(weights, tmp_path, monkeypatch):
     """The encoder's FFN becomes FP8, and the file runs in onnxruntime, by its metadata."""
     monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))

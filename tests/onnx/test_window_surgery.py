@@ -24,9 +24,8 @@ from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 from tests.onnx.surgery_checks import export, operators, run
-from tests.onnx.swin_models import SMALL_BLOCKS, SWINS
+from tests.onnx.swin_models import SMALL_BLOCKS, SWINS, export_swin
 from tests.onnx.window_layers import Way, WindowBlock, inputs
-from tests.onnx.zoo_exporters import simplify
 
 operate = functools.partial(pipeline.operate, only=("msda", "window-attention"))
 REMAINING = {WINDOW_ATTENTION, "MatMul", "Add", "Reshape", "Constant"}
@@ -54,16 +53,15 @@ def check_all(
 
 # Models
 
-OPSETS = {"torchscript": 17, "dynamo": 20}
 slow = pytest.mark.slow
 
 
-@pytest.mark.parametrize("exporter", OPSETS)
+@pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=slow)])
 @pytest.mark.parametrize("swin", SWINS)
-def test_swin_transformers(swin: str, exporter: str, tmp_path: Path):
+def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path):
     SWINS[swin].require()
     module, images = SWINS[swin].build()
-    model = export(module, images, tmp_path, exporter=exporter, opset=OPSETS[exporter])
+    model = export_swin(swin, zoo_folder, exporter)
     if SWINS[swin].cosine:
         result, report = operate(model)
         assert result is model and len(report.near_misses) == SMALL_BLOCKS
@@ -85,13 +83,10 @@ def test_swin_transformers(swin: str, exporter: str, tmp_path: Path):
         pytest.param("nougat_encoder", "torchscript", marks=slow),
     ],
 )
-def test_simplified_files(swin: str, exporter: str, tool: str, tmp_path: Path):
+def test_simplified_files(swin: str, exporter: str, tool: str, zoo_folder: Path):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
     SWINS[swin].require()
-    module, images = SWINS[swin].build()
-    export(module, images, tmp_path, exporter=exporter, opset=OPSETS[exporter])
-    simplify(tmp_path / "model.onnx", tmp_path / "simple.onnx", tool)
-    check_all(onnx.load(tmp_path / "simple.onnx"), SMALL_BLOCKS, module, images)
+    check_all(export_swin(swin, zoo_folder, exporter, simplified=tool), SMALL_BLOCKS, *SWINS[swin].build())
 
 
 @pytest.mark.parametrize(
@@ -102,24 +97,18 @@ def test_simplified_files(swin: str, exporter: str, tool: str, tmp_path: Path):
         pytest.param("swin_backbone", "dynamo", marks=slow),
     ],
 )
-def test_dynamic_sizes(swin: str, exporter: str, tmp_path: Path):
+def test_dynamic_sizes(swin: str, exporter: str, zoo_folder: Path):
     SWINS[swin].require()
-    module, images = SWINS[swin].build()
-    dynamic = {"x": {0: "n", 2: "h", 3: "w"}}
-    options = {"exporter": exporter, "opset": OPSETS[exporter], "dynamic": dynamic}
-    model = export(module, images, tmp_path, **options)
-    result, _ = check_all(model, SMALL_BLOCKS, module, images)
+    model = export_swin(swin, zoo_folder, exporter, dynamic=True)
+    result, _ = check_all(model, SMALL_BLOCKS, *SWINS[swin].build())
     for shape in ((1, 3, 84, 120), (3, 3, 112, 68)):
         other = {"x": torch.randn(shape)}
         assert relative_error(run(model, other), run(result, other)) <= 1e-5
 
 
-def test_16_bit_models_stay_16_bit(tmp_path: Path):
+def test_16_bit_models_stay_16_bit(zoo_folder: Path):
     SWINS["swin_torchvision"].require()
-    module, images = SWINS["swin_torchvision"].build()
-    images = {"x": images["x"].half()}
-    model = export(module.half(), images, tmp_path, exporter="dynamo", opset=20)
-    result, report = operate(model)
+    result, report = operate(export_swin("swin_torchvision", zoo_folder, "dynamo", half=True))
     assert len(report.window_attentions) == operators(result)[WINDOW_ATTENTION] == 4
     assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
 
