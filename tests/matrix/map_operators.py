@@ -1,12 +1,12 @@
-"""What the tests of operators on maps share: rows of backends, checks in PyTorch, and wrong arguments.
+"""What the tests of operators on maps and rows share: rows of backends, and wrong arguments.
 
-The inputs of an operator are a named tuple of its arguments, the map first. `map(change)` changes every
-tensor, `truth()` is the reference's result in float64, `floor()` a norm for `relative_error`.
+The inputs of an operator are a named tuple of its arguments, the map first. `truth()` is the reference's
+result in float64, `floor()` a norm for `relative_error`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.operator_errors import TOLERANCE, relative_error
-from tests.matrix import backends
+from tests.matrix import backends, emulated_kernels
+from tests.matrix.cuda_emulator import compile_for_cpu
+
+ALL_TYPES = tuple(backends.DTYPES.values())
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Backend:
     name: str
     run: Callable[..., Tensor]
     device: str = "cpu"
-    dtypes: tuple[torch.dtype, ...] = tuple(backends.DTYPES.values())
+    dtypes: tuple[torch.dtype, ...] = ALL_TYPES
     missing: Callable[[torch.dtype], str | None] = lambda dtype: None
     variable: str = ""
     kernel: str | None = None
@@ -46,6 +49,34 @@ class Backend:
         assert output.dtype == inputs[0].dtype
         error, allowed = relative_error(output, expected, inputs.floor()), TOLERANCE[output.dtype]
         assert error <= allowed, f"relative error {error:.2e}, allowed {allowed:.0e}"
+
+
+def emulator(
+    operator: Callable[..., Tensor],
+    variable: str = "",
+    kernel: str | None = None,
+    dtypes: tuple[torch.dtype, ...] = ALL_TYPES,
+) -> Backend:
+    """The emulator's kernel for a public function; without a name, the kernel that the library chooses."""
+    return Backend(
+        f"emulator-{kernel or 'chosen'}",
+        getattr(emulated_kernels, operator.__name__),
+        dtypes=dtypes,
+        missing=lambda dtype: compile_for_cpu.missing(),
+        variable=variable,
+        kernel=kernel,
+    )
+
+
+def on_gpu(
+    operator: Callable[..., Tensor],
+    variable: str = "",
+    kernel: str | None = None,
+    dtypes: tuple[torch.dtype, ...] = ALL_TYPES,
+    missing: Callable[[torch.dtype], str | None] = backends.no_gpu,
+) -> Backend:
+    """A public function's kernel on a GPU; without a name, the kernel that the library chooses."""
+    return Backend(f"torch-cuda-{kernel or 'chosen'}", operator, "cuda", dtypes, missing, variable, kernel)
 
 
 def matrix(rows: tuple[Backend, ...]) -> pytest.MarkDecorator:
@@ -71,76 +102,20 @@ def skip_unless_ready(backend: Backend, dtype: torch.dtype) -> None:
         pytest.skip(reason)
 
 
-def with_gradients(inputs: Any) -> tuple[Any, list[Tensor]]:
-    """Inputs whose tensors are leaves, and these."""
-    inputs = inputs.map(lambda x: x.detach().requires_grad_())
-    return inputs, [x for x in inputs if isinstance(x, Tensor)]
+def emulator_or_skip() -> None:
+    """Skips the test where the emulator cannot be compiled."""
+    if reason := compile_for_cpu.missing():
+        pytest.skip(reason)
 
 
-def check_gradients(operator: Callable[..., Tensor], rounded: Any) -> None:
-    """Fails unless the gradients are as near to those of the truth as their type allows."""
-    inputs, tensors = with_gradients(rounded)
-    wide, wide_tensors = with_gradients(rounded.map(Tensor.double))
-    output = operator(*inputs)
-    grad_output = torch.randn(output.shape, device=output.device).to(output.dtype)
-    found = torch.autograd.grad(output, tensors, grad_output)
-    expected = torch.autograd.grad(wide.truth(), wide_tensors, grad_output.double())
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == output.dtype
-        assert relative_error(one, other) <= TOLERANCE[output.dtype]
+def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The inputs with every tensor changed."""
+    return type(inputs)(*(change(x) if isinstance(x, Tensor) else x for x in inputs))
 
 
-def check_registration(operator: torch._ops.OpOverload, rounded: Any) -> None:
-    """Runs `torch.library.opcheck` on a registered operator."""
-    inputs, tensors = with_gradients(rounded)
-    tolerance = 1e-2 if tensors[0].dtype == torch.float16 else 1e-4
-    torch.library.opcheck(operator, (), inputs._asdict(), rtol=tolerance, atol=tolerance)
-
-
-def check_compile(operator: Callable[..., Tensor], samples: Sequence[Any]) -> None:
-    """torch.compile without a graph break, forward and backward, with sizes that change."""
-    backend = "inductor" if samples[0][0].is_cuda else "aot_eager"
-    compiled = torch.compile(operator, fullgraph=True, backend=backend, dynamic=True)
-    for sample in samples:
-        inputs, tensors = with_gradients(sample)
-        found, expected = compiled(*inputs), operator(*inputs)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-def check_autocast(operator: Callable[..., Tensor], single: Any, dtype: torch.dtype) -> None:
-    """All tensors are cast, except float64; gradients have the inputs' types.
-
-    Args:
-        operator: the operator.
-        single: inputs in float32.
-        dtype: the type to cast to.
-    """
-    inputs, tensors = with_gradients(single)
-    mixed = inputs._replace(**{inputs._fields[0]: inputs[0].to(dtype)})
-    with torch.autocast(inputs[0].device.type, dtype):
-        output = operator(*mixed)
-        assert operator(*single.map(Tensor.double)).dtype == torch.float64
-    assert torch.equal(output, operator(*inputs.map(lambda x: x.to(dtype))))
-    for leaf, gradient in zip(tensors, torch.autograd.grad(output.float().sum(), tensors), strict=True):
-        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
-
-
-def check_replays(operator: Callable[..., Tensor], inputs: Any) -> Tensor:
-    """A replay reads the present values of the inputs, and every run gives the same bits.
-
-    The graph is captured on another stream. Halves the map, and returns the result.
-    """
-    operator(*inputs)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = operator(*inputs)
-    inputs[0].mul_(0.5)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(output, operator(*inputs))
-    return output
+def misaligned(x: Tensor) -> Tensor:
+    """A contiguous copy that begins one element behind an aligned address."""
+    return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view_as(x).copy_(x)
 
 
 class Row(NamedTuple):
@@ -165,3 +140,8 @@ class Row(NamedTuple):
             function(**self.wrong(inputs))
         assert str(caught.value).startswith(f"{self.argument}: "), str(caught.value)
         assert all(part in str(caught.value) for part in self.says), str(caught.value)
+
+    def check_raw(self, operator: torch._ops.OpOverloadPacket, inputs: Any) -> None:
+        """Fails unless the registered operator, which has not the public function's checks, raises too."""
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            operator(**self.wrong(inputs))

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
-from tests.matrix import backends, emulated_kernels
+from tests.matrix import backends, emulated_kernels, operator_checks
 from tests.matrix.against_reference import FLOOR
-from tests.matrix.cuda_emulator import compile_for_cpu
 from tests.matrix.map_operators import (
     Backend,
     Row,
-    check_autocast,
-    check_compile,
-    check_gradients,
-    check_registration,
-    check_replays,
+    emulator,
+    emulator_or_skip,
+    map_tensors,
     matrix,
+    misaligned,
+    on_gpu,
     skip_unless_ready,
-    with_gradients,
 )
+
+VARIABLE, KERNELS = "MSDA_GROUP_NORM", (None, "plain", "vectors")
 
 
 class Inputs(NamedTuple):
@@ -43,12 +40,8 @@ class Inputs(NamedTuple):
     num_groups: int
     eps: float
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Changes every tensor."""
-        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
-
     def truth(self) -> Tensor:
-        return msda.group_norm_reference.group_norm(*self.map(Tensor.double))
+        return msda.group_norm_reference.group_norm(*map_tensors(self, Tensor.double))
 
     def floor(self) -> float:
         """FLOOR times the norm of as many normal numbers as the result has, see `relative_error`."""
@@ -76,7 +69,7 @@ class Case:
         x = draw(self.batch, self.height, self.width, channels)
         x += self.offset * torch.arange(1, self.batch + 1).reshape(-1, 1, 1, 1)
         inputs = Inputs(x, draw(channels), draw(channels), self.num_groups, self.eps)
-        return inputs.map(lambda x: x.to(device, dtype))
+        return map_tensors(inputs, lambda x: x.to(device, dtype))
 
 
 @st.composite
@@ -94,23 +87,9 @@ def cases(draw: st.DrawFn, vectors: bool) -> Case:
     )
 
 
-def kernels(prefix: str, **options: Any) -> tuple[Backend, ...]:
-    """The library's choice, and each kernel forced."""
-    options |= {"variable": "MSDA_GROUP_NORM"}
-    return (
-        Backend(prefix, **options),
-        *(Backend(f"{prefix}-{kernel}", **options, kernel=kernel) for kernel in ("plain", "vectors")),
-    )
-
-
-EMULATED = kernels(
-    "emulator", run=emulated_kernels.group_norm, missing=lambda dtype: compile_for_cpu.missing()
-)
-ALL = (
-    Backend("torch-cpu", msda.group_norm),
-    *EMULATED,
-    *kernels("torch-cuda", run=msda.group_norm, device="cuda", missing=backends.no_gpu),
-)
+EMULATED = tuple(emulator(msda.group_norm, VARIABLE, kernel) for kernel in KERNELS)
+ON_GPU = tuple(on_gpu(msda.group_norm, VARIABLE, kernel) for kernel in KERNELS)
+ALL = (Backend("torch-cpu", msda.group_norm), *EMULATED, *ON_GPU)
 FORCED = tuple(backend for backend in ALL if backend.kernel)
 
 
@@ -119,12 +98,10 @@ def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
     vectors = st.just(True) if backend.kernel == "vectors" else st.booleans()
 
-    @settings(max_examples=settings.default.max_examples // (2 if backend.emulated else 1))
-    @given(case=vectors.flatmap(cases))
     def check(case: Case) -> None:
         backend.check(case.inputs(dtype, backend.device), order=case.seed)
 
-    check()
+    operator_checks.drawn_cases(backend, vectors.flatmap(cases), check)
 
 
 FORMS = [
@@ -184,12 +161,9 @@ def test_value_that_is_not_finite(backend: Backend, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("argument", ["x", "weight", "bias"])
 def test_pointer_that_is_not_aligned(argument: str) -> None:
     """The plain kernel runs; the one that reads vectors refuses."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     inputs = Case(4, 8).inputs(torch.float16)
-    tensor = getattr(inputs, argument)
-    shifted = torch.empty(tensor.numel() + 1, dtype=torch.float16)[1:].view_as(tensor)
-    inputs = inputs._replace(**{argument: shifted.copy_(tensor)})
+    inputs = inputs._replace(**{argument: misaligned(getattr(inputs, argument))})
     choice, plain, vectors = EMULATED
     assert torch.equal(choice.compute(inputs), plain.compute(inputs))
     choice.check(inputs)
@@ -197,18 +171,9 @@ def test_pointer_that_is_not_aligned(argument: str) -> None:
         vectors.compute(inputs)
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_name_of_no_kernel(device: str) -> None:
     inputs = Case(4, 8).inputs(torch.float16, device)
-    monkeypatch.setenv("MSDA_GROUP_NORM", "fastest")
-    run, error = msda.group_norm, RuntimeError
-    if device == "cpu":
-        if reason := compile_for_cpu.missing():
-            pytest.skip(reason)
-        run, error = emulated_kernels.group_norm, emulated_kernels.EmulatorError
-    with pytest.raises(
-        error, match=r"MSDA_GROUP_NORM: expected one of plain, vectors, or no value.*'fastest'"
-    ):
-        run(*inputs)
+    operator_checks.unknown_kernel(msda.group_norm, inputs, VARIABLE, "plain, vectors")
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 6, 4), (2, 0, 6, 4), (2, 5, 0, 4), (2, 5, 6, 0)], ids=str)
@@ -220,7 +185,7 @@ def test_empty(shape: tuple[int, int, int, int], device: str) -> None:
 def test_layouts(device: str) -> None:
     """Tensors that are not contiguous. The result is."""
     inputs = Case(4, 8).inputs(torch.float32, device)
-    strided = inputs.map(lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0))
+    strided = map_tensors(inputs, lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0))
     output = msda.group_norm(*strided)
     assert output.is_contiguous()
     torch.testing.assert_close(output, msda.group_norm(*inputs))
@@ -240,61 +205,36 @@ SMALL = Case(2, 3, batch=2)
 
 
 def test_derivatives(device: str) -> None:
-    """First derivatives in both modes, second derivatives, torch.func and vmap."""
-    case = Case(2, 2, height=2, width=3, eps=0.1)
-    _, tensors = with_gradients(case.inputs(torch.float64, device))
-
-    def run(*tensors: Tensor) -> Tensor:
-        return msda.group_norm(*tensors, case.num_groups, case.eps)
-
-    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, tensors)
-    expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
-    found = torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2))(*(x.detach() for x in tensors))
-    torch.testing.assert_close(found, expected)
-    samples = [torch.stack((x, 2 * x, -x)).detach() for x in tensors]
-    mapped = torch.vmap(run)(*samples)
-    torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(3)]))
-    for dim in range(5):
-        mapped = torch.vmap(run, (dim, None, None))(samples[0].movedim(0, dim), *tensors[1:])
-        torch.testing.assert_close(mapped[1], run(2 * tensors[0], *tensors[1:]))
+    inputs = Case(2, 2, height=2, width=3, eps=0.1).inputs(torch.float64, device)
+    operator_checks.derivatives(msda.group_norm, inputs)
 
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    check_gradients(msda.group_norm, SMALL.inputs(dtype, device))
+    operator_checks.gradients(msda.group_norm, SMALL.inputs(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
-    check_registration(torch.ops.msda.group_norm.default, SMALL.inputs(dtype, device))
+    operator_checks.registration(torch.ops.msda.group_norm.default, SMALL.inputs(dtype, device))
 
 
 def test_compile(device: str) -> None:
     cases = SMALL, Case(2, 3, 3, 8, 6)
-    check_compile(msda.group_norm, [case.inputs(torch.float32, device) for case in cases])
+    operator_checks.compiles(msda.group_norm, [case.inputs(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
-    """torch.export, strict, with dynamic batch, height and width; the graph keeps the operator whole."""
-
-    class Call(nn.Module):
-        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return msda.group_norm(x, weight, bias, 2)
-
-    batch, height, width = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "H", "W"))
-    shapes = ({0: batch, 1: height, 2: width}, None, None)
-    tensors = SMALL.inputs(torch.float32)[:3]
-    program = torch.export.export(Call(), tensors, dynamic_shapes=shapes, strict=True)
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.msda.group_norm.default]
-    again = Case(2, 3, batch=3, height=2, width=11).inputs(torch.float32)[:3]
-    torch.testing.assert_close(program.module()(*again), Call()(*again))
+    """Batch, height and width are dynamic."""
+    cases = SMALL, Case(2, 3, batch=3, height=2, width=11)
+    tensors, others = (case.inputs(torch.float32)[:3] for case in cases)
+    operator = torch.ops.msda.group_norm.default
+    operator_checks.exports(operator, lambda *x: msda.group_norm(*x, 2), tensors, others, dynamic=3)
 
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
-    check_autocast(msda.group_norm, SMALL.inputs(torch.float32, device), dtype)
+    operator_checks.autocast(msda.group_norm, SMALL.inputs(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
@@ -302,7 +242,7 @@ def test_autocast(dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize("height", [24, 192])
 def test_cuda_graph_on_another_stream(dtype: torch.dtype, height: int) -> None:
     inputs = Case(32, 8, 1, height, 288).inputs(dtype, "cuda")
-    output = check_replays(msda.group_norm, inputs)
+    output = operator_checks.replays(msda.group_norm, inputs)
     assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
 
 
@@ -320,9 +260,7 @@ def test_kernels_that_overlap() -> None:
 
 
 def test_docstring_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(msda.group_norm, globs={"torch": torch})
-    example.globs["group_norm"] = msda.group_norm
-    assert doctest.DocTestRunner().run(example).failed == 0
+    operator_checks.docstring(msda.group_norm)
 
 
 # Wrong arguments.
@@ -364,6 +302,4 @@ def test_groups_that_do_not_divide_the_channels(num_groups: int, device: str) ->
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, device: str) -> None:
-    """The registered operator, called without the public function's checks, raises too."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.group_norm(**row.wrong(SMALL.inputs(torch.float32, device)))
+    row.check_raw(torch.ops.msda.group_norm, SMALL.inputs(torch.float32, device))

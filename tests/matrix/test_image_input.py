@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,15 +10,21 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import msda
 from codetr.detector.preprocess import Preprocessor
-from tests.matrix import backends, emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, matrix, skip_unless_ready
+from tests.matrix import emulated_kernels, operator_checks
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    emulator,
+    emulator_or_skip,
+    matrix,
+    on_gpu,
+    skip_unless_ready,
+)
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 MEAN, STD = Preprocessor.mean, Preprocessor.std
@@ -84,13 +89,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 ALL = (
     Backend("torch-cpu", msda.image_input, dtypes=TYPES),
-    Backend(
-        "emulator",
-        emulated_kernels.image_input,
-        dtypes=TYPES,
-        missing=lambda dtype: compile_for_cpu.missing(),
-    ),
-    Backend("torch-cuda", msda.image_input, device="cuda", dtypes=TYPES, missing=backends.no_gpu),
+    emulator(msda.image_input, dtypes=TYPES),
+    on_gpu(msda.image_input, dtypes=TYPES),
 )
 
 
@@ -103,13 +103,7 @@ def check(backend: Backend, case: Case, dtype: torch.dtype) -> None:
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
-
-    @settings(max_examples=settings.default.max_examples // (4 if backend.emulated else 1))
-    @given(case=cases())
-    def run(case: Case) -> None:
-        check(backend, case, dtype)
-
-    run()
+    operator_checks.drawn_cases(backend, cases(), lambda case: check(backend, case, dtype), part=4)
 
 
 FORMS = [
@@ -170,9 +164,7 @@ def test_compile(device: str) -> None:
 
 
 def test_docstring_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(msda.image_input, globs={"torch": torch})
-    example.globs["image_input"] = msda.image_input
-    assert doctest.DocTestRunner().run(example).failed == 0
+    operator_checks.docstring(msda.image_input)
 
 
 # Wrong arguments.
@@ -206,8 +198,7 @@ def test_wrong_argument(function: Callable, row: Row) -> None:
 @pytest.mark.parametrize("size", [(7, 6), (5, 9), (0, 6)])
 def test_launcher_refuses_a_wrong_size(size: tuple[int, int]) -> None:
     """The check of the plain C++ contract, which guards the callers without Torch."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     inputs = SMALL.inputs(torch.float32)
     with pytest.raises(emulated_kernels.EmulatorError, match="size: should lie within the target of 6 x 8"):
         emulated_kernels.image_input(*inputs._replace(size=size))

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import ACTIVATIONS
-from tests.matrix import backends, emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix import backends, emulated_kernels, operator_checks
 from tests.matrix.map_operators import (
     Backend,
     Row,
-    check_autocast,
-    check_compile,
-    check_gradients,
-    check_registration,
-    check_replays,
+    emulator,
+    emulator_or_skip,
+    map_tensors,
     matrix,
+    misaligned,
+    on_gpu,
     skip_unless_ready,
-    with_gradients,
 )
+
+VARIABLE = "MSDA_LINEAR"
 
 
 class Inputs(NamedTuple):
@@ -49,18 +46,14 @@ class Inputs(NamedTuple):
     norm_bias: Tensor | None = None
     eps: float = 1e-5
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Changes every tensor."""
-        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
-
     def truth(self) -> Tensor:
-        return msda.linear_reference.linear(*self.map(Tensor.double))
+        return msda.linear_reference.linear(*map_tensors(self, Tensor.double))
 
     def floor(self) -> float:
         """The norms of what is added, which may cancel, see `relative_error`."""
         if self.norm_weight is not None:
             return 0.0  # a normalised row has the size of norm_weight and norm_bias
-        wide = self.map(Tensor.double)
+        wide = map_tensors(self, Tensor.double)
         parts = (wide._replace(residual=None, activation="none", mask=None).truth(), wide.residual)
         return sum(float(part.norm()) for part in parts if part is not None)
 
@@ -83,7 +76,7 @@ class Case:
         """Normal numbers, with which x weight^T has a variance of 1."""
         generator = torch.Generator().manual_seed(self.seed)
         draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
-        return Inputs(
+        inputs = Inputs(
             draw(*self.rows, self.inputs),
             draw(self.outputs, self.inputs) / math.sqrt(max(self.inputs, 1)),
             draw(self.outputs) if self.bias else None,
@@ -92,7 +85,8 @@ class Case:
             # Zeros as of padded cells, and other numbers, which show that the kernel multiplies by them.
             draw(*self.rows, 1).relu() if self.masked else None,
             *((draw(self.outputs), draw(self.outputs)) if self.normed else ()),
-        ).map(lambda x: x.to(device, dtype))
+        )
+        return map_tensors(inputs, lambda x: x.to(device, dtype))
 
 
 PRODUCT, MASKED = ("none", False, False, False), ("none", False, True, False)
@@ -132,26 +126,12 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
     )
 
 
-EMULATED = tuple(
-    Backend(
-        f"emulator{name}",
-        emulated_kernels.linear,
-        missing=lambda dtype: compile_for_cpu.missing(),
-        variable="MSDA_LINEAR",
-        kernel=kernel,
-    )
-    for name, kernel in (("", None), ("-plain", "plain"))
-)
-on_gpu = functools.partial(Backend, run=msda.linear, device="cuda", variable="MSDA_LINEAR")
 CUTLASS = tuple(
-    on_gpu(f"torch-cuda-{kernel}", dtypes=backends.SIXTEEN_BIT, missing=backends.no_sm90, kernel=kernel)
-    for kernel in FORMS
+    on_gpu(msda.linear, VARIABLE, kernel, backends.SIXTEEN_BIT, backends.no_sm90) for kernel in FORMS
 )
 ALL = (
     Backend("torch-cpu", msda.linear),
-    *EMULATED,
-    on_gpu("torch-cuda", missing=backends.no_gpu),
-    on_gpu("torch-cuda-plain", missing=backends.no_gpu, kernel="plain"),
+    *(make(msda.linear, VARIABLE, kernel) for make in (emulator, on_gpu) for kernel in (None, "plain")),
     *CUTLASS,
 )
 
@@ -160,12 +140,10 @@ ALL = (
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
 
-    @settings(max_examples=settings.default.max_examples // (2 if backend.emulated else 1))
-    @given(case=cases(backend.kernel))
     def check(case: Case) -> None:
         backend.check(case.arguments(dtype, backend.device), order=case.seed)
 
-    check()
+    operator_checks.drawn_cases(backend, cases(backend.kernel), check)
 
 
 EDGES = [
@@ -241,8 +219,7 @@ FASTEST = [
 @pytest.mark.parametrize(("problem", "kernel"), FASTEST, ids=str)
 def test_choice(problem: tuple, kernel: str) -> None:
     """The rule of linear_choice.h chooses the fastest kernel of each layer of Swin-L."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     assert emulated_kernels.fastest_linear(*problem) == kernel
 
 
@@ -251,7 +228,7 @@ def test_choice(problem: tuple, kernel: str) -> None:
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_layers_of_models(problem: tuple, dtype: torch.dtype) -> None:
     """The library's choice runs, and not PyTorch's operations."""
-    backend = on_gpu("torch-cuda", missing=backends.no_sm90)
+    backend = on_gpu(msda.linear, missing=backends.no_sm90)
     skip_unless_ready(backend, dtype)
     rows, *sizes = problem
     inputs = Case((rows,), *sizes).arguments(dtype, "cuda")
@@ -265,7 +242,6 @@ def test_pytorch_computes_what_no_kernel_runs_fast(monkeypatch: pytest.MonkeyPat
     if reason := backends.no_sm90(torch.float16):
         pytest.skip(reason)
     fits = Case((100,), 64, 64).arguments(torch.float16, "cuda")
-    shifted = torch.empty(fits.x.numel() + 1, dtype=fits.x.dtype, device="cuda")[1:].view_as(fits.x)
     slow = [
         Case((100,), 60, 64).arguments(torch.float16, "cuda"),
         Case((100,), 64, 60).arguments(torch.bfloat16, "cuda"),
@@ -274,14 +250,14 @@ def test_pytorch_computes_what_no_kernel_runs_fast(monkeypatch: pytest.MonkeyPat
         Case((100,), 64, 64, residual=True, masked=True).arguments(torch.float16, "cuda"),
         Case((100,), 64, 64, residual=True, normed=True).arguments(torch.float16, "cuda"),
         Case((100,), 64, 512, normed=True).arguments(torch.bfloat16, "cuda"),
-        fits._replace(x=shifted.copy_(fits.x)),
+        fits._replace(x=misaligned(fits.x)),
     ]
     assert torch.ops.msda.has_fast_linear(**fits._asdict())
     for inputs in slow:
         assert not torch.ops.msda.has_fast_linear(**inputs._asdict())
         expected = msda.linear_reference.finish(F.linear(*inputs[:3]), *inputs[3:])
         assert torch.equal(msda.linear(*inputs), expected)
-    monkeypatch.setenv("MSDA_LINEAR", "pingpong_128x128")
+    monkeypatch.setenv(VARIABLE, "pingpong_128x128")
     for inputs in slow:
         with pytest.raises(RuntimeError, match="not supported"):
             msda.linear(*inputs)
@@ -289,8 +265,7 @@ def test_pytorch_computes_what_no_kernel_runs_fast(monkeypatch: pytest.MonkeyPat
 
 def test_value_that_is_not_finite() -> None:
     """NaN and infinity spoil their row only, also behind ReLU."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     for number in (torch.nan, torch.inf):
         inputs = Case((5,), 20, 20, "relu").arguments(torch.float16)
         inputs.x[2, 7] = number
@@ -299,25 +274,15 @@ def test_value_that_is_not_finite() -> None:
             assert output[[0, 1, 3, 4]].isfinite().all() and not output[2].isfinite().all()
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_name_of_no_kernel(device: str) -> None:
     inputs = Case((4,), 8, 8).arguments(torch.float16, device)
-    monkeypatch.setenv("MSDA_LINEAR", "fastest")
-    run, error = msda.linear, RuntimeError
-    if device == "cpu":
-        if reason := compile_for_cpu.missing():
-            pytest.skip(reason)
-        run, error = emulated_kernels.linear, emulated_kernels.EmulatorError
-    with pytest.raises(
-        error, match=r"MSDA_LINEAR: expected one of plain, pingpong_.*, or no value.*'fastest'"
-    ):
-        run(*inputs)
+    operator_checks.unknown_kernel(msda.linear, inputs, VARIABLE, "plain, pingpong_.*")
 
 
 def test_kernel_that_is_not_in_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator has no kernels of CUTLASS, as builds for other architectures."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
-    monkeypatch.setenv("MSDA_LINEAR", "pingpong_128x128")
+    emulator_or_skip()
+    monkeypatch.setenv(VARIABLE, "pingpong_128x128")
     with pytest.raises(emulated_kernels.NotSupported):
         emulated_kernels.linear(*Case((4,), 8, 8).arguments(torch.float16))
 
@@ -333,32 +298,13 @@ DIFFERENTIATED = *(Case((2, 3), 4, 5, kind, residual=True, masked=True) for kind
 
 @pytest.mark.parametrize("case", DIFFERENTIATED, ids=str)
 def test_derivatives(case: Case, device: str) -> None:
-    """First derivatives in both modes, second derivatives, torch.func and vmap."""
-    inputs, tensors = with_gradients(case.arguments(torch.float64, device))
-    names = [name for name, value in inputs._asdict().items() if isinstance(value, Tensor)]
-
-    def run(*tensors: Tensor) -> Tensor:
-        return msda.linear(*inputs._replace(**dict(zip(names, tensors, strict=True))))
-
-    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, tensors)
-    expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
-    every = tuple(range(len(tensors)))
-    found = torch.func.grad(lambda *x: run(*x).square().sum(), every)(*(x.detach() for x in tensors))
-    torch.testing.assert_close(found, expected)
-    samples = [torch.stack((x, 2 * x, -x)).detach() for x in tensors]
-    mapped = torch.vmap(run)(*samples)
-    torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(3)]))
-    for mapped_too in ({0}, {0, len(tensors) - 1}):  # rows alone, and with the mask or norm_bias
-        dims = [1 if i in mapped_too else None for i in every]
-        given = [samples[i].movedim(0, 1) if i in mapped_too else x for i, x in enumerate(tensors)]
-        expected = run(*(2 * x if i in mapped_too else x for i, x in enumerate(tensors)))
-        torch.testing.assert_close(torch.vmap(run, tuple(dims))(*given)[1], expected)
+    operator_checks.derivatives(msda.linear, case.arguments(torch.float64, device))
 
 
 @pytest.mark.parametrize("missing", ["bias", "residual", "mask"])
 def test_gradients_without_an_optional_tensor(missing: str, device: str) -> None:
-    inputs, tensors = with_gradients(SMALL.arguments(torch.float64, device)._replace(**{missing: None}))
+    some = SMALL.arguments(torch.float64, device)._replace(**{missing: None})
+    inputs, tensors = operator_checks.with_gradients(some)
     found = torch.autograd.grad(msda.linear(*inputs).square().sum(), tensors)
     expected = torch.autograd.grad(inputs.truth().square().sum(), tensors)
     torch.testing.assert_close(found, expected)
@@ -370,13 +316,13 @@ def test_gradients(dtype: torch.dtype, device: str) -> None:
         Case((8, 16), 24, 32, "gelu", residual=True, masked=True),
         Case((8, 16), 24, 32, residual=True, normed=True),
     ):
-        check_gradients(msda.linear, case.arguments(dtype, device))
+        operator_checks.gradients(msda.linear, case.arguments(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
     for case in (SMALL, SMALL_NORM):
-        check_registration(torch.ops.msda.linear.default, case.arguments(dtype, device))
+        operator_checks.registration(torch.ops.msda.linear.default, case.arguments(dtype, device))
 
 
 def test_compile(device: str) -> None:
@@ -384,31 +330,20 @@ def test_compile(device: str) -> None:
         (SMALL, Case((3, 8), 6, 2, "gelu", residual=True, masked=True)),
         (SMALL_NORM, Case((3, 8), 6, 7, residual=True, normed=True)),
     ):
-        check_compile(msda.linear, [case.arguments(torch.float32, device) for case in cases])
+        operator_checks.compiles(msda.linear, [case.arguments(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
-    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
-
-    class Call(nn.Module):
-        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return msda.linear(x, weight, bias, activation="relu")
-
-    batch, cells = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "S"))
-    tensors = SMALL.arguments(torch.float32)[:3]
-    program = torch.export.export(
-        Call(), tensors, dynamic_shapes=({0: batch, 1: cells}, None, None), strict=True
-    )
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.msda.linear.default]
-    again = Case((4, 7), 4, 5).arguments(torch.float32)[:3]
-    torch.testing.assert_close(program.module()(*again), Call()(*again))
+    """All sizes of x but the last are dynamic."""
+    tensors, others = (case.arguments(torch.float32)[:3] for case in (SMALL, Case((4, 7), 4, 5)))
+    operator, call = torch.ops.msda.linear.default, functools.partial(msda.linear, activation="relu")
+    operator_checks.exports(operator, call, tensors, others, dynamic=2)
 
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
     for case in (SMALL, SMALL_NORM):
-        check_autocast(msda.linear, case.arguments(torch.float32, device), dtype)
+        operator_checks.autocast(msda.linear, case.arguments(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
@@ -417,17 +352,15 @@ def test_autocast(dtype: torch.dtype, device: str) -> None:
 def test_cuda_graph_on_another_stream(dtype: torch.dtype, kernel: str, monkeypatch) -> None:
     if reason := backends.no_sm90(dtype):
         pytest.skip(reason)
-    monkeypatch.setenv("MSDA_LINEAR", kernel)
+    monkeypatch.setenv(VARIABLE, kernel)
     outputs = NORMED_OUTPUTS.get(kernel, 768)
     inputs = Case((3456,), 768, outputs, *FORMS[kernel][-1]).arguments(dtype, "cuda")
-    output = check_replays(msda.linear, inputs)
+    output = operator_checks.replays(msda.linear, inputs)
     assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
 
 
 def test_docstring_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(msda.linear, globs={"torch": torch})
-    example.globs["linear"] = msda.linear
-    assert doctest.DocTestRunner().run(example).failed == 0
+    operator_checks.docstring(msda.linear)
 
 
 # Wrong arguments.
@@ -473,6 +406,4 @@ def test_wrong_argument(row: Row, case: Case) -> None:
 
 @pytest.mark.parametrize(("row", "case"), EVERY_WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, case: Case, device: str) -> None:
-    """The registered operator, called without the public function's checks, raises too."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.linear(**row.wrong(case.arguments(torch.float32, device)))
+    row.check_raw(torch.ops.msda.linear, case.arguments(torch.float32, device))

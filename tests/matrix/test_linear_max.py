@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import msda
-from tests.matrix import backends, emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, check_replays, matrix, skip_unless_ready
+from benchmarks.linear_max import Inputs, truth
+from tests.matrix import backends, emulated_kernels, operator_checks
+from tests.matrix.map_operators import Backend, Row, emulator, matrix, on_gpu, skip_unless_ready
 
-
-class Inputs(NamedTuple):
-    """The arguments of the operator."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    def truth(self) -> Tensor:
-        return msda.linear_max_reference.linear_max(*(x.double() for x in self))
+VARIABLE = "MSDA_LINEAR_MAX"
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ BOUND = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6, torch.f
 
 def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     """Fails unless every result is as near to the truth as float32 allows."""
-    found, expected = backend.compute(inputs, order), inputs.truth()
+    found, expected = backend.compute(inputs, order), truth(inputs)
     assert found.dtype == inputs.weight.dtype and found.shape == expected.shape
     x, weight, bias = (tensor.double().abs() for tensor in inputs)
     added = (x @ weight.mT + bias).amax(-1)
@@ -68,31 +56,12 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     assert worst <= BOUND[inputs.x.dtype], f"error {worst:.1e}"
 
 
-def emulated(kernel: str | None, **options: Any) -> Backend:
-    return Backend(
-        f"emulator-{kernel or 'chosen'}",
-        emulated_kernels.linear_max,
-        missing=lambda dtype: compile_for_cpu.missing(),
-        variable="MSDA_LINEAR_MAX",
-        kernel=kernel,
-        **options,
-    )
-
-
-on_gpu = functools.partial(
-    Backend, run=msda.linear_max, device="cuda", missing=backends.no_gpu, variable="MSDA_LINEAR_MAX"
+TENSOR_CORE = tuple(
+    make(msda.linear_max, VARIABLE, "tensor_core", backends.SIXTEEN_BIT) for make in (emulator, on_gpu)
 )
-TENSOR_CORE = (
-    emulated("tensor_core", dtypes=backends.SIXTEEN_BIT),
-    on_gpu("torch-cuda-tensor_core", dtypes=backends.SIXTEEN_BIT, kernel="tensor_core"),
-)
-ALL = (
+OTHERS = (
     Backend("torch-cpu", msda.linear_max),
-    emulated(None),
-    emulated("plain"),
-    *TENSOR_CORE,
-    on_gpu("torch-cuda"),
-    on_gpu("torch-cuda-plain", kernel="plain"),
+    *(make(msda.linear_max, VARIABLE, kernel) for make in (emulator, on_gpu) for kernel in (None, "plain")),
 )
 
 
@@ -109,16 +78,14 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
     )
 
 
-@matrix(ALL)
+@matrix((*OTHERS, *TENSOR_CORE))
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
 
-    @settings(max_examples=settings.default.max_examples // (4 if backend.emulated else 1))
-    @given(case=cases(backend.kernel))
     def check_case(case: Case) -> None:
         check(backend, case.inputs_of(dtype, backend.device), order=case.seed)
 
-    check_case()
+    operator_checks.drawn_cases(backend, cases(backend.kernel), check_case, part=4)
 
 
 EDGES = [
@@ -136,7 +103,7 @@ EDGES = [
 ]
 
 
-@matrix(tuple(backend for backend in ALL if backend not in TENSOR_CORE))
+@matrix(OTHERS)
 @pytest.mark.parametrize("case", EDGES, ids=str)
 def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
     skip_unless_ready(backend, dtype)
@@ -152,7 +119,7 @@ def test_cells_of_the_encoder(backend: Backend, dtype: torch.dtype, rows: int) -
     check(backend, Case((rows,), 256, 80).inputs_of(dtype, backend.device))
 
 
-@matrix(ALL)
+@matrix((*OTHERS, *TENSOR_CORE))
 def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """They spoil their row only, and NaN stays NaN."""
     skip_unless_ready(backend, dtype)
@@ -192,12 +159,9 @@ def test_sizes_of_the_fast_kernel(inputs: int) -> None:
         assert not ask(inputs, outputs, torch.float32)
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_unless_ready(TENSOR_CORE[0], torch.float16)
-    monkeypatch.setenv("MSDA_LINEAR_MAX", "fastest")
-    message = r"MSDA_LINEAR_MAX: expected one of plain, tensor_core, or no value.*'fastest'"
-    with pytest.raises(emulated_kernels.EmulatorError, match=message):
-        emulated_kernels.linear_max(*Case((4,), 8, 8).inputs_of(torch.float16))
+def test_name_of_no_kernel() -> None:
+    inputs = Case((4,), 8, 8).inputs_of(torch.float16)
+    operator_checks.unknown_kernel(msda.linear_max, inputs, VARIABLE, "plain, tensor_core")
 
 
 # In PyTorch.
@@ -210,21 +174,10 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
 
 
 def test_export() -> None:
-    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
-
-    class Call(nn.Module):
-        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return msda.linear_max(x, weight, bias)
-
-    batch, cells = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "S"))
-    inputs = Case((2, 9), 20, 7).inputs_of(torch.float16)
-    program = torch.export.export(
-        Call(), tuple(inputs), dynamic_shapes=({0: batch, 1: cells}, None, None), strict=True
-    )
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.msda.linear_max.default]
-    again = Case((4, 7), 20, 7, seed=1).inputs_of(torch.float16)
-    assert torch.equal(program.module()(*again), Call()(*again))
+    """All sizes of x but the last are dynamic."""
+    cases = Case((2, 9), 20, 7), Case((4, 7), 20, 7, seed=1)
+    tensors, others = (case.inputs_of(torch.float16) for case in cases)
+    operator_checks.exports(torch.ops.msda.linear_max.default, msda.linear_max, tensors, others, dynamic=2)
 
 
 WRONG = [
@@ -260,10 +213,8 @@ def test_wrong_arguments(row: Row, function: Callable[..., Tensor], device: str)
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_graph_replays(dtype: torch.dtype) -> None:
     skip_unless_ready(TENSOR_CORE[1], dtype)
-    check_replays(msda.linear_max, Case((73656,), 256, 80).inputs_of(dtype, "cuda"))
+    operator_checks.replays(msda.linear_max, Case((73656,), 256, 80).inputs_of(dtype, "cuda"))
 
 
-def test_docstring() -> None:
-    names: dict[str, Any] = {"torch": torch, "linear_max": msda.linear_max}
-    (example,) = doctest.DocTestFinder().find(msda.linear_max, "linear_max", globs=names)
-    assert not doctest.DocTestRunner().run(example).failed
+def test_docstring_example() -> None:
+    operator_checks.docstring(msda.linear_max)

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import msda
+from benchmarks.quantized_layer_norm import Inputs
 from msda.checks import EIGHT_BIT_TYPES
 from msda.quantized_linear_reference import quantize
-from tests.matrix import backends, emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, check_replays, matrix, skip_unless_ready
+from tests.matrix import backends, emulated_kernels, operator_checks
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    emulator,
+    matrix,
+    misaligned,
+    on_gpu,
+    skip_unless_ready,
+)
 
+VARIABLE = "MSDA_QUANTIZED_LAYER_NORM"
 INT8, FP8 = EIGHT_BIT_TYPES
 LARGEST = {INT8: 127, FP8: 448}
 EPS = 1e-5
-
-
-class Inputs(NamedTuple):
-    """The arguments of the operator."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-    eps: float
-    scale: float
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -78,34 +74,17 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     assert decided.sum() <= 2 + 0.05 * truth.numel()
 
 
-VARIABLE = "MSDA_QUANTIZED_LAYER_NORM"
-SIXTEEN_BIT, FLOATS = backends.SIXTEEN_BIT, (*backends.SIXTEEN_BIT, torch.float32)
-
-
-def emulated(kernel: str | None, **options: Any) -> Backend:
-    return Backend(
-        f"emulator-{kernel or 'chosen'}",
-        emulated_kernels.quantized_layer_norm,
-        missing=lambda dtype: compile_for_cpu.missing(),
-        variable=VARIABLE,
-        kernel=kernel,
-        **options,
-    )
-
-
-on_gpu = functools.partial(
-    Backend, run=msda.quantized_layer_norm, device="cuda", missing=backends.no_gpu, variable=VARIABLE
-)
-VECTORS = (
-    emulated("vectors", dtypes=SIXTEEN_BIT),
-    on_gpu("torch-cuda-vectors", dtypes=SIXTEEN_BIT, kernel="vectors"),
+FLOATS = (*backends.SIXTEEN_BIT, torch.float32)
+VECTORS = tuple(
+    make(msda.quantized_layer_norm, VARIABLE, "vectors", backends.SIXTEEN_BIT) for make in (emulator, on_gpu)
 )
 OTHERS = (
     Backend("torch-cpu", msda.quantized_layer_norm, dtypes=FLOATS),
-    emulated(None, dtypes=FLOATS),
-    emulated("plain", dtypes=FLOATS),
-    on_gpu("torch-cuda", dtypes=FLOATS),
-    on_gpu("torch-cuda-plain", dtypes=FLOATS, kernel="plain"),
+    *(
+        make(msda.quantized_layer_norm, VARIABLE, kernel, FLOATS)
+        for make in (emulator, on_gpu)
+        for kernel in (None, "plain")
+    ),
 )
 eight_bits = pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
 
@@ -129,12 +108,10 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
 def test_drawn_cases(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
 
-    @settings(max_examples=settings.default.max_examples // (4 if backend.emulated else 1))
-    @given(case=cases(backend.kernel))
     def check_case(case: Case) -> None:
         check(backend, case.inputs(dtype, eight_bits, backend.device), order=case.seed)
 
-    check_case()
+    operator_checks.drawn_cases(backend, cases(backend.kernel), check_case, part=4)
 
 
 EDGES = [
@@ -215,34 +192,28 @@ def test_sizes_that_vectors_cannot_run(channels: int, dtype: torch.dtype) -> Non
 def test_addresses_that_vectors_cannot_run() -> None:
     skip_unless_ready(VECTORS[1], torch.float16)
     inputs = Case((100,), 192).inputs(torch.float16, INT8, "cuda")
-    shifted = torch.empty(inputs.x.numel() + 1, dtype=torch.float16, device="cuda")[1:].view_as(inputs.x)
-    moved = inputs._replace(x=shifted.copy_(inputs.x))
-    check(OTHERS[3], moved)
+    moved = inputs._replace(x=misaligned(inputs.x))
+    check(on_gpu(msda.quantized_layer_norm), moved)
     with pytest.raises(RuntimeError, match="not supported"):
         VECTORS[1].compute(moved)
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_unless_ready(VECTORS[0], torch.float16)
-    monkeypatch.setenv(VARIABLE, "fastest")
-    message = rf"{VARIABLE}: expected one of plain, vectors, or no value.*'fastest'"
-    with pytest.raises(emulated_kernels.EmulatorError, match=message):
-        emulated_kernels.quantized_layer_norm(*Case((4,), 8).inputs(torch.float16, INT8))
+def test_name_of_no_kernel() -> None:
+    inputs = Case((4,), 8).inputs(torch.float16, INT8)
+    operator_checks.unknown_kernel(msda.quantized_layer_norm, inputs, VARIABLE, "plain, vectors")
 
 
 # In PyTorch.
 
 
-@eight_bits
-def test_opcheck(eight_bits: torch.dtype, device: str) -> None:
-    # PyTorch cannot compare 8-bit floats, which two of the checks do.
-    compared = ("test_schema", "test_aot_dispatch_dynamic") if eight_bits == INT8 else ()
-    operator, inputs = torch.ops.msda.quantized_layer_norm.default, small(eight_bits, device)
-    torch.library.opcheck(operator, tuple(inputs), test_utils=("test_faketensor", *compared))
-
-
 def small(eight_bits: torch.dtype = INT8, device: str = "cpu") -> Inputs:
     return Case((2, 3), 8).inputs(torch.float16, eight_bits, device)
+
+
+@eight_bits
+def test_opcheck(eight_bits: torch.dtype, device: str) -> None:
+    operator = torch.ops.msda.quantized_layer_norm.default
+    operator_checks.registration_of_8_bits(operator, small(eight_bits, device), eight_bits)
 
 
 def test_strided_inputs(device: str) -> None:
@@ -253,18 +224,13 @@ def test_strided_inputs(device: str) -> None:
 
 
 def test_export() -> None:
-    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
+    """All sizes of x but the last are dynamic."""
 
-    class Call(nn.Module):
-        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return msda.quantized_layer_norm(x, weight, bias, EPS, 0.5, torch.int8)
+    def call(*tensors: Tensor) -> Tensor:
+        return msda.quantized_layer_norm(*tensors, EPS, 0.5, torch.int8)
 
-    dynamic = ({0: torch.export.Dim("N", min=1, max=4096)}, None, None)
-    program = torch.export.export(Call(), tuple(small()[:3]), dynamic_shapes=dynamic, strict=True)
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.msda.quantized_layer_norm.default]
-    again = Case((4, 3), 8).inputs(torch.float16, INT8)[:3]
-    assert torch.equal(program.module()(*again), Call()(*again))
+    others = Case((4, 3), 8).inputs(torch.float16, INT8)[:3]
+    operator_checks.exports(torch.ops.msda.quantized_layer_norm.default, call, small()[:3], others, dynamic=2)
 
 
 @pytest.mark.gpu
@@ -278,7 +244,7 @@ def test_graph_replays(rows: int, channels: int, eight_bits: torch.dtype) -> Non
         # PyTorch cannot compare 8-bit floats.
         return msda.quantized_layer_norm(inputs[0] + 1, *inputs[1:]).view(torch.uint8)
 
-    check_replays(run, Case((rows,), channels).inputs(torch.float16, eight_bits, "cuda"))
+    operator_checks.replays(run, Case((rows,), channels).inputs(torch.float16, eight_bits, "cuda"))
 
 
 @pytest.mark.gpu
@@ -305,9 +271,7 @@ def test_kernels_that_overlap(rows: int, channels: int) -> None:
 
 
 def test_docstring_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(msda.quantized_layer_norm, globs={"torch": torch})
-    example.globs["quantized_layer_norm"] = msda.quantized_layer_norm
-    assert doctest.DocTestRunner().run(example).failed == 0
+    operator_checks.docstring(msda.quantized_layer_norm)
 
 
 # Wrong arguments.
@@ -335,16 +299,10 @@ ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as x", "meta"))
 
 @pytest.mark.parametrize("row", (*WRONG, ANOTHER_DEVICE), ids=str)
 def test_wrong_argument(row: Row) -> None:
-    functions: tuple[Callable[..., Tensor], ...] = (
-        msda.quantized_layer_norm,
-        msda.quantized_layer_norm_reference.quantized_layer_norm,
-    )
-    for function in functions:
-        row.check(function, small())
+    for module in (msda, msda.quantized_layer_norm_reference):
+        row.check(module.quantized_layer_norm, small())
 
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, device: str) -> None:
-    """The registered operator, called without the public function's checks, raises too."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.quantized_layer_norm(**row.wrong(small(device=device)))
+    row.check_raw(torch.ops.msda.quantized_layer_norm, small(device=device))

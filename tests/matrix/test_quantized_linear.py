@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import msda
 from benchmarks.linear import PROBLEMS
+from benchmarks.linear import QuantizedInputs as Inputs
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES, SIXTEEN_BIT_TYPES
 from msda.quantized_linear_reference import quantize
-from tests.matrix import backends, emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Backend, Row, check_replays, matrix, skip_unless_ready
+from tests.matrix import backends, emulated_kernels, operator_checks
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    emulator,
+    emulator_or_skip,
+    map_tensors,
+    matrix,
+    misaligned,
+    on_gpu,
+    skip_unless_ready,
+)
 
+VARIABLE = "MSDA_QUANTIZED_LINEAR"
 INT8, FP8 = EIGHT_BIT_TYPES
 LARGEST = {INT8: 127, FP8: 448}
-
-
-class Inputs(NamedTuple):
-    """The arguments of the operator."""
-
-    x: Tensor
-    weight: Tensor
-    scale: Tensor
-    bias: Tensor | None
-    residual: Tensor | None
-    activation: str
-    mask: Tensor | None
-    output_scale: float | None
-    dtype: torch.dtype
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Changes every tensor."""
-        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
-
-    def truth(self) -> Tensor:
-        return msda.quantized_linear_reference.quantized_linear(*self)
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,7 @@ class Case:
             for rows in (self.rows, (self.outputs,))
         )
         usual = (largest / 2) ** 2 * math.sqrt(max(self.inputs, 1))
-        return Inputs(
+        inputs = Inputs(
             x,
             weight,
             (0.5 + torch.rand(self.outputs, generator=generator)) / usual,
@@ -88,7 +75,12 @@ class Case:
             draw(*self.rows, 1).relu().to(self.dtype) if self.masked else None,
             3 / largest if self.quantized else None,
             self.dtype,
-        ).map(lambda x: x.to(device))
+        )
+        return map_tensors(inputs, lambda x: x.to(device))
+
+
+def truth(inputs: Inputs) -> Tensor:
+    return msda.quantized_linear_reference.quantized_linear(*inputs)
 
 
 def step_at(x: Tensor) -> Tensor:
@@ -98,7 +90,7 @@ def step_at(x: Tensor) -> Tensor:
 
 def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     """Fails unless the result has the bits of the truth, or is as near as GELU and float32 sums allow."""
-    output, expected = backend.compute(inputs, order), inputs.truth()
+    output, expected = backend.compute(inputs, order), truth(inputs)
     assert output.dtype == expected.dtype and output.shape == expected.shape
     if inputs.x.dtype == INT8 and inputs.activation != "gelu":
         assert torch.equal(output, expected)
@@ -151,26 +143,15 @@ def cases(draw: st.DrawFn, kernel: str | None, eight_bits: torch.dtype) -> Case:
     )
 
 
-VARIABLE = "MSDA_QUANTIZED_LINEAR"
-EMULATED = Backend(
-    "emulator",
-    emulated_kernels.quantized_linear,
-    dtypes=EIGHT_BIT_TYPES,
-    missing=lambda dtype: compile_for_cpu.missing(),
-    variable=VARIABLE,
-    kernel="plain",
-)
-on_gpu = functools.partial(Backend, run=msda.quantized_linear, device="cuda", variable=VARIABLE)
 CUTLASS = tuple(
-    on_gpu(f"torch-cuda-{kernel}", dtypes=(eight_bits,), missing=backends.no_sm90, kernel=kernel)
+    on_gpu(msda.quantized_linear, VARIABLE, kernel, (eight_bits,), backends.no_sm90)
     for eight_bits, kernel in FORMS
 )
-ON_CPU = Backend("torch-cpu", msda.quantized_linear, dtypes=EIGHT_BIT_TYPES)
 PLAIN = (
-    ON_CPU,
-    EMULATED,
-    on_gpu("torch-cuda", dtypes=EIGHT_BIT_TYPES, missing=backends.no_gpu),
-    on_gpu("torch-cuda-plain", dtypes=EIGHT_BIT_TYPES, missing=backends.no_gpu, kernel="plain"),
+    Backend("torch-cpu", msda.quantized_linear, dtypes=EIGHT_BIT_TYPES),
+    emulator(msda.quantized_linear, VARIABLE, "plain", EIGHT_BIT_TYPES),
+    on_gpu(msda.quantized_linear, VARIABLE, None, EIGHT_BIT_TYPES),
+    on_gpu(msda.quantized_linear, VARIABLE, "plain", EIGHT_BIT_TYPES),
 )
 
 
@@ -178,12 +159,10 @@ PLAIN = (
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
 
-    @settings(max_examples=settings.default.max_examples // (2 if backend.emulated else 1))
-    @given(case=cases(backend.kernel, dtype))
-    def run(case: Case) -> None:
+    def check_case(case: Case) -> None:
         check(backend, case.arguments(dtype, backend.device), order=case.seed)
 
-    run()
+    operator_checks.drawn_cases(backend, cases(backend.kernel, dtype), check_case)
 
 
 EDGES = [
@@ -234,9 +213,8 @@ def test_ties_and_saturation(backend: Backend, dtype: torch.dtype) -> None:
     weight, scale = torch.eye(16), torch.ones(16)
     scale[0] = 0.5 if dtype == INT8 else 1
     bias = torch.zeros(16)
-    inputs = Inputs(x.to(dtype), weight.to(dtype), scale, bias, None, "none", None, 1.0, torch.float16).map(
-        lambda x: x.to(backend.device)
-    )
+    inputs = Inputs(x.to(dtype), weight.to(dtype), scale, bias, None, "none", None, 1.0, torch.float16)
+    inputs = map_tensors(inputs, lambda x: x.to(backend.device))
     expected = [-64, -2, -2, 0, 0, 0, 2, 2, 4, 64] if dtype == INT8 else [-448, -18, -16, 16, 18, 448]
     assert backend.compute(inputs)[:, 0].tolist() == expected
     far = inputs._replace(bias=inputs.bias + 1000)
@@ -247,8 +225,7 @@ def test_ties_and_saturation(backend: Backend, dtype: torch.dtype) -> None:
 
 def test_every_number_of_8_bits() -> None:
     """The plain kernel reads and writes every number of both types."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     for dtype in EIGHT_BIT_TYPES:
         every = torch.arange(256, dtype=torch.uint8).view(dtype)[:, None]
         one = torch.ones(1, 1).to(dtype)
@@ -266,8 +243,7 @@ def test_every_number_of_8_bits() -> None:
 @pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
 def test_choice(eight_bits: torch.dtype) -> None:
     """Every layer of Swin-L and of the encoder has a kernel of CUTLASS; other endings have none."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     fastest = functools.partial(emulated_kernels.fastest_quantized_linear, eight_bits=eight_bits)
     for problem in PROBLEMS:
         sizes = problem.rows, problem.inputs_of_row, problem.outputs_of_row
@@ -292,8 +268,7 @@ BY_SIZE = [
 
 @pytest.mark.parametrize(("sizes", "switches", "int8", "fp8"), BY_SIZE, ids=str)
 def test_choice_by_size(sizes: tuple, switches: tuple, int8: str, fp8: str) -> None:
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     fastest = functools.partial(emulated_kernels.fastest_quantized_linear, sizes, ("none", *switches))
     assert (fastest(INT8), fastest(FP8)) == (int8, fp8)
 
@@ -303,7 +278,7 @@ def test_choice_by_size(sizes: tuple, switches: tuple, int8: str, fp8: str) -> N
 @pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
 def test_layers_of_swin(problem: object, eight_bits: torch.dtype) -> None:
     """The library's choice at the sizes of the benchmarks, with an 8-bit result behind an activation."""
-    backend = on_gpu("torch-cuda", missing=backends.no_sm90)
+    backend = on_gpu(msda.quantized_linear, missing=backends.no_sm90)
     skip_unless_ready(backend, eight_bits)
     sizes = (problem.rows,), problem.inputs_of_row, problem.outputs_of_row
     form = problem.activation, problem.residual, problem.masked, problem.activation != "none"
@@ -316,31 +291,30 @@ def test_what_no_kernel_of_cutlass_runs(monkeypatch: pytest.MonkeyPatch) -> None
     if reason := backends.no_sm90(torch.float16):
         pytest.skip(reason)
     fits = Case((100,), 64, 64).arguments(INT8, "cuda")
-    shifted = torch.empty(fits.x.numel() + 1, dtype=INT8, device="cuda")[1:].view_as(fits.x)
     slow = [
         Case((100,), 56, 64).arguments(INT8, "cuda"),
         Case((100,), 64, 60).arguments(INT8, "cuda"),
         Case((100,), 64, 56, quantized=True).arguments(INT8, "cuda"),
         Case((100,), 64, 64, residual=True, quantized=True).arguments(INT8, "cuda"),
-        fits._replace(x=shifted.copy_(fits.x)),
+        fits._replace(x=misaligned(fits.x)),
     ]
     for inputs in slow:
-        assert torch.equal(msda.quantized_linear(*inputs), inputs.truth())
+        assert torch.equal(msda.quantized_linear(*inputs), truth(inputs))
     monkeypatch.setenv(VARIABLE, "pingpong_128x128")
     for inputs in slow:
         with pytest.raises(RuntimeError, match="not supported"):
             msda.quantized_linear(*inputs)
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
-    monkeypatch.setenv(VARIABLE, "fastest")
-    with pytest.raises(
-        emulated_kernels.EmulatorError, match=rf"{VARIABLE}: expected one of plain, pingpong_"
-    ):
-        emulated_kernels.quantized_linear(*Case((4,), 8, 8).arguments(INT8))
-    monkeypatch.setenv(VARIABLE, "pingpong_128x128")  # the emulator has no kernels of CUTLASS
+def test_name_of_no_kernel() -> None:
+    inputs = Case((4,), 8, 8).arguments(INT8)
+    operator_checks.unknown_kernel(msda.quantized_linear, inputs, VARIABLE, "plain, pingpong_.*")
+
+
+def test_kernel_that_is_not_in_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator has no kernels of CUTLASS, as builds for other architectures."""
+    emulator_or_skip()
+    monkeypatch.setenv(VARIABLE, "pingpong_128x128")
     with pytest.raises(emulated_kernels.NotSupported):
         emulated_kernels.quantized_linear(*Case((4,), 16, 16).arguments(INT8))
 
@@ -353,12 +327,9 @@ SMALL = Case((2, 3), 4, 5, "gelu", residual=True, masked=True)
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
 def test_opcheck(eight_bits: torch.dtype, quantized: bool, device: str) -> None:
-    inputs = Case((2, 3), 4, 5, "gelu", residual=True, masked=True, quantized=quantized)
-    arguments = inputs.arguments(eight_bits, device)._asdict()
-    # PyTorch cannot compare 8-bit floats, which two of the checks do.
-    compared = ("test_schema", "test_aot_dispatch_dynamic") if eight_bits == INT8 else ()
+    case = Case((2, 3), 4, 5, "gelu", residual=True, masked=True, quantized=quantized)
     operator = torch.ops.msda.quantized_linear.default
-    torch.library.opcheck(operator, (), arguments, test_utils=("test_faketensor", *compared))
+    operator_checks.registration_of_8_bits(operator, case.arguments(eight_bits, device), eight_bits)
 
 
 def test_strided_inputs(device: str) -> None:
@@ -371,19 +342,10 @@ def test_strided_inputs(device: str) -> None:
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_export(quantized: bool) -> None:
-    """torch.export, strict, with dynamic rows; the graph keeps the operator whole."""
-
-    class Call(nn.Module):
-        def forward(self, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-            return msda.quantized_linear(x, weight, scale, output_scale=0.5 if quantized else None)
-
-    tensors = SMALL.arguments(INT8)[:3]
-    dynamic = ({0: torch.export.Dim("N", min=1, max=4096)}, None, None)
-    program = torch.export.export(Call(), tensors, dynamic_shapes=dynamic, strict=True)
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.msda.quantized_linear.default]
-    again = Case((4, 3), 4, 5).arguments(INT8)[:3]
-    assert torch.equal(program.module()(*again), Call()(*again))
+    """All sizes of x but the last are dynamic."""
+    tensors, others = (case.arguments(INT8)[:3] for case in (SMALL, Case((4, 3), 4, 5)))
+    call = functools.partial(msda.quantized_linear, output_scale=0.5 if quantized else None)
+    operator_checks.exports(torch.ops.msda.quantized_linear.default, call, tensors, others, dynamic=2)
 
 
 @pytest.mark.gpu
@@ -393,32 +355,16 @@ def test_graph_replays(form: tuple[bool, bool, bool], eight_bits: torch.dtype) -
     if reason := backends.no_sm90(torch.float16):
         pytest.skip(reason)
     inputs = Case((300,), 256, 512, "none", *form).arguments(eight_bits, "cuda")
-    # check_replays halves the first tensor, which 8-bit floats cannot be, and compares, which they cannot.
 
-    def run(scale: Tensor, x: Tensor, weight: Tensor, *others: object) -> Tensor:
-        return msda.quantized_linear(x, weight, scale, *others).view(torch.uint8)
+    def run(*inputs: Any) -> Tensor:
+        # PyTorch cannot compare 8-bit floats.
+        return msda.quantized_linear(*inputs).view(torch.uint8)
 
-    check_replays(run, ReplayedInputs(inputs.scale, inputs.x, inputs.weight, *inputs[3:]))
-
-
-class ReplayedInputs(NamedTuple):
-    """The arguments of the operator, the scale first."""
-
-    scale: Tensor
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    residual: Tensor | None
-    activation: str
-    mask: Tensor | None
-    output_scale: float | None
-    dtype: torch.dtype
+    operator_checks.replays(run, inputs, lambda inputs: inputs.scale.mul_(0.5))
 
 
 def test_docstring_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(msda.quantized_linear, globs={"torch": torch})
-    example.globs["quantized_linear"] = msda.quantized_linear
-    assert doctest.DocTestRunner().run(example).failed == 0
+    operator_checks.docstring(msda.quantized_linear)
 
 
 # Wrong arguments.
@@ -457,9 +403,7 @@ def test_wrong_argument(row: Row) -> None:
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, device: str) -> None:
-    """The registered operator, called without the public function's checks, raises too."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.quantized_linear(**row.wrong(SMALL.arguments(INT8, device)))
+    row.check_raw(torch.ops.msda.quantized_linear, SMALL.arguments(INT8, device))
 
 
 def test_too_many_inputs() -> None:

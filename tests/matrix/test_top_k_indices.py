@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import msda
-from tests.matrix import backends, emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
-from tests.matrix.map_operators import Row
+from benchmarks.top_k_indices import Inputs
+from tests.matrix import emulated_kernels, operator_checks
+from tests.matrix.map_operators import (
+    Backend,
+    Row,
+    emulator,
+    emulator_or_skip,
+    matrix,
+    on_gpu,
+    skip_unless_ready,
+)
 
-
-class Inputs(NamedTuple):
-    """The arguments of the operator."""
-
-    x: Tensor
-    count: int
+VARIABLE, SINGLE = "MSDA_TOP_K", (torch.float32,)
 
 
 @dataclass(frozen=True)
@@ -46,46 +46,18 @@ class Case:
         return Inputs(torch.randn(self.rows, self.size, generator=generator).to(device), self.count)
 
 
-@dataclass(frozen=True)
-class Backend:
-    """One way to compute the operator. MSDA_TOP_K forces its kernel."""
-
-    name: str
-    kernel: str | None = None
-    longest: int = 6000  # rows that it is tested with
-
-    def __str__(self) -> str:
-        return f"{self.name}-{self.kernel or 'chosen'}"
-
-    def skip_unless_ready(self) -> None:
-        if reason := backends.no_gpu() if self.name == "cuda" else self._missing():
-            pytest.skip(reason)
-
-    def _missing(self) -> str | None:
-        return compile_for_cpu.missing() if self.name == "emulator" else None
-
-    def check(self, inputs: Inputs, order: int = 0) -> None:
-        """Fails unless all indices are those of the reference."""
-        expected = msda.top_k_reference.top_k_indices(*inputs)
-        with pytest.MonkeyPatch.context() as patch:
-            if self.kernel:
-                patch.setenv("MSDA_TOP_K", self.kernel)
-            if self.name == "emulator":
-                found = emulated_kernels.top_k_indices(*inputs, order)
-            else:
-                found = msda.top_k_indices(
-                    inputs.x.to("cuda" if self.name == "cuda" else "cpu"), inputs.count
-                )
-        assert found.dtype == torch.int32 and torch.equal(found.cpu(), expected)
+def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
+    """Fails unless all indices are those of the reference."""
+    found = backend.compute(inputs, order)
+    expected = msda.top_k_reference.top_k_indices(inputs.x.cpu(), inputs.count)
+    assert found.dtype == torch.int32 and torch.equal(found.cpu(), expected)
 
 
-CHOSEN = [Backend("cpu"), Backend("emulator"), pytest.param(Backend("cuda"), marks=pytest.mark.gpu)]
-ALL = [
-    *CHOSEN,
-    Backend("emulator", "plain", longest=300),
-    pytest.param(Backend("cuda", "plain"), marks=pytest.mark.gpu),
-]
-every_backend = pytest.mark.parametrize("backend", ALL, ids=str)
+CHOSEN = (
+    Backend("torch-cpu", msda.top_k_indices, dtypes=SINGLE),
+    *(make(msda.top_k_indices, dtypes=SINGLE) for make in (emulator, on_gpu)),
+)
+PLAIN = tuple(make(msda.top_k_indices, VARIABLE, "plain", SINGLE) for make in (emulator, on_gpu))
 
 
 @st.composite
@@ -96,16 +68,15 @@ def cases(draw: st.DrawFn, longest: int) -> Case:
     return Case(draw(st.integers(1, 3)), size, count, values, seed=draw(st.integers(0, 2**16)))
 
 
-@every_backend
-def test_drawn_cases(backend: Backend) -> None:
-    backend.skip_unless_ready()
+@matrix((*CHOSEN, *PLAIN))
+def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
+    skip_unless_ready(backend, dtype)
+    longest = 300 if backend.emulated and backend.kernel == "plain" else 6000
 
-    @settings(max_examples=settings.default.max_examples // 2)
-    @given(case=cases(backend.longest))
-    def check(case: Case) -> None:
-        backend.check(case.inputs(), order=case.seed)
+    def check_case(case: Case) -> None:
+        check(backend, case.inputs(backend.device), order=case.seed)
 
-    check()
+    operator_checks.drawn_cases(backend, cases(longest), check_case)
 
 
 EDGES = [
@@ -124,11 +95,11 @@ EDGES = [
 ]
 
 
+@matrix(CHOSEN)
 @pytest.mark.parametrize("case", EDGES, ids=str)
-@pytest.mark.parametrize("backend", CHOSEN, ids=str)
-def test_edges(backend: Backend, case: Case) -> None:
-    backend.skip_unless_ready()
-    backend.check(case.inputs(), order=7)
+def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
+    skip_unless_ready(backend, dtype)
+    check(backend, case.inputs(backend.device), order=7)
 
 
 @pytest.mark.gpu
@@ -138,38 +109,31 @@ def test_edges(backend: Backend, case: Case) -> None:
     ids=str,
 )
 def test_large_cases(case: Case) -> None:
-    backend = Backend("cuda", "parts")
-    backend.skip_unless_ready()
-    backend.check(case.inputs())
+    check(on_gpu(msda.top_k_indices, VARIABLE, "parts"), case.inputs("cuda"))
 
 
-@every_backend
-def test_numbers_that_are_not_finite(backend: Backend) -> None:
+@matrix((*CHOSEN, *PLAIN))
+def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """NaN of either sign is the largest number, and -0 equals 0."""
-    backend.skip_unless_ready()
+    skip_unless_ready(backend, dtype)
     x = torch.tensor([[0.0, -0.0, torch.nan, -torch.inf, torch.inf, 0.0, -torch.nan, 1e-45, -1e-45, 1.0]])
     assert msda.top_k_reference.top_k_indices(x, 10).tolist() == [[2, 6, 4, 9, 7, 0, 1, 5, 8, 3]]
     for count in range(11):
-        backend.check(Inputs(x, count))
+        check(backend, Inputs(x.to(backend.device), count))
 
 
-def test_sizes_that_parts_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_parts_cannot_run() -> None:
     """More than 1024 numbers, and parts that give more candidates than a block holds."""
-    Backend("emulator").skip_unless_ready()
-    Backend("emulator").check(Case(1, 1100, 1025).inputs())
-    monkeypatch.setenv("MSDA_TOP_K", "parts")
+    emulator_or_skip()
+    check(emulator(msda.top_k_indices), Case(1, 1100, 1025).inputs())
+    parts = emulator(msda.top_k_indices, VARIABLE, "parts")
     for case in (Case(1, 1100, 1025), Case(1, 300_000, 900)):
         with pytest.raises(emulated_kernels.NotSupported):
-            emulated_kernels.top_k_indices(*case.inputs())
+            parts.compute(case.inputs())
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    Backend("emulator").skip_unless_ready()
-    monkeypatch.setenv("MSDA_TOP_K", "fastest")
-    with pytest.raises(
-        emulated_kernels.EmulatorError, match=r"MSDA_TOP_K: expected one of plain, parts, or no value"
-    ):
-        emulated_kernels.top_k_indices(*Case(1, 9, 3).inputs())
+def test_name_of_no_kernel() -> None:
+    operator_checks.unknown_kernel(msda.top_k_indices, Case(1, 9, 3).inputs(), VARIABLE, "plain, parts")
 
 
 # In PyTorch.
@@ -187,18 +151,10 @@ def test_opcheck(device: str) -> None:
 
 
 def test_export() -> None:
-    """torch.export, strict, with dynamic sizes; the graph keeps the operator whole."""
-
-    class Call(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return msda.top_k_indices(x, 4)
-
-    dynamic = tuple(torch.export.Dim(name, min=4, max=4096) for name in ("N", "S"))
-    program = torch.export.export(Call(), (torch.randn(5, 30),), dynamic_shapes=(dynamic,), strict=True)
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.msda.top_k_indices.default]
-    again = torch.randn(6, 77)
-    assert torch.equal(program.module()(again), msda.top_k_indices(again, 4))
+    """All sizes are dynamic."""
+    operator, call = torch.ops.msda.top_k_indices.default, functools.partial(msda.top_k_indices, count=4)
+    tensors, others = [torch.randn(5, 30)], [torch.randn(6, 77)]
+    operator_checks.exports(operator, call, tensors, others, dynamic=2, smallest=4)
 
 
 WRONG = [
@@ -219,30 +175,18 @@ def test_wrong_arguments(row: Row, function: Callable[..., Tensor], device: str)
 
 @pytest.mark.gpu
 def test_graph_replays() -> None:
-    """A replay reads the present numbers, and every run gives the same indices."""
-    Backend("cuda").skip_unless_ready()
-    x = Case(2, 73656, 900, values=2000).inputs("cuda").x
-    run = functools.partial(msda.top_k_indices, x, 900)
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        indices = run()
-    x.neg_()
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(indices, run())
+    inputs = Case(2, 73656, 900, values=2000).inputs("cuda")
+    operator_checks.replays(msda.top_k_indices, inputs, lambda inputs: inputs.x.neg_())
 
 
-def test_docstring() -> None:
-    names: dict[str, Any] = {"torch": torch, "top_k_indices": msda.top_k_indices}
-    (example,) = doctest.DocTestFinder().find(msda.top_k_indices, "top_k_indices", globs=names)
-    assert not doctest.DocTestRunner().run(example).failed
+def test_docstring_example() -> None:
+    operator_checks.docstring(msda.top_k_indices)
 
 
 @pytest.mark.parametrize("count", [1, 300, 900, 1024])
 def test_longest_row(count: int) -> None:
     """The kernel runs rows of this length, and none that are longer."""
-    Backend("emulator").skip_unless_ready()
+    emulator_or_skip()
     longest = min(msda.longest_top_k_row(count), 2**28 - 1)
     assert emulated_kernels.runs_top_k_parts(longest, count)
     assert count == 1 or not emulated_kernels.runs_top_k_parts(longest + 1, count)

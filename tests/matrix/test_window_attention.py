@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models import swin_transformer
 
 import msda
-from tests.matrix import backends, emulated_kernels
+from tests.matrix import backends, emulated_kernels, operator_checks
 from tests.matrix.against_reference import FLOOR
-from tests.matrix.cuda_emulator import compile_for_cpu
 from tests.matrix.map_operators import (
+    ALL_TYPES,
     Backend,
     Row,
-    check_autocast,
-    check_compile,
-    check_gradients,
-    check_registration,
-    check_replays,
+    emulator,
+    emulator_or_skip,
+    map_tensors,
     matrix,
+    misaligned,
+    on_gpu,
     skip_unless_ready,
-    with_gradients,
 )
 
+VARIABLE = "MSDA_WINDOW"
+KERNELS = {
+    None: ALL_TYPES,
+    "plain": ALL_TYPES,
+    "rows": backends.GROUP_DTYPES,
+    "tensor_core": backends.SIXTEEN_BIT,
+}
 TUNED_WINDOWS, TUNED_HEADS = (7, 8, 12, 16), (16, 32, 64)
 
 
@@ -44,12 +47,8 @@ class Inputs(NamedTuple):
     window_size: int
     shift: int
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Changes every tensor."""
-        return Inputs(*(change(x) if isinstance(x, Tensor) else x for x in self))
-
     def truth(self) -> Tensor:
-        return msda.window_reference.window_attention(*self.map(Tensor.double))
+        return msda.window_reference.window_attention(*map_tensors(self, Tensor.double))
 
     def floor(self) -> float:
         """FLOOR times the norm that the result would have with equal weights and no padding, see
@@ -83,7 +82,7 @@ class Case:
         bias = self.spread * draw(self.num_heads, cells, cells)
         padding = draw(3 * channels) if self.padded else None
         inputs = Inputs(qkv, bias, padding, self.window_size, self.shift)
-        return inputs.map(lambda x: x.to(device, dtype))
+        return map_tensors(inputs, lambda x: x.to(device, dtype))
 
 
 @st.composite
@@ -104,25 +103,9 @@ def cases(draw: st.DrawFn, tuned: bool) -> Case:
     )
 
 
-def kernels(prefix: str, **options: Any) -> tuple[Backend, ...]:
-    """The library's choice, and each kernel forced."""
-    options |= {"variable": "MSDA_WINDOW"}
-    return (
-        Backend(prefix, **options),
-        Backend(f"{prefix}-plain", **options, kernel="plain"),
-        Backend(f"{prefix}-rows", **options, kernel="rows", dtypes=backends.GROUP_DTYPES),
-        Backend(f"{prefix}-tensor_core", **options, kernel="tensor_core", dtypes=backends.SIXTEEN_BIT),
-    )
-
-
-EMULATED = kernels(
-    "emulator", run=emulated_kernels.window_attention, missing=lambda dtype: compile_for_cpu.missing()
-)
-ALL = (
-    Backend("torch-cpu", msda.window_attention),
-    *EMULATED,
-    *kernels("torch-cuda", run=msda.window_attention, device="cuda", missing=backends.no_gpu),
-)
+EMULATED = tuple(emulator(msda.window_attention, VARIABLE, *row) for row in KERNELS.items())
+ON_GPU = tuple(on_gpu(msda.window_attention, VARIABLE, *row) for row in KERNELS.items())
+ALL = (Backend("torch-cpu", msda.window_attention), *EMULATED, *ON_GPU)
 
 
 @matrix(ALL)
@@ -130,12 +113,10 @@ def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     skip_unless_ready(backend, dtype)
     tuned = st.just(True) if backend.kernel in ("rows", "tensor_core") else st.booleans()
 
-    @settings(max_examples=settings.default.max_examples // (2 if backend in EMULATED else 1))
-    @given(case=tuned.flatmap(cases))
     def check(case: Case) -> None:
         backend.check(case.inputs(dtype, backend.device), order=case.seed)
 
-    check()
+    operator_checks.drawn_cases(backend, tuned.flatmap(cases), check)
 
 
 FORMS = [Case(w, d, 2, w + 3, 2 * w, shift=w // 2) for w in TUNED_WINDOWS for d in TUNED_HEADS]
@@ -183,29 +164,18 @@ def test_nan(backend: Backend, dtype: torch.dtype, part: str) -> None:
 
 def test_pointer_that_is_not_aligned() -> None:
     """The plain kernel runs; those that read vectors refuse."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     inputs = Case(7, 16).inputs(torch.float16)
-    shifted = torch.empty(inputs.qkv.numel() + 1, dtype=torch.float16)[1:].view_as(inputs.qkv)
-    inputs = inputs._replace(qkv=shifted.copy_(inputs.qkv))
+    inputs = inputs._replace(qkv=misaligned(inputs.qkv))
     EMULATED[0].check(inputs)
     for backend in EMULATED[2:]:
         with pytest.raises(emulated_kernels.NotSupported):
             backend.compute(inputs)
 
 
-def test_name_of_no_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_name_of_no_kernel(device: str) -> None:
     inputs = Case(7, 16).inputs(torch.float16, device)
-    monkeypatch.setenv("MSDA_WINDOW", "fastest")
-    run, error = msda.window_attention, RuntimeError
-    if device == "cpu":
-        if reason := compile_for_cpu.missing():
-            pytest.skip(reason)
-        run, error = emulated_kernels.window_attention, emulated_kernels.EmulatorError
-    with pytest.raises(
-        error, match=r"MSDA_WINDOW: expected one of plain, rows, tensor_core, or no value.*'fastest'"
-    ):
-        run(*inputs)
+    operator_checks.unknown_kernel(msda.window_attention, inputs, VARIABLE, "plain, rows, tensor_core")
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6), (2, 5, 0)], ids=str)
@@ -220,7 +190,7 @@ def test_empty(shape: tuple[int, int, int], device: str) -> None:
 def test_layouts(device: str) -> None:
     """Tensors that are not contiguous."""
     inputs = Case(7, 16, shift=3).inputs(torch.float32, device)
-    strided = inputs.map(lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0))
+    strided = map_tensors(inputs, lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0))
     torch.testing.assert_close(msda.window_attention(*strided), msda.window_attention(*inputs))
 
 
@@ -247,36 +217,19 @@ SMALL = Case(3, 4, batch=2, height=5, width=7, shift=1)
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_derivatives(padded: bool, device: str) -> None:
-    """First derivatives in both modes, second derivatives, torch.func and vmap."""
     case = Case(2, 2, batch=1, height=3, width=4, num_heads=1, shift=1, padded=padded)
-    _, tensors = with_gradients(case.inputs(torch.float64, device))
-
-    def run(*tensors: Tensor) -> Tensor:
-        padding = tensors[2] if padded else None
-        return msda.window_attention(*tensors[:2], padding, case.window_size, case.shift)
-
-    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, tensors)
-    expected = torch.autograd.grad(run(*tensors).square().sum(), tensors)
-    numbers = tuple(range(len(tensors)))
-    found = torch.func.grad(lambda *x: run(*x).square().sum(), numbers)(*(x.detach() for x in tensors))
-    torch.testing.assert_close(found, expected)
-    samples = [torch.stack((x, 2 * x)).detach() for x in tensors]
-    mapped = torch.vmap(run)(*samples)
-    torch.testing.assert_close(mapped, torch.stack([run(*(x[i] for x in samples)) for i in range(2)]))
-    mapped = torch.vmap(run, (1, *[None] * (len(tensors) - 1)))(samples[0].movedim(0, 1), *tensors[1:])
-    torch.testing.assert_close(mapped[1], run(2 * tensors[0], *tensors[1:]))
+    operator_checks.derivatives(msda.window_attention, case.inputs(torch.float64, device))
 
 
 @pytest.mark.parametrize("dtype", backends.DTYPES.values(), ids=str)
 def test_gradients(dtype: torch.dtype, device: str) -> None:
-    check_gradients(msda.window_attention, SMALL.inputs(dtype, device))
+    operator_checks.gradients(msda.window_attention, SMALL.inputs(dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("case", [SMALL, Case(4, 3, padded=False)], ids=["padded", "not_padded"])
 def test_opcheck(case: Case, dtype: torch.dtype, device: str) -> None:
-    check_registration(torch.ops.msda.window_attention.default, case.inputs(dtype, device))
+    operator_checks.registration(torch.ops.msda.window_attention.default, case.inputs(dtype, device))
 
 
 def test_opcheck_of_backward(device: str) -> None:
@@ -289,41 +242,30 @@ def test_opcheck_of_backward(device: str) -> None:
 
 def test_compile(device: str) -> None:
     cases = SMALL, Case(3, 4, 3, 8, 6, shift=1)
-    check_compile(msda.window_attention, [case.inputs(torch.float32, device) for case in cases])
+    operator_checks.compiles(msda.window_attention, [case.inputs(torch.float32, device) for case in cases])
 
 
 def test_export() -> None:
-    """torch.export, strict, with dynamic batch, height and width; the graph keeps the operator whole."""
-
-    class Call(nn.Module):
-        def forward(self, qkv: Tensor, bias: Tensor, padding: Tensor) -> Tensor:
-            return msda.window_attention(qkv, bias, padding, 3, 1)
-
-    batch, height, width = (torch.export.Dim(name, min=1, max=4096) for name in ("N", "H", "W"))
-    shapes = ({0: batch, 1: height, 2: width}, None, None)
-    tensors = SMALL.inputs(torch.float32)[:3]
-    program = torch.export.export(Call(), tensors, dynamic_shapes=shapes, strict=True)
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert torch.ops.msda.window_attention.default in targets
-    again = Case(3, 4, batch=3, height=2, width=11).inputs(torch.float32)[:3]
-    torch.testing.assert_close(program.module()(*again), Call()(*again))
+    """Batch, height and width are dynamic."""
+    cases = SMALL, Case(3, 4, batch=3, height=2, width=11)
+    tensors, others = (case.inputs(torch.float32)[:3] for case in cases)
+    operator = torch.ops.msda.window_attention.default
+    operator_checks.exports(operator, lambda *x: msda.window_attention(*x, 3, 1), tensors, others, dynamic=3)
 
 
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_autocast(dtype: torch.dtype, device: str) -> None:
-    check_autocast(msda.window_attention, SMALL.inputs(torch.float32, device), dtype)
+    operator_checks.autocast(msda.window_attention, SMALL.inputs(torch.float32, device), dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_cuda_graph_on_another_stream(dtype: torch.dtype) -> None:
-    check_replays(msda.window_attention, Case(12, 32, 2, 50, 70, 6, shift=6).inputs(dtype, "cuda"))
+    operator_checks.replays(msda.window_attention, Case(12, 32, 2, 50, 70, 6, shift=6).inputs(dtype, "cuda"))
 
 
 def test_docstring_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(msda.window_attention, globs={"torch": torch})
-    example.globs["window_attention"] = msda.window_attention
-    assert doctest.DocTestRunner().run(example).failed == 0
+    operator_checks.docstring(msda.window_attention)
 
 
 # Wrong arguments.
@@ -359,6 +301,4 @@ def test_wrong_argument(row: Row) -> None:
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, device: str) -> None:
-    """The registered operator, called without the public function's checks, raises too."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
-        torch.ops.msda.window_attention(**row.wrong(SMALL.inputs(torch.float32, device)))
+    row.check_raw(torch.ops.msda.window_attention, SMALL.inputs(torch.float32, device))
