@@ -1,4 +1,4 @@
-"""Models of one node of an operator on maps, in onnxruntime and as engines."""
+"""Models of one node of an operator, in onnxruntime and as engines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import torch
 
 import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
-from onnx_path.domain import PLUGIN_ATTRIBUTES
-from onnx_path.operator import OPSET_VERSION, translation_table
+from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import functions
+from onnx_path.tensorrt_engine import Settings, serialize_engine
+from tests.engines.plugin_engines import save
+from tests.onnx.text_models import text_model
 
 CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 ELEMENTS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
@@ -74,47 +78,89 @@ def check_conversion(
     return onnx.shape_inference.infer_shapes(narrow, check_type=True, strict_mode=True).graph
 
 
-def check_16_bits(graph: onnx.GraphProto, op_type: str, precision: str) -> None:
-    """Fails unless all tensors of the only node of an operator have the 16-bit type."""
+def check_conversion_of_map(
+    body: str, sizes: Mapping[str, Sequence[int]], op_type: str, precision: str, converted: int
+) -> onnx.GraphProto:
+    """Converts a model with one node of an operator to 16 bits. All tensors of the node have that type then.
+
+    Args:
+        body: nodes from a map `x` to a map `y`, both [2, 9, 7, 16].
+        sizes: of the weights by name.
+        op_type: the operator.
+        precision, converted: as for `check_conversion`.
+
+    Returns:
+        As `check_conversion`.
+    """
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal(size, dtype=np.float32) / 4 for name, size in sizes.items()}
+    edges = "float[2, 9, 7, 16] x", "float[2, 9, 7, 16] y"
+    model = text_model(body, *edges, OPSET_VERSION, domains=DOMAIN, **weights)
+    add_function_bodies(model)
+    x = random.standard_normal((2, 9, 7, 16), dtype=np.float32)
+    graph = check_conversion(model, precision, converted, x)
     types = {x.name: x.data_type for x in graph.initializer}
     types |= {x.name: x.type.tensor_type.elem_type for x in graph.value_info}
     (node,) = (x for x in graph.node if x.op_type == op_type)
     assert {types[x] for x in (*node.input, *node.output)} == {ELEMENTS[precision]}
+    return graph
 
 
 def open_session(model: onnx.ModelProto) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
+def run_session(session: ort.InferenceSession, inputs: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """The only output."""
+    (found,) = session.run(None, {name: x.numpy() for name, x in inputs.items()})
+    return found
+
+
 def exported_node(
-    module: torch.nn.Module, tensors: Sequence[torch.Tensor]
-) -> tuple[onnx.NodeProto, dict, list[int]]:
-    """Exports a module of one node.
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor], op_type: str, dynamic: int = 3
+) -> tuple[onnx.NodeProto, dict, onnx.TypeProto.Tensor]:
+    """Exports a module of one node, and checks the node's type and those attributes that plugins need.
 
     Args:
         module: its arguments are the tensors.
-        tensors: maps, whose sizes but the channels become dynamic, and parameters of fixed sizes.
+        tensors: maps or rows, and parameters of fixed sizes.
+        op_type: the operator.
+        dynamic: the number of first sizes that become dynamic, of the tensors with as many dimensions as
+            the first.
 
     Returns:
-        The node, its attributes, and the output's sizes, 0 where dynamic.
+        The node, its other attributes, and the output's type.
     """
-    dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
+    sizes = dict.fromkeys(range(dynamic), torch.export.Dim.DYNAMIC)
     program = torch.onnx.export(
         module.eval(),
         tuple(tensors),
         dynamo=True,
         verbose=False,
-        dynamic_shapes=tuple(dynamic if x.dim() == 4 else None for x in tensors),
+        dynamic_shapes=tuple(sizes if x.dim() == tensors[0].dim() else None for x in tensors),
         opset_version=OPSET_VERSION,
         custom_translation_table=translation_table(),
     )
     (node,) = program.model_proto.graph.node
-    sizes = program.model_proto.graph.output[0].type.tensor_type.shape.dim
+    assert (node.domain, node.op_type) == ("msda", op_type)
     attributes = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
-    return node, attributes, [size.dim_value for size in sizes]
+    for name, text in PLUGIN_ATTRIBUTES.items():
+        assert attributes.pop(name) == text.encode()
+    return node, attributes, program.model_proto.graph.output[0].type.tensor_type
 
 
-def run_engine(path: Path, inputs: Mapping[str, torch.Tensor | None], output: str = "output") -> np.ndarray:
-    arrays = {name: x.float().numpy() for name, x in inputs.items() if x is not None}
+def sizes_of(tensor: onnx.TypeProto.Tensor) -> list[int]:
+    """The sizes of a tensor, 0 where dynamic."""
+    return [size.dim_value for size in tensor.shape.dim]
+
+
+def build_engine(folder: Path, model: onnx.ModelProto, **profiles: ShapeRange) -> Path:
+    """Builds an engine of a model without bodies, whose nodes TensorRT's parser makes plugins."""
+    onnx.save(model, folder / "model.onnx")
+    return save(folder, serialize_engine(folder / "model.onnx", Settings(profiles=profiles), "model"))
+
+
+def run_engine(path: Path, inputs: Mapping[str, torch.Tensor], output: str = "output") -> np.ndarray:
+    arrays = {name: x.float().numpy() for name, x in inputs.items()}
     with trt_plugin.EngineRunner(path) as runner:
         return runner(arrays)[output]

@@ -13,18 +13,25 @@ import torch
 import msda
 import trt_plugin
 from onnx_path import model_for_tensorrt
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.domain import DOMAIN
 from onnx_path.linear_max import LINEAR_MAX
-from onnx_path.operator import OPSET_VERSION, translation_table
+from onnx_path.operator import OPSET_VERSION
 from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.element_types import Types
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
-from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.written_out_linears import write_out_linears
-from tests.engines.plugin_engines import plugin_or_skip, save
-from tests.onnx.map_nodes import CODES, ELEMENTS, add_bodies_of_opset, open_session
+from tests.engines.plugin_engines import plugin_or_skip
+from tests.onnx.map_nodes import (
+    CODES,
+    ELEMENTS,
+    add_bodies_of_opset,
+    build_engine,
+    exported_node,
+    open_session,
+    run_session,
+)
 from tests.onnx.text_models import text_model
 from trt_plugin import library
 
@@ -62,8 +69,7 @@ def test_body_in_onnxruntime(dtype, opset):
     session = open_session(model)
     for rows in ((2, 9), (1, 1), (0, 4)):
         x = make_inputs(rows, 24, 5, dtype)[0]
-        (found,) = session.run(None, {"x": x.numpy()})
-        assert_close(found, x, 5)
+        assert_close(run_session(session, {"x": x}), x, 5)
 
 
 def test_translation():
@@ -71,20 +77,9 @@ def test_translation():
         def forward(self, x, weight, bias):
             return msda.linear_max(x, weight, bias)
 
-    program = torch.onnx.export(
-        Call().eval(),
-        make_inputs((2, 9), 24, 5, torch.float16),
-        dynamo=True,
-        verbose=False,
-        dynamic_shapes=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}, None, None),
-        opset_version=OPSET_VERSION,
-        custom_translation_table=translation_table(),
-    )
-    graph = program.model_proto.graph
-    attributes = {x.name: onnx.helper.get_attribute_value(x).decode() for x in graph.node[0].attribute}
-    assert [(x.domain, x.op_type) for x in graph.node] == [(DOMAIN, LINEAR_MAX)]
-    assert attributes == PLUGIN_ATTRIBUTES
-    assert graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    tensors = make_inputs((2, 9), 24, 5, torch.float16)
+    _, attributes, output = exported_node(Call(), tensors, LINEAR_MAX, dynamic=2)
+    assert (attributes, output.elem_type) == ({}, onnx.TensorProto.FLOAT)
 
 
 def test_result_is_float32():
@@ -135,8 +130,7 @@ def test_written_out(dtype, opset):
     assert sorted(tuple(x.dims) for x in model.graph.initializer) == [(1,)] * (opset > 17) + [(5,), (24, 5)]
     for rows in ((2, 9), (1, 1)):
         x = make_inputs(rows, 24, 5, dtype)[0]
-        (found,) = open_session(model).run(None, {"x": x.numpy()})
-        assert_close(found, x, 5)
+        assert_close(run_session(open_session(model), {"x": x}), x, 5)
 
 
 @pytest.mark.parametrize("dtype", CODES, ids=str)
@@ -172,10 +166,8 @@ def test_kernel_is_fast_in_16_bits(dtype):
 def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype):
     """The plugin with tensor cores, or with the plain kernel, which builds of detectors never use."""
     plugin_or_skip()
-    file = tmp_path / "model.onnx"
-    onnx.save(one_node(inputs, outputs, dtype), file)
-    profiles = {"x": ShapeRange((1, 1, inputs), (1, 864, inputs), (4, 1500, inputs))}
-    path = save(tmp_path, serialize_engine(file, Settings(profiles=profiles), "linear-max"))
+    profile = ShapeRange((1, 1, inputs), (1, 864, inputs), (4, 1500, inputs))
+    path = build_engine(tmp_path, one_node(inputs, outputs, dtype), x=profile)
     with trt_plugin.EngineRunner(path) as runner:
         for rows in ((1, 1), (1, 864), (2, 77), (4, 1500)):
             x = make_inputs(rows, inputs, outputs, dtype)[0]

@@ -16,25 +16,27 @@ import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import checks
 from onnx_path import linear, model_for_tensorrt
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.domain import DOMAIN
 from onnx_path.linear import ACTIVATIONS, LINEAR
 from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
 from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
-from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.written_out_linears import write_out_linears
-from tests.engines.plugin_engines import plugin_or_skip, save
+from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,
     ELEMENTS,
     add_bodies_of_opset,
+    build_engine,
     check_conversion,
     exported_node,
     one_node,
     open_session,
     run_engine,
+    run_session,
+    sizes_of,
 )
 from tests.onnx.text_models import text_model
 from trt_plugin import library
@@ -104,8 +106,7 @@ def test_body_in_onnxruntime(dtype, form):
     for rows in MAPS:
         inputs = make_inputs(rows, 24, 40, dtype)
         given = inputs | optional(form, inputs, inputs["bias"])
-        (found,) = session.run(None, {name: x.numpy() for name, x in given.items()})
-        assert_close(found, inputs, form)
+        assert_close(run_session(session, given), inputs, form)
 
 
 @pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, 22])
@@ -116,8 +117,7 @@ def test_body_in_another_opset(opset):
         model = one_node(LINEAR, numbers(form), torch.float32, shapes, opset, output=("n", "s", "o"))
         add_bodies_of_opset(model, opset)
         given = inputs | optional(form, inputs, inputs["bias"])
-        (found,) = open_session(model).run(None, {name: x.numpy() for name, x in given.items()})
-        assert_close(found, inputs, form)
+        assert_close(run_session(open_session(model), given), inputs, form)
 
 
 class Layer(torch.nn.Module):
@@ -130,15 +130,12 @@ def test_translation():
     tensors = make_inputs((2, 9, 7), 16, 24, torch.float32)
     for name in ("residual", "norm_weight", "norm_bias"):
         del tensors[name]
-    node, attributes, sizes = exported_node(Layer(), list(tensors.values()))
-    plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
-    assert (node.domain, node.op_type) == ("msda", LINEAR)
+    node, attributes, output = exported_node(Layer(), list(tensors.values()), LINEAR)
     assert attributes.pop("eps") == pytest.approx(1e-5)
-    switches = {"activation": 1, "add_residual": 0, "multiply_mask": 1, "normalise": 0}
-    assert attributes == plugin | switches
+    assert attributes == {"activation": 1, "add_residual": 0, "multiply_mask": 1, "normalise": 0}
     x, weight, bias, residual, mask, *norm = node.input
     assert [residual, *norm] == [bias] * 3 and len({x, weight, bias, mask}) == 4
-    assert sizes == [0, 0, 0, 24]
+    assert sizes_of(output) == [0, 0, 0, 24]
 
 
 class Normalised(torch.nn.Module):
@@ -151,7 +148,7 @@ def test_translation_of_a_normalisation():
     tensors = make_inputs((2, 9, 7), 16, 24, torch.float32)
     for name in ("residual", "mask"):
         del tensors[name]
-    node, attributes, _ = exported_node(Normalised(), list(tensors.values()))
+    node, attributes, _ = exported_node(Normalised(), list(tensors.values()), LINEAR)
     assert attributes["normalise"] == 1 and attributes["eps"] == pytest.approx(EPS)
     _, _, bias, residual, mask, *norm = node.input
     assert residual == mask == bias and len({bias, *norm}) == 3
@@ -181,7 +178,7 @@ def test_translation_without_a_bias():
     model = program.model_proto
     assert model.graph.node[-1].op_type == LINEAR
     add_function_bodies(model)
-    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in given.items()})
+    found = run_session(open_session(model), given)
     assert_close(found, inputs | {"bias": torch.zeros(24)}, (2, 1, 0, 0))
 
 
@@ -253,8 +250,7 @@ def test_nodes_without_constant_weights_are_written_out():
     assert model_for_tensorrt.fit_to_tensorrt(model, Path())
     assert [x.op_type for x in model.graph.node] == ["Transpose", "MatMul", "Add", "Relu", "Add", "Mul"]
     inputs = make_inputs((2, 9), 16, 24, torch.float32)
-    (found,) = open_session(model).run(None, {name: x.numpy() for name, x in inputs.items()})
-    assert_close(found, inputs, form)
+    assert_close(run_session(open_session(model), inputs), inputs, form)
 
 
 def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
@@ -296,14 +292,13 @@ def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
     of_rows = {"residual": ("n", "s", outputs), "mask": ("n", "s", 1)}
     of_rows |= dict.fromkeys(("norm_weight", "norm_bias"), (outputs,))
     shapes |= optional(form, of_rows, (outputs,))
-    file = tmp_path / "model.onnx"
-    onnx.save(one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", outputs)), file)
+    model = one_node(LINEAR, numbers(form), dtype, shapes, output=("n", "s", outputs))
     ranges = {"x": inputs} | ({"residual": outputs} if form[1] else {}) | ({"mask": 1} if form[2] else {})
     profiles = {
         name: ShapeRange(*((*rows, columns) for rows in ((1, 1), (1, 864), (4, 1500))))
         for name, columns in ranges.items()
     }
-    path = save(tmp_path, serialize_engine(file, Settings(profiles=profiles), "linear"))
+    path = build_engine(tmp_path, model, **profiles)
     for rows in ((1, 1), (1, 864), (2, 77), (4, 1500)):
         tensors = make_inputs(rows, inputs, outputs, dtype)
         given = tensors | optional(form, tensors, tensors["bias"])
@@ -319,8 +314,6 @@ def test_engine_of_a_block(tmp_path, precision):
     (expected,) = onnx_session.run(model, {"x": x})
     convert_precision(model, precision)
     model_for_tensorrt.remove_function_bodies(model)
-    onnx.save(model, tmp_path / "model.onnx")
-    path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "block"))
-    found = run_engine(path, {"x": torch.from_numpy(x)}, "y")
+    found = run_engine(build_engine(tmp_path, model), {"x": torch.from_numpy(x)}, "y")
     error = relative_error(torch.from_numpy(found), torch.from_numpy(expected).double())
     assert error < 4 * TOLERANCE[torch.float16 if precision == "fp16" else torch.bfloat16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -13,25 +12,19 @@ import msda
 import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import EIGHT_BIT_TYPES
-from onnx_path import model_for_tensorrt
 from onnx_path.domain import DOMAIN
 from onnx_path.fused_quantized_linears import fuse_layers
 from onnx_path.operator import OPSET_VERSION
-from onnx_path.opset import opset_of
 from onnx_path.quantized_layer_norm import QUANTIZED_LAYER_NORM
 from onnx_path.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
-from onnx_path.tensorrt_engine import Settings, serialize_engine
-from tests.engines.plugin_engines import plugin_or_skip, save
-from tests.onnx.map_nodes import CODES, add_bodies_of_opset, open_session
+from tests.engines.plugin_engines import plugin_or_skip
+from tests.onnx import eight_bit_layers, map_nodes
+from tests.onnx.eight_bit_layers import ARRAYS, CODES, FP8, PRECISIONS
+from tests.onnx.map_nodes import add_bodies_of_opset, open_session
 from tests.onnx.text_models import text_model
-from trt_plugin.inspection.engine_summary import read_engine
 
-INT8, FP8 = EIGHT_BIT_TYPES
-NUMBERS = {INT8: 3, FP8: 17}
-ARRAYS = {INT8: np.int8, FP8: ml_dtypes.float8_e4m3fn}
-PRECISIONS = {"int8": INT8, "fp8": FP8}
 EPS, SCALE = 1e-3, 0.0625
 
 
@@ -53,10 +46,10 @@ def test_body_in_onnxruntime(eight_bits, dtype, opset):
     if eight_bits == FP8 and opset < 19:
         pytest.skip("the opset has no FP8")
     node = (
-        f"msda.QuantizedLayerNorm<eps = {EPS}, output_type = {NUMBERS[eight_bits]}, scale = {SCALE},"
+        f"msda.QuantizedLayerNorm<eps = {EPS}, output_type = {CODES[eight_bits]}, scale = {SCALE},"
         ' plugin_namespace = "msda", plugin_version = "1">'
     )
-    code = CODES[dtype]
+    code = map_nodes.CODES[dtype]
     model = text_model(
         f"q = {node}(x, weight, bias) y = Cast<to = 1>(q)",
         f"{code}[n, s, c] x, {code}[c] weight, {code}[c] bias",
@@ -69,10 +62,8 @@ def test_body_in_onnxruntime(eight_bits, dtype, opset):
     for shape in ((2, 9, 24), (1, 3, 1), (3, 1, 200), (0, 4, 8)):
         inputs = make_inputs(shape, dtype)
         (found,) = session.run(None, dict(zip(("x", "weight", "bias"), (x.numpy() for x in inputs))))
-        expected = msda.quantized_layer_norm(*inputs, EPS, SCALE, eight_bits).float()
-        differences = (torch.from_numpy(found) - expected).abs()
-        step = torch.ones_like(expected) if eight_bits == INT8 else expected.abs().clamp(min=2**-6) / 8
-        assert (differences <= step).all() and (differences > 0).sum() <= 0.01 * differences.numel()
+        expected = msda.quantized_layer_norm(*inputs, EPS, SCALE, eight_bits)
+        eight_bit_layers.check_numbers(torch.from_numpy(found), expected, eight_bits)
 
 
 # The pass.
@@ -99,26 +90,14 @@ def constants(precision: str = "int8", **changes: np.ndarray) -> dict[str, np.nd
 
 
 def make_model(body: str, outputs: str, arrays: dict[str, np.ndarray]) -> onnx.ModelProto:
-    plain = {name: x for name, x in arrays.items() if x.dtype != ml_dtypes.float8_e4m3fn}
-    model = text_model(body, "float16[2, 63, 16] x", outputs, OPSET_VERSION, **plain)
-    model.graph.initializer.extend(
-        onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT8E4M3FN, x.shape, x.tobytes(), raw=True)
-        for name, x in arrays.items()
-        if name not in plain
-    )
+    model = eight_bit_layers.quantized_model(body, "float16[2, 63, 16] x", outputs, arrays)
     for node in model.graph.node:
         node.name = f"/block/{node.output[0]}/{node.op_type}"
     return onnx.shape_inference.infer_shapes(model)
 
 
 def fused(model: onnx.ModelProto) -> onnx.ModelProto:
-    changed = ir.from_proto(model)
-    fuse_layers(changed, lambda layer: layer.output_scale is None)
-    proto = ir.to_proto(changed)
-    del proto.functions[:]
-    add_bodies_of_opset(proto, opset_of(proto))
-    onnx.checker.check_model(proto, full_check=True)
-    return proto
+    return eight_bit_layers.fused(model, lambda layer: layer.output_scale is None)
 
 
 def types_of(model: onnx.ModelProto) -> list[str]:
@@ -145,7 +124,7 @@ def test_normalisations_that_become_a_node(name, precision):
     node = found.graph.node[0]
     assert node.name == "/block/h/QuantizedLayerNorm" and list(node.input) == ["x", "a", "b"]
     numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
-    assert numbers["output_type"] == NUMBERS[PRECISIONS[precision]]
+    assert numbers["output_type"] == CODES[PRECISIONS[precision]]
     assert (numbers["eps"], numbers["scale"]) == pytest.approx((1e-3, 0.03), rel=1e-3)
     compare(found, model)
 
@@ -226,12 +205,7 @@ def test_engine(tmp_path, precision, name):
     x = np.random.default_rng(1).standard_normal((2, 63, 16)).astype(np.float16).astype(np.float32)
     expected = onnx_session.run(model, {"x": x})
     node_model = fused(model)
-    model_for_tensorrt.remove_function_bodies(node_model)
-    onnx.save(node_model, tmp_path / "model.onnx")
-    path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "norm"))
-    layers = read_engine(path)[1].layers
-    print(*(layer.name for layer in layers), sep="\n")
-    assert sum(layer.type == "PluginV3" for layer in layers) == len(node_model.graph.node)
+    path = eight_bit_layers.build_fused_engine(tmp_path, node_model, plugins=len(node_model.graph.node))
     with trt_plugin.EngineRunner(path) as runner:
         found = runner({"x": x})
     for output, other in zip(model.graph.output, expected, strict=True):

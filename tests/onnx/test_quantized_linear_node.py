@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -22,7 +20,6 @@ from onnx_path import fused_quantized_linears, model_for_tensorrt
 from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.fused_quantized_linears import QuantizedLayer, fuse_layers
 from onnx_path.operator import OPSET_VERSION, add_function_bodies
-from onnx_path.opset import opset_of
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.placement import FORMATS, insert_nodes
 from onnx_path.quantization.products import find_products
@@ -31,20 +28,12 @@ from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.written_out_linears import write_out_linears
 from tests.engines.plugin_engines import plugin_or_skip, save
-from tests.onnx.map_nodes import ELEMENTS, add_bodies_of_opset, open_session
+from tests.onnx import eight_bit_layers
+from tests.onnx.eight_bit_layers import ARRAYS, CODES, PRECISIONS
+from tests.onnx.map_nodes import ELEMENTS, open_session
 from tests.onnx.text_models import text_model
 from trt_plugin import library
-from trt_plugin.inspection.engine_summary import read_engine
 
-INT8, FP8 = EIGHT_BIT_TYPES
-CODES = {
-    INT8: onnx.TensorProto.INT8,
-    FP8: onnx.TensorProto.FLOAT8E4M3FN,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-}
-ARRAYS = {INT8: np.int8, FP8: ml_dtypes.float8_e4m3fn}
-PRECISIONS = {"int8": INT8, "fp8": FP8}
 ON_TENSOR_CORES = {"int8": 1, "fp8": 4}
 """Factors of the allowed errors on tensor cores, which add the products of E4M3 in fewer bits than float32
 has, so more results of 8 bits are a step off, and a step is 6% to 12%."""
@@ -116,9 +105,7 @@ def test_body_in_onnxruntime(eight_bits, form, to_eight_bits):
     )
     found = torch.from_numpy(found)
     if to_eight_bits:  # the body divides by the scale and adds in another order
-        differences = (found - expected.float()).abs()
-        step = torch.ones_like(found) if eight_bits == INT8 else expected.float().abs().clamp(min=2**-6) / 8
-        assert (differences <= step).all() and (differences > 0).float().mean() < 0.01
+        eight_bit_layers.check_numbers(found, expected, eight_bits)
     else:
         assert relative_error(found, expected.double()) <= TOLERANCE[torch.float16]
 
@@ -178,16 +165,8 @@ def as_in_the_library(layer: QuantizedLayer) -> bool:
     return sum(endings) <= 1
 
 
-def fused(
-    model: onnx.ModelProto, rule: Callable[[QuantizedLayer], bool] = as_in_the_library
-) -> onnx.ModelProto:
-    changed = ir.from_proto(model)
-    fuse_layers(changed, rule)
-    proto = ir.to_proto(changed)
-    del proto.functions[:]
-    add_bodies_of_opset(proto, opset_of(proto))
-    onnx.checker.check_model(proto, full_check=True)
-    return proto
+def fused(model: onnx.ModelProto) -> onnx.ModelProto:
+    return eight_bit_layers.fused(model, as_in_the_library)
 
 
 def check_outputs(fused_model: onnx.ModelProto, model: onnx.ModelProto, inputs: dict) -> None:
@@ -409,14 +388,7 @@ def one_layer(precision: str, to_eight_bits: bool) -> onnx.ModelProto:
     if precision == "fp8":
         constants["w"] = np.float16(1 / 1024)
     body = (LAYER + BEHIND.format("p")) if to_eight_bits else LAYER.replace("p = Add", "y = Add")
-    arrays = {name: x for name, x in constants.items() if x.dtype != ml_dtypes.float8_e4m3fn}
-    model = text_model(body, "float16[2, 63, 64] x", "float16[2, 63, 128] y", OPSET_VERSION, **arrays)
-    model.graph.initializer.extend(
-        onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT8E4M3FN, x.shape, x.tobytes(), raw=True)
-        for name, x in constants.items()
-        if name not in arrays
-    )
-    return model
+    return eight_bit_layers.quantized_model(body, "float16[2, 63, 64] x", "float16[2, 63, 128] y", constants)
 
 
 @pytest.mark.parametrize("to_eight_bits", [False, True])
@@ -435,13 +407,7 @@ def test_engine_of_one_layer(tmp_path, precision, to_eight_bits):
     model = one_layer(precision, to_eight_bits)
     x = np.random.default_rng(1).standard_normal((2, 63, 64)).astype(np.float16).astype(np.float32)
     (expected,) = onnx_session.run(model, {"x": x})
-    node_model = fused(model)
-    model_for_tensorrt.remove_function_bodies(node_model)
-    onnx.save(node_model, tmp_path / "model.onnx")
-    path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "layer"))
-    layers = read_engine(path)[1].layers
-    print(*(layer.name for layer in layers), sep="\n")
-    assert sum(layer.type == "PluginV3" for layer in layers) == 1
+    path = eight_bit_layers.build_fused_engine(tmp_path, fused(model), plugins=1)
     with trt_plugin.EngineRunner(path) as runner:
         found = torch.from_numpy(runner({"x": x})["y"])
     error = relative_error(found, torch.from_numpy(expected).double())
@@ -456,13 +422,7 @@ def test_engine_of_a_block(tmp_path, precision, wide, activation):
     """Two layers behind each other with 8 bits between, a residual and a mask."""
     plugin_or_skip()
     model, inputs = quantized_block(precision, wide, activation)
-    node_model = fused(model)
-    model_for_tensorrt.remove_function_bodies(node_model)
-    onnx.save(node_model, tmp_path / "model.onnx")
-    path = save(tmp_path, serialize_engine(tmp_path / "model.onnx", Settings(), "block"))
-    layers = read_engine(path)[1].layers
-    print(*(layer.name for layer in layers), sep="\n")
-    assert sum(layer.type == "PluginV3" for layer in layers) == 3
+    path = eight_bit_layers.build_fused_engine(tmp_path, fused(model), plugins=3)
     with trt_plugin.EngineRunner(path) as runner:
         dtype = torch.float16 if wide == "fp16" else torch.bfloat16
         compare_outputs(runner(inputs), model, inputs, dtype, ON_TENSOR_CORES[precision])

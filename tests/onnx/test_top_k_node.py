@@ -9,17 +9,23 @@ import torch
 
 import msda
 import trt_plugin
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.domain import DOMAIN
+from onnx_path.operator import OPSET_VERSION, add_function_bodies
 from onnx_path.optimization_profiles import ShapeRange
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.surgery.verify import selections
-from onnx_path.tensorrt_engine import Settings, serialize_engine
 from onnx_path.top_k_indices import TOP_K_INDICES
-from tests.engines.plugin_engines import plugin_or_skip, save
-from tests.onnx.map_nodes import add_bodies_of_opset, open_session
+from tests.engines.plugin_engines import plugin_or_skip
+from tests.onnx.map_nodes import (
+    add_bodies_of_opset,
+    build_engine,
+    exported_node,
+    open_session,
+    run_session,
+    sizes_of,
+)
 from tests.onnx.selecting_models import PAYLOAD, SCORES
 from tests.onnx.text_models import text_model
 
@@ -47,7 +53,7 @@ def test_body_in_onnxruntime(opset):
     session = open_session(model)
     for rows, size in ((1, 7), (3, 500), (0, 9), (2, 73656)):
         x = numbers(rows, size)
-        (found,) = session.run(None, {"x": x.numpy()})
+        found = run_session(session, {"x": x})
         assert found.dtype == np.int32
         np.testing.assert_array_equal(found, msda.top_k_reference.top_k_indices(x, 7))
 
@@ -57,21 +63,9 @@ def test_translation():
         def forward(self, x):
             return msda.top_k_indices(x, 5)
 
-    program = torch.onnx.export(
-        Call(),
-        (torch.randn(2, 30),),
-        dynamo=True,
-        verbose=False,
-        dynamic_shapes=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},),
-        opset_version=OPSET_VERSION,
-        custom_translation_table=translation_table(),
-    )
-    (node,) = program.model_proto.graph.node
-    attributes = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
-    plugin = {name: text.encode() for name, text in PLUGIN_ATTRIBUTES.items()}
-    assert (node.domain, node.op_type, attributes) == (DOMAIN, TOP_K_INDICES, plugin | {"count": 5})
-    kind = program.model_proto.graph.output[0].type.tensor_type
-    assert (kind.elem_type, kind.shape.dim[1].dim_value) == (onnx.TensorProto.INT32, 5)
+    _, attributes, output = exported_node(Call(), [torch.randn(2, 30)], TOP_K_INDICES, dynamic=2)
+    assert attributes == {"count": 5}
+    assert (output.elem_type, sizes_of(output)) == (onnx.TensorProto.INT32, [0, 5])
 
 
 def selecting() -> onnx.ModelProto:
@@ -117,10 +111,8 @@ def test_selections_are_told():
 def test_engine_of_dynamic_shapes(tmp_path, count):
     """Rows of one part and of several, in one engine."""
     plugin_or_skip()
-    file = tmp_path / "model.onnx"
-    onnx.save(one_node(count), file)
-    profiles = {"x": ShapeRange((1, count), (1, 73656), (8, 204600))}
-    path = save(tmp_path, serialize_engine(file, Settings(profiles=profiles), "top-k"))
+    profile = ShapeRange((1, count), (1, 73656), (8, 204600))
+    path = build_engine(tmp_path, one_node(count), x=profile)
     with trt_plugin.EngineRunner(path) as runner:
         for rows, size in ((1, count), (3, 16384), (1, 16385), (1, 73656), (8, 72000), (2, 204600)):
             x = numbers(rows, size)
