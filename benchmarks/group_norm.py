@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
 from benchmarks.map_operators import MapOperator, truth_by
-from benchmarks.msda import DTYPES
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 
 METHODS = {
     "group_norm": "msda.group_norm",
@@ -66,31 +60,6 @@ PROBLEMS = (
     NormProblem("neck_768x1152_level0_batch4", 192, 288, batch=4),
 )
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-DtypeName = Literal[tuple(DTYPES)]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_group_norm(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp16", "bf16", "fp32"),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time group normalisation at the sizes of Co-DETR's neck, and compare it with the reference.
-
-    The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
-
-    Args:
-        out: result file. Default: benchmarks/results/group_norm_GPU.json.
-        problems: sizes of the operator.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [N, H, W, C]."""
@@ -104,10 +73,22 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
 
 truth = truth_by(msda.group_norm_reference.group_norm)
 OPERATOR = MapOperator(
-    "benchmarks.group_norm", METHODS, make_call, truth, variable="MSDA_GROUP_NORM", kernels=("plain",)
+    "benchmarks.group_norm",
+    METHODS,
+    PROBLEMS,
+    make_call,
+    truth,
+    variable="MSDA_GROUP_NORM",
+    kernels=("plain",),
 )
 
-main = functools.partial(run_program, measure_group_norm, program="python -m benchmarks.group_norm")
+main = OPERATOR.program(
+    """Time group normalisation at the sizes of Co-DETR's neck, and compare it with the reference.
+
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
+    """,
+    dtypes=("fp16", "bf16", "fp32"),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
 from benchmarks.map_operators import MapOperator
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 from codetr.detector.preprocess import Preprocessor, fit_size
 
 METHODS = {
@@ -72,31 +67,6 @@ PROBLEMS = (
     ImageProblem("1080x1920_to_640x640", 1080, 1920, 640, 640),
 )
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-DtypeName = Literal["fp32", "fp16", "bf16"]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_image_input(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp32", "fp16"),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time image input at usual sizes of pictures, and compare it with the reference.
-
-    The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
-
-    Args:
-        out: result file. Default: benchmarks/results/image_input_GPU.json.
-        problems: sizes of the operator.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [3, H, W]."""
@@ -126,10 +96,16 @@ def truth(inputs: Inputs) -> Tensor:
 
 
 OPERATOR = MapOperator(
-    "benchmarks.image_input", METHODS, make_call, truth, variable="", kernels=(), other_results=("eager",)
+    "benchmarks.image_input", METHODS, PROBLEMS, make_call, truth, other_results=("eager",)
 )
 
-main = functools.partial(run_program, measure_image_input, program="python -m benchmarks.image_input")
+main = OPERATOR.program(
+    """Time image input at usual sizes of pictures, and compare it with the reference.
+
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
+    """,
+    dtypes=("fp32", "fp16"),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

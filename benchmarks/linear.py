@@ -6,19 +6,14 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
 from benchmarks.map_operators import MapOperator, truth_by
-from benchmarks.msda import DTYPES
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 
 METHODS = {
     "linear": "msda.linear",
@@ -105,33 +100,6 @@ PROBLEMS = (
     _summed("demo_encoder_640x640_fc2_norm", 34_100, 512, 192),
 )
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-DtypeName = Literal[tuple(DTYPES)]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_linear(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp16", "bf16"),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time linear layers at the sizes of Swin-L and of Co-DETR; compare them with the reference.
-
-    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. MSDA_LINEAR and
-    MSDA_QUANTIZED_LINEAR force a kernel. Errors are those of 16-bit layers, and so are the bytes of all
-    methods.
-
-    Args:
-        out: result file. Default: benchmarks/results/linear_GPU.json.
-        problems: sizes of the operator.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, N]."""
@@ -200,14 +168,21 @@ OTHER_RESULTS = (*EIGHT_BITS, "cublas_int8", "cublas_fp8")
 OPERATOR = MapOperator(
     "benchmarks.linear",
     METHODS,
+    PROBLEMS,
     make_call,
     truth,
     variable="MSDA_LINEAR",
-    kernels=(),
     other_results=OTHER_RESULTS,
 )
 
-main = functools.partial(run_program, measure_linear, program="python -m benchmarks.linear")
+main = OPERATOR.program(
+    """Time linear layers at the sizes of Swin-L and of Co-DETR; compare them with the reference.
+
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. MSDA_LINEAR and
+    MSDA_QUANTIZED_LINEAR force a kernel. Errors are those of 16-bit layers, and so are the bytes of all
+    methods.
+    """,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

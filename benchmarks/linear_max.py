@@ -6,19 +6,14 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
 from benchmarks.map_operators import MapOperator, truth_by
-from benchmarks.msda import DTYPES
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 
 METHODS = {
     "linear_max": "msda.linear_max",
@@ -64,31 +59,6 @@ PROBLEMS = (
     LinearMaxProblem("cells_demo_640x640", 34_100, 192, 20),
 )
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-DtypeName = Literal[tuple(DTYPES)]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_linear_max(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp16", "bf16"),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time the best class logits of all cells of Co-DETR's encoder, and compare them with the reference.
-
-    The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
-
-    Args:
-        out: result file. Default: benchmarks/results/linear_max_GPU.json.
-        problems: sizes of the operator.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M]."""
@@ -99,10 +69,21 @@ def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
 
 truth = truth_by(msda.linear_max_reference.linear_max)
 OPERATOR = MapOperator(
-    "benchmarks.linear_max", METHODS, make_call, truth, variable="MSDA_LINEAR_MAX", kernels=("plain",)
+    "benchmarks.linear_max",
+    METHODS,
+    PROBLEMS,
+    make_call,
+    truth,
+    variable="MSDA_LINEAR_MAX",
+    kernels=("plain",),
 )
 
-main = functools.partial(run_program, measure_linear_max, program="python -m benchmarks.linear_max")
+main = OPERATOR.program(
+    """Time the best class logits of all cells of Co-DETR's encoder, and compare them with the reference.
+
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
+    """,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

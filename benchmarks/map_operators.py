@@ -1,21 +1,27 @@
-"""What the benchmarks of operators on maps share: the loop over problems, types and methods."""
+"""What the benchmarks of operators on maps share: the command line, and the loop that measures."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from cyclopts.types import PositiveInt
 from torch import Tensor
 
 from benchmarks import operator_errors, timing
 from benchmarks.msda import DTYPES, add_time, summary, time_graphs
+from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
+from codetr.cli.argument_types import OutputFile, Parameter
+from codetr.cli.program import run_program
 from codetr.errors import one_line
 
 
@@ -26,6 +32,7 @@ class MapOperator:
     Attributes:
         module: the benchmark's module, such as "benchmarks.window_attention".
         methods: what each method computes, by name.
+        problems: sizes of the operator.
         make_call: returns a call of a method with the inputs of a problem.
         truth: returns the reference's result in float64.
         variable: the environment variable that forces a kernel.
@@ -35,11 +42,51 @@ class MapOperator:
 
     module: str
     methods: Mapping[str, str]
+    problems: Sequence[Any]
     make_call: Callable[[str, Any], Callable[[], Tensor]]
     truth: Callable[[Any], Tensor]
-    variable: str
-    kernels: Sequence[str]
+    variable: str = ""
+    kernels: Sequence[str] = ()
     other_results: Sequence[str] = ()
+
+    def program(
+        self,
+        text: str,
+        dtypes: Sequence[str] = ("fp16", "bf16"),
+        choices: Sequence[str] = tuple(DTYPES),
+        about_dtypes: str = "",
+    ) -> Callable[..., int]:
+        """Returns the main function of the benchmark.
+
+        Args:
+            text: the help before the options.
+            dtypes: the types that are measured by default.
+            choices: the types that the operator takes. With a single one there is no option.
+            about_dtypes: help of the option.
+        """
+        names = tuple(problem.name for problem in self.problems)
+
+        def command(
+            *, out=None, problems=names, dtypes=tuple(dtypes), methods=tuple(self.methods), iterations=100
+        ):
+            chosen = [problem for problem in self.problems if problem.name in problems]
+            return self.measure(out, chosen, dtypes, methods, iterations)
+
+        command.__annotations__ = {
+            "out": OutputFile | None,
+            "problems": _several(names),
+            "dtypes": _several(choices) if len(choices) > 1 else Annotated[tuple, Parameter(parse=False)],
+            "methods": _several(self.methods),
+            "iterations": PositiveInt,
+        }
+        options = [
+            f"out: result file. Default: {self.module.replace('.', '/results/')}_GPU.json.",
+            "problems: sizes of the operator.",
+            *([f"dtypes: {about_dtypes}"] if about_dtypes else []),
+            "iterations: samples of each measurement.",
+        ]
+        command.__doc__ = "\n    ".join([f"{inspect.cleandoc(text)}\n\nArgs:", *options])
+        return functools.partial(run_program, command, program=f"python -m {self.module}")
 
     def measure(
         self,
@@ -94,6 +141,11 @@ class MapOperator:
                 row["failure"] = one_line(error)
             torch.cuda.empty_cache()
             yield row
+
+
+def _several(choices: Iterable[str]) -> Any:
+    """The type of an option with one or several of these names."""
+    return Annotated[tuple[Literal[tuple(choices)], ...], OneOrMore]
 
 
 def truth_by(reference: Callable[..., Tensor]) -> Callable[[Any], Tensor]:

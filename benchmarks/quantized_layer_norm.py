@@ -6,19 +6,15 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
 from benchmarks.linear import CELLS
 from benchmarks.map_operators import MapOperator
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 
 METHODS = {
     "int8": "msda.quantized_layer_norm with an int8 result",
@@ -78,33 +74,6 @@ PROBLEMS = (
     *(_stage(stage, batch=8) for stage in range(4)),
 )
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-DtypeName = Literal["fp16", "bf16"]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_quantized_layer_norm(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp16", "bf16"),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time layer normalisation in 8 bits at the sizes of Swin-L, and compare it with the reference.
-
-    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. Bytes are those of a
-    result in 8 bits.
-
-    Args:
-        out: result file. Default: benchmarks/results/quantized_layer_norm_GPU.json.
-        problems: sizes of the operator.
-        dtypes: types of x.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, C]."""
@@ -127,6 +96,7 @@ def truth(inputs: Inputs) -> Tensor:
 OPERATOR = MapOperator(
     "benchmarks.quantized_layer_norm",
     METHODS,
+    PROBLEMS,
     make_call,
     truth,
     variable="MSDA_QUANTIZED_LAYER_NORM",
@@ -134,8 +104,14 @@ OPERATOR = MapOperator(
     other_results=("fp8", "layer_norm"),
 )
 
-main = functools.partial(
-    run_program, measure_quantized_layer_norm, program="python -m benchmarks.quantized_layer_norm"
+main = OPERATOR.program(
+    """Time layer normalisation in 8 bits at the sizes of Swin-L, and compare it with the reference.
+
+    The L2 cache is cold. Problems that fit into it are timed with a warm cache too. Bytes are those of a
+    result in 8 bits.
+    """,
+    choices=("fp16", "bf16"),
+    about_dtypes="types of x.",
 )
 
 if __name__ == "__main__":

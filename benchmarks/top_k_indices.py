@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from cyclopts.types import PositiveInt
 from torch import Tensor
 
 import msda
 from benchmarks.map_operators import MapOperator
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 
 METHODS = {
     "top_k_indices": "msda.top_k_indices",
@@ -60,30 +55,6 @@ PROBLEMS = (
     TopKProblem("pairs_batch8", 8, 72_000, 300),
 )
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_top_k(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time the selections of Co-DETR, and compare the indices with the reference.
-
-    The cells are the best class logits of all cells of the encoder, the pairs 80 classes of 900 queries. The
-    L2 cache is cold, and warm.
-
-    Args:
-        out: result file. Default: benchmarks/results/top_k_indices_GPU.json.
-        problems: sizes of the operator.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, ("fp32",), methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [N, K]."""
@@ -100,14 +71,22 @@ def truth(inputs: Inputs) -> Tensor:
 OPERATOR = MapOperator(
     "benchmarks.top_k_indices",
     METHODS,
+    PROBLEMS,
     make_call,
     truth,
     variable="MSDA_TOP_K",
-    kernels=(),
     other_results=("eager",),
 )
 
-main = functools.partial(run_program, measure_top_k, program="python -m benchmarks.top_k_indices")
+main = OPERATOR.program(
+    """Time the selections of Co-DETR, and compare the indices with the reference.
+
+    The cells are the best class logits of all cells of the encoder, the pairs 80 classes of 900 queries. The
+    L2 cache is cold, and warm.
+    """,
+    dtypes=("fp32",),
+    choices=("fp32",),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cyclopts.types import PositiveInt
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import msda
 from benchmarks.map_operators import MapOperator, truth_by
-from benchmarks.msda import DTYPES
-from benchmarks.option_types import OneOrMore
-from codetr.cli.argument_types import OutputFile
-from codetr.cli.program import run_program
 
 METHODS = {
     "window_attention": "msda.window_attention",
@@ -95,32 +89,6 @@ def stages(name: str, height: int, width: int, num_heads: int, window_size: int)
 
 PROBLEMS = (*stages("swin_l_768x1152", 768, 1152, 6, 12), *stages("swin_t_800x1344", 800, 1344, 3, 7))
 
-ProblemName = Literal[tuple(problem.name for problem in PROBLEMS)]
-DtypeName = Literal[tuple(DTYPES)]
-Method = Literal[tuple(METHODS)]
-
-
-def measure_window_attention(
-    *,
-    out: OutputFile | None = None,
-    problems: Annotated[tuple[ProblemName, ...], OneOrMore] = tuple(problem.name for problem in PROBLEMS),
-    dtypes: Annotated[tuple[DtypeName, ...], OneOrMore] = ("fp16", "bf16"),
-    methods: Annotated[tuple[Method, ...], OneOrMore] = tuple(METHODS),
-    iterations: PositiveInt = 100,
-) -> int:
-    """Time window attention at the sizes of Swin's stages, and compare it with the reference.
-
-    Every method gets the same qkv as a linear layer makes it, and gives a map. PyTorch's methods cut windows
-    and join them. The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
-
-    Args:
-        out: result file. Default: benchmarks/results/window_attention_GPU.json.
-        problems: sizes of the operator.
-        iterations: samples of each measurement.
-    """
-    chosen = [problem for problem in PROBLEMS if problem.name in problems]
-    return OPERATOR.measure(out, chosen, dtypes, methods, iterations)
-
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method."""
@@ -166,6 +134,7 @@ truth = truth_by(msda.window_reference.window_attention)
 OPERATOR = MapOperator(
     "benchmarks.window_attention",
     METHODS,
+    PROBLEMS,
     make_call,
     truth,
     variable="MSDA_WINDOW",
@@ -173,8 +142,12 @@ OPERATOR = MapOperator(
     other_results=("sdpa_no_bias",),
 )
 
-main = functools.partial(
-    run_program, measure_window_attention, program="python -m benchmarks.window_attention"
+main = OPERATOR.program(
+    """Time window attention at the sizes of Swin's stages, and compare it with the reference.
+
+    Every method gets the same qkv as a linear layer makes it, and gives a map. PyTorch's methods cut windows
+    and join them. The L2 cache is cold. Problems that fit into it are timed with a warm cache too.
+    """,
 )
 
 if __name__ == "__main__":
