@@ -37,6 +37,11 @@ class Backend:
     def emulated(self) -> bool:
         return self.name.startswith("emulator")
 
+    def skip_unless_ready(self, dtype: torch.dtype) -> None:
+        """Skips the test where the backend cannot run a type here."""
+        if reason := self.missing(dtype):
+            pytest.skip(reason)
+
     def compute(self, inputs: Any, order: int = 0) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
             if self.kernel:
@@ -95,11 +100,6 @@ def matrix(rows: tuple[Backend, ...]) -> pytest.MarkDecorator:
             for dtype in backend.dtypes
         ],
     )
-
-
-def skip_unless_ready(backend: Backend, dtype: torch.dtype) -> None:
-    if reason := backend.missing(dtype):
-        pytest.skip(reason)
 
 
 def emulator_or_skip() -> None:

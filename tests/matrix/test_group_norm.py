@@ -25,7 +25,6 @@ from tests.matrix.map_operators import (
     matrix,
     misaligned,
     on_gpu,
-    skip_unless_ready,
 )
 
 VARIABLE, KERNELS = "MSDA_GROUP_NORM", (None, "plain", "vectors")
@@ -95,7 +94,7 @@ FORCED = tuple(backend for backend in ALL if backend.kernel)
 
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     vectors = st.just(True) if backend.kernel == "vectors" else st.booleans()
 
     def check(case: Case) -> None:
@@ -118,14 +117,14 @@ FORMS = [
 @pytest.mark.parametrize("case", FORMS, ids=str)
 def test_forms(backend: Backend, dtype: torch.dtype, case: Case) -> None:
     """The library's choice, for the ends of the vectors kernel's range and beyond."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     backend.check(case.inputs(dtype, backend.device), order=7)
 
 
 @matrix(FORCED)
 def test_mean_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
     """E[x^2] - E[x]^2 in float would have no correct digit here."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     inputs = Case(4, 16, 2, 12, 17).inputs(dtype, backend.device)
     far = inputs._replace(x=(inputs.x.double() * 8).round().add(2000).to(dtype))
     output, expected = backend.compute(far), far.truth()
@@ -136,7 +135,7 @@ def test_mean_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
 @matrix(FORCED)
 def test_equal_numbers(backend: Backend, dtype: torch.dtype) -> None:
     """Their variance is zero, or the square of a rounding error, and never NaN."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     for number in (0.0, 1.1, -1000.3, 3e4):
         inputs = Case(4, 16, 2, 9, 31).inputs(dtype, backend.device)
         output = backend.compute(inputs._replace(x=torch.full_like(inputs.x, number)))
@@ -150,7 +149,7 @@ def test_equal_numbers(backend: Backend, dtype: torch.dtype) -> None:
 @matrix(FORCED)
 def test_value_that_is_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """NaN and infinity spoil their image and group only."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     for number in (torch.nan, torch.inf, -torch.inf):
         inputs = Case(4, 8, batch=2).inputs(dtype, backend.device)
         inputs.x[1, 2, 3, 17] = number

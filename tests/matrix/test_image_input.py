@@ -16,15 +16,7 @@ from torch import Tensor
 import msda
 from codetr.detector.preprocess import Preprocessor
 from tests.matrix import emulated_kernels, operator_checks
-from tests.matrix.map_operators import (
-    Backend,
-    Row,
-    emulator,
-    emulator_or_skip,
-    matrix,
-    on_gpu,
-    skip_unless_ready,
-)
+from tests.matrix.map_operators import Backend, Row, emulator, emulator_or_skip, matrix, on_gpu
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 MEAN, STD = Preprocessor.mean, Preprocessor.std
@@ -102,7 +94,7 @@ def check(backend: Backend, case: Case, dtype: torch.dtype) -> None:
 
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     operator_checks.drawn_cases(backend, cases(), lambda case: check(backend, case, dtype), part=4)
 
 
@@ -117,14 +109,14 @@ FORMS = [
 @matrix(tuple(backend for backend in ALL if not backend.emulated))
 @pytest.mark.parametrize("case", FORMS, ids=str)
 def test_forms(backend: Backend, dtype: torch.dtype, case: Case) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     check(backend, case, dtype)
 
 
 @matrix(ALL)
 def test_rows_that_lie_apart(backend: Backend, dtype: torch.dtype) -> None:
     """The image is a window of a larger one: the kernel reads it in place, and nothing beside it."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     case = Case((20, 30), (32, 48))
     inputs = case.inputs(dtype, backend.device)
     larger = torch.zeros(25, 41, 3, dtype=torch.uint8, device=backend.device)

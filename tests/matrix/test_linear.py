@@ -27,7 +27,6 @@ from tests.matrix.map_operators import (
     matrix,
     misaligned,
     on_gpu,
-    skip_unless_ready,
 )
 
 VARIABLE = "MSDA_LINEAR"
@@ -138,7 +137,7 @@ ALL = (
 
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
 
     def check(case: Case) -> None:
         backend.check(case.arguments(dtype, backend.device), order=case.seed)
@@ -165,7 +164,7 @@ EDGES = [
 @matrix(tuple(backend for backend in ALL if backend not in CUTLASS))
 @pytest.mark.parametrize("case", EDGES, ids=str)
 def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     backend.check(case.arguments(dtype, backend.device), order=7)
 
 
@@ -173,7 +172,7 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 @pytest.mark.parametrize("rows", [1, 63, 64, 129, 40000])
 def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None:
     """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     for form in FORMS[backend.kernel]:
         sizes = ((8, 8), (64, 256), (72, 520), (1544, 192))
         if form in (NORM, SUM_NORM):
@@ -229,7 +228,7 @@ def test_choice(problem: tuple, kernel: str) -> None:
 def test_layers_of_models(problem: tuple, dtype: torch.dtype) -> None:
     """The library's choice runs, and not PyTorch's operations."""
     backend = on_gpu(msda.linear, missing=backends.no_sm90)
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     rows, *sizes = problem
     inputs = Case((rows,), *sizes).arguments(dtype, "cuda")
     assert torch.ops.msda.has_fast_linear(**inputs._asdict())

@@ -15,7 +15,7 @@ from torch import Tensor
 import msda
 from benchmarks.linear_max import Inputs, truth
 from tests.matrix import backends, emulated_kernels, operator_checks
-from tests.matrix.map_operators import Backend, Row, emulator, matrix, on_gpu, skip_unless_ready
+from tests.matrix.map_operators import Backend, Row, emulator, matrix, on_gpu
 
 VARIABLE = "MSDA_LINEAR_MAX"
 
@@ -80,7 +80,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
 
 @matrix((*OTHERS, *TENSOR_CORE))
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
 
     def check_case(case: Case) -> None:
         check(backend, case.inputs_of(dtype, backend.device), order=case.seed)
@@ -106,7 +106,7 @@ EDGES = [
 @matrix(OTHERS)
 @pytest.mark.parametrize("case", EDGES, ids=str)
 def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     check(backend, case.inputs_of(dtype, backend.device), order=7)
 
 
@@ -115,14 +115,14 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 def test_cells_of_the_encoder(backend: Backend, dtype: torch.dtype, rows: int) -> None:
     if backend.emulated:
         rows = 2000
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     check(backend, Case((rows,), 256, 80).inputs_of(dtype, backend.device))
 
 
 @matrix((*OTHERS, *TENSOR_CORE))
 def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """They spoil their row only, and NaN stays NaN."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     inputs = Case((70,), 256, 5).inputs_of(dtype, backend.device)
     inputs.x[3, 100], inputs.x[40, 7] = torch.nan, torch.inf
     found = backend.compute(inputs)
@@ -141,7 +141,7 @@ def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> No
     ids=str,
 )
 def test_sizes_that_tensor_cores_cannot_run(case: Case, dtype: torch.dtype) -> None:
-    skip_unless_ready(TENSOR_CORE[0], dtype)
+    TENSOR_CORE[0].skip_unless_ready(dtype)
     inputs = case.inputs_of(dtype)
     with pytest.raises(emulated_kernels.NotSupported):
         TENSOR_CORE[0].compute(inputs)
@@ -150,7 +150,7 @@ def test_sizes_that_tensor_cores_cannot_run(case: Case, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("inputs", [64, 128, 192, 256])
 def test_sizes_of_the_fast_kernel(inputs: int) -> None:
     """Exporters ask for the sizes, and builds for the type and the GPU too."""
-    skip_unless_ready(TENSOR_CORE[0], torch.float16)
+    TENSOR_CORE[0].skip_unless_ready(torch.float16)
     ask = emulated_kernels.has_fast_linear_max
     for outputs in (1, 32, 33, 80, 81):
         expected = msda.has_fast_linear_max(inputs, outputs)
@@ -212,7 +212,7 @@ def test_wrong_arguments(row: Row, function: Callable[..., Tensor], device: str)
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", backends.SIXTEEN_BIT, ids=str)
 def test_graph_replays(dtype: torch.dtype) -> None:
-    skip_unless_ready(TENSOR_CORE[1], dtype)
+    TENSOR_CORE[1].skip_unless_ready(dtype)
     operator_checks.replays(msda.linear_max, Case((73656,), 256, 80).inputs_of(dtype, "cuda"))
 
 

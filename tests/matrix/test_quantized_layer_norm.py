@@ -18,15 +18,7 @@ from benchmarks.quantized_layer_norm import Inputs
 from msda.checks import EIGHT_BIT_TYPES
 from msda.quantized_linear_reference import quantize
 from tests.matrix import backends, emulated_kernels, operator_checks
-from tests.matrix.map_operators import (
-    Backend,
-    Row,
-    emulator,
-    matrix,
-    misaligned,
-    on_gpu,
-    skip_unless_ready,
-)
+from tests.matrix.map_operators import Backend, Row, emulator, matrix, misaligned, on_gpu
 
 VARIABLE = "MSDA_QUANTIZED_LAYER_NORM"
 INT8, FP8 = EIGHT_BIT_TYPES
@@ -106,7 +98,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
 @eight_bits
 @matrix((*OTHERS, *VECTORS))
 def test_drawn_cases(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
 
     def check_case(case: Case) -> None:
         check(backend, case.inputs(dtype, eight_bits, backend.device), order=case.seed)
@@ -129,7 +121,7 @@ EDGES = [
 @matrix(OTHERS)
 @pytest.mark.parametrize("case", EDGES, ids=str)
 def test_edges(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype, case: Case) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     check(backend, case.inputs(dtype, eight_bits, backend.device), order=7)
 
 
@@ -138,7 +130,7 @@ def test_edges(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype, ca
 @pytest.mark.parametrize("channels", [8, 96, 104, 128, 192, 256, 384, 520, 768, 1024, 1536, 3072, 4096])
 def test_every_layout(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype, channels: int) -> None:
     """Rows of 4 to 128 lanes with 3 or 4 vectors each, and more rows than all blocks have at once."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     rows = 300_000 // channels if backend.emulated else 4_000_000 // channels
     check(backend, Case((rows + 1,), channels, mean=0.5).inputs(dtype, eight_bits, backend.device), order=3)
 
@@ -154,7 +146,7 @@ BIASES = {
 @matrix((*OTHERS, *VECTORS))
 def test_rows_of_equal_numbers(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
     """They give bias, whose halves round to even, and which saturates."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     x = torch.full((5, 192), 3.0, dtype=dtype, device=backend.device)
     given, expected = BIASES[eight_bits]
     bias = torch.tensor(given, dtype=dtype, device=backend.device).repeat(24)
@@ -166,7 +158,7 @@ def test_rows_of_equal_numbers(backend: Backend, dtype: torch.dtype, eight_bits:
 @matrix((*OTHERS, *VECTORS))
 def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype, eight_bits: torch.dtype) -> None:
     """They spoil their row only, which becomes NaN; int8 has no NaN and gets 0."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     inputs = Case((70,), 192).inputs(dtype, eight_bits, backend.device)
     spoiled = inputs._replace(x=inputs.x.clone())
     spoiled.x[3, 100], spoiled.x[40, 7], spoiled.x[41, 0] = torch.nan, torch.inf, -torch.inf
@@ -183,14 +175,14 @@ def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype, eight
     ids=str,
 )
 def test_sizes_that_vectors_cannot_run(channels: int, dtype: torch.dtype) -> None:
-    skip_unless_ready(VECTORS[0], dtype)
+    VECTORS[0].skip_unless_ready(dtype)
     with pytest.raises(emulated_kernels.NotSupported):
         VECTORS[0].compute(Case((9,), channels).inputs(dtype, INT8))
 
 
 @pytest.mark.gpu
 def test_addresses_that_vectors_cannot_run() -> None:
-    skip_unless_ready(VECTORS[1], torch.float16)
+    VECTORS[1].skip_unless_ready(torch.float16)
     inputs = Case((100,), 192).inputs(torch.float16, INT8, "cuda")
     moved = inputs._replace(x=misaligned(inputs.x))
     check(on_gpu(msda.quantized_layer_norm), moved)
@@ -238,7 +230,7 @@ def test_export() -> None:
 @pytest.mark.parametrize(("rows", "channels"), [(55296, 192), (864, 1536)])
 def test_graph_replays(rows: int, channels: int, eight_bits: torch.dtype) -> None:
     """Blocks that begin before the last kernel has ended read what it has written."""
-    skip_unless_ready(VECTORS[1], torch.float16)
+    VECTORS[1].skip_unless_ready(torch.float16)
 
     def run(*inputs: Any) -> Tensor:
         # PyTorch cannot compare 8-bit floats.
@@ -251,7 +243,7 @@ def test_graph_replays(rows: int, channels: int, eight_bits: torch.dtype) -> Non
 @pytest.mark.parametrize(("rows", "channels"), [(55296, 192), (864, 1536)])
 def test_kernels_that_overlap(rows: int, channels: int) -> None:
     """The next layer begins early and reads all that the norm has written, and the next norm its result."""
-    skip_unless_ready(VECTORS[1], torch.float16)
+    VECTORS[1].skip_unless_ready(torch.float16)
     inputs = Case((rows,), channels).inputs(torch.float16, INT8, "cuda")
     weight = torch.randint(-127, 128, (channels, channels), dtype=INT8, device="cuda")
     scale = torch.full((channels,), 1e-5, device="cuda")

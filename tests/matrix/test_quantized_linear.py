@@ -29,7 +29,6 @@ from tests.matrix.map_operators import (
     matrix,
     misaligned,
     on_gpu,
-    skip_unless_ready,
 )
 
 VARIABLE = "MSDA_QUANTIZED_LINEAR"
@@ -157,7 +156,7 @@ PLAIN = (
 
 @matrix((*PLAIN, *CUTLASS))
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
 
     def check_case(case: Case) -> None:
         check(backend, case.arguments(dtype, backend.device), order=case.seed)
@@ -180,7 +179,7 @@ EDGES = [
 @matrix(PLAIN)
 @pytest.mark.parametrize("case", EDGES, ids=str)
 def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     check(backend, case.arguments(dtype, backend.device), order=7)
 
 
@@ -188,7 +187,7 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 @pytest.mark.parametrize("rows", [1, 63, 64, 129, 40000])
 def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None:
     """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     for form, activation in itertools.product(FORMS[dtype, backend.kernel], ACTIVATIONS):
         for inputs, outputs in ((16, 16), (128, 256), (144, 528), (1552, 192)):
             case = Case((rows,), inputs, outputs, activation, *form, bias=rows != 63)
@@ -201,7 +200,7 @@ def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None
 @matrix((*PLAIN, *CUTLASS))
 def test_ties_and_saturation(backend: Backend, dtype: torch.dtype) -> None:
     """Halves round to even, numbers out of range become the largest ones."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     quantised = [form for form in FORMS.get((dtype, backend.kernel), (QUANTIZED,)) if form == QUANTIZED]
     if not quantised:
         pytest.skip("the kernel has no 8-bit results")
@@ -279,7 +278,7 @@ def test_choice_by_size(sizes: tuple, switches: tuple, int8: str, fp8: str) -> N
 def test_layers_of_swin(problem: object, eight_bits: torch.dtype) -> None:
     """The library's choice at the sizes of the benchmarks, with an 8-bit result behind an activation."""
     backend = on_gpu(msda.quantized_linear, missing=backends.no_sm90)
-    skip_unless_ready(backend, eight_bits)
+    backend.skip_unless_ready(eight_bits)
     sizes = (problem.rows,), problem.inputs_of_row, problem.outputs_of_row
     form = problem.activation, problem.residual, problem.masked, problem.activation != "none"
     check(backend, Case(*sizes, *form).arguments(eight_bits, "cuda"))

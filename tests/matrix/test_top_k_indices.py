@@ -14,15 +14,7 @@ from torch import Tensor
 import msda
 from benchmarks.top_k_indices import Inputs
 from tests.matrix import emulated_kernels, operator_checks
-from tests.matrix.map_operators import (
-    Backend,
-    Row,
-    emulator,
-    emulator_or_skip,
-    matrix,
-    on_gpu,
-    skip_unless_ready,
-)
+from tests.matrix.map_operators import Backend, Row, emulator, emulator_or_skip, matrix, on_gpu
 
 VARIABLE, SINGLE = "MSDA_TOP_K", (torch.float32,)
 
@@ -70,7 +62,7 @@ def cases(draw: st.DrawFn, longest: int) -> Case:
 
 @matrix((*CHOSEN, *PLAIN))
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     longest = 300 if backend.emulated and backend.kernel == "plain" else 6000
 
     def check_case(case: Case) -> None:
@@ -98,7 +90,7 @@ EDGES = [
 @matrix(CHOSEN)
 @pytest.mark.parametrize("case", EDGES, ids=str)
 def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     check(backend, case.inputs(backend.device), order=7)
 
 
@@ -115,7 +107,7 @@ def test_large_cases(case: Case) -> None:
 @matrix((*CHOSEN, *PLAIN))
 def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """NaN of either sign is the largest number, and -0 equals 0."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     x = torch.tensor([[0.0, -0.0, torch.nan, -torch.inf, torch.inf, 0.0, -torch.nan, 1e-45, -1e-45, 1.0]])
     assert msda.top_k_reference.top_k_indices(x, 10).tolist() == [[2, 6, 4, 9, 7, 0, 1, 5, 8, 3]]
     for count in range(11):

@@ -25,7 +25,6 @@ from tests.matrix.map_operators import (
     matrix,
     misaligned,
     on_gpu,
-    skip_unless_ready,
 )
 
 VARIABLE = "MSDA_WINDOW"
@@ -110,7 +109,7 @@ ALL = (Backend("torch-cpu", msda.window_attention), *EMULATED, *ON_GPU)
 
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     tuned = st.just(True) if backend.kernel in ("rows", "tensor_core") else st.booleans()
 
     def check(case: Case) -> None:
@@ -126,14 +125,14 @@ FORMS = [Case(w, d, 2, w + 3, 2 * w, shift=w // 2) for w in TUNED_WINDOWS for d 
 @pytest.mark.parametrize("case", FORMS, ids=lambda case: f"{case.window_size}x{case.head_dim}")
 def test_every_form(backend: Backend, dtype: torch.dtype, case: Case) -> None:
     """Every compiled form, with padding, shift and more windows than a block has at once."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     backend.check(case.inputs(dtype, backend.device), order=7)
 
 
 @matrix(tuple(backend for backend in ALL if backend.kernel))
 def test_extreme_logits(backend: Backend, dtype: torch.dtype) -> None:
     """A maximum that rises in every step, logits of hundreds, keys that the bias excludes."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     for window in (7, 12):
         inputs = Case(window, 32, shift=window // 2, height=13).inputs(dtype, backend.device)
         cells = window**2
@@ -150,7 +149,7 @@ def test_extreme_logits(backend: Backend, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 def test_nan(backend: Backend, dtype: torch.dtype, part: str) -> None:
     """In a query it spoils its cell, in a key its window, in a value a channel of its window; of its head."""
-    skip_unless_ready(backend, dtype)
+    backend.skip_unless_ready(dtype)
     inputs = Case(12, 16, height=24, width=24).inputs(dtype, backend.device)
     channel = 32 * ("query", "key", "value").index(part)  # the first of head 0
     inputs.qkv[0, 2, 3, channel] = torch.nan
