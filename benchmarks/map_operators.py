@@ -61,7 +61,7 @@ class MapOperator:
         Args:
             text: the help before the options.
             dtypes: the types that are measured by default.
-            choices: the types that the operator takes. With a single one there is no option.
+            choices: the types that the operator takes. A single type needs no option.
             about_dtypes: help of the option.
         """
         names = tuple(problem.name for problem in self.problems)

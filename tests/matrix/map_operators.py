@@ -142,6 +142,6 @@ class Row(NamedTuple):
         assert all(part in str(caught.value) for part in self.says), str(caught.value)
 
     def check_raw(self, operator: torch._ops.OpOverloadPacket, inputs: Any) -> None:
-        """Fails unless the registered operator, which has not the public function's checks, raises too."""
+        """Fails unless the registered operator, which lacks the public function's checks, raises too."""
         with pytest.raises((RuntimeError, TypeError, ValueError)):
             operator(**self.wrong(inputs))

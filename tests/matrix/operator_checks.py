@@ -111,7 +111,7 @@ def registration(operator: torch._ops.OpOverload, rounded: Any) -> None:
 
 
 def registration_of_8_bits(operator: torch._ops.OpOverload, inputs: Any, eight_bits: torch.dtype) -> None:
-    """`torch.library.opcheck` passes for the registered operator without derivatives."""
+    """`torch.library.opcheck` passes for a registered operator that has no derivatives."""
     # PyTorch cannot compare 8-bit floats, which two of the checks do.
     compared = ("test_schema", "test_aot_dispatch_dynamic") if eight_bits == torch.int8 else ()
     torch.library.opcheck(operator, (), inputs._asdict(), test_utils=("test_faketensor", *compared))

@@ -111,7 +111,7 @@ def open_session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def run_session(session: ort.InferenceSession, inputs: Mapping[str, torch.Tensor]) -> np.ndarray:
-    """The only output."""
+    """Runs a model that has one output, and returns this output."""
     (found,) = session.run(None, {name: x.numpy() for name, x in inputs.items()})
     return found
 
@@ -155,7 +155,7 @@ def sizes_of(tensor: onnx.TypeProto.Tensor) -> list[int]:
 
 
 def build_engine(folder: Path, model: onnx.ModelProto, **profiles: ShapeRange) -> Path:
-    """Builds an engine of a model without bodies, whose nodes TensorRT's parser makes plugins."""
+    """Builds an engine of a model without bodies. TensorRT's parser turns the nodes into plugins."""
     onnx.save(model, folder / "model.onnx")
     return save(folder, serialize_engine(folder / "model.onnx", Settings(profiles=profiles), "model"))
 
