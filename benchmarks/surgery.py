@@ -18,14 +18,6 @@ from codetr.cli.program import run_program
 from onnx_path.surgeon import Kind
 
 FORMS = ("original", "rewritten")
-REPORTED: dict[Kind, str] = {
-    "msda": "replacements",
-    "padding-mask": "padding_masks",
-    "window-attention": "window_attentions",
-    "group-norm": "group_norms",
-    "linear": "linears",
-}
-"""The surgeon's list of the replacements of each kind."""
 
 
 def measure_surgery(
@@ -90,7 +82,8 @@ def measure(
     except RuntimeError as error:
         return {"failure": str(error)}
     surgery = json.loads(report.read_text(encoding="utf-8"))
-    kinds = {kind: len(surgery[REPORTED[kind]]) for kind in only}
+    found = [one["kind"] for one in surgery["replacements"]]
+    kinds = {kind: found.count(kind) for kind in only}
     row |= {
         "replaced": sum(kinds.values()),
         "kinds": kinds,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,36 +21,13 @@ from codetr.cli.argument_types import InputFile, OutputFile, Parameter
 from codetr.cli.program import complain, run_program
 from codetr.errors import UsageError, one_line
 from codetr.export.output_folder import check_output, check_positional_output
+from onnx_path.surgery.verify.report import Kind, NearMiss, Replacement, SurgeryReport
 from trt_plugin.atomic_files import write_json
 
 if TYPE_CHECKING:
-    from onnx_path.surgery.pipeline import (
-        GroupNormReplacement,
-        LinearReplacement,
-        MaskReplacement,
-        NearMiss,
-        OutputsDiffer,
-        Replacement,
-        SurgeryReport,
-        UnknownOperator,
-        WindowReplacement,
-        operate,
-    )
+    from onnx_path.surgery.pipeline import OutputsDiffer, UnknownOperator, operate
 
-__all__ = [
-    "GroupNormReplacement",
-    "LinearReplacement",
-    "MaskReplacement",
-    "NearMiss",
-    "OutputsDiffer",
-    "Replacement",
-    "SurgeryReport",
-    "UnknownOperator",
-    "WindowReplacement",
-    "operate",
-]
-
-Kind = Literal["msda", "padding-mask", "window-attention", "group-norm", "linear"]
+__all__ = ["NearMiss", "OutputsDiffer", "Replacement", "SurgeryReport", "UnknownOperator", "operate"]
 
 
 def __getattr__(name: str):
@@ -120,8 +98,8 @@ def surgeon(
         raise UsageError(f"{model}: {one_line(error)}") from error
     except OutputsDiffer as error:
         raise OutputsDiffer(f"{out} is not written: {error}") from error
-    if expect not in (None, len(report.replacements)):
-        found = f"{len(report.replacements)} replaced, expected {expect}{_already(report)}"
+    if expect not in (None, (attentions := len(report.of("msda")))):
+        found = f"{attentions} replaced, expected {expect}{_already(report)}"
         why = f"; kept {report.near_misses[0]}" if report.near_misses else ""
         raise ValueError(f"{out} is not written: {found}{why}")
     model_files.save(result, out, model)
@@ -132,31 +110,21 @@ def surgeon(
 
 
 def _print(report: SurgeryReport, out: Path) -> None:
-    replaced = {
-        "MSDA": report.replacements,
-        "padding mask": report.padding_masks,
-        "window attention": report.window_attentions,
-        "group normalisation": report.group_norms,
-        "linear layer": report.linears,
-    }
-    for replacement in (one for kind in replaced.values() for one in kind):
+    for replacement in report.replacements:
         print(f"replaced {replacement}", file=sys.stderr)
     for miss in report.near_misses:
         print(f"kept {miss}", file=sys.stderr)
     for note in report.notes:
         complain("note", note)
-    if not any(replaced.values()):
+    if not report.replacements:
         found = "nothing replaced" if report.near_misses else "found nothing to replace"
         print(f"{found}{_already(report)}: {out} is a copy of the file read", file=sys.stderr)
         return
     error = "not compared"
     if report.max_error is not None:
         error = f"largest relative difference {report.max_error:.1e}"
-    counts = [
-        f"{len(kind)} {name}{'s' if len(kind) > 1 and name != 'MSDA' else ''}"
-        for name, kind in replaced.items()
-        if kind
-    ]
+    nouns = Counter(replacement.noun for replacement in report.replacements)
+    counts = [f"{count} {noun}{'s' if count > 1 and noun != 'MSDA' else ''}" for noun, count in nouns.items()]
     print(
         f"wrote {out}: {', '.join(counts)} replaced{_already(report)}, {report.nodes_before} -> "
         f"{report.nodes_after} nodes; outputs: {error}",

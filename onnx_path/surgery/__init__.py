@@ -1,7 +1,7 @@
 """The graph surgery: one node for each decomposed MSDA and for what is near it in an ONNX graph.
 
-`pipeline.operate` runs four steps. Each step returns new immutable objects; the last line writes a new model.
-Linear layers come last: the steps find them in the model that has all other nodes.
+`pipeline.operate` runs four steps for each kind of node; `kinds` has a function for each. The last line
+writes a new model. Linear layers come last: the steps find them in the model that has all other nodes.
 
     find     `find.samplers` lists the bilinear samplers: GridSample nodes, and gathers that compute the same.
              `find.regions` follows the samples to their weighted sum.

@@ -60,11 +60,11 @@ def check_one(
     op_type: str = operator.FUSED_ATTENTION,
 ) -> None:
     """Asserts that the model's only attention has become one node of a valid model."""
-    assert [x.op_type for x in report.replacements] == [op_type], report
+    assert [x.op_type for x in report.of("msda")] == [op_type], report
     assert not report.near_misses
     assert report.max_error <= 1e-5
     assert operators(result)[op_type] == 1
     assert not {"GridSample", "GatherElements", "Floor"} & set(operators(result))
     assert report.nodes_after == len(result.graph.node) < len(model.graph.node) == report.nodes_before
-    assert sum(x.nodes_removed for x in report.replacements) == report.nodes_before - report.nodes_after
+    assert sum(x.nodes_removed for x in report.of("msda")) == report.nodes_before - report.nodes_after
     onnx.checker.check_model(result, full_check=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onnx_path import build, compare, surgeon
 from onnx_path.group_norm import GROUP_NORM
-from onnx_path.surgery import pipeline
+from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_group_norms
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import model_zoo
@@ -50,7 +50,7 @@ class Projection(nn.Module):
 def check_one(model: onnx.ModelProto, tensors: dict[str, Tensor] = IMAGES) -> onnx.ModelProto:
     """Asserts that the only group normalisation is replaced, with as many transpositions as before."""
     result, report = operate(model)
-    (found,) = report.group_norms
+    (found,) = report.of("group-norm")
     assert (found.num_groups, found.channels) == (4, 32)
     assert not report.near_misses and report.max_error <= 1e-5
     before, after = operators(model), operators(result)
@@ -124,11 +124,11 @@ def test_zoo(name: str, form: dict, zoo_folder: Path, monkeypatch: pytest.Monkey
         pytest.importorskip(tool, reason=f"{tool} is not installed")
     model = onnx.load(model_zoo.export(name, zoo_folder, **form))
     _, kept = operate(model, check=False)
-    assert len(kept.near_misses) == sum(COUNTS[name]) and not kept.group_norms
+    assert len(kept.near_misses) == sum(COUNTS[name]) and not kept.of("group-norm")
     assert "no fast kernel for 32 channels in 32 groups" in kept.near_misses[0].reason
     monkeypatch.setattr(recognise_group_norms, "FAST_GROUP_CHANNELS", 1)
     result, report = operate(model)
-    assert (len(report.group_norms), len(report.near_misses)) == COUNTS[name]
+    assert (len(report.of("group-norm")), len(report.near_misses)) == COUNTS[name]
     assert all("two transpositions would be left over" in miss.reason for miss in report.near_misses)
     assert operators(result)[GROUP_NORM] == COUNTS[name][0] and report.max_error <= 1e-5
     onnx.checker.check_model(result, full_check=True)
@@ -166,13 +166,13 @@ def test_instance_normalisation_stays(tmp_path: Path):
 
 def test_other_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = export(Projection(), IMAGES, tmp_path)
-    found = pipeline.recognise_group_norm
+    found = kinds.recognise_group_norm
 
     def other(*given):
         norm = found(*given)
         return type(norm)(norm.map, norm.end, norm.num_groups, norm.eps * 1.01, norm.weight, norm.bias)
 
-    monkeypatch.setattr(pipeline, "recognise_group_norm", other)
+    monkeypatch.setattr(kinds, "recognise_group_norm", other)
     result, report = operate(model)
     assert result is model and "the operator's numbers differ by" in report.near_misses[0].reason
 

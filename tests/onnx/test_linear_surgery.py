@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from codetr.errors import ArgumentError
 from onnx_path import model_for_tensorrt, surgeon
 from onnx_path.linear import ACTIVATIONS, LINEAR
-from onnx_path.surgery import pipeline
+from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_linears
 from onnx_path.surgery.verify.proof import relative_error
 from onnx_path.window_attention import WINDOW_ATTENTION
@@ -92,7 +92,7 @@ def tensors_of(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
 def check_one(model: onnx.ModelProto, activation: str, residual: bool) -> onnx.ModelProto:
     """Asserts that the only layer becomes one node, beside which nothing but shapes change."""
     result, report = operate(model)
-    (found,) = report.linears
+    (found,) = report.of("linear")
     assert (found.activation, found.residual) == (activation, residual)
     assert not report.near_misses and report.max_error <= 1e-5
     assert found.nodes_removed == report.nodes_before - report.nodes_after
@@ -131,7 +131,7 @@ def test_a_residual_that_is_another_layer():
     """The first layer's node adds the second one's result."""
     model = layer("p = MatMul(x, W) h = Add(p, b) q = MatMul(x, W) g = Add(q, b) y = Add(h, g)")
     result, report = operate(model)
-    assert len(report.linears) == operators(result)[LINEAR] == operators(result)["MatMul"] == 1
+    assert len(report.of("linear")) == operators(result)[LINEAR] == operators(result)["MatMul"] == 1
     assert report.near_misses[0].reason == "its residual is a linear layer, whose node computes the sum"
 
 
@@ -140,7 +140,7 @@ def test_layers_in_a_row():
     steps = "p = MatMul(x, W) h = Add(p, b) s = Add(h, x) q = MatMul(s, W) g = Add(q, b) t = Relu(g)"
     model = layer(f"{steps} u = MatMul(t, W) v = Add(b, u) y = Add(s, v)", 16, 16)
     result, report = operate(model)
-    assert [(x.activation, x.residual) for x in report.linears] == [
+    assert [(x.activation, x.residual) for x in report.of("linear")] == [
         ("none", True),
         ("relu", False),
         ("none", True),
@@ -168,14 +168,15 @@ def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path, few_rows)
     model = export_swin(swin, zoo_folder, exporter)
     result, report = with_windows(model)
     forms = ("none", "gelu", "none") if not SWINS[swin].cosine else ("gelu",)
-    assert [x.activation for x in report.linears] == [*forms] * SMALL_BLOCKS
-    assert operators(result)[LINEAR] == len(report.linears) and not {"Erf", "Gelu"} & set(operators(result))
-    assert all(x.residual == (x.activation == "none") for x in report.linears)
+    assert [x.activation for x in report.of("linear")] == [*forms] * SMALL_BLOCKS
+    assert operators(result)[LINEAR] == len(report.of("linear"))
+    assert not {"Erf", "Gelu"} & set(operators(result))
+    assert all(x.residual == (x.activation == "none") for x in report.of("linear"))
     reasons = [x.reason for x in report.near_misses]
     if not SWINS[swin].cosine:
         assert operators(result)[WINDOW_ATTENTION] == SMALL_BLOCKS
         assert len(reasons) == 1 and "read elsewhere" in reasons[0]  # the shortcut behind the first stage
-    removed = sum(x.nodes_removed for x in (*report.window_attentions, *report.linears))
+    removed = sum(x.nodes_removed for x in (*report.of("window-attention"), *report.of("linear")))
     assert removed == report.nodes_before - report.nodes_after
     onnx.checker.check_model(result, full_check=True)
     assert relative_error(run(model, images), run(result, images)) <= 1e-5
@@ -185,7 +186,7 @@ def test_few_rows_of_a_model(zoo_folder: Path):
     """The first stage has 660 rows, the second one 176."""
     SWINS["swin_backbone"].require()
     _, report = with_windows(export_swin("swin_backbone", zoo_folder))
-    assert len(report.linears) == 6
+    assert len(report.of("linear")) == 6
     few = "it has 176 rows, fewer than 512"
     assert [x.reason for x in report.near_misses] == [few] * 7  # that behind the first stage too
 
@@ -195,7 +196,7 @@ def test_simplified_files(tool: str, zoo_folder: Path, few_rows):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
     SWINS["swin_backbone"].require()
     result, report = with_windows(export_swin("swin_backbone", zoo_folder, simplified=tool))
-    assert len(report.linears) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
+    assert len(report.of("linear")) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
 
 
 @pytest.mark.parametrize("swin", ["swin_backbone", "swin_torchvision"])
@@ -203,7 +204,7 @@ def test_dynamic_sizes(swin: str, zoo_folder: Path):
     SWINS[swin].require()
     model = export_swin(swin, zoo_folder, dynamic=True)
     result, report = with_windows(model)
-    assert len(report.linears) == 3 * SMALL_BLOCKS
+    assert len(report.of("linear")) == 3 * SMALL_BLOCKS
     for shape in ((1, 3, 84, 120), (3, 3, 112, 68)):
         other = {"x": torch.randn(shape)}
         assert relative_error(run(model, other), run(result, other)) <= 1e-5
@@ -212,7 +213,7 @@ def test_dynamic_sizes(swin: str, zoo_folder: Path):
 def test_16_bit_models_stay_16_bit(zoo_folder: Path, few_rows):
     SWINS["swin_torchvision"].require()
     result, report = with_windows(export_swin("swin_torchvision", zoo_folder, "dynamo", half=True))
-    assert len(report.linears) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
+    assert len(report.of("linear")) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
     assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
 
 
@@ -224,11 +225,11 @@ COUNTS = {"deformable_detr": 13, "grounding_dino": 39, "mask2former": 27, "omdet
 )
 def test_zoo(name: str, zoo_folder: Path, few_rows, monkeypatch: pytest.MonkeyPatch):
     ZOO[name].require()
-    monkeypatch.setattr(pipeline, "FAST_WINDOW_SIZES", (4,))
-    monkeypatch.setattr(pipeline, "FAST_HEAD_DIMS", (8, 16))
+    monkeypatch.setattr(kinds, "FAST_WINDOW_SIZES", (4,))
+    monkeypatch.setattr(kinds, "FAST_HEAD_DIMS", (8, 16))
     result, report = with_windows(onnx.load(model_zoo.export(name, zoo_folder)))
-    assert len(report.linears) == operators(result)[LINEAR] == COUNTS[name]
-    assert len(report.replacements) == ZOO[name].layers and report.max_error <= 1e-5
+    assert len(report.of("linear")) == operators(result)[LINEAR] == COUNTS[name]
+    assert len(report.of("msda")) == ZOO[name].layers and report.max_error <= 1e-5
 
 
 def test_builds_write_out_layers_of_any_opset(monkeypatch: pytest.MonkeyPatch):
@@ -312,10 +313,8 @@ def test_other_layers_stay_without_a_word(body: str):
 
 
 def test_other_numbers_are_refused(monkeypatch: pytest.MonkeyPatch):
-    found = pipeline.recognise_linear
-    monkeypatch.setattr(
-        pipeline, "recognise_linear", lambda *given: replace(found(*given), activation="relu")
-    )
+    found = kinds.recognise_linear
+    monkeypatch.setattr(kinds, "recognise_linear", lambda *given: replace(found(*given), activation="relu"))
     model = layer(f"{BIASED} {ENDINGS['gelu']}")
     result, report = operate(model)
     assert result is model and "the operator's numbers differ by" in report.near_misses[0].reason
@@ -331,7 +330,7 @@ def test_only_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
     printed = capsys.readouterr().err
     assert "replaced y: Linear, 16 -> 24 channels, with gelu" in printed
     assert f"wrote {out}: 1 linear layer replaced" in printed
-    assert '"linears"' in json.read_text() and '"activation": "gelu"' in json.read_text()
+    assert '"kind": "linear"' in json.read_text() and '"activation": "gelu"' in json.read_text()
     assert surgeon.main([str(file), str(out)]) == 0
     assert onnx.load(out) == model
     with pytest.raises(ArgumentError, match="only: expected msda for the target nvidia, got 'linear'"):

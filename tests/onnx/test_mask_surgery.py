@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -80,15 +81,15 @@ def test_forms(module: type[Masked], exporter: str, tmp_path: Path):
     tensors = inputs()
     model = export(module(), tensors, tmp_path, exporter=exporter, opset=OPSETS[exporter])
     result, report = operate(model)
-    (found,) = report.padding_masks
+    (found,) = report.of("padding-mask")
     assert (found.inputs, found.outputs, found.error) == (8, 8, 0)
-    assert not report.near_misses and len(report.replacements) == 1
+    assert not report.near_misses and len(report.of("msda")) == 1
     counts = operators(result)
     assert counts[LINEAR] == 1 and not counts["Where"]
     assert {x.name for x in result.functions} >= {LINEAR}
     onnx.checker.check_model(result, full_check=True)
     assert relative_error(run(model, tensors), run(result, tensors)) <= 1e-6
-    removed = sum(x.nodes_removed for x in (*report.replacements, *report.padding_masks))
+    removed = sum(x.nodes_removed for x in (*report.of("msda"), *report.of("padding-mask")))
     assert removed == report.nodes_before - report.nodes_after
 
 
@@ -99,7 +100,7 @@ def test_simplified_files(tool: str, tmp_path: Path):
     simplify(tmp_path / "model.onnx", tmp_path / "simple.onnx", tool)
     model = onnx.load(tmp_path / "simple.onnx")
     result, report = operate(model)
-    assert len(report.padding_masks) == operators(result)[LINEAR] == 1
+    assert len(report.of("padding-mask")) == operators(result)[LINEAR] == 1
     assert operators(result)["Gemm"] == operators(model)["Gemm"] - 1
 
 
@@ -107,7 +108,7 @@ def test_dynamic_sizes(tmp_path: Path):
     axes = {name: {0: "n"} for name in inputs()}
     model = export(Masked(), inputs(), tmp_path, dynamic=axes)
     result, report = operate(model)
-    assert len(report.padding_masks) == 1
+    assert len(report.of("padding-mask")) == 1
     for images in (1, 3):
         tensors = inputs(images)
         assert relative_error(run(model, tensors), run(result, tensors)) <= 1e-6
@@ -117,7 +118,7 @@ def test_files_that_have_msda_nodes_already(tmp_path: Path):
     model, _ = pipeline.operate(export(Masked(), inputs(), tmp_path))
     assert operators(model)["Where"] == 1
     result, report = pipeline.operate(model, only=("padding-mask",))
-    assert (len(report.padding_masks), report.already) == (1, 1)
+    assert (len(report.of("padding-mask")), report.already) == (1, 1)
     assert operators(result)[LINEAR] == 1 and not operators(result)["Where"]
 
 
@@ -125,7 +126,7 @@ def test_16_bit_models_stay_16_bit(tmp_path: Path):
     tensors = {name: x if x.dtype == torch.bool else x.half() for name, x in inputs().items()}
     model = export(Masked().half(), tensors, tmp_path, exporter="dynamo", opset=20)
     result, report = operate(model)
-    assert len(report.padding_masks) == 1
+    assert len(report.of("padding-mask")) == 1
     kinds = {x.data_type for x in result.graph.initializer if x.name.endswith(("msda/weight", "msda/bias"))}
     assert kinds == {onnx.TensorProto.FLOAT16}
 
@@ -221,7 +222,7 @@ class InfiniteWeights(Masked):
 def test_near_misses(module: type[Masked], reason: str, tmp_path: Path):
     model = export(module(), inputs(), tmp_path)
     result, report = operate(model, check=False)
-    assert len(report.replacements) == 1 and not report.padding_masks
+    assert len(report.of("msda")) == 1 and not report.of("padding-mask")
     (miss,) = report.near_misses
     assert "Where" in miss.node and reason in miss.reason, miss
     assert not operators(result)[LINEAR]
@@ -237,12 +238,12 @@ def test_an_opset_without_the_node_s_operators(tmp_path: Path, monkeypatch: pyte
 def test_the_command_counts_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture):
     export(Masked(), inputs(), tmp_path)
     out, report = tmp_path / "out.onnx", tmp_path / "report.json"
-    words = [str(tmp_path / "model.onnx"), str(out), "--json", str(report), "--only", *pipeline.REPLACEABLE]
+    words = [str(tmp_path / "model.onnx"), str(out), "--json", str(report), "--only", *get_args(surgeon.Kind)]
     assert surgeon.main(words) == 0
     printed = capsys.readouterr().err
     assert "Where_output_0: Linear, 8 -> 8 channels, with its mask" in printed
     assert f"wrote {out}: 1 MSDA, 1 padding mask replaced" in printed
-    (mask,) = json.loads(report.read_text())["padding_masks"]
+    (mask,) = (one for one in json.loads(report.read_text())["replacements"] if one["kind"] == "padding-mask")
     assert mask["error"] == 0 and mask["nodes_removed"] > 0
 
 

@@ -64,7 +64,7 @@ def faulty(model: onnx.ModelProto, share: float) -> onnx.ModelProto:
 def test_model_that_magnifies_roundings_is_rewritten_and_says_so(original) -> None:
     model = magnifying(original)
     result, report = surgeon.operate(model)
-    assert len(report.replacements) == model_zoo.ZOO[MODEL].layers
+    assert len(report.of("msda")) == model_zoo.ZOO[MODEL].layers
     assert report.max_error > proof.TOLERANCE
     (note,) = report.notes
     assert note.startswith(f"output {OUTPUT} differs by ")

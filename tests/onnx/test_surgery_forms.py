@@ -36,7 +36,7 @@ def test_every_way_to_write_attention(way: Callable, columns: int, points: tuple
     model = export(module, inputs, tmp_path)
     result, report = operate(model)
     check_one(model, result, report)
-    (replacement,) = report.replacements
+    (replacement,) = report.of("msda")
     assert (replacement.levels, replacement.points) == (3, points)
     assert (replacement.heads, replacement.head_dim) == (layers.HEADS, layers.HEAD_DIM)
     assert replacement.form == (
@@ -147,5 +147,5 @@ def test_functions_are_inlined(stacked: onnx.ModelProto):
     model.opset_import.append(onnx.helper.make_opsetid("test", 1))
     onnx.checker.check_model(model)
     result, report = operate(model)
-    assert [x.op_type for x in report.replacements] == [operator.FUSED_ATTENTION]
+    assert [x.op_type for x in report.of("msda")] == [operator.FUSED_ATTENTION]
     assert "test" not in {function.domain for function in result.functions}

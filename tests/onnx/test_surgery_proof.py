@@ -60,7 +60,7 @@ def test_last_digits_of_coordinates_are_allowed(tmp_path: Path):
         Attention(layers.by_concat, levels=WIDE), layers.inputs(queries=200, levels=WIDE), tmp_path
     )
     _, report = operate(model)
-    (replacement,) = report.replacements
+    (replacement,) = report.of("msda")
     assert replacement.op_type == operator.FUSED_ATTENTION
     assert proof.TOLERANCE < replacement.error < proof.LARGEST_ROUNDING
 

@@ -66,15 +66,15 @@ def check_surgery(
     """Asserts that all attentions and masks are replaced; `operate` compares the outputs of both files."""
     entry = ZOO[name]
     result, report = operate(onnx.load(path), only=("msda", "padding-mask"))
-    found = [(x.heads, x.head_dim, x.points, x.form) for x in report.replacements]
+    found = [(x.heads, x.head_dim, x.points, x.form) for x in report.of("msda")]
     assert found == [(entry.heads, entry.head_dim, points, form) for points in entry.attentions], report
     counts, plain = operators(result), PLAIN.get((name, simplified), entry.plain)
     assert counts[operator.ATTENTION] == plain, report.notes
     assert counts[operator.FUSED_ATTENTION] == entry.layers - plain
     # Our own module masks by a product while torch.export traces it.
     masks = 0 if entry.package is None and exporter == "dynamo" else entry.masks
-    assert len(report.padding_masks) == counts[LINEAR] == masks and not report.near_misses
-    assert all(x.error == 0 for x in report.padding_masks)
+    assert len(report.of("padding-mask")) == counts[LINEAR] == masks and not report.near_misses
+    assert all(x.error == 0 for x in report.of("padding-mask"))
     assert report.max_error <= 1e-5
     onnx.checker.check_model(result, full_check=True)
 
@@ -130,7 +130,7 @@ def test_grids_in_float64(zoo_folder: Path):
     ZOO["deformable_detr"].require()
     path = model_zoo.export("deformable_detr", zoo_folder, exporter="torchscript", double_grids=True)
     _, report = operate(onnx.load(path))
-    assert len(report.replacements) == ZOO["deformable_detr"].layers
+    assert len(report.of("msda")) == ZOO["deformable_detr"].layers
     assert STAND_IN in report.notes
 
 

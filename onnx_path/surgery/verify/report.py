@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+Kind = Literal["msda", "padding-mask", "window-attention", "group-norm", "linear"]
+"""What the surgeon replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplacedNodes:
+class Replacement:
     """Nodes that became fewer nodes.
 
     Attributes:
+        noun: the kind in words.
+        kind: what they computed.
         output: the tensor that they make.
         nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the first of
             these counts them. 0 until the graph is rewritten.
         error: largest relative difference between the nodes before and after, on random tensors.
     """
 
+    noun: ClassVar[str]
+    kind: Kind = field(init=False)
     output: str
     nodes_removed: int = 0
     error: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replacement(ReplacedNodes):
+class AttentionReplacement(Replacement):
     """One decomposed MSDA that became one node.
 
     The node makes `output`, perhaps through a Reshape and Transpose.
@@ -36,6 +44,8 @@ class Replacement(ReplacedNodes):
         form: of the sampling in the file: "GridSample" or "gather".
     """
 
+    noun = "MSDA"
+    kind: Kind = field(default="msda", init=False)
     op_type: str
     levels: int
     points: tuple[int, ...]
@@ -52,7 +62,7 @@ class Replacement(ReplacedNodes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowReplacement(ReplacedNodes):
+class WindowReplacement(Replacement):
     """One window attention that became one node. `output` is the map that the windows were joined to.
 
     Attributes:
@@ -62,6 +72,8 @@ class WindowReplacement(ReplacedNodes):
         head_dim: D.
     """
 
+    noun = "window attention"
+    kind: Kind = field(default="window-attention", init=False)
     window_size: int
     shift: int
     heads: int
@@ -75,13 +87,15 @@ class WindowReplacement(ReplacedNodes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskReplacement(ReplacedNodes):
+class MaskReplacement(Replacement):
     """One padding mask in front of MSDA that became part of a linear layer. `output` is the masked values.
 
     Attributes:
         inputs, outputs: channels of the linear layer.
     """
 
+    noun = "padding mask"
+    kind: Kind = field(default="padding-mask", init=False)
     inputs: int
     outputs: int
 
@@ -90,13 +104,15 @@ class MaskReplacement(ReplacedNodes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupNormReplacement(ReplacedNodes):
+class GroupNormReplacement(Replacement):
     """One group normalisation that became one node. `output` is its result, with channels innermost.
 
     Attributes:
         num_groups, channels: of the map.
     """
 
+    noun = "group normalisation"
+    kind: Kind = field(default="group-norm", init=False)
     num_groups: int
     channels: int
 
@@ -105,7 +121,7 @@ class GroupNormReplacement(ReplacedNodes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearReplacement(ReplacedNodes):
+class LinearReplacement(Replacement):
     """One linear layer that became one node with its activation or residual. `output` is the result.
 
     Attributes:
@@ -114,6 +130,8 @@ class LinearReplacement(ReplacedNodes):
         residual: whether the node adds a residual.
     """
 
+    noun = "linear layer"
+    kind: Kind = field(default="linear", init=False)
     inputs: int
     outputs: int
     activation: str
@@ -146,17 +164,12 @@ class SurgeryReport:
     """The result of the graph surgery on one model.
 
     Attributes:
-        replacements: of MSDA, in the order of the graph.
-        near_misses: those of MSDA, of masks, of window attention, of group normalisation, then of linear
-            layers, each in the order of the graph.
+        replacements: by kind, each in the order of the graph.
+        near_misses: likewise.
         nodes_before, nodes_after: number of nodes of the main graph, without function bodies.
         max_error: largest relative difference of the model's outputs, None if not compared.
         notes: further information for the user.
         already: the number of MSDA nodes, ours and NVIDIA's, that the model had before.
-        window_attentions: replacements of window attention, in the order of the graph.
-        padding_masks: replacements of masks, in the order of the graph.
-        group_norms: replacements of group normalisation, in the order of the graph.
-        linears: replacements of linear layers, in the order of the graph.
     """
 
     replacements: tuple[Replacement, ...]
@@ -166,7 +179,7 @@ class SurgeryReport:
     max_error: float | None
     notes: tuple[str, ...] = ()
     already: int = 0
-    window_attentions: tuple[WindowReplacement, ...] = ()
-    padding_masks: tuple[MaskReplacement, ...] = ()
-    group_norms: tuple[GroupNormReplacement, ...] = ()
-    linears: tuple[LinearReplacement, ...] = ()
+
+    def of(self, kind: Kind) -> tuple[Replacement, ...]:
+        """Returns the replacements of a kind."""
+        return tuple(one for one in self.replacements if one.kind == kind)
