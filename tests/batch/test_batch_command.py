@@ -139,7 +139,6 @@ def test_tables_take_turns():
     assert begun == ["c", "d"]
 
 
-@pytest.mark.slow
 def test_killed_twice_and_resumed(network, cluster, tmp_path):
     """The rows are those of one run, none twice. What the kills left is a part of them."""
     photos, once, out = tmp_path / "photos", tmp_path / "once", tmp_path / "out"

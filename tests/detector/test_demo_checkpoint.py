@@ -13,7 +13,6 @@ SCENES = GOLDEN.parent / "scenes"
 """The first 16 of `python -m tools.scenes --val 500 --seed 0`, stored so that they never change."""
 
 
-@pytest.mark.slow
 def test_average_precision_on_held_out_scenes() -> None:
     """Measured on the CPU: AP 0.870, AP50 0.967. The margins are for other CPUs and versions."""
     data = load_coco(SCENES, "val")

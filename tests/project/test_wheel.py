@@ -83,7 +83,6 @@ def run(commands: Path, folder: Path, name: str, *arguments: str, **variables: s
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("commands", PYTHONS, indirect=True)
 def test_detects_without_a_compiler(commands, tmp_path):
     run(commands, tmp_path, "codetr", "detect", str(ROOT / "assets" / "scene.jpg"), "--out", "out")
@@ -93,7 +92,6 @@ def test_detects_without_a_compiler(commands, tmp_path):
     assert {"letter R", "no entry sign", "screwdriver", "warning sign", "wrench"} <= found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("commands", PYTHONS, indirect=True)
 def test_every_command_has_its_help(commands, tmp_path):
     """So no command needs an optional package, or a newer Python, before it runs."""
@@ -103,7 +101,6 @@ def test_every_command_has_its_help(commands, tmp_path):
     assert "codetr detect" in run(commands, tmp_path, "python", "-c", code)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("commands", ["3.10"], indirect=True)  # TensorRT 10.6 has no bindings for 3.13
 def test_plugin_loads_into_tensorrt(commands, tmp_path):
     pytest.importorskip("tensorrt", reason="TensorRT is not installed", exc_type=ImportError)

@@ -29,7 +29,6 @@ from tests.serving.server_process import ROOT, boxes, running
 
 DEADLINE_S = 4
 HAMMER = {"category_id": 0, "category_name": "hammer", "bbox": [0.0, 0.0, 361.412, 240.0], "score": 0.9}
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
