@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 import codetr
 from codetr.dataset.coco_files import load_coco
 from codetr.evaluation import evaluate
