@@ -159,9 +159,9 @@ def draw_inputs(path: Path) -> Iterator[dict[str, np.ndarray]]:
     """
     import onnx_ir as ir
 
-    from onnx_path.model_for_tensorrt import load_model
-    from onnx_path.optimization_profiles import inputs_of
     from onnx_path.surgery.verify.random_inputs import random_inputs
+    from onnx_path.tensorrt.model_for_tensorrt import load_model
+    from onnx_path.tensorrt.optimization_profiles import inputs_of
 
     model = load_model(path)
     shapes = {one.name: tuple(one.shape) for one in inputs_of(model)}

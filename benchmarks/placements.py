@@ -17,9 +17,9 @@ from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import Folder, InputFile, OutputFile, Parameter
 from codetr.cli.program import run_program
-from onnx_path.model_for_tensorrt import load_model, save_model
 from onnx_path.quantization.policy import ATTENTION, CONVOLUTIONS, DECODER
 from onnx_path.quantization.quantizer import Quantizer
+from onnx_path.tensorrt.model_for_tensorrt import load_model, save_model
 
 PLACEMENTS = {
     "policy": (),

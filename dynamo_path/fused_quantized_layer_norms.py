@@ -1,7 +1,7 @@
 """Merges layer normalisations with the quantize calls behind them, for the plugin `QuantizedLayerNorm`.
 
-The pass runs behind `fuse_quantized_linears`. `onnx_path.fused_quantized_layer_norms` does the same in the
-ONNX path.
+The pass runs behind `fuse_quantized_linears`. `onnx_path.tensorrt.fused_quantized_layer_norms` does the same
+in the ONNX path.
 """
 
 from __future__ import annotations

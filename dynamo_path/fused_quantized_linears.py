@@ -2,7 +2,7 @@
 
 `quantize_layers` has put calls of quantize and dequantize before the layers. A layer takes the place of the
 dequantize calls before it, of activation, residual and mask behind it, and of the quantize call behind these
-if nothing else reads its result. `onnx_path.fused_quantized_linears` does the same in the ONNX path.
+if nothing else reads its result. `onnx_path.tensorrt.fused_quantized_linears` does the same in the ONNX path.
 """
 
 from __future__ import annotations

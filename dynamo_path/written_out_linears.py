@@ -1,7 +1,8 @@
 """Replaces calls of `msda.linear` and `msda.linear_max` in a graph by PyTorch's operators.
 
 Builds do so where TensorRT's own products are faster than the plugin's kernels, and for the layers that
-become 8 bits: `quantize_layers` knows linear layers. `onnx_path.written_out_linears` serves the ONNX path.
+become 8 bits: `quantize_layers` knows linear layers. `onnx_path.tensorrt.written_out_linears` serves the ONNX
+path.
 """
 
 from __future__ import annotations

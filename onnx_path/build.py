@@ -16,9 +16,9 @@ from codetr.cli.argument_types import InputFile, OutputFile, Parameter, compile_
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import check_output, stage, staged_folder
-from onnx_path.equivalent_commands import equivalent_commands
-from onnx_path.optimization_profiles import fit_profiles, inputs_of, parse_shapes
-from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.tensorrt.equivalent_commands import equivalent_commands
+from onnx_path.tensorrt.optimization_profiles import fit_profiles, inputs_of, parse_shapes
+from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
 from trt_plugin.atomic_files import write_json
 from trt_plugin.metadata import Precision
 
@@ -88,8 +88,8 @@ def build(
 
     import onnx
 
-    from onnx_path import model_for_tensorrt
     from onnx_path.precision import convert_precision
+    from onnx_path.tensorrt import model_for_tensorrt
     from trt_plugin.inspection import engine_summary, text_report
 
     network = model_for_tensorrt.load_model(model)
@@ -170,7 +170,7 @@ def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> l
         ArgumentError, UsageError: a library cannot be loaded, or an operator has no plugin.
         trt_plugin.EngineError, ModuleNotFoundError: a package, the plugin library or the GPU is missing.
     """
-    from onnx_path.custom_operators import register_plugins
+    from onnx_path.nodes.custom_operators import register_plugins
     from trt_plugin.cuda_runtime import require_gpu
 
     if model is not None:
@@ -185,7 +185,7 @@ def _note_surgery(model: onnx.ModelProto, source: Path) -> None:
 
     A file with nodes of the surgeon's plugins has been through it. Its other samplers are no such attention.
     """
-    from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
+    from onnx_path.nodes.custom_operators import OWN_DOMAINS, nodes_of
 
     nodes = list(nodes_of(model))
     samplers = sum(node.op_type == "GridSample" for node in nodes)

@@ -17,7 +17,7 @@ from codetr.cli.program import run_program
 from codetr.errors import ArgumentError, UsageError, one_line
 from codetr.export.output_folder import check_output, stage
 from onnx_path.build import check_machine
-from onnx_path.optimization_profiles import check_shapes, inputs_of, parse_shapes
+from onnx_path.tensorrt.optimization_profiles import check_shapes, inputs_of, parse_shapes
 from trt_plugin.atomic_files import write_json
 from trt_plugin.metadata import AnyPrecision
 
@@ -89,9 +89,9 @@ def compare(
     from onnx_path.comparison.input_arrays import read_inputs, with_random_inputs
     from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
     from onnx_path.comparison.tensor_errors import TOLERANCES, Tolerance
-    from onnx_path.model_for_tensorrt import load_model
     from onnx_path.surgery.graph.onnx_session import CannotRun
     from onnx_path.surgery.verify import selections
+    from onnx_path.tensorrt.model_for_tensorrt import load_model
     from trt_plugin.inspection import engine_summary, text_report
 
     original = load_model(model)
@@ -160,7 +160,7 @@ def _find_precision(
     model: onnx.ModelProto, engine: Path, given: AnyPrecision | None, of_layers: str | None
 ) -> tuple[str, str]:
     """Returns the engine's precision and the source that tells it."""
-    from onnx_path.model_for_tensorrt import sixteen_bit_tensor
+    from onnx_path.tensorrt.model_for_tensorrt import sixteen_bit_tensor
     from trt_plugin.metadata import ArtifactMetadata
 
     metadata = engine.with_suffix(".json")

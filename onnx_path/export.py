@@ -50,15 +50,15 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         pick_device,
         prepare,
     )
-    from onnx_path.operator import MAP_OPERATORS, OPERATORS
+    from onnx_path.nodes.attention import MAP_OPERATORS, OPERATORS
 
     builds = not onnx_only and pick_device(request.device).type == "cuda"
     if builds:
         import polygraphy  # noqa: F401
 
         import trt_plugin
-        from onnx_path.model_for_tensorrt import parsed_file
-        from onnx_path.tensorrt_engine import Settings, serialize_engine
+        from onnx_path.tensorrt.model_for_tensorrt import parsed_file
+        from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
         from trt_plugin.engine_error import import_cudart
 
         import_cudart()
@@ -141,8 +141,8 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
     """
     import onnx
 
-    from onnx_path.model_for_tensorrt import save_model
-    from onnx_path.operator import remove_function_bodies
+    from onnx_path.nodes.attention import remove_function_bodies
+    from onnx_path.tensorrt.model_for_tensorrt import save_model
 
     quantizer = calibrate_file(model, request)
     result = quantizer.quantize(quantizer.layers)
@@ -154,7 +154,7 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
 
 def profiles_of(request: ExportRequest) -> dict:
     """Returns the optimization profile of each input with a dynamic size."""
-    from onnx_path.optimization_profiles import ShapeRange
+    from onnx_path.tensorrt.optimization_profiles import ShapeRange
 
     return {
         name: ShapeRange(*(tuple(shapes[which]) for which in ShapeRange._fields))
@@ -190,8 +190,9 @@ def write_onnx(
     import torch
     from onnxscript import optimizer
 
-    from onnx_path import node_names, operator
-    from onnx_path.shape_arithmetic import remove_shape_arithmetic
+    from onnx_path import node_names
+    from onnx_path.nodes import attention
+    from onnx_path.tensorrt.shape_arithmetic import remove_shape_arithmetic
 
     # The exporter warns of its own deprecations, and names every constant that it does not fold.
     with quiet("onnxscript.optimizer._constant_folding"), torch.no_grad():
@@ -199,8 +200,8 @@ def write_onnx(
             exported,
             input_names=INPUT_NAMES,
             output_names=output_names,
-            opset_version=operator.OPSET_VERSION,
-            custom_translation_table=operator.translation_table(),
+            opset_version=attention.OPSET_VERSION,
+            custom_translation_table=attention.translation_table(),
             dynamo=True,
             verbose=False,
         )
@@ -215,7 +216,7 @@ def write_onnx(
     node_names.remove_stack_traces(program.model.graph)
     counts = Counter(node.op_type for node in program.model.graph)
     if function_bodies:
-        for body in operator.function_bodies(counts):
+        for body in attention.function_bodies(counts):
             function = onnx_ir.serde.deserialize_function(body)
             program.model.functions[function.identifier()] = function
     program.save(path)

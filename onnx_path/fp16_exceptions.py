@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_path.operator import ATTENTION, NVIDIA_DOMAIN
+from onnx_path.nodes.attention import ATTENTION, NVIDIA_DOMAIN
 from onnx_path.surgery.graph.element_types import ATTENTIONS, is_top_k
 from onnx_path.surgery.graph.traversal import attribute, is_op
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from codetr.errors import ArgumentError
 from onnx_path import fp16_exceptions as rules
-from onnx_path.operator import NVIDIA_DOMAIN
+from onnx_path.nodes.attention import NVIDIA_DOMAIN
 from onnx_path.opset import opset_of, raise_opset
 from onnx_path.surgery.graph.element_types import OWN_NODES, Types, is_top_k
 from onnx_path.surgery.graph.traversal import (

@@ -66,7 +66,7 @@ def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
         RuntimeError: a weight is missing in the file or has another size, or TensorRT cannot refit.
         trt_plugin.EngineError: the engine cannot be loaded.
     """
-    from onnx_path.model_for_tensorrt import parsed_file
+    from onnx_path.tensorrt.model_for_tensorrt import parsed_file
     from trt_plugin.engine_error import import_tensorrt
     from trt_plugin.engine_refit import refit_engine
     from trt_plugin.tensorrt_log import describe, tensorrt_logger

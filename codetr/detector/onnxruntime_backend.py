@@ -1,7 +1,7 @@
 """Runs an exported ONNX file with onnxruntime, on any machine. Imports neither Torch nor TensorRT.
 
-The MSDA nodes of the file have bodies of standard operators (see `onnx_path.operator`), so every execution
-provider of onnxruntime runs them. A machine without a GPU can thus check an export.
+The MSDA nodes of the file have bodies of standard operators (see `onnx_path.nodes.attention`), so every
+execution provider of onnxruntime runs them. A machine without a GPU can thus check an export.
 """
 
 from __future__ import annotations

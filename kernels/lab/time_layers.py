@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
 from trt_plugin.inspection.engine_summary import measure
 
 

@@ -12,8 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from codetr.errors import ArgumentError, UsageError, one_line
-from onnx_path.optimization_profiles import Shapes, check_shapes, inputs_of
 from onnx_path.surgery.verify.random_inputs import random_inputs
+from onnx_path.tensorrt.optimization_profiles import Shapes, check_shapes, inputs_of
 from trt_plugin.engine_tensors import format_range, format_shape, to_storage
 from trt_plugin.inspection.engine_summary import TensorReport
 from trt_plugin.run import read_arrays

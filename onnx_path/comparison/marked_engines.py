@@ -10,12 +10,12 @@ import onnx
 
 from codetr.cli.program import complain
 from codetr.errors import one_line
-from onnx_path import tensorrt_engine
 from onnx_path.comparison.comparable_tensors import ComparableTensors
-from onnx_path.operator import remove_function_bodies
-from onnx_path.optimization_profiles import ShapeRange, inputs_of
-from onnx_path.tensorrt_engine import Settings
-from onnx_path.written_out_linears import write_out_slow_linears
+from onnx_path.nodes.attention import remove_function_bodies
+from onnx_path.tensorrt import tensorrt_engine
+from onnx_path.tensorrt.optimization_profiles import ShapeRange, inputs_of
+from onnx_path.tensorrt.tensorrt_engine import Settings
+from onnx_path.tensorrt.written_out_linears import write_out_slow_linears
 
 EngineOutputs = dict[str, tuple[np.ndarray, str]]
 """Array and name of the engine's type, by name of the tensor."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnx_path.custom_operators import OWN_DOMAINS
-from onnx_path.operator import DOMAIN, PACKED, remove_function_bodies
+from onnx_path.nodes.attention import DOMAIN, PACKED, remove_function_bodies
+from onnx_path.nodes.custom_operators import OWN_DOMAINS
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 from onnx_path.surgery.rewrite import function_bodies

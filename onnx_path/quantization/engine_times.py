@@ -13,7 +13,7 @@ import onnx
 from codetr.errors import UsageError
 from codetr.export.output_folder import stage
 from onnx_path import build
-from onnx_path.model_for_tensorrt import sixteen_bit_tensor
+from onnx_path.tensorrt.model_for_tensorrt import sixteen_bit_tensor
 from trt_plugin import EngineRunner
 from trt_plugin.inspection.engine_summary import example_inputs
 

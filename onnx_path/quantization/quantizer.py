@@ -18,7 +18,7 @@ from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import Policy
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.surgery.graph.onnx_session import CPU
-from onnx_path.written_out_linears import product_name, write_out_linears
+from onnx_path.tensorrt.written_out_linears import product_name, write_out_linears
 
 DEFAULT_METHODS = {"int8": "percentile", "fp8": "minmax"}
 """Calibrator by precision. FP8 has fine steps near zero, so a few large numbers cost it nothing."""

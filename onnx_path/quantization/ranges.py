@@ -22,10 +22,10 @@ from onnxruntime.quantization import calibrate
 from codetr.detector.onnxruntime_backend import limit_threads
 from codetr.errors import UsageError, one_line
 from codetr.export.weight_key import OUTPUT, number_keys
-from onnx_path.model_for_tensorrt import LARGEST_FILE, save_model
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.float32_models import in_float32
 from onnx_path.surgery.graph.onnx_session import CPU, CannotRun
+from onnx_path.tensorrt.model_for_tensorrt import LARGEST_FILE, save_model
 from trt_plugin.atomic_files import write_json
 
 CALIBRATORS = {

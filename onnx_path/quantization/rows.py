@@ -8,7 +8,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from onnx_path import fp16_exceptions as rules
-from onnx_path.operator import NVIDIA_DOMAIN
+from onnx_path.nodes.attention import NVIDIA_DOMAIN
 from onnx_path.surgery.graph.element_types import ATTENTIONS, Types, is_top_k
 from onnx_path.surgery.graph.traversal import constant, is_op
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_group_norms import group_norms, recognise_group_norm
 from onnx_path.surgery.find.recognise_linears import matrix_products, recognise_linear
@@ -113,7 +113,7 @@ def _verified_attention(
         raise NotAttention(regions[0].reason)
     probes, target = subject.probes, options.target
     roles = [recognise(region, probe) for region, probe in zip(regions, probes, strict=True)]
-    op_type, draft, error, note = operator.FUSED_ATTENTION, None, 0.0, ""
+    op_type, draft, error, note = attention.FUSED_ATTENTION, None, 0.0, ""
     if options.fuse and target == "msda":
         try:
             fused = [recognise_fused(one, probe) for one, probe in zip(roles, probes, strict=True)]
@@ -123,7 +123,7 @@ def _verified_attention(
             draft = None
             note = f"{regions[0].ends[-1].name}: softmax and locations stay outside: {reason}"
     if draft is None:
-        op_type = operator.ATTENTION if target == "msda" else function_bodies.NVIDIA
+        op_type = attention.ATTENTION if target == "msda" else function_bodies.NVIDIA
         draft = draft_attention(op_type, roles, (), probes)
         error = _proven(subject, draft, target)
     sizes = roles[0].sizes
@@ -144,7 +144,7 @@ def _verified_attention(
 
 
 def _find_masks(subject: Subject, found: Found, options: Options) -> None:
-    already = [node.inputs[0] for node in subject.model.graph if node.op_type in operator.OPERATORS]
+    already = [node.inputs[0] for node in subject.model.graph if node.op_type in attention.OPERATORS]
     values = [next(iter(draft.kinds)) for draft in found.drafts]  # the value is the first input of MSDA
 
     def drafted(where: ir.Node, _: Set[ir.Value]) -> _Drafted:

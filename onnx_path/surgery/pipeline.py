@@ -11,9 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from codetr.errors import ArgumentError
-from onnx_path import operator
-from onnx_path.custom_operators import OWN_DOMAINS, nodes_of
-from onnx_path.domain import DOMAIN, DOMAIN_VERSION
+from onnx_path.nodes import attention
+from onnx_path.nodes.custom_operators import OWN_DOMAINS, nodes_of
+from onnx_path.nodes.domain import DOMAIN, DOMAIN_VERSION
 from onnx_path.surgery.kinds import FINDERS, LATER_FINDERS, Found, Options
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import insert
@@ -82,7 +82,7 @@ def operate(
             result, made = _rewritten(subject, found, target)
             replacements += made
     nodes = len(model.graph.node)
-    already = sum(node.op_type in (*operator.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
+    already = sum(node.op_type in (*attention.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
     if not replacements:
         return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
     if check and first.unknown:

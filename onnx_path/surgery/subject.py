@@ -10,7 +10,7 @@ import onnx
 import onnx.version_converter
 import onnx_ir as ir
 
-from onnx_path.custom_operators import OWN_DOMAINS
+from onnx_path.nodes.custom_operators import OWN_DOMAINS
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.probe import Probe, runs
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS

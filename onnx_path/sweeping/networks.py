@@ -122,7 +122,7 @@ def _file(path: Path, suffix: str) -> Network:
     if source == "onnx":
         import onnx
 
-        from onnx_path.model_for_tensorrt import sixteen_bit_tensor
+        from onnx_path.tensorrt.model_for_tensorrt import sixteen_bit_tensor
 
         model = onnx.load(path, load_external_data=False)
         first = next(

@@ -118,7 +118,7 @@ def onnx_file(program, request_, tmp_path_factory) -> Path:
 def test_dynamic_dimensions_of_the_onnx_file(onnx_file, request_):
     onnx = pytest.importorskip("onnx")
     from onnx_path.export import profiles_of
-    from onnx_path.optimization_profiles import inputs_of
+    from onnx_path.tensorrt.optimization_profiles import inputs_of
 
     content = onnx.load(onnx_file, load_external_data=False)
     assert [one.shape for one in inputs_of(content)] == [("batch", 3, "height", "width"), ("batch", 2)]

@@ -121,7 +121,7 @@ def _onnx_session(
     import onnx
     import onnxruntime
 
-    from onnx_path import domain, operator
+    from onnx_path.nodes import attention, domain
 
     codes = {torch.float32: "float", torch.float16: "float16", torch.int32: "int32", torch.int64: "int64"}
     names = (FusedInputs if fused else AttentionInputs)._fields[:-1]
@@ -129,15 +129,17 @@ def _onnx_session(
         f"{codes[dtype]}[{', '.join(f'{name}_{axis}' for axis in range(rank))}] {name}"
         for name, dtype, rank in zip(names, types, ranks, strict=True)
     )
-    node = f"{operator.DOMAIN}.{operator.FUSED_ATTENTION if fused else operator.ATTENTION}"
+    node = f"{attention.DOMAIN}.{attention.FUSED_ATTENTION if fused else attention.ATTENTION}"
     attributes = f"<points_per_level: ints = {list(points)}>" if points else ""
-    standard = next(entry.version for entry in operator.function_bodies()[0].opset_import if not entry.domain)
+    standard = next(
+        entry.version for entry in attention.function_bodies()[0].opset_import if not entry.domain
+    )
     model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": {standard}, "{domain.DOMAIN}": {domain.DOMAIN_VERSION}]>\n'
         f"one_node ({inputs}) => ({codes[types[0]]}[n, q, c] output) {{\n"
         f"output = {node}{attributes}({', '.join(names)})\n}}"
     )
-    operator.add_function_bodies(model)
+    attention.add_function_bodies(model)
     onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

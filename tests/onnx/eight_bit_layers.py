@@ -12,10 +12,10 @@ import onnx_ir as ir
 import torch
 
 from msda.checks import EIGHT_BIT_TYPES
-from onnx_path import model_for_tensorrt
-from onnx_path.fused_quantized_linears import QuantizedLayer, fuse_layers
-from onnx_path.operator import OPSET_VERSION
+from onnx_path.nodes.attention import OPSET_VERSION
 from onnx_path.opset import opset_of
+from onnx_path.tensorrt import model_for_tensorrt
+from onnx_path.tensorrt.fused_quantized_linears import QuantizedLayer, fuse_layers
 from tests.onnx.map_nodes import add_bodies_of_opset, build_engine
 from tests.onnx.text_models import text_model
 from trt_plugin.inspection.engine_summary import read_engine

@@ -11,12 +11,14 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_path import build, compare, model_for_tensorrt, operator, tensorrt_engine
+from onnx_path import build, compare
 from onnx_path.comparison import marked_engines
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
-from onnx_path.optimization_profiles import inputs_of
+from onnx_path.nodes import attention
 from onnx_path.precision import convert_precision
-from onnx_path.tensorrt_engine import Settings
+from onnx_path.tensorrt import model_for_tensorrt, tensorrt_engine
+from onnx_path.tensorrt.optimization_profiles import inputs_of
+from onnx_path.tensorrt.tensorrt_engine import Settings
 from tests.engines.engine_samples import SUMMARY
 from tests.onnx.text_models import text_model
 from trt_plugin.engine_error import EngineError
@@ -80,11 +82,11 @@ def attention_file(path: Path, bodies: bool = True) -> Path:
         "float[1, 20, 2, 4] value, int64[2, 2] spatial_shapes, int64[2] level_start_index, "
         "float[1, 5, 2, 2, 3, 2] sampling_locations, float[1, 5, 2, 2, 3] attention_weights",
         "float[1, 5, 8] output",
-        operator.OPSET_VERSION,
-        domains=operator.DOMAIN,
+        attention.OPSET_VERSION,
+        domains=attention.DOMAIN,
     )
     if bodies:
-        operator.add_function_bodies(model)
+        attention.add_function_bodies(model)
     onnx.save(model, path)
     return path
 

@@ -12,13 +12,13 @@ import torch
 
 import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
-from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import functions
-from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
+from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
 from tests.engines.plugin_engines import save
 from tests.onnx.text_models import text_model
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from torch import Tensor, nn
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgeon import SurgeryReport
 from tests.onnx.zoo_exporters import export_module, run_onnx
 
@@ -57,7 +57,7 @@ def check_one(
     model: onnx.ModelProto,
     result: onnx.ModelProto,
     report: SurgeryReport,
-    op_type: str = operator.FUSED_ATTENTION,
+    op_type: str = attention.FUSED_ATTENTION,
 ) -> None:
     """Asserts that the model's only attention has become one node of a valid model."""
     assert [x.op_type for x in report.of("msda")] == [op_type], report

@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnx_path import operator
 from onnx_path.comparison.comparable_tensors import ComparableTensors, names_of
 from onnx_path.comparison.input_arrays import read_inputs
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.comparison.tensor_errors import TensorError, Tolerance
-from onnx_path.optimization_profiles import inputs_of
+from onnx_path.nodes import attention
 from onnx_path.surgery.rewrite import function_bodies
+from onnx_path.tensorrt.optimization_profiles import inputs_of
 from tests.onnx.engine_stand_ins import attention_file, converted
 from tests.onnx.text_models import text_model
 
@@ -100,8 +100,11 @@ def test_nvidia_s_nodes_get_a_body(tmp_path):
     inputs |= {"spatial_shapes": np.int64([[4, 4], [2, 2]]), "level_start_index": np.int64([0, 16])}
     (expected,) = OnnxruntimeReference(model, tmp_path, inputs)().values()
     assert np.abs(expected).max() > 0.1
-    nvidia.graph.node[0].domain, nvidia.graph.node[0].op_type = operator.NVIDIA_DOMAIN, function_bodies.NVIDIA
-    nvidia.opset_import[1].domain = operator.NVIDIA_DOMAIN
+    nvidia.graph.node[0].domain, nvidia.graph.node[0].op_type = (
+        attention.NVIDIA_DOMAIN,
+        function_bodies.NVIDIA,
+    )
+    nvidia.opset_import[1].domain = attention.NVIDIA_DOMAIN
     nvidia.graph.output[0].CopyFrom(helper.make_tensor_value_info("output", 1, None))
     found = OnnxruntimeReference(nvidia, tmp_path, inputs)()["output"]
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)

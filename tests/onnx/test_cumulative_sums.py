@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnx_path.model_for_tensorrt import fit_to_tensorrt
 from onnx_path.surgery.graph import onnx_session
+from onnx_path.tensorrt.model_for_tensorrt import fit_to_tensorrt
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 from onnx_path import build
-from onnx_path.custom_operators import custom_operators
-from onnx_path.model_for_tensorrt import load_model
+from onnx_path.nodes.custom_operators import custom_operators
+from onnx_path.tensorrt.model_for_tensorrt import load_model
 from tests.onnx.engine_stand_ins import NO_GPU, SHAPES, attention_file, network, refuse_by
 from tests.onnx.text_models import text_model
 from trt_plugin.engine_error import EngineError

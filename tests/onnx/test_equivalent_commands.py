@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from onnx_path.equivalent_commands import equivalent_commands
-from onnx_path.optimization_profiles import ShapeRange
-from onnx_path.tensorrt_engine import Settings, serialize_engine
+from onnx_path.tensorrt.equivalent_commands import equivalent_commands
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
+from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
 
 EVERYTHING = Settings(
     {

@@ -14,8 +14,8 @@ import onnxruntime as ort
 import pytest
 
 from codetr.errors import ArgumentError
-from onnx_path import operator
 from onnx_path.fp16_exceptions import ASKED, CONSTANTS, SCORES, SUBGRAPH, UNKNOWN
+from onnx_path.nodes import attention
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from tests.onnx import model_zoo
@@ -143,7 +143,7 @@ def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
     ZOO[name].require()
     model = model_zoo.operated(name, zoo_folder)
     typed, report = converted(model)
-    attentions = [node for node in typed.nodes if node.domain == operator.DOMAIN]
+    attentions = [node for node in typed.nodes if node.domain == attention.DOMAIN]
     assert len(attentions) == ZOO[name].layers
     check_attentions(typed, HALF)
     wide = [x for x in typed.nodes if x.op_type in HEAVY and typed.types[x.output[0]] == FLOAT]
@@ -181,10 +181,10 @@ def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
 
 def check_attentions(typed: Typed, narrow: int) -> None:
     for node in typed.nodes:
-        if node.domain != operator.DOMAIN:
+        if node.domain != attention.DOMAIN:
             continue
         kinds = [typed.types[x] for x in node.input]
-        fused = node.op_type == operator.FUSED_ATTENTION
+        fused = node.op_type == attention.FUSED_ATTENTION
         assert kinds[0] == typed.types[node.output[0]] == narrow, node.name
         assert kinds[3:] == ([FLOAT, narrow, narrow] if fused else [FLOAT, FLOAT])
         for name in node.input[3 : 4 if fused else 5]:
@@ -193,7 +193,7 @@ def check_attentions(typed: Typed, narrow: int) -> None:
 
 def test_nvidia_s_nodes_stay(zoo_folder: Path) -> None:
     typed, _ = converted(model_zoo.operated("deformable_detr", zoo_folder, target="nvidia"))
-    nodes = [node for node in typed.nodes if node.domain == operator.NVIDIA_DOMAIN]
+    nodes = [node for node in typed.nodes if node.domain == attention.NVIDIA_DOMAIN]
     assert len(nodes) == ZOO["deformable_detr"].layers
     assert all(typed.types[x] != HALF for node in nodes for x in (*node.input, *node.output))
     assert any(typed.types[x.output[0]] == HALF for x in typed.nodes if x.op_type == "MatMul")

@@ -9,10 +9,10 @@ import torch
 
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
-from onnx_path.group_norm import GROUP_NORM
-from onnx_path.operator import add_function_bodies
-from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.nodes.attention import add_function_bodies
+from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,

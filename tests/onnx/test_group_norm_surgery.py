@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnx_path import build, compare, surgeon
-from onnx_path.group_norm import GROUP_NORM
+from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_group_norms
 from onnx_path.surgery.verify.proof import relative_error

@@ -15,15 +15,16 @@ import torch
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import checks
-from onnx_path import linear, model_for_tensorrt
-from onnx_path.domain import DOMAIN
-from onnx_path.linear import ACTIVATIONS, LINEAR
-from onnx_path.operator import OPSET_VERSION, add_function_bodies, translation_table
-from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.nodes import linear
+from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies, translation_table
+from onnx_path.nodes.domain import DOMAIN
+from onnx_path.nodes.linear import ACTIVATIONS, LINEAR
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
-from onnx_path.written_out_linears import write_out_linears
+from onnx_path.tensorrt import model_for_tensorrt
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
+from onnx_path.tensorrt.written_out_linears import write_out_linears
 from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,

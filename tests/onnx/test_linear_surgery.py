@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codetr.errors import ArgumentError
-from onnx_path import model_for_tensorrt, surgeon
-from onnx_path.linear import ACTIVATIONS, LINEAR
+from onnx_path import surgeon
+from onnx_path.nodes.linear import ACTIVATIONS, LINEAR
+from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_linears
 from onnx_path.surgery.verify.proof import relative_error
-from onnx_path.window_attention import WINDOW_ATTENTION
+from onnx_path.tensorrt import model_for_tensorrt
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 from tests.onnx.surgery_checks import operators, run

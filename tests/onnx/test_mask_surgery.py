@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from codetr.errors import ArgumentError
 from onnx_path import build, compare, surgeon
-from onnx_path.linear import LINEAR
+from onnx_path.nodes.linear import LINEAR
 from onnx_path.surgery import pipeline
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers

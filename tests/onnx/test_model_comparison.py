@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_path import operator, surgeon
+from onnx_path import surgeon
+from onnx_path.nodes import attention
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.verify import proof, selections
 from onnx_path.surgery.verify.model_comparison import OutputsDiffer, compare
@@ -53,7 +54,7 @@ def magnifying(model: onnx.ModelProto, factor: float = FACTOR) -> onnx.ModelProt
 def faulty(model: onnx.ModelProto, share: float) -> onnx.ModelProto:
     """The rewritten model with one attention's result wrong by a share of itself."""
     copy = deepcopy(model)
-    index = next(i for i, node in enumerate(copy.graph.node) if node.domain == operator.DOMAIN)
+    index = next(i for i, node in enumerate(copy.graph.node) if node.domain == attention.DOMAIN)
     node = copy.graph.node[index]
     result, node.output[0] = node.output[0], "right"
     copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1 + share), "wrong"))

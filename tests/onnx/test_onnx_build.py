@@ -12,10 +12,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from onnx_path import build, model_for_tensorrt, surgeon
-from onnx_path.equivalent_commands import equivalent_commands
-from onnx_path.optimization_profiles import ShapeRange, inputs_of
-from onnx_path.tensorrt_engine import Settings
+from onnx_path import build, surgeon
+from onnx_path.tensorrt import model_for_tensorrt
+from onnx_path.tensorrt.equivalent_commands import equivalent_commands
+from onnx_path.tensorrt.optimization_profiles import ShapeRange, inputs_of
+from onnx_path.tensorrt.tensorrt_engine import Settings
 from tests.onnx import model_zoo, zoo_exporters
 from tests.onnx.engine_stand_ins import SHAPES, attention_file, converted, network, refuse_by
 from tests.onnx.text_models import text_model

@@ -11,9 +11,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnx_path import build, compare, tensorrt_engine
+from onnx_path import build, compare
 from onnx_path.comparison import marked_engines
 from onnx_path.comparison.tensor_errors import TOLERANCES
+from onnx_path.tensorrt import tensorrt_engine
 from tests.onnx.engine_stand_ins import (
     SHAPES,
     attention_file,

@@ -22,22 +22,22 @@ from codetr.export.box_agreement import compare_detections
 from codetr.export.traced_model import export_program
 from codetr.model.backbones.swin import SwinBlock
 from codetr.model.layers import GroupNorm
-from onnx_path import operator
 from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.export import main, write_onnx
-from onnx_path.fused_quantized_linears import fuse_layers
-from onnx_path.group_norm import GROUP_NORM
-from onnx_path.linear import LINEAR
-from onnx_path.linear_max import LINEAR_MAX
-from onnx_path.model_for_tensorrt import parsed_file
+from onnx_path.nodes import attention
+from onnx_path.nodes.group_norm import GROUP_NORM
+from onnx_path.nodes.linear import LINEAR
+from onnx_path.nodes.linear_max import LINEAR_MAX
+from onnx_path.nodes.quantized_layer_norm import QUANTIZED_LAYER_NORM
+from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
+from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.quantizer import Quantizer
-from onnx_path.quantized_layer_norm import QUANTIZED_LAYER_NORM
-from onnx_path.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.tensorrt_engine import Settings, serialize_engine
-from onnx_path.window_attention import WINDOW_ATTENTION
-from onnx_path.written_out_linears import product_name, write_out_linears
+from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
+from onnx_path.tensorrt.model_for_tensorrt import parsed_file
+from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
+from onnx_path.tensorrt.written_out_linears import product_name, write_out_linears
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from tests.onnx.engine_stand_ins import attention_file
 from tests.onnx.map_nodes import ELEMENTS
@@ -59,11 +59,11 @@ def test_translation_of_the_plain_operator_keeps_points_per_level():
         (value, levels, starts, torch.rand(1, 5, 2, 3, 2), torch.rand(1, 5, 2, 3)),
         dynamo=True,
         verbose=False,
-        opset_version=operator.OPSET_VERSION,
-        custom_translation_table=operator.translation_table(),
+        opset_version=attention.OPSET_VERSION,
+        custom_translation_table=attention.translation_table(),
     )
     (node,) = program.model_proto.graph.node
-    assert (node.domain, node.op_type) == (operator.DOMAIN, operator.ATTENTION)
+    assert (node.domain, node.op_type) == (attention.DOMAIN, attention.ATTENTION)
     assert attributes_of(node) == PLUGIN_ATTRIBUTES | {"points_per_level": [2, 1]}
 
 
@@ -104,7 +104,7 @@ def test_exported_graph(exported):
     model = onnx.load(path)
     graph = model.graph
     assert counts == Counter(node.op_type for node in graph.node)
-    assert counts[operator.FUSED_ATTENTION] == MODELS[name]
+    assert counts[attention.FUSED_ATTENTION] == MODELS[name]
     assert counts["InstanceNormalization"] == (0 if name == WRITTEN_OUT else model_levels(name))
     assert not {"GridSample", "CumSum", "NonZero", "If", "Loop", "ScatterND"} & counts.keys()
     assert [tensor.name for tensor in graph.input] == ["images", "image_shapes"]
@@ -113,7 +113,7 @@ def test_exported_graph(exported):
 
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type != operator.FUSED_ATTENTION:
+        if node.op_type != attention.FUSED_ATTENTION:
             continue
         assert attributes_of(node) == PLUGIN_ATTRIBUTES
         shapes, starts = (constants[tensor] for tensor in node.input[1:3])
@@ -303,7 +303,7 @@ def test_exported_nodes_are_named_by_modules(exported):
     name, _, _, path, _ = exported
     nodes = onnx.load(path).graph.node
     assert len({node.name for node in nodes}) == len(nodes)
-    found = [node.name.rpartition("/")[0] for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    found = [node.name.rpartition("/")[0] for node in nodes if node.op_type == attention.FUSED_ATTENTION]
     layers = [f"/encoder/layers.{i}/self_attn" for i in range(MODELS[name])]
     layers += [f"/decoder/layers.{i}/cross_attn" for i in range(MODELS[name])]
     assert set(found) < set(layers) and len(set(found)) == MODELS[name]
@@ -320,7 +320,7 @@ def test_tensorrt_gets_one_projection_for_each_attention(exported):
     name, _, _, path, counts = exported
     with parsed_file(path) as parsed:
         nodes = onnx.load(parsed).graph.node
-    attentions = [node for node in nodes if node.op_type == operator.FUSED_ATTENTION]
+    attentions = [node for node in nodes if node.op_type == attention.FUSED_ATTENTION]
     assert [len(node.input) for node in attentions] == [5] * MODELS[name]
     after = Counter(node.op_type for node in nodes)
     # No kernel runs linear layers in float32, so these became products and sums. Half of them have a second
@@ -411,7 +411,7 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     types = {v.name: v.type.tensor_type.elem_type for v in [*graph.value_info, *graph.output]}
     half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     for node in graph.node:
-        if node.op_type == operator.FUSED_ATTENTION:
+        if node.op_type == attention.FUSED_ATTENTION:
             value, points, offsets, logits = (types[node.input[i]] for i in (0, 3, 4, 5))
             assert (value, points, types[node.output[0]]) == (half, single, half)
             assert {offsets, logits} <= {half, single}

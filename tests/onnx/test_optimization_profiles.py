@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from codetr.errors import ArgumentError
-from onnx_path.optimization_profiles import OnnxInput, ShapeRange, fit_profiles, inputs_of, parse_shapes
+from onnx_path.tensorrt.optimization_profiles import (
+    OnnxInput,
+    ShapeRange,
+    fit_profiles,
+    inputs_of,
+    parse_shapes,
+)
 from tests.onnx.text_models import text_model
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_path import model_for_tensorrt, operator
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
-from onnx_path.packed_projections import pack_projections
+from onnx_path.nodes import attention
+from onnx_path.tensorrt import model_for_tensorrt
+from onnx_path.tensorrt.packed_projections import pack_projections
 from tests.onnx.text_models import text_model
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7
@@ -80,8 +81,8 @@ def make_model(
         f"float[{query}, {CHANNELS}] query, float[N, 26, {HEADS}, 4] value, "
         f"float[N, Q, {len(LEVELS)}, 2] reference",
         f"float[N, Q, {HEADS * 4}] output{outputs}",
-        operator.OPSET_VERSION,
-        domains=operator.DOMAIN,
+        attention.OPSET_VERSION,
+        domains=attention.DOMAIN,
         **constants,
     )
     for node in model.graph.node:
@@ -118,7 +119,7 @@ def test_packed_model_computes_the_same(form, points, shapes):
     result = packed(model)
     counts = Counter(node.op_type for node in result.graph.node)
     known = shapes and form != "Gemm"
-    assert counts["MatMul"] == counts["Add"] == counts[operator.FUSED_ATTENTION] == 1
+    assert counts["MatMul"] == counts["Add"] == counts[attention.FUSED_ATTENTION] == 1
     assert counts["Reshape"] == (0 if known else 1) + (form == "Gemm")
     assert counts["Gemm"] == counts["Identity"] == counts["Transpose"] == 0
     node = result.graph.node[-1]
@@ -167,7 +168,7 @@ def test_shape_of_the_results_may_be_read():
         offsets = Reshape(sampling_offsets, computed)"""
     model = make_model(change=("offsets = Reshape(sampling_offsets, offsets_shape)", asked))
     result = packed(model)
-    assert [node.op_type for node in result.graph.node] == ["MatMul", "Add", operator.FUSED_ATTENTION]
+    assert [node.op_type for node in result.graph.node] == ["MatMul", "Add", attention.FUSED_ATTENTION]
     np.testing.assert_allclose(run(result)[0], run(model)[0], rtol=0, atol=1e-5)
 
 

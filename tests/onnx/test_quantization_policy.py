@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from codetr.cli import main
-from onnx_path.operator import add_function_bodies
+from onnx_path.nodes.attention import add_function_bodies
 from onnx_path.opset import opset_of
 from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import (

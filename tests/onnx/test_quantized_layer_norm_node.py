@@ -12,13 +12,13 @@ import msda
 import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import EIGHT_BIT_TYPES
-from onnx_path.domain import DOMAIN
-from onnx_path.fused_quantized_linears import fuse_layers
-from onnx_path.operator import OPSET_VERSION
-from onnx_path.quantized_layer_norm import QUANTIZED_LAYER_NORM
-from onnx_path.quantized_linear import QUANTIZED_LINEAR
+from onnx_path.nodes.attention import OPSET_VERSION
+from onnx_path.nodes.domain import DOMAIN
+from onnx_path.nodes.quantized_layer_norm import QUANTIZED_LAYER_NORM
+from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
+from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
 from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx import eight_bit_layers, map_nodes
 from tests.onnx.eight_bit_layers import ARRAYS, CODES, FP8, PRECISIONS

@@ -16,17 +16,17 @@ import trt_plugin
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES
 from msda.quantized_linear_reference import quantize
-from onnx_path import fused_quantized_linears, model_for_tensorrt
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.fused_quantized_linears import QuantizedLayer, fuse_layers
-from onnx_path.operator import OPSET_VERSION, add_function_bodies
+from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR, pack_weights
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.placement import FORMATS, insert_nodes
 from onnx_path.quantization.products import find_products
-from onnx_path.quantized_linear import QUANTIZED_LINEAR, pack_weights
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.tensorrt_engine import Settings, serialize_engine
-from onnx_path.written_out_linears import write_out_linears
+from onnx_path.tensorrt import fused_quantized_linears, model_for_tensorrt
+from onnx_path.tensorrt.fused_quantized_linears import QuantizedLayer, fuse_layers
+from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
+from onnx_path.tensorrt.written_out_linears import write_out_linears
 from tests.engines.plugin_engines import plugin_or_skip, save
 from tests.onnx import eight_bit_layers
 from tests.onnx.eight_bit_layers import ARRAYS, CODES, PRECISIONS

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgeon import main
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA
 from onnx_path.surgery.verify.proof import relative_error
@@ -39,7 +39,7 @@ def test_rewrites_a_file_and_reports(file: Path, tmp_path: Path, capsys: pytest.
     error = capsys.readouterr().err
     assert "replaced /Transpose_" in error and f"Fused{ONE}" in error
     assert f"wrote {out}: 1 MSDA replaced" in error
-    assert operators(onnx.load(out))[operator.FUSED_ATTENTION] == 1
+    assert operators(onnx.load(out))[attention.FUSED_ATTENTION] == 1
     written = json.loads(report.read_text())
     assert written["replacements"][0]["points"] == [2, 2, 2]
     assert not written["replacements"][0]["output"].endswith("/decomposed")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgeon import operate
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers
@@ -105,7 +105,7 @@ def test_level_sizes_that_change(tmp_path: Path):
     dynamic = {"image": {0: "n", 2: "h", 3: "w"}}
     model = export(Pyramid(), images[0], tmp_path, opset=18, dynamic=dynamic)
     result, report = operate(model)
-    check_one(model, result, report, operator.ATTENTION)
+    check_one(model, result, report, attention.ATTENTION)
     for image in images:
         assert relative_error(run(model, image), run(result, image)) <= 1e-5
 
@@ -129,7 +129,7 @@ def test_sums_over_cameras_follow_the_node(gather: Callable, tmp_path: Path):
     """The region ends before the sum, although no linear layer stands between."""
     _, inputs = bevformer_spatial(full=False)
     model = export(SpatialAttention(gather), inputs, tmp_path, opset=18)
-    check_one(model, *operate(model), operator.ATTENTION)
+    check_one(model, *operate(model), attention.ATTENTION)
 
 
 def test_functions_are_inlined(stacked: onnx.ModelProto):
@@ -147,5 +147,5 @@ def test_functions_are_inlined(stacked: onnx.ModelProto):
     model.opset_import.append(onnx.helper.make_opsetid("test", 1))
     onnx.checker.check_model(model)
     result, report = operate(model)
-    assert [x.op_type for x in report.of("msda")] == [operator.FUSED_ATTENTION]
+    assert [x.op_type for x in report.of("msda")] == [attention.FUSED_ATTENTION]
     assert "test" not in {function.domain for function in result.functions}

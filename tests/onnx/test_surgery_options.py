@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgeon import UnknownOperator, operate
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA
 from tests.onnx import attention_layers as layers
@@ -38,7 +38,7 @@ class WideOffsets(Attention):
 def test_other_weights_and_locations_stay_outside(module, columns: int, note: str, tmp_path: Path):
     model = export(module, layers.inputs(columns=columns), tmp_path)
     result, report = operate(model)
-    check_one(model, result, report, operator.ATTENTION)
+    check_one(model, result, report, attention.ATTENTION)
     assert any(note in text for text in report.notes)
 
 
@@ -55,13 +55,13 @@ def test_clipped_locations_are_fused_if_only_those_outside_move(
         return layers.by_stack(value, levels, kept, weights, points)
 
     model = export(Attention(way), layers.inputs(), tmp_path)
-    expected = operator.FUSED_ATTENTION if elsewhere == -2 else operator.ATTENTION
+    expected = attention.FUSED_ATTENTION if elsewhere == -2 else attention.ATTENTION
     check_one(model, *operate(model), expected)
 
 
 def test_without_fusion(stacked: onnx.ModelProto):
     result, report = operate(stacked, fuse=False)
-    check_one(stacked, result, report, operator.ATTENTION)
+    check_one(stacked, result, report, attention.ATTENTION)
     assert operators(result)["Softmax"] == 1
 
 
@@ -92,7 +92,7 @@ def test_an_operator_that_onnxruntime_does_not_know_hinders_only_the_check(stack
         operate(model)
     result, report = operate(model, check=False)
     assert report.max_error is None
-    assert operators(result)[operator.FUSED_ATTENTION] == operators(result)["Sort"] == 1
+    assert operators(result)[attention.FUSED_ATTENTION] == operators(result)["Sort"] == 1
 
 
 def test_nothing_else_changes(stacked: onnx.ModelProto):

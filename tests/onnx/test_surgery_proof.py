@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgeon import OutputsDiffer, main, operate
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.partial_models import partial_model
@@ -61,7 +61,7 @@ def test_last_digits_of_coordinates_are_allowed(tmp_path: Path):
     )
     _, report = operate(model)
     (replacement,) = report.of("msda")
-    assert replacement.op_type == operator.FUSED_ATTENTION
+    assert replacement.op_type == attention.FUSED_ATTENTION
     assert proof.TOLERANCE < replacement.error < proof.LARGEST_ROUNDING
 
 

@@ -9,14 +9,14 @@ import torch
 
 import msda
 import trt_plugin
-from onnx_path.domain import DOMAIN
-from onnx_path.operator import OPSET_VERSION, add_function_bodies
-from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies
+from onnx_path.nodes.domain import DOMAIN
+from onnx_path.nodes.top_k_indices import TOP_K_INDICES
 from onnx_path.precision import convert_precision
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.surgery.verify import selections
-from onnx_path.top_k_indices import TOP_K_INDICES
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     add_bodies_of_opset,

@@ -10,10 +10,10 @@ import torch
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import window_reference
-from onnx_path.operator import add_function_bodies
-from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.nodes.attention import add_function_bodies
+from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
-from onnx_path.window_attention import WINDOW_ATTENTION
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from codetr.errors import ArgumentError
+from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgeon import SurgeryReport, main
 from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_windows
 from onnx_path.surgery.verify.proof import relative_error
-from onnx_path.window_attention import WINDOW_ATTENTION
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 from tests.onnx.surgery_checks import export, operators, run

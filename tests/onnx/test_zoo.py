@@ -13,8 +13,9 @@ import onnx
 import pytest
 import torch
 
-from onnx_path import build, compare, operator, surgeon
-from onnx_path.linear import LINEAR
+from onnx_path import build, compare, surgeon
+from onnx_path.nodes import attention
+from onnx_path.nodes.linear import LINEAR
 from onnx_path.surgeon import operate
 from onnx_path.surgery.graph.onnx_session import STAND_IN
 from tests.onnx import model_zoo
@@ -69,8 +70,8 @@ def check_surgery(
     found = [(x.heads, x.head_dim, x.points, x.form) for x in report.of("msda")]
     assert found == [(entry.heads, entry.head_dim, points, form) for points in entry.attentions], report
     counts, plain = operators(result), PLAIN.get((name, simplified), entry.plain)
-    assert counts[operator.ATTENTION] == plain, report.notes
-    assert counts[operator.FUSED_ATTENTION] == entry.layers - plain
+    assert counts[attention.ATTENTION] == plain, report.notes
+    assert counts[attention.FUSED_ATTENTION] == entry.layers - plain
     # Our own module masks by a product while torch.export traces it.
     masks = 0 if entry.package is None and exporter == "dynamo" else entry.masks
     assert len(report.of("padding-mask")) == counts[LINEAR] == masks and not report.near_misses

@@ -47,7 +47,7 @@ class FusedLinear:
     Attributes:
         x: [..., K], the features.
         layer: the linear layer.
-        activation: one of `onnx_path.linear.ACTIVATIONS`.
+        activation: one of `onnx_path.nodes.linear.ACTIVATIONS`.
         residual: added to the result, of as many numbers; None if there is none.
         end: the result, N numbers for each row of x.
     """

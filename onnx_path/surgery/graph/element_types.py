@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
-from onnx_path.group_norm import GROUP_NORM
-from onnx_path.linear import LINEAR
-from onnx_path.linear_max import LINEAR_MAX
-from onnx_path.operator import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
+from onnx_path.nodes.attention import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
+from onnx_path.nodes.group_norm import GROUP_NORM
+from onnx_path.nodes.linear import LINEAR
+from onnx_path.nodes.linear_max import LINEAR_MAX
+from onnx_path.nodes.top_k_indices import TOP_K_INDICES
+from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
-from onnx_path.top_k_indices import TOP_K_INDICES
-from onnx_path.window_attention import WINDOW_ATTENTION
 
 ATTENTIONS = {(DOMAIN, ATTENTION): (0,), (DOMAIN, FUSED_ATTENTION): (0, 4, 5)}
 """MSDA nodes, and their inputs that get the type of value; locations, weights and references stay float32."""

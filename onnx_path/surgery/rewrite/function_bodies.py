@@ -8,8 +8,8 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path import operator
-from onnx_path.operator import MAP_OPERATORS, NVIDIA_DOMAIN, msda_op
+from onnx_path.nodes import attention
+from onnx_path.nodes.attention import MAP_OPERATORS, NVIDIA_DOMAIN, msda_op
 
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
@@ -68,9 +68,9 @@ def functions(opset: int, target: str = "msda", op_types: Iterable[str] = ()) ->
         target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, packed ones and `MAP_OPERATORS`.
         op_types: operators of the nodes; the bodies of those of `MAP_OPERATORS` are added.
     """
-    bodies = operator.function_bodies(MAP_OPERATORS if target == "onnxruntime" else op_types)
+    bodies = attention.function_bodies(MAP_OPERATORS if target == "onnxruntime" else op_types)
     if target == "nvidia":
-        bodies = [body for body in bodies if body.name != operator.FUSED_ATTENTION]
+        bodies = [body for body in bodies if body.name != attention.FUSED_ATTENTION]
     if target != "msda":
         bodies.insert(0, MultiscaleDeformableAttnPlugin_TRT.to_function_proto())
     if target == "onnxruntime":

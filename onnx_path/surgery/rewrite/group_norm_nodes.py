@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnx_path import group_norm
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes import group_norm
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.surgery.find.recognise_group_norms import GroupNorm
 from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.rewrite.draft import Draft, DraftBuilder

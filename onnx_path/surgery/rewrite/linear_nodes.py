@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.linear import ACTIVATIONS, EPS, LINEAR
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.linear import ACTIVATIONS, EPS, LINEAR
 from onnx_path.surgery.find.recognise_linears import FusedLinear
 from onnx_path.surgery.find.recognise_windows import Linear
 from onnx_path.surgery.graph.probe import Probe
@@ -55,7 +55,7 @@ def add_linear(
         draft: gets the node and its weights.
         x: [..., K].
         layer: the linear layer.
-        activation: one of `onnx_path.linear.ACTIVATIONS`.
+        activation: one of `onnx_path.nodes.linear.ACTIVATIONS`.
         residual: [..., N].
         mask: [..., 1], of x's type.
     """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgery.find.recognise_fused_inputs import FusedRoles
 from onnx_path.surgery.find.recognise_msda import Roles
 from onnx_path.surgery.find.samplers import NotAttention
@@ -23,7 +23,7 @@ def draft_attention(
     """Drafts an operator for a region, and the nodes that make its result an end of the region.
 
     Args:
-        op_type: `operator.FUSED_ATTENTION`, `operator.ATTENTION` or NVIDIA's plugin.
+        op_type: `attention.FUSED_ATTENTION`, `attention.ATTENTION` or NVIDIA's plugin.
         roles: of the region at every probe.
         fused: as many, for the fused operator; none for the others.
 
@@ -53,8 +53,8 @@ def draft_attention(
         result = draft.add(NVIDIA, [value, *shapes, *others], NVIDIA_DOMAIN, **NVIDIA_ATTRIBUTES)
     else:
         ragged = {"points_per_level": list(sizes.points)} if sizes.ragged else {}
-        attributes = operator.PLUGIN_ATTRIBUTES | ragged
-        result = draft.add(op_type, [value, *shapes, *others], operator.DOMAIN, **attributes)
+        attributes = attention.PLUGIN_ATTRIBUTES | ragged
+        result = draft.add(op_type, [value, *shapes, *others], attention.DOMAIN, **attributes)
     if op_type == NVIDIA:  # [N, Q, M, D]
         four = [(s.images, s.queries, s.heads, s.head_dim) for s in (r.sizes for r in roles)]
         result = draft.reshape(result, four, [(*n[:2], n[2] * n[3]) for n in four])

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.find.recognise_windows import Linear, Windows
 from onnx_path.surgery.find.samplers import NotAttention
 from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.rewrite.draft import Draft, DraftBuilder
-from onnx_path.window_attention import WINDOW_ATTENTION
 
 
 def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnx_path import operator
+from onnx_path.nodes import attention
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
@@ -164,7 +164,7 @@ def disturbed(model: onnx.ModelProto, disturbance: float = DISTURBANCE) -> onnx.
     nodes = []
     for node in copy.graph.node:
         nodes.append(node)
-        if node.domain in (operator.DOMAIN, operator.NVIDIA_DOMAIN):
+        if node.domain in (attention.DOMAIN, attention.NVIDIA_DOMAIN):
             result, node.output[0] = node.output[0], f"disturbed/{node.output[0]}"
             nodes.append(onnx.helper.make_node("Disturb", [node.output[0]], [result], domain="disturbed"))
     replace_nodes(copy.graph, nodes)

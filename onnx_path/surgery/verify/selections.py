@@ -13,10 +13,10 @@ from copy import deepcopy
 import onnx
 import onnx_ir as ir
 
-from onnx_path.domain import DOMAIN
+from onnx_path.nodes.domain import DOMAIN
+from onnx_path.nodes.top_k_indices import TOP_K_INDICES
 from onnx_path.surgery.graph.protobuf import replace_nodes
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, static_values
-from onnx_path.top_k_indices import TOP_K_INDICES
 
 THRESHOLDS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _PREFIX = "selection/"

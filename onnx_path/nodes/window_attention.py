@@ -1,8 +1,8 @@
 """Window attention as ONNX: name, attributes, translation from Torch, body in standard operators.
 
 A node `WindowAttention` of domain `msda` has the tensors of `msda.window_attention` as inputs, in the same
-order, and its integers as attributes. `onnx_path.operator` says how TensorRT and other runtimes run such
-nodes. The body fixes no size: images, rows, columns, heads and channels may all be dynamic.
+order, and its integers as attributes. `onnx_path.nodes.attention` says how TensorRT and other runtimes run
+such nodes. The body fixes no size: images, rows, columns, heads and channels may all be dynamic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
+from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
 
 WINDOW_ATTENTION = "WindowAttention"
 

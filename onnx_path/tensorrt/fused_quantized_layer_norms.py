@@ -1,8 +1,8 @@
 """Replaces LayerNormalization and the QuantizeLinear behind it by nodes `QuantizedLayerNorm`.
 
 TensorRT fuses the two only if its own kernels read the result. The pass runs behind
-`onnx_path.fused_quantized_linears`, where nodes `QuantizedLinear` read it. It knows the nodes by what they
-compute, not by names.
+`onnx_path.tensorrt.fused_quantized_linears`, where nodes `QuantizedLinear` read it. It knows the nodes by
+what they compute, not by names.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import posixpath
 
 import onnx_ir as ir
 
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
-from onnx_path.quantized_layer_norm import QUANTIZED_LAYER_NORM
-from onnx_path.quantized_linear import QUANTIZED_LINEAR
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.quantized_layer_norm import QUANTIZED_LAYER_NORM
+from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
+from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op
 
 

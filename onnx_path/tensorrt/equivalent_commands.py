@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from onnx_path.optimization_profiles import ShapeRange, format_shape
-from onnx_path.tensorrt_engine import Settings
+from onnx_path.tensorrt.optimization_profiles import ShapeRange, format_shape
+from onnx_path.tensorrt.tensorrt_engine import Settings
 
 
 def equivalent_commands(model: Path, engine: Path, settings: Settings) -> dict[str, str]:

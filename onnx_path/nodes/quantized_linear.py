@@ -6,8 +6,8 @@ A node `QuantizedLinear` of domain `msda` has the tensors x, weight, scale, bias
 or mask names the bias again, as a node `Linear`. `output_type` is the result's type by its number in ONNX,
 and `output_scale` the quantisation scale of a result in 8 bits.
 
-No file has these nodes. Builds make them of Q/DQ nodes, see `onnx_path.fused_quantized_linears`. The body
-lets onnxruntime run what TensorRT gets, and fixes no size.
+No file has these nodes. Builds make them of Q/DQ nodes, see `onnx_path.tensorrt.fused_quantized_linears`. The
+body lets onnxruntime run what TensorRT gets, and fixes no size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import msda_op
+from onnx_path.nodes.domain import msda_op
 
 QUANTIZED_LINEAR = "QuantizedLinear"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onnx_path.optimization_profiles import ShapeRange
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Group normalisation as ONNX: name, attributes, translation from Torch, body in standard operators.
 
 A node `GroupNorm` of domain `msda` has the tensors of `msda.group_norm` as inputs, in the same order, and its
-numbers as attributes. `onnx_path.operator` says how TensorRT and other runtimes run such nodes. The body
-fixes no size.
+numbers as attributes. `onnx_path.nodes.attention` says how TensorRT and other runtimes run such nodes. The
+body fixes no size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
+from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
 
 GROUP_NORM = "GroupNorm"
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import onnx
 
 from codetr.errors import UsageError
-from onnx_path.cumulative_sums import write_out_cumulative_sums
-from onnx_path.custom_operators import custom_operators
-from onnx_path.fused_quantized_linears import fuse_quantized_linears
-from onnx_path.operator import remove_function_bodies
-from onnx_path.optimization_profiles import ShapeRange
-from onnx_path.packed_projections import pack_projections
+from onnx_path.nodes.attention import remove_function_bodies
+from onnx_path.nodes.custom_operators import custom_operators
 from onnx_path.surgery.graph import model_files
 from onnx_path.surgery.verify import selections
-from onnx_path.written_out_linears import write_out_slow_linears
+from onnx_path.tensorrt.cumulative_sums import write_out_cumulative_sums
+from onnx_path.tensorrt.fused_quantized_linears import fuse_quantized_linears
+from onnx_path.tensorrt.optimization_profiles import ShapeRange
+from onnx_path.tensorrt.packed_projections import pack_projections
+from onnx_path.tensorrt.written_out_linears import write_out_slow_linears
 
 LARGEST_FILE = 2**31 - 2**27  # bytes of weights; a protobuf holds 2 GiB, and the graph needs some of it
 

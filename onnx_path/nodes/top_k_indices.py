@@ -2,7 +2,7 @@
 
 A node `TopKIndices` of domain `msda` has the tensor of `msda.top_k_indices` as its input, and `count` as an
 attribute. TensorRT's parser ignores domains, so the node has another name than ONNX's TopK.
-`onnx_path.operator` says how TensorRT and other runtimes run such nodes. The body fixes no size.
+`onnx_path.nodes.attention` says how TensorRT and other runtimes run such nodes. The body fixes no size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
+from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
 
 TOP_K_INDICES = "TopKIndices"
 

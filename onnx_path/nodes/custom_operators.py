@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from codetr.errors import ArgumentError, UsageError
-from onnx_path.operator import DOMAIN, NVIDIA_DOMAIN
+from onnx_path.nodes.attention import DOMAIN, NVIDIA_DOMAIN
 
 OWN_DOMAINS = (DOMAIN, NVIDIA_DOMAIN)
 """TensorRT gets nodes of these domains without their function bodies."""

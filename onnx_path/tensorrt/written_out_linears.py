@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_path.domain import DOMAIN
-from onnx_path.linear import ACTIVATIONS, EPS, LINEAR
+from onnx_path.nodes.domain import DOMAIN
+from onnx_path.nodes.linear import ACTIVATIONS, EPS, LINEAR
 from onnx_path.opset import opset_of
 from onnx_path.surgery.graph.element_types import LINEAR_MAXES, LINEARS, Types
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant

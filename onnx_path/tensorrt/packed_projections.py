@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_path.operator import DOMAIN, FUSED_ATTENTION, PACKED
+from onnx_path.nodes.attention import DOMAIN, FUSED_ATTENTION, PACKED
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 
 _OLDEST_OPSET = 15  # Shape has a start and an end since then

@@ -1,8 +1,8 @@
 """The largest output of a linear layer as ONNX: name, translation from Torch, body in standard operators.
 
 A node `LinearMax` of domain `msda` has the tensors of `msda.linear_max` as inputs, in the same order. Its
-weight and bias are float32. `onnx_path.operator` says how TensorRT and other runtimes run such nodes. The
-body fixes no size.
+weight and bias are float32. `onnx_path.nodes.attention` says how TensorRT and other runtimes run such nodes.
+The body fixes no size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
+from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
 
 LINEAR_MAX = "LinearMax"
 

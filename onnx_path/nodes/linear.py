@@ -1,10 +1,10 @@
 """Linear layers as ONNX: name, attributes, translation from Torch, body in standard operators.
 
 A node `Linear` of domain `msda` has the seven tensors of `msda.linear` as inputs. A function of ONNX reads
-all of its inputs. A node without a bias therefore has zeros. A node without a residual has `add_residual`
-0, one without a mask `multiply_mask` 0, and one without a normalisation `normalise` 0. All of them name the
-bias again in place of what they lack. `onnx_path.operator` says how TensorRT and other runtimes run such
-nodes. `onnx_path.written_out_linears` replaces them by standard operators. The body fixes no size.
+all of its inputs. A node without a bias therefore has zeros. A node without a residual has `add_residual` 0,
+one without a mask `multiply_mask` 0, and one without a normalisation `normalise` 0. All of them name the bias
+again in place of what they lack. `onnx_path.nodes.attention` says how TensorRT and other runtimes run such
+nodes. `onnx_path.tensorrt.written_out_linears` replaces them by standard operators. The body fixes no size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
+from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
 
 LINEAR = "Linear"
 ACTIVATIONS = ("none", "gelu", "relu")

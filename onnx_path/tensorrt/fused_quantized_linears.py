@@ -21,12 +21,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_path.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.fused_quantized_layer_norms import fuse_layer_norms
-from onnx_path.linear import ACTIVATIONS
-from onnx_path.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
-from onnx_path.quantized_linear import QUANTIZED_LINEAR, pack_weights
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.linear import ACTIVATIONS
+from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR, pack_weights
+from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
+from onnx_path.tensorrt.fused_quantized_layer_norms import fuse_layer_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class QuantizedLayer:
 def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     """Replaces the layers of a model that a kernel runs fast on the current GPU, in place.
 
-    The normalisations before them follow, see `onnx_path.fused_quantized_layer_norms`.
+    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`.
 
     Args:
         model: in the types that TensorRT gets.

@@ -4,7 +4,8 @@ A node `QuantizedLayerNorm` of domain `msda` has the tensors of `msda.quantized_
 same order, and `eps` and `scale` as attributes. `output_type` is the result's type by its number in ONNX.
 
 No file has these nodes. Builds make them of a LayerNormalization and a QuantizeLinear, see
-`onnx_path.fused_quantized_layer_norms`. The body lets onnxruntime run what TensorRT gets, and fixes no size.
+`onnx_path.tensorrt.fused_quantized_layer_norms`. The body lets onnxruntime run what TensorRT gets, and fixes
+no size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.domain import msda_op
+from onnx_path.nodes.domain import msda_op
 
 QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
 

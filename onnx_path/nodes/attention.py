@@ -2,10 +2,10 @@
 
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
-lets every other ONNX runtime run the file. `onnx_path.window_attention`, `onnx_path.group_norm`,
-`onnx_path.linear`, `onnx_path.linear_max` and `onnx_path.top_k_indices` describe the other operators. The
-bodies here read no attribute but `points_per_level` and fix no shape: levels, points and queries may all be
-dynamic.
+lets every other ONNX runtime run the file. `onnx_path.nodes.window_attention`, `onnx_path.nodes.group_norm`,
+`onnx_path.nodes.linear`, `onnx_path.nodes.linear_max` and `onnx_path.nodes.top_k_indices` describe the other
+operators. The bodies here read no attribute but `points_per_level` and fix no shape: levels, points and
+queries may all be dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
 remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.
@@ -19,7 +19,7 @@ import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path import (
+from onnx_path.nodes import (
     group_norm,
     linear,
     linear_max,
@@ -28,7 +28,7 @@ from onnx_path import (
     top_k_indices,
     window_attention,
 )
-from onnx_path.domain import DOMAIN, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op, plugin_node
+from onnx_path.nodes.domain import DOMAIN, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op, plugin_node
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
 OPSET_VERSION = 20  # standard operators in the bodies and in the exported file
@@ -45,7 +45,7 @@ MAP_OPERATORS = {
     top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
 """Bodies of the operators beside MSDA, which a file has if it has such nodes."""
-PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `onnx_path.packed_projections`
+PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `tensorrt.packed_projections`
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64

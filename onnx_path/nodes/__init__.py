@@ -1,0 +1,1 @@
+"""The operators as ONNX nodes of domain `msda`: names, attributes, translations, bodies."""

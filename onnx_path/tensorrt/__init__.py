@@ -1,0 +1,1 @@
+"""ONNX files on their way to TensorRT: what its parser and fusions need, profiles, builds."""
