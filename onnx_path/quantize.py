@@ -154,8 +154,9 @@ def quantize(
     ```
 
     Args:
-        model: float32 or 16-bit file, before or after surgery. IN.json beside it has size and normalisation.
-        out: file to write. OUT.json is the metadata, if there is IN.json.
+        model: float32 or 16-bit file, before or after surgery. Metadata (.json) beside it have size and
+            normalisation.
+        out: file to write. It gets metadata beside it if MODEL has them.
         precision: int8 has a scale for each output channel of weights, fp8 (E4M3) one for a tensor.
         keep: layers that stay, by the names of their nodes. May be repeated.
         sensitivity: folder for sensitivity.json and .png, the drop by each group of layers alone.

@@ -65,7 +65,7 @@ def surgeon(
 
     Args:
         model: file to read.
-        out: file to write, another than IN.onnx.
+        out: file to write, another than MODEL.
         target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
         only: replace only these; padding-mask needs msda, or a file that has its nodes already.
         no_check: write without comparing the outputs of both files.
