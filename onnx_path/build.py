@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Group
 from cyclopts.types import PositiveFloat
@@ -20,10 +20,13 @@ from onnx_path.tensorrt.equivalent_commands import equivalent_commands
 from onnx_path.tensorrt.optimization_profiles import fit_profiles, inputs_of, parse_shapes
 from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
 from trt_plugin.atomic_files import write_json
-from trt_plugin.metadata import Precision
+from trt_plugin.engine_error import EngineError
+from trt_plugin.metadata import ArtifactMetadata, EightBits, Precision
 
 if TYPE_CHECKING:
     import onnx
+
+    from trt_plugin.inspection.engine_summary import EngineSummary
 
 CONVERTED = ("fp16", "bf16")
 """Precisions for which the graph is converted. The other ones are settings of TensorRT."""
@@ -53,7 +56,8 @@ def build(
     """Build a strongly typed TensorRT engine of an ONNX file. Needs a GPU.
 
     The types in the file are the types in the engine, so fp16 and bf16 are a conversion of the graph. If
-    TensorRT parses another file than MODEL.onnx, that file is written beside the engine.
+    TensorRT parses another file than MODEL.onnx, that file is written beside the engine. The engine of an
+    exported detector, whose metadata lie beside MODEL.onnx, gets metadata too.
 
     ```
     codetr build model.onnx --out engines --precision fp16 --opt images:1x3x640x640
@@ -128,9 +132,13 @@ def build(
         (folder / engine.name).write_bytes(plan)
         del plan
         summary, layers, _ = engine_summary.read_engine(folder / engine.name)
+        metadata = None if tell_selections else _metadata(model, precision, summary, seconds[0])
+        if metadata is not None:
+            metadata.save((folder / engine.name).with_suffix(".json"))
     commands = equivalent_commands(parsed, engine, settings)
     console = text_report.make_console()
-    console.print(f"wrote {engine}" + (f" and {parsed}" if parsed != model else ""))
+    written = [engine, *[parsed] * (parsed != model), *[engine.with_suffix(".json")] * (metadata is not None)]
+    console.print("wrote " + " and ".join(map(str, written)))
     console.print(text_report.summary_table(summary, precision or "the file's own", seconds[0]))
     console.print(text_report.layers_line(layers))
     if conversion is not None:
@@ -178,6 +186,35 @@ def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> l
     loaded = register_plugins(libraries, model)
     require_gpu()
     return loaded
+
+
+def _metadata(
+    model: Path, precision: str | None, summary: EngineSummary, build_seconds: float
+) -> ArtifactMetadata | None:
+    """Returns the metadata of the engine of an exported detector, None for a file without metadata."""
+    try:
+        metadata = ArtifactMetadata.load(model.with_suffix(".json"))
+    except EngineError:
+        return None  # a JSON file of the same name may hold anything
+    tensors = {
+        field: [{"name": x.name, "shape": list(x.shape), "dtype": x.dtype} for x in getattr(summary, field)]
+        for field in ("inputs", "outputs")
+    }
+    images = next(x for x in summary.inputs if x.name == "images")
+    batch, _, height, width = images.opt or images.shape
+    profiles = {x.name: {"min": x.min, "opt": x.opt, "max": x.max} for x in summary.inputs if x.opt}
+    eight_bits = metadata.precision in get_args(EightBits)
+    return dataclasses.replace(
+        metadata,
+        **tensors,
+        resize=metadata.resize | {"height": height, "width": width},
+        precision=metadata.precision if eight_bits or precision is None else precision,
+        batch=batch,
+        profiles={name: {key: list(x) for key, x in shapes.items()} for name, shapes in profiles.items()},
+        tensorrt_version=summary.tensorrt_version,
+        gpu=summary.gpu,
+        build_seconds=round(build_seconds, 1),
+    )
 
 
 def _note_surgery(model: onnx.ModelProto, source: Path) -> None:

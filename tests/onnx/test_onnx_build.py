@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shlex
@@ -9,17 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto
 
+import codetr
 from onnx_path import build, surgeon
 from onnx_path.tensorrt import model_for_tensorrt
 from onnx_path.tensorrt.equivalent_commands import equivalent_commands
 from onnx_path.tensorrt.optimization_profiles import ShapeRange, inputs_of
 from onnx_path.tensorrt.tensorrt_engine import Settings
+from tests.detector import exported_metadata
 from tests.onnx import model_zoo, zoo_exporters
-from tests.onnx.engine_stand_ins import SHAPES, attention_file, converted, network, refuse_by
+from tests.onnx.engine_stand_ins import SHAPES, SUMMARY, attention_file, converted, network, refuse_by
 from tests.onnx.text_models import text_model
+from trt_plugin import ArtifactMetadata
 from trt_plugin.inspection import engine_summary
 
 refuse = functools.partial(refuse_by, build.main)
@@ -94,6 +99,53 @@ def test_a_file_that_tensorrt_can_parse_is_not_written_again(model, tmp_path, ca
     assert content["report"]["plugin_layers"] == ["attention"]
     assert content["report"]["inputs"][0]["max"] == [4, 16, 16]
     assert content["conversion"] is None
+
+
+def exported_detector(folder: Path) -> Path:
+    """Writes the ONNX file of a detector for two images, with its metadata beside it."""
+    path = folder / "model.onnx"
+    onnx.save(onnx.parser.parse_model(exported_metadata.ONNX_GRAPH), path)
+    exported_metadata.fixed_metadata().save(path.with_suffix(".json"))
+    return path
+
+
+@pytest.mark.parametrize(("own", "given", "found"), [("fp32", "fp16", "fp16"), ("int8", "fp16", "int8")])
+def test_the_engine_of_a_detector_gets_metadata(tmp_path, capsys, machine, own, given, found):
+    model = exported_detector(tmp_path)
+    metadata = dataclasses.replace(exported_metadata.fixed_metadata(), precision=own)
+    metadata.save(model.with_suffix(".json"))
+    out = tmp_path / "out"
+    assert build.main([str(model), "--out", str(out), "--precision", given]) == 0
+    written = ArtifactMetadata.load(out / "model.json")
+    assert (written.precision, written.batch, written.profiles) == (found, 2, {})
+    assert (written.tensorrt_version, written.gpu) == (SUMMARY.tensorrt_version, SUMMARY.gpu)
+    assert [(x["name"], x["shape"]) for x in written.inputs] == [
+        (x["name"], x["shape"]) for x in metadata.inputs
+    ]
+    assert written.resize == metadata.resize and written.class_names == metadata.class_names
+    assert f"and {out / 'model.json'}" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_other_json_files_are_no_metadata(model, tmp_path, machine):
+    model.with_suffix(".json").write_text("{}")
+    assert build.main([str(model), "--out", str(tmp_path / "out"), *SHAPES]) == 0
+    assert not (tmp_path / "out" / "model.json").exists()
+
+
+@pytest.mark.gpu
+def test_engine_of_a_detector_detects(tensorrt, quick_build, tmp_path, capsys):
+    model = exported_detector(tmp_path)
+    out = tmp_path / "out"
+    status = build.main([str(model), "--out", str(out), *quick_build])
+    assert status == 0, capsys.readouterr().err
+    photo = Path(__file__).parents[1] / "scenes" / "val" / "000000.jpg"
+    with (
+        codetr.Detector(engine=out / "model.engine") as engine,
+        codetr.Detector(onnx=model, device="cpu") as reference,
+    ):
+        (found,), (expected,) = engine.detect([photo]), reference.detect([photo])
+    assert found.names() == expected.names() == ["dog"]
+    np.testing.assert_allclose(found.boxes_xyxy_px, expected.boxes_xyxy_px, atol=0.05)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
