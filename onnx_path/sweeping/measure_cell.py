@@ -74,12 +74,8 @@ def _compare(spec: CellSpec, subject: Any, runtime: Any) -> dict | None:
     for inputs in subject.batches(spec.compare, spec.cell.batch):
         found = subject.outputs(runtime, inputs)
         count = len(found[0])
-        part = [x[done : done + count] for x in expected]
+        differences.update([x[done : done + count] for x in expected], found)
         done += count
-        if len(part) == 1:
-            differences.update(part[0], found[0])
-        else:
-            differences.update(part, found)
     return {"data": "random" if spec.dataset is None else "dataset", **differences.report()}
 
 

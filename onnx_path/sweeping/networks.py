@@ -33,7 +33,7 @@ class Network:
         key: changes with everything that the network's outputs depend on.
         batch: the only batch size of a file; None for any.
         precision: the only precision of a file; None for any.
-        size: height and width of the input; None: the network's own.
+        size: height and width of the input, where a file does not fix them; None: the network's own.
     """
 
     name: str
@@ -76,7 +76,7 @@ def find_network(
             name = architecture or _stated_architecture(path)
             network = find_network(name, None, str(path), size)
             return dataclasses.replace(network, name=path.stem)
-        return _file(path, suffix)
+        return _file(path, suffix, size)
     run_config = path / RUN_CONFIG  # of a detector; a classifier's run has weights alone
     run_weights = run_config.with_suffix(".safetensors")
     if run_weights.is_file() and not run_config.is_file():
@@ -116,7 +116,7 @@ def _detector(name: str, weights: str, size: tuple[int, int] | None) -> Network:
     return Network(name, "detector", name, "detect", weights, key, size=size)
 
 
-def _file(path: Path, suffix: str) -> Network:
+def _file(path: Path, suffix: str, size: tuple[int, int] | None) -> Network:
     source = "onnx" if suffix == ".onnx" else "engine"
     batch = precision = None
     if source == "onnx":
@@ -138,8 +138,8 @@ def _file(path: Path, suffix: str) -> Network:
             precision = "fp16"
     metadata_file = path.with_suffix(".json")
     task = "detect" if metadata_file.is_file() else "outputs"
-    key = hash_of(_content(str(path)), metadata_file.read_text() if task == "detect" else "")
-    return Network(path.stem, source, str(path), task, str(path), key, batch, precision)
+    key = hash_of(_content(str(path)), metadata_file.read_text() if task == "detect" else "", size)
+    return Network(path.stem, source, str(path), task, str(path), key, batch, precision, size)
 
 
 def _stated_architecture(path: Path) -> str:

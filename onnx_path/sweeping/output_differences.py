@@ -24,11 +24,12 @@ class OutputDifferences:
         self._tolerances = {"rtol": rtol, "atol": atol}
         self._inputs = self._close = self._numbers = 0
 
-    def update(self, expected: np.ndarray, found: np.ndarray) -> None:
-        """Adds a batch of outputs [N, …]."""
-        self._inputs += len(expected)
-        self._close += int(np.isclose(found, expected, **self._tolerances).sum())
-        self._numbers += expected.size
+    def update(self, expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> None:
+        """Adds the outputs of a batch, each [N, …]."""
+        self._inputs += len(expected[0])
+        for one, other in zip(expected, found, strict=True):
+            self._close += int(np.isclose(other, one, **self._tolerances).sum())
+            self._numbers += one.size
 
     def report(self) -> dict:
         """Returns the part of a result, see `onnx_path.sweeping.results_schema`."""
@@ -56,11 +57,11 @@ class ClassifierDifferences(OutputDifferences):
         self._errors, self._others = np.zeros(ranks), np.zeros(ranks)
         self._example: dict | None = None
 
-    def update(self, expected: np.ndarray, found: np.ndarray) -> None:
-        """Adds a batch of logits [N, classes]."""
+    def update(self, expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> None:
+        """Adds the only output of a batch, logits [N, classes]."""
         super().update(expected, found)
         ranks = len(self._errors)
-        (labels, scores), (other_labels, other_scores) = (_ranked(x, ranks) for x in (expected, found))
+        (labels, scores), (other_labels, other_scores) = (_ranked(x, ranks) for (x,) in (expected, found))
         self._errors += np.abs(scores - other_scores).sum(axis=0)
         self._others += (labels != other_labels).sum(axis=0)
         if self._example is None:
@@ -83,7 +84,10 @@ class ClassifierDifferences(OutputDifferences):
 
 
 class DetectorDifferences:
-    """The share of PyTorch's detections with a partner, and the partners' differences by rank."""
+    """The share of detections with a partner, and the partners' differences by rank.
+
+    The share is over the detections of PyTorch or those of the cell, whichever are more.
+    """
 
     def __init__(self) -> None:
         self._inputs = self._matched = self._count = 0

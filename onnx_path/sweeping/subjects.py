@@ -313,19 +313,20 @@ class FileSubject:
         return runtimes.OnnxRuntime(self._path, "fp32")
 
     def batches(self, count: int, batch: int) -> Iterator[Inputs]:
-        for number in range(-(-count // batch)):
-            yield self._draw(number)
+        for start in range(0, count, batch):
+            yield self._draw(range(start, min(start + batch, count)))
 
     def differences(self) -> output_differences.OutputDifferences:
         return output_differences.OutputDifferences(self._spec.rtol, self._spec.atol)
 
     def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
-        return runtime(inputs)
+        return run_padded(runtime, inputs, self._spec.cell.batch)
 
     def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
         raise NotImplementedError
 
-    def _draw(self, seed: int) -> Inputs:
+    def _draw(self, numbers: range) -> Inputs:
+        """Draws the inputs of these numbers. An input does not depend on the batch size."""
         if self._spec.network.source == "engine":
             from trt_plugin import EngineRunner
             from trt_plugin.inspection.engine_summary import example_inputs
@@ -334,7 +335,14 @@ class FileSubject:
                 return example_inputs(runner)
         from onnx_path.surgery.verify.random_inputs import random_inputs
 
-        return random_inputs(self._model, self._shapes, seed)
+        in_batches = {name for name, shape in self._shapes.items() if shape[:1] == (self._spec.cell.batch,)}
+        shapes = {name: (1, *x[1:]) if name in in_batches else x for name, x in self._shapes.items()}
+        common = random_inputs(self._model, shapes, 0)
+        drawn = [random_inputs(self._model, shapes, number) for number in numbers]
+        return {
+            name: np.concatenate([x[name] for x in drawn]) if name in in_batches else array
+            for name, array in common.items()
+        }
 
     @cached_property
     def _model(self) -> ir.Model:
@@ -349,7 +357,7 @@ class FileSubject:
 
 
 def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each input of an ONNX file: its own, with the batch size and --size filled in.
+    """Returns the shape of each input of an ONNX file, with the batch size and --size for dynamic ones.
 
     Raises:
         UsageError: another size is dynamic.
@@ -366,7 +374,7 @@ def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
         if given and not given[0]:
             given[0] = batch
         if spec.network.size is not None and len(given) == 4:
-            given[2:] = spec.network.size
+            given[2:] = [own or side for own, side in zip(given[2:], spec.network.size)]
         if not all(given):
             problem = f"input {value.name} has dynamic sizes beside the batch"
             raise UsageError(f"{spec.network.architecture}: {problem}; give --size HEIGHTxWIDTH")

@@ -400,6 +400,48 @@ def test_an_onnx_file_that_may_compute_anything(tmp_path):
     assert found["input"] == [3, 8, 8] and found["layers"] == 1
 
 
+class _TwoOutputs(torch.nn.Module):
+    """Outputs of different shapes, of images of any size."""
+
+    def forward(self, images):
+        return images.mean(1), images.amax((2, 3))
+
+
+def file_of_two_outputs(path: Path, *dynamic: int) -> Path:
+    """Exports `_TwoOutputs` for images [2, 3, 16, 16], with dynamic sizes on some axes."""
+    sizes = (dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC),)
+    torch.onnx.export(
+        _TwoOutputs(), (torch.zeros(2, 3, 16, 16),), str(path), dynamo=True, external_data=False,
+        dynamic_shapes=sizes,
+    )  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_file_is_compared_on_the_same_inputs_at_every_batch_size(tmp_path, batch):
+    """The reference runs at another batch size, and the last batch may be smaller."""
+    network = find_network(str(file_of_two_outputs(tmp_path / "two.onnx", 0, 2, 3)), None, None, (8, 12))
+    cells = [Cell("two", "onnxruntime", "fp32", size, "any") for size in (7, batch)]
+    reference, spec = (
+        CellSpec(network=network, cell=cell, folder=str(tmp_path), compare=7, iterations=5) for cell in cells
+    )
+    make_reference(reference)
+    found = measure(spec)
+    assert (found["agreement"]["close"], found["agreement"]["inputs"]) == (1.0, 7)
+    assert found["input"] == [3, 8, 12]
+
+
+def test_a_size_fills_the_dynamic_ones_of_a_file(tmp_path):
+    path = file_of_two_outputs(tmp_path / "two.onnx", 0, 3)
+    network = find_network(str(path), None, None, (8, 12))
+    spec = CellSpec(network=network, cell=Cell("two", "onnxruntime", "fp32", 3, "any"), folder=str(tmp_path))
+    assert subjects.file_shapes(spec, 3) == {"images": (3, 3, 16, 12)}
+    other = find_network(str(path), None, None, None)
+    assert other.key != network.key
+    with pytest.raises(ValueError, match="give --size HEIGHTxWIDTH"):
+        subjects.file_shapes(dataclasses.replace(spec, network=other), 3)
+
+
 def test_specs_survive_json(folder, tmp_path):
     spec = spec_of(folder, tmp_path)
     assert CellSpec.of_dict(json.loads(json.dumps(spec.as_dict()))) == spec
@@ -480,14 +522,14 @@ def test_statistics_of_latencies():
 
 def test_differences_of_outputs():
     differences = OutputDifferences(1e-3, 0)
-    differences.update(np.float32([[1, 2], [3, 4]]), np.float32([[1.0005, 2.1], [3, 4]]))
+    differences.update([np.float32([[1, 2], [3, 4]])], [np.float32([[1.0005, 2.1], [3, 4]])])
     assert differences.report()["close"] == 0.75
 
 
 def test_differences_of_classifiers():
     differences = ClassifierDifferences(1e-3, 0, ["a", "b", "c"])
     expected = np.log(np.float32([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]))
-    differences.update(expected, np.log(np.float32([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2]])))
+    differences.update([expected], [np.log(np.float32([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2]]))])
     report = differences.report()
     assert [row["disagreement"] for row in report["by_rank"]] == [0, 0.5, 0.5]
     assert [row["mean_abs_error"] for row in report["by_rank"]] == pytest.approx([0, 0, 0], abs=1e-6)
