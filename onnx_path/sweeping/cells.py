@@ -132,6 +132,11 @@ def missing(
             precision == "tf32" and runtime == "onnxruntime"
         ),
         "onnxruntime lacks most kernels in bfloat16": precision == "bf16" and runtime == "onnxruntime",
+        "onnxruntime runs the file in its own fp32": (
+            (network.source, network.precision) == ("onnx", None)
+            and runtime == "onnxruntime"
+            and precision != "fp32"
+        ),
         f"the file has batch {network.batch}": network.batch is not None and batch != network.batch,
         "the file has a static batch size": network.batch is not None and shapes == "dynamic",
         f"the file is in {network.precision}": network.precision not in (None, precision),

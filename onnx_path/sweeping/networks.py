@@ -12,9 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from codetr.config import CONFIG_FOLDER, RUN_CONFIG, config_file
+from codetr.detector.sizes import InputSizes
 from codetr.errors import ArgumentError, UsageError
 from codetr.weights import choose_weights, model_config, weights_file
 from onnx_path.build import ENGINE_SUFFIXES
+from trt_plugin.metadata import ArtifactMetadata
 
 CHECKPOINTS = (".pth", ".pt", ".safetensors")
 PRETRAINED, RANDOM = "pretrained", "random"
@@ -134,10 +136,14 @@ def _file(path: Path, suffix: str, size: tuple[int, int] | None) -> Network:
             precision = next(
                 (eight[x.data_type] for x in model.graph.initializer if x.data_type in eight), "int8"
             )
-        elif sixteen_bit_tensor(model) is not None:
-            precision = "fp16"
+        elif (narrow := sixteen_bit_tensor(model)) is not None:
+            precision = "bf16" if narrow.endswith("bfloat16") else "fp16"
     metadata_file = path.with_suffix(".json")
     task = "detect" if metadata_file.is_file() else "outputs"
+    if source == "engine" and task == "detect":
+        own = ArtifactMetadata.load(metadata_file)
+        precision, sizes = own.precision, InputSizes.of_artifact(own)
+        batch = None if sizes.batch.dynamic else sizes.batch.opt
     key = hash_of(_content(str(path)), metadata_file.read_text() if task == "detect" else "", size)
     return Network(path.stem, source, str(path), task, str(path), key, batch, precision, size)
 

@@ -17,7 +17,7 @@ from codetr.dataset.bad_pictures import BadPictures
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import FILE_BACKENDS
 from codetr.detector.preprocess import Preprocessor, load_image
-from codetr.detector.sizes import ChosenSize
+from codetr.detector.sizes import ChosenSize, InputSizes
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantization.calibration_data import find_pictures
 from onnx_path.sweeping import output_differences, runtimes
@@ -175,10 +175,13 @@ class DetectorSubject:
         if self._exported:
             runtime = "onnxruntime" if network.source == "onnx" else "tensorrt"
             backend = FILE_BACKENDS[runtime](network.architecture)  # reads the metadata only
+            sizes = InputSizes.of_artifact(backend.metadata)
+            self._size = sizes.height.opt, sizes.width.opt
+            if sizes.resizable and network.size is not None:
+                self._size, chosen = network.size, ChosenSize(None, *network.size, None)
+                backend = FILE_BACKENDS[runtime](network.architecture, size=chosen)
             self._nms, self._names = backend.nms, backend.class_names
             self._preprocessor = backend.preprocessor
-            shapes = {x["name"]: x["shape"] for x in backend.metadata.inputs}
-            self._size = tuple(shapes[IMAGES][2:])
             return
         self._config = model_config(network.architecture)
         self._size = network.size or own_size(self._config)
@@ -299,17 +302,11 @@ class FileSubject:
         if self._spec.network.source == "engine":
             return runtimes.TensorRTRuntime(self._path), facts | _file(self._path)
         if cell.runtime == "onnxruntime":
-            if cell.precision != (self._spec.network.precision or "fp32"):
-                raise UsageError(
-                    "onnxruntime runs the file in its own precision; --runtime tensorrt converts it"
-                )
             return runtimes.OnnxRuntime(self._path, cell.precision), facts | _file(self._path)
         path, seconds = _build(self._spec, cell)
         return runtimes.TensorRTRuntime(path), facts | _file(path) | {"build_s": seconds}
 
     def open_reference(self) -> runtimes.Runtime:
-        if self._spec.network.source == "engine":
-            raise UsageError("an engine has no fp32 network to compare with")
         return runtimes.OnnxRuntime(self._path, "fp32")
 
     def batches(self, count: int, batch: int) -> Iterator[Inputs]:
@@ -332,7 +329,14 @@ class FileSubject:
             from trt_plugin.inspection.engine_summary import example_inputs
 
             with EngineRunner(self._path) as runner:
-                return example_inputs(runner)
+                inputs, batch = example_inputs(runner), self._spec.cell.batch
+                for name, info in runner.inputs.items():
+                    if info.shape[:1] == (-1,):
+                        inputs[name] = np.resize(inputs[name], (batch, *inputs[name].shape[1:]))
+            own = len(next(iter(inputs.values())))
+            if own != batch:
+                raise UsageError(f"{self._path}: expected --batch {own}, the engine's own, got {batch}")
+            return inputs
         from onnx_path.surgery.verify.random_inputs import random_inputs
 
         in_batches = {name for name, shape in self._shapes.items() if shape[:1] == (self._spec.cell.batch,)}

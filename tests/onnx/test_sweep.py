@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -33,6 +34,7 @@ from onnx_path.sweeping.output_differences import (
     DetectorDifferences,
     OutputDifferences,
 )
+from tests.detector.exported_metadata import dynamic_metadata, fixed_metadata
 
 CLASSES = ("apple", "pear")
 SMALL = "test_resnet"  # a network of timm for tests
@@ -442,6 +444,67 @@ def test_a_size_fills_the_dynamic_ones_of_a_file(tmp_path):
         subjects.file_shapes(dataclasses.replace(spec, network=other), 3)
 
 
+def test_an_engine_has_the_precision_and_batch_of_its_metadata(tmp_path):
+    engine = tmp_path / "net.engine"
+    engine.write_bytes(b"engine")
+    dataclasses.replace(fixed_metadata(), precision="fp16").save(tmp_path / "net.json")
+    network = find_network(str(engine), None, None, None)
+    assert (network.task, network.precision, network.batch) == ("detect", "fp16", 2)
+    dynamic_metadata().save(tmp_path / "net.json")
+    assert find_network(str(engine), None, None, None).batch is None
+
+
+def test_a_file_in_bfloat16(tmp_path):
+    import onnx
+
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (bfloat16[1, 3] x) => (bfloat16[1, 3] y) { y = Relu(x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "relu.onnx")
+    assert find_network(str(tmp_path / "relu.onnx"), None, None, None).precision == "bf16"
+
+
+@pytest.mark.parametrize(("own", "batch"), [(-1, 2), (-1, 5), (4, 4)])
+def test_an_engine_without_metadata_runs_the_batch_of_its_cell(tmp_path, monkeypatch, own, batch):
+    subject = engine_subject(tmp_path, monkeypatch, own, batch)
+    (inputs,) = subject.batches(batch, batch)
+    assert inputs["images"].shape == (batch, 3, 8, 8) and inputs["limit"].shape == (1,)
+    assert np.abs(inputs["images"]).min() > 0
+
+
+def test_an_engine_of_another_batch(tmp_path, monkeypatch):
+    subject = engine_subject(tmp_path, monkeypatch, 4, 1)
+    with pytest.raises(ValueError, match=r"net\.engine: expected --batch 4, the engine's own, got 1"):
+        next(subject.batches(1, 1))
+
+
+@pytest.mark.parametrize(("size", "found"), [(None, (768, 1152)), ((512, 640), (512, 640))])
+def test_an_exported_detector_of_dynamic_sizes(tmp_path, size, found):
+    """The inputs have the usual size, or the one that was chosen."""
+    (tmp_path / "net.engine").write_bytes(b"engine")
+    dynamic_metadata().save(tmp_path / "net.json")
+    network = find_network(str(tmp_path / "net.engine"), None, None, size)
+    cell = Cell("net", "tensorrt", "fp32", 2, "static")
+    subject = subjects.open_subject(CellSpec(network=network, cell=cell, folder=str(tmp_path)))
+    (inputs,) = subject.batches(2, 2)
+    assert inputs["images"].shape == (2, 3, *found) and inputs["image_shapes"].tolist() == [[*found]] * 2
+
+
+def engine_subject(tmp_path, monkeypatch, own: int, batch: int) -> subjects.Subject:
+    """Opens an engine of images [own, 3, 8, 8] in a cell of a batch size. A dynamic batch is tuned for 3."""
+    runner = SimpleNamespace(
+        inputs={
+            "images": SimpleNamespace(shape=(own, 3, 8, 8), dtype="float32"),
+            "limit": SimpleNamespace(shape=(1,), dtype="float32"),
+        },
+        best_shape=lambda name: (3 if own == -1 else own, 3, 8, 8) if name == "images" else (1,),
+    )
+    monkeypatch.setattr("trt_plugin.EngineRunner", lambda path: contextlib.nullcontext(runner))
+    (tmp_path / "net.engine").write_bytes(b"engine")
+    network = find_network(str(tmp_path / "net.engine"), None, None, None)
+    cell = Cell("net", "tensorrt", "fp32", batch, "static")
+    return subjects.open_subject(CellSpec(network=network, cell=cell, folder=str(tmp_path)))
+
+
 def test_specs_survive_json(folder, tmp_path):
     spec = spec_of(folder, tmp_path)
     assert CellSpec.of_dict(json.loads(json.dumps(spec.as_dict()))) == spec
@@ -502,10 +565,14 @@ def test_weights_of_another_network(folder):
         ("onnx", "tensorrt", "fp16", 2, "static", True, "the file has batch 1"),
         ("onnx", "tensorrt", "fp16", 1, "dynamic", True, "the file has a static batch size"),
         ("onnx", "tensorrt", "fp32", 1, "static", True, "the file is in fp16"),
+        ("float32", "tensorrt", "fp16", 1, "static", True, None),
+        ("float32", "onnxruntime", "fp32", 1, "any", False, None),
+        ("float32", "onnxruntime", "fp16", 1, "any", False, "onnxruntime runs the file in its own fp32"),
     ],
 )
 def test_cells_that_cannot_exist(source, runtime, precision, batch, shapes, gpu, reason):
     own = {"batch": 1, "precision": "fp16"} if source == "onnx" else {}
+    source = "onnx" if source == "float32" else source
     network = Network("net", source, "net", "classify", "random", "key", **own)
     (cell,) = plan([network], [runtime], [precision], [batch], [shapes], gpu)
     assert cell.reason == reason
