@@ -241,9 +241,8 @@ class Sweep:
                     self.status |= row["status"] == "failed"
                     advance(_line(row))
         finally:
-            for process, _ in self._loading.values():
-                process.kill()
-                process.wait()
+            for name in [*self._loading]:
+                self._stop_loading(name)
         self._write()
 
     def _build_engines(self, say: Callable[[str], None]) -> None:
@@ -302,15 +301,17 @@ class Sweep:
         if cell.reason is not None:
             return self._rows.setdefault(cell.id, {**head, "status": "missing", "reason": cell.reason})
         spec = self._spec(cell)
+        self._next.pop(cell.id, None)
         kept = self._kept(spec)
         if kept is not None:
             self._note_missing(cell, kept)
+            self._stop_loading(cell.id)
             return self._rows.setdefault(cell.id, kept)
         reason = self._missing.get((cell.network, cell.precision))
         if reason is not None:
+            self._stop_loading(cell.id)
             return self._keep(spec, {**head, "status": "missing", "reason": reason})
         say(cell.id)
-        self._next.pop(cell.id, None)
         for name, following in itertools.islice(self._next.items(), self._measurement.ahead):
             if name not in self._loading:
                 self._loading[name] = self._start("cell", following)
@@ -377,6 +378,13 @@ class Sweep:
         with _beside(stem, "log").open("w") as file:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
         return process, stem
+
+    def _stop_loading(self, name: str) -> None:
+        """Ends the process that loads a cell ahead, if there is one."""
+        if name in self._loading:
+            process, _ = self._loading.pop(name)
+            process.kill()
+            process.wait()
 
     def _run(self, what: str, spec: CellSpec) -> dict:
         """Runs a process of `onnx_path.sweeping.measure_cell` and watches the GPU."""

@@ -74,6 +74,8 @@ def find_network(
     if suffix in (*ENGINE_SUFFIXES, ".onnx", *CHECKPOINTS):
         if not path.is_file():
             raise UsageError(f"expected a file, there is no {text}")
+        if weights not in (None, RANDOM):
+            raise ArgumentError("weights", f"expected none with the file {text}, got {weights}")
         if suffix in CHECKPOINTS:
             name = architecture or _stated_architecture(path)
             network = find_network(name, None, str(path), size)
@@ -93,6 +95,8 @@ def find_network(
         return dataclasses.replace(_detector(text, chosen, size), name=path.resolve().name)
     for source, has in _SOURCES.items():
         if find_spec(source) is not None and has(text):
+            if size is not None and size[0] != size[1]:
+                raise ArgumentError("size", f"expected a square for {text}, got {size[0]}x{size[1]}")
             key = hash_of(source, metadata.version(source), text, chosen, size, _content(chosen))
             return Network(text, source, text, "classify", chosen, key, size=size)
     missing = [source for source in _SOURCES if find_spec(source) is None]

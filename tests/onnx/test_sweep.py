@@ -200,6 +200,30 @@ def test_cells_load_while_another_is_measured(folder, tmp_path, monkeypatch):
     assert events == ["load 2", "load 3", "load 1", "end 1", "load 4", "end 2", "end 3", "end 4"]
 
 
+def test_a_cell_that_turns_out_missing_does_not_stop_others_from_loading(folder, tmp_path, monkeypatch):
+    """Its process, which has loaded the network, ends."""
+    started, processes, states = [], [], []
+
+    def start(self, what, spec):
+        started.append((spec.cell.precision, spec.cell.batch))
+        processes.append(subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE))
+        return processes[-1], tmp_path / spec.cell.id
+
+    def run(self, what, spec):
+        ended = [process.poll() is not None for process in processes]
+        states.append((spec.cell.precision, spec.cell.batch, ended))
+        return {"status": "missing" if spec.cell.precision == "int8" else "failed", "reason": "x"}
+
+    monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
+    monkeypatch.setattr(sweep.Sweep, "_start", start)
+    monkeypatch.setattr(sweep.Sweep, "_run", run)
+    given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out"), "--ahead", "1"]
+    given += ["--runtime", "onnxruntime", "--precision", "int8,fp16", "--batch", "1,2"]
+    assert sweep.main(given) == 1
+    assert started == [("int8", 2), ("fp16", 2)]
+    assert states == [("int8", 1, [False]), ("fp16", 1, [True, False]), ("fp16", 2, [True, False])]
+
+
 def test_a_process_ends_with_its_sweep(folder, tmp_path):
     (tmp_path / "spec.json").write_text(json.dumps(spec_of(folder, tmp_path).as_dict()))
     files = [str(tmp_path / "spec.json"), str(tmp_path / "result.json")]
@@ -267,6 +291,8 @@ def test_a_lost_process_is_a_row(folder, tmp_path, monkeypatch, capsys, process,
         (["none.onnx", "--out", "o"], "there is no none.onnx"),
         (["resnet18", "--network", "resnet34", "--out", "o"], "--network: expected none with the name"),
         (["resnet18", "--random", "--weights", "own.pth", "--out", "o"], "--weights: expected one network"),
+        (["own.pth", "--network", SMALL, "--weights", "own.pth", "--out", "o"], "--weights: expected none with"),
+        (["resnet18", "--random", "--size", "32x64", "--out", "o"], "--size: expected a square for resnet18"),
         (["resnet18", "--random", "--dataset", "none", "--out", "o"], "--dataset: expected a folder"),
         (["resnet18", "--precision", "fp32,fp4", "--out", "o"], "expected some of fp32,"),
         (["resnet18", "--batch", "0", "--out", "o"], "expected batch sizes"),
