@@ -55,10 +55,11 @@ def load_classifier(network: Network) -> Classifier:
         module = classifier_file.load_classifier(own)
         return Classifier(module, _resized(module.preprocessing, network), *[module.class_names] * 2)
     state = None if own is None else read_tensors(str(own))
+    make = _MAKERS[network.source]
     try:
-        module, preprocessing, names = _MAKERS[network.source](
-            network.architecture, network.weights == PRETRAINED, state and _count_classes(state)
-        )
+        module, preprocessing, names = make(network.architecture, network.weights == PRETRAINED, None)
+        if state is not None and (classes := _other_classes(module, state)) is not None:
+            module, preprocessing, names = make(network.architecture, False, classes)
     except (OSError, RuntimeError) as error:
         if network.weights != PRETRAINED:
             raise
@@ -89,9 +90,15 @@ def _resized(preprocessing: ClassifierPreprocessing, network: Network) -> Classi
     return dataclasses.replace(preprocessing, resize=side * 8 // 7, crop=side)
 
 
-def _count_classes(state: Mapping[str, Tensor]) -> int:
-    """Returns the number of classes: the rows of the last matrix, as in every classifier here."""
-    return [x for x in state.values() if x.ndim == 2][-1].shape[0]
+def _other_classes(module: nn.Module, state: Mapping[str, Tensor]) -> int | None:
+    """Returns the number of classes of weights; None if the module has as many.
+
+    The last layer of every classifier here has a row for each class. A file of weights may sort its tensors,
+    so that the module tells which one is the last.
+    """
+    name, own = [*module.named_parameters()][-1]
+    given = state.get(name.removeprefix("network."))  # `_Logits` adds the prefix
+    return None if given is None or len(given) == len(own) else len(given)
 
 
 def _make_torchvision(name: str, pretrained: bool, classes: int | None) -> Made:

@@ -291,7 +291,7 @@ def test_a_lost_process_is_a_row(folder, tmp_path, monkeypatch, capsys, process,
         (["none.onnx", "--out", "o"], "there is no none.onnx"),
         (["resnet18", "--network", "resnet34", "--out", "o"], "--network: expected none with the name"),
         (["resnet18", "--random", "--weights", "own.pth", "--out", "o"], "--weights: expected one network"),
-        (["own.pth", "--network", SMALL, "--weights", "own.pth", "--out", "o"], "--weights: expected none with"),
+        (["own.pth", "--network", SMALL, "--weights", "own.pth", "--out", "o"], "--weights: expected none"),
         (["resnet18", "--random", "--size", "32x64", "--out", "o"], "--size: expected a square for resnet18"),
         (["resnet18", "--random", "--dataset", "none", "--out", "o"], "--dataset: expected a folder"),
         (["resnet18", "--precision", "fp32,fp4", "--out", "o"], "expected some of fp32,"),
@@ -577,6 +577,19 @@ def test_a_detector_of_a_training_run(tmp_path):
 def test_weights_of_another_network(folder):
     with pytest.raises(ValueError, match=r"own\.pth: expected weights of resnet18"):
         load_classifier(find_network(str(folder / "own.pth"), "resnet18", None, None))
+
+
+@pytest.mark.parametrize("network", ["test_convnext", "squeezenet1_0"])
+def test_the_number_of_classes_in_sorted_weights(tmp_path, network):
+    """Safetensors sort names, so that the last layer need not be last; SqueezeNet's is a convolution."""
+    import timm
+    import torchvision
+    from safetensors.torch import save_file
+
+    library = timm.create_model if network.startswith("test_") else torchvision.models.get_model
+    save_file(library(network, num_classes=5).state_dict(), tmp_path / "own.safetensors")
+    found = load_classifier(find_network(str(tmp_path / "own.safetensors"), network, None, (32, 32)))
+    assert (len(found.class_names), found.folder_names) == (5, None)
 
 
 @pytest.mark.parametrize(
