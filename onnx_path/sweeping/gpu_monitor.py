@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -33,15 +34,33 @@ def import_nvml() -> Any:
     return pynvml
 
 
+def visible_gpu(nvml: Any) -> Any:
+    """Returns NVML's handle of the first GPU of CUDA_VISIBLE_DEVICES; None if CUDA sees none.
+
+    Args:
+        nvml: result of `import_nvml`.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if nvml is None:
+        return None
+    try:
+        if first.isdecimal():
+            return nvml.nvmlDeviceGetHandleByIndex(int(first))
+        return nvml.nvmlDeviceGetHandleByUUID(first)
+    except nvml.NVMLError:
+        return None
+
+
 class GpuMonitor:
-    """Samples GPU 0 of this process from a thread, between `__enter__` and `__exit__`.
+    """Samples the first visible GPU from a thread, between `__enter__` and `__exit__`.
 
     The measuring process is another one, so that its timing shares no interpreter with the samples.
     """
 
     def __init__(self) -> None:
         self._nvml = import_nvml()
-        self._samples: list[list[float]] = []
+        self._handle = visible_gpu(self._nvml)
+        self._samples: list[list[float | None]] = []
         self._reasons: list[int | None] = []
         self._peak_bytes = 0
         self._process: int | None = None  # whose memory is measured
@@ -49,14 +68,7 @@ class GpuMonitor:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> GpuMonitor:
-        if self._nvml is not None:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-            get = (
-                self._nvml.nvmlDeviceGetHandleByIndex
-                if visible.isdigit()
-                else self._nvml.nvmlDeviceGetHandleByUUID
-            )
-            self._handle = get(int(visible) if visible.isdigit() else visible)
+        if self._handle is not None:
             self._thread.start()
         return self
 
@@ -89,14 +101,14 @@ class GpuMonitor:
         names = {name for value in bits if value is not None for name in self._names(value)}
         if any(value is None for value in bits) or (intervals and not inside):
             names.add("unknown")
-        clocks = [self._samples[i][4] for i in inside] or [self._samples[-1][4]]
+        clocks = [self._samples[i][4] for i in inside or [-1] if self._samples[i][4] is not None]
         began = self._samples[0][0]
         step = -(-len(self._samples) // MOST_SAMPLES)
         samples = [[round(sample[0] - began, 2), *sample[1:]] for sample in self._samples[::step]]
         gpu = {
             "throttled": bool(names),
             "reasons": sorted(names),
-            "sm_mhz": [min(clocks), max(clocks)],
+            "sm_mhz": [min(clocks), max(clocks)] if clocks else None,
             "samples": samples,
         }
         return gpu, self._peak_bytes or None
@@ -114,21 +126,27 @@ class GpuMonitor:
 
     def _watch(self) -> None:
         nvml, handle = self._nvml, self._handle
+        readings = (
+            lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            lambda: round(nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20, 1),
+            lambda: round(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1),
+            lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        )
         while not self._stop.is_set():
-            try:
-                load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
-                power = nvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-                clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-                heat = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-                self._samples.append([time.time(), load, round(memory, 1), round(power, 1), clock, heat])
-                self._reasons.append(self._read_reasons())
-                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                    if process.pid == self._process:
-                        self._peak_bytes = max(self._peak_bytes, process.usedGpuMemory or 0)
-            except nvml.NVMLError:
-                pass
+            self._samples.append([time.time(), *map(self._read, readings)])
+            self._reasons.append(self._read_reasons())
+            for process in self._read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ():
+                if process.pid == self._process:
+                    self._peak_bytes = max(self._peak_bytes, process.usedGpuMemory or 0)
             self._stop.wait(PERIOD_S)
+
+    def _read(self, reading: Callable[[], Any]) -> Any:
+        """Returns a reading, or None on a GPU that lacks it, such as the power of a MIG instance."""
+        try:
+            return reading()
+        except self._nvml.NVMLError:
+            return None
 
     def _read_reasons(self) -> int | None:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from onnx_path.sweeping.gpu_monitor import import_nvml
+from onnx_path.sweeping.gpu_monitor import import_nvml, visible_gpu
 
 PACKAGES = (
     "codetr-tensorrt",
@@ -26,11 +26,12 @@ PACKAGES = (
 
 @cache
 def gpu_name() -> str | None:
-    """Returns the name of GPU 0, or None without one. Neither Torch nor CUDA is loaded."""
+    """Returns the name of the first visible GPU, or None without one. Neither Torch nor CUDA is loaded."""
     nvml = import_nvml()
-    if nvml is None:
+    handle = visible_gpu(nvml)
+    if handle is None:
         return None
-    name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))
+    name = nvml.nvmlDeviceGetName(handle)
     return name.decode() if isinstance(name, bytes) else name
 
 

@@ -23,7 +23,7 @@ pytest.importorskip("timm", reason="timm is not installed")
 
 from codetr.config import config_file
 from onnx_path import sweep
-from onnx_path.sweeping import gpu_monitor, measure_cell, subjects
+from onnx_path.sweeping import gpu_monitor, machine, measure_cell, subjects
 from onnx_path.sweeping.cells import Cell, CellSpec, MissingCell, plan
 from onnx_path.sweeping.classifiers import load_classifier
 from onnx_path.sweeping.latency import summarise
@@ -654,17 +654,24 @@ def test_differences_of_detectors():
 
 
 @pytest.mark.parametrize(
-    ("bits", "reasons"),
-    [(0x1, []), (0x20 | 0x4, ["power cap", "thermal slowdown (software)"]), (None, ["unknown"])],
+    ("bits", "reasons", "watts"),
+    [
+        (0x1, [], 300.0),
+        (0x20 | 0x4, ["power cap", "thermal slowdown (software)"], 300.0),
+        (None, ["unknown"], 300.0),
+        (0x1, [], None),
+    ],
 )
-def test_throttling_is_named(monkeypatch, bits, reasons):
+def test_throttling_is_named(monkeypatch, bits, reasons, watts):
+    """A GPU that does not tell its power is watched too."""
+
     class NVMLError(Exception):
         pass
 
-    def reasons_of(handle):
-        if bits is None:
+    def told(value):
+        if value is None:
             raise NVMLError
-        return bits
+        return value
 
     process = SimpleNamespace(pid=7, usedGpuMemory=2**30)
     nvml = SimpleNamespace(
@@ -676,12 +683,12 @@ def test_throttling_is_named(monkeypatch, bits, reasons):
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50),
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=2**30),
-        nvmlDeviceGetPowerUsage=lambda handle: 300_000,
+        nvmlDeviceGetPowerUsage=lambda handle: 1000 * told(watts),
         nvmlDeviceGetClockInfo=lambda handle, kind: 1980,
         nvmlDeviceGetTemperature=lambda handle, kind: 40,
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [process],
-        nvmlDeviceGetCurrentClocksEventReasons=reasons_of,
-        nvmlDeviceGetCurrentClocksThrottleReasons=reasons_of,
+        nvmlDeviceGetCurrentClocksEventReasons=lambda handle: told(bits),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: told(bits),
     )
     monkeypatch.setattr(gpu_monitor, "import_nvml", lambda: nvml)
     monkeypatch.setattr(gpu_monitor, "PERIOD_S", 0.01)
@@ -690,4 +697,31 @@ def test_throttling_is_named(monkeypatch, bits, reasons):
         monitor._stop.wait(0.1)
     gpu, peak = monitor.report([[0, sys.maxsize]])
     assert (gpu["throttled"], gpu["reasons"], peak) == (bool(reasons), reasons, 2**30)
-    assert gpu["samples"][0][1:] == [50, 1024.0, 300.0, 1980, 40]
+    assert gpu["samples"][0][1:] == [50, 1024.0, watts, 1980, 40]
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [(None, "GPU 0"), ("1,0", "GPU 1"), ("GPU-b", "GPU b"), ("", None), ("-1", None), ("7", None)],
+)
+def test_the_gpu_is_the_first_visible_one(monkeypatch, visible, name):
+    class NVMLError(Exception):
+        pass
+
+    def find(key):
+        try:
+            return {0: "GPU 0", 1: "GPU 1", "GPU-b": "GPU b"}[key]
+        except KeyError:
+            raise NVMLError from None
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlDeviceGetHandleByIndex=find,
+        nvmlDeviceGetHandleByUUID=find,
+        nvmlDeviceGetName=lambda handle: handle,
+    )
+    monkeypatch.setattr(machine, "import_nvml", lambda: nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpu_name.__wrapped__() == name
