@@ -122,7 +122,9 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     original = onnx.load(model)
     config, sizes = request.config, request.sizes
     preprocessor = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
-    files = calibration_data.find_pictures(request.calibration_data, "train", request.calibration_images)
+    files = calibration_data.find_pictures(
+        request.calibration_data, "train", request.calibration_images, argument="calibration_data"
+    )
     data = calibration_data.picture_data(onnx_ir.from_proto(original), files, preprocessor)
     quantizer = Quantizer(original, request.precision)
     method = DEFAULT_METHODS[request.precision]

@@ -64,8 +64,11 @@ class Stretch:
         return Batch(images.shape[2:], sizes, originals, images)
 
 
-def find_pictures(folder: Path, split: str, limit: int) -> list[Path]:
+def find_pictures(folder: Path, split: str, limit: int, *, argument: str = "data") -> list[Path]:
     """Returns up to `limit` pictures, evenly spread over a COCO dataset's split or a folder of photographs.
+
+    Args:
+        argument: name of the parameter that errors name.
 
     Raises:
         ArgumentError: there are none.
@@ -78,7 +81,7 @@ def find_pictures(folder: Path, split: str, limit: int) -> list[Path]:
         files = sorted(x for x in folder.rglob("*") if x.suffix.lower() in IMAGE_SUFFIXES and x.is_file())
     if not files:
         raise ArgumentError(
-            "data", f"expected pictures ({', '.join(sorted(IMAGE_SUFFIXES))}), got none in {folder}"
+            argument, f"expected pictures ({', '.join(sorted(IMAGE_SUFFIXES))}), got none in {folder}"
         )
     count = min(limit, len(files))
     return [files[i * len(files) // count] for i in range(count)]

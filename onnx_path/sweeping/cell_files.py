@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -101,13 +102,12 @@ class ClassifierFiles:
         path = self._folder / f"model.{precision}-{key}-{self._spec.calibration_images}.onnx"
         if not path.is_file():
             self._check_gain(precision)
-            arrays = path.with_suffix(".npz")
-            with atomic_write(arrays) as temporary, temporary.open("wb") as file:
-                np.savez(file, **{IMAGES: np.concatenate([*self._calibration()])})
-            count = len(np.load(arrays)[IMAGES])
-            options = ["--precision", precision, "--data", str(arrays), "--images", str(count)]
-            run_command(["quantize", str(self._float32()), str(path), *options])
-            arrays.unlink()
+            images = np.concatenate([*self._calibration()])
+            with tempfile.TemporaryDirectory(prefix="codetr-sweep-") as folder:
+                arrays = Path(folder) / "images.npz"
+                np.savez(arrays, **{IMAGES: images})
+                options = ["--precision", precision, "--data", str(arrays), "--images", str(len(images))]
+                run_command(["quantize", str(self._float32()), str(path), *options])
         return path
 
     def _check_gain(self, precision: str) -> None:
@@ -128,11 +128,10 @@ class DetectorFiles:
     Args:
         spec: the cell, of whose network and batch sizes the files are.
         size: height and width of the input.
-        calibration: folder of pictures that ranges are measured on; None without 8 bits.
     """
 
-    def __init__(self, spec: CellSpec, size: Sequence[int], calibration: Path | None) -> None:
-        self._spec, self._size, self._calibration = spec, size, calibration
+    def __init__(self, spec: CellSpec, size: Sequence[int]) -> None:
+        self._spec, self._size = spec, size
         self._folder, self._batches = spec.files, (1, spec.best, spec.largest)
 
     def onnx(self, precision: str) -> Path:
@@ -152,19 +151,19 @@ class DetectorFiles:
         height, width = map(str, self._size)
         command = ["export", "--model", self._spec.network.architecture, "--batch", sizes, "--out", str(out)]
         command += ["--height", height, "--width", width, "--precision", precision]
+        data = None
         if precision in ("int8", "fp8"):
-            if self._calibration is None:
+            if self._spec.calibration is None:
                 raise UsageError(f"expected --calibration or --dataset for {precision}, got none")
-            command += ["--calibration-data", str(self._calibration)]
+            command += ["--calibration-data", self._spec.calibration]
             command += ["--calibration-images", str(self._spec.calibration_images)]
+            data = self._spec.calibration_key
         command += ["--weights", self.weights()]
         if onnx_only:
             command.append("--onnx-only")
         else:
             command += ["--keep-unequal", "--timing-cache", str(timing_cache(self._spec))]
-        return build_once(
-            out / ("model.onnx" if onnx_only else "model.engine"), command, self._spec.calibration_key
-        )
+        return build_once(out / ("model.onnx" if onnx_only else "model.engine"), command, data)
 
     def weights(self) -> str:
         """Returns the weights as `codetr --weights` takes them."""
@@ -231,7 +230,7 @@ def run_command(words: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterable[None]:
+def quiet() -> Iterator[None]:
     """Keeps what a command prints on stdout away from the sweep's output."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

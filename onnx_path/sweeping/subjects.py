@@ -158,7 +158,8 @@ class ClassifierSubject:
         spec = self._spec
         if spec.calibration is None:
             return random_images(spec.calibration_images, 8, self._shape)
-        files = find_pictures(_split(Path(spec.calibration), "train"), "train", spec.calibration_images)
+        folder = _split(Path(spec.calibration), "train")
+        files = find_pictures(folder, "train", spec.calibration_images, argument="calibration")
         pictures = [ClassPicture(i, file, 0) for i, file in enumerate(files)]
         return (images for images, _ in read_batches(pictures, self._classifier.preprocessing, 8))
 
@@ -187,8 +188,7 @@ class DetectorSubject:
         self._size = network.size or own_size(self._config)
         self._nms, self._names = dataclasses.asdict(self._config.nms), self._config.label_names
         self._preprocessor = Preprocessor.of_config(self._config, ChosenSize(None, *self._size, None))
-        given = spec.calibration or spec.dataset
-        self._files = DetectorFiles(spec, self._size, given and Path(given))
+        self._files = DetectorFiles(spec, self._size)
 
     def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
         facts: dict[str, Any] = {"parameters": None, "build_s": None, "file": None, "file_bytes": None}
@@ -220,7 +220,7 @@ class DetectorSubject:
             for images in random_images(count, batch, (3, *self._size)):
                 yield {IMAGES: images, "image_shapes": np.tile(np.int64(self._size), (len(images), 1))}
             return
-        files = find_pictures(Path(self._spec.dataset), "val", count)
+        files = find_pictures(Path(self._spec.dataset), "val", count, argument="dataset")
         for start in range(0, len(files), batch):
             made = self._preprocessor.batch([load_image(file) for file in files[start : start + batch]])
             yield {IMAGES: made.images, "image_shapes": made.image_shapes}

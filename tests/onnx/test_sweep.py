@@ -22,6 +22,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("timm", reason="timm is not installed")
 
 from codetr.config import config_file
+from codetr.errors import ArgumentError
 from onnx_path import sweep
 from onnx_path.sweeping import gpu_monitor, machine, measure_cell, subjects
 from onnx_path.sweeping.cells import Cell, CellSpec, MissingCell, plan
@@ -577,6 +578,16 @@ def test_a_detector_of_a_training_run(tmp_path):
 def test_weights_of_another_network(folder):
     with pytest.raises(ValueError, match=r"own\.pth: expected weights of resnet18"):
         load_classifier(find_network(str(folder / "own.pth"), "resnet18", None, None))
+
+
+def test_a_calibration_folder_without_pictures(folder, tmp_path):
+    """The error names the sweep's option, and the arrays of a failed quantisation do not stay."""
+    (tmp_path / "empty").mkdir()
+    cell = Cell("own", "onnxruntime", "int8", 2, "any")
+    spec = spec_of(folder, tmp_path, cell=cell, calibration=str(tmp_path / "empty"))
+    with pytest.raises(ArgumentError) as caught:
+        measure(spec)
+    assert (caught.value.argument, [*spec.files.glob("*.npz")]) == ("calibration", [])
 
 
 @pytest.mark.parametrize("network", ["test_convnext", "squeezenet1_0"])
