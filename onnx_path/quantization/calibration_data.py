@@ -131,6 +131,9 @@ def array_data(model: ir.Model, file: Path, limit: int) -> CalibrationData:
     The arrays of several runs follow each other along the first axis: 64 images of an input [1, 3, H, W] are
     an array [64, 3, H, W].
 
+    Args:
+        limit: largest number of runs, evenly spread over the arrays.
+
     Raises:
         ArgumentError: the file is none, or an array is missing or has another shape or type.
     """
@@ -159,14 +162,18 @@ def array_data(model: ir.Model, file: Path, limit: int) -> CalibrationData:
     if len(set(counts.values())) != 1 or runs < 1 or runs % 1:
         raise ArgumentError("data", f"{file}: expected as many runs in every array, got {counts}")
 
+    count = min(int(runs), limit)
+
     def read(run: int) -> Sample:
+        place = run * int(runs) // count
         parts = {
-            name: array[run * steps[name] :][: steps[name]] for name, array in arrays.items() if array.ndim
+            name: array[place * steps[name] :][: steps[name]] for name, array in arrays.items() if array.ndim
         }
         return {name: array.astype(inputs[name].dtype.numpy()) for name, array in {**arrays, **parts}.items()}
 
-    count = min(int(runs), limit)
-    return CalibrationData(hashlib.sha256(file.read_bytes()).hexdigest()[:32], count, count, read)
+    key = hashlib.sha256(file.read_bytes())
+    key.update(str(count).encode())
+    return CalibrationData(key.hexdigest()[:32], count, count, read)
 
 
 def choose_preprocessor(

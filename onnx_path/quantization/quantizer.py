@@ -95,9 +95,7 @@ class Quantizer:
             kept = ", ".join(f"{count} {reason}" for reason, count in self.kept.items())
             raise NoLayerGains(f"the file has no layer that 8 bits make faster; kept: {kept or 'none'}")
         groups = policy.groups()
-        self.layers = [
-            Layer(x.node.name or x.output.name, groups[x], x) for x in policy.products if x not in policy.kept
-        ]
+        self.layers = [Layer(x.node.name or x.output.name, groups[x], x) for x in policy.quantized]
         self.ranges_file: Path | None = None
         self._ranges: dict[str, float] = {}  # by the names of tensors
 

@@ -88,8 +88,11 @@ class RangeCache:
         return content["ranges"]
 
     def write(self, ranges: Mapping[str, float]) -> None:
-        """Writes the file, whole or not at all."""
-        write_json(self.path, {**self._header(), "ranges": dict(ranges)}, allow_nan=False)
+        """Writes the file, whole or not at all.
+
+        Ranges that `check_ranges` refuses are written too: a layer that stays in 16 bits does not need its own.
+        """
+        write_json(self.path, {**self._header(), "ranges": dict(ranges)})
 
     def _header(self) -> dict[str, Any]:
         return {"format": FORMAT, "model": self.model, "data": self.data, "method": self.method}
@@ -138,7 +141,7 @@ def measure_ranges(
 
     Raises:
         CannotRun: onnxruntime does not run the model.
-        RangeError: a tensor has non-finite numbers.
+        RangeError: a tensor has non-finite numbers, and the method needs a histogram of them.
     """
     tensors = set(tensors)
     with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as temporary:

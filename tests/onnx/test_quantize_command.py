@@ -190,6 +190,24 @@ def test_ranges_are_kept(files, tmp_path, cache, capsys, monkeypatch):
     assert len(list(cache.iterdir())) == 4
 
 
+def test_fewer_arrays_have_ranges_of_their_own(files, tmp_path, cache):
+    """They are spread over the file."""
+    images = np.zeros((8, 3, SIZE, SIZE), np.float32)
+    images[:2], images[4:] = 0.01, 0.1  # the second and the last are not among the first ones
+    np.savez(tmp_path / "images.npz", images=images + np.random.default_rng(1).random(images.shape) / 100)
+    found = []
+    for count in (2, 8):
+        report = tmp_path / f"{count}.json"
+        options = ["--images", str(count), "--json", str(report)]
+        assert run(files[0], tmp_path / "out.onnx", tmp_path / "images.npz", *options) == 0
+        found.append(json.loads(report.read_text()))
+    assert [(x["images"], x["ranges_read"]) for x in found] == [(2, False), (8, False)]
+    few, all_of_them = (json.loads(Path(x["ranges"]).read_text())["ranges"] for x in found)
+    assert few.keys() == all_of_them.keys() and few != all_of_them
+    for name, largest in few.items():
+        assert largest > 0.5 * all_of_them[name]
+
+
 def test_damaged_ranges_are_refused(files, tmp_path, cache, capsys):
     model, photos = files
     run(model, tmp_path / "out.onnx", photos, *COLOURS)
@@ -266,6 +284,7 @@ def test_time(fast, words, files, tmp_path, monkeypatch, capsys):
         ),
         (["--data", "zeros.npz", "--keep", "node_[ce]"], "is zero everywhere"),
         (["--data", "infinite.npz"], "is not finite (nan)"),
+        (["--data", "infinite.npz", "--method", "minmax"], "is not finite (nan)"),
     ],
 )
 def test_errors(options, words, files, tmp_path, monkeypatch, capsys):
