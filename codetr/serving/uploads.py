@@ -29,8 +29,9 @@ async def receive_images(request: Request, limits: Limits) -> list[ImageFile]:
     """Receives the images of a request: the files of a form, or one image as the body itself.
 
     Raises:
-        HTTPException: 400, the body is no form, or has no image; 408, it did not arrive within the deadline;
-            413, it is larger than a limit; 422, a file is no image.
+        HTTPException: 400, the form is damaged, has too many images, or none; 408, the body did not arrive
+            within the deadline; 413, it has too many bytes, or an image too many pixels; 422, a file is no
+            image.
     """
     try:
         body = await asyncio.wait_for(_receive(request, limits.max_bytes), limits.deadline)

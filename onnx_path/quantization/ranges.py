@@ -90,7 +90,7 @@ class RangeCache:
     def write(self, ranges: Mapping[str, float]) -> None:
         """Writes the file, whole or not at all.
 
-        Ranges that `check_ranges` refuses are written too: a layer that stays in 16 bits does not need its own.
+        Ranges that `check_ranges` refuses are written too: a layer that stays in 16 bits needs none.
         """
         write_json(self.path, {**self._header(), "ranges": dict(ranges)})
 
