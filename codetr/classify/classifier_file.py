@@ -92,7 +92,10 @@ def read_tensors(path: str) -> Mapping[str, Tensor]:
         raise ArgumentError("weights", f"expected pretrained, none or a file, got {path!r}")
     try:
         content: Any = load_file(path) if path.endswith(".safetensors") else read_pth(path)
-    except (SafetensorError, ValueError) as error:
+    except SafetensorError as error:
+        problem = f"{path}: damaged, or no safetensors file ({one_line(error)})"
+        raise ArgumentError("weights", problem) from error
+    except ValueError as error:
         raise ArgumentError("weights", one_line(error)) from error
     if isinstance(content, dict):
         content = next((content[key] for key in ("state_dict", "model") if key in content), content)
@@ -115,11 +118,18 @@ def save_classifier(
 
 
 def stated_network(path: Path) -> str | None:
-    """Returns the network that `save_classifier` wrote into a file; None for other files."""
+    """Returns the network that `save_classifier` wrote into a file; None for other files.
+
+    Raises:
+        UsageError: a .safetensors file is damaged.
+    """
     if path.suffix != ".safetensors":
         return None
-    with safe_open(path, "pt") as file:
-        entry = (file.metadata() or {}).get(_ENTRY)
+    try:
+        with safe_open(path, "pt") as file:
+            entry = (file.metadata() or {}).get(_ENTRY)
+    except SafetensorError as error:
+        raise UsageError(f"{path}: damaged, or no safetensors file ({one_line(error)})") from error
     return None if entry is None else json.loads(entry)["network"]
 
 

@@ -128,9 +128,10 @@ def _file(path: Path, suffix: str, size: tuple[int, int] | None) -> Network:
     if source == "onnx":
         import onnx
 
+        from onnx_path.surgery.graph import model_files
         from onnx_path.tensorrt.model_for_tensorrt import sixteen_bit_tensor
 
-        model = onnx.load(path, load_external_data=False)
+        model = model_files.load(path)
         first = next(
             (x for x in model.graph.input if len(x.type.tensor_type.shape.dim) == 4), model.graph.input[0]
         )

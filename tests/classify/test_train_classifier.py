@@ -118,6 +118,7 @@ def test_corrupt_pictures_are_left_out(data, tmp_path, capsys):
         ({"network": "fasterrcnn_resnet50_fpn"}, "--network: expected a classifier of torchvision"),
         ({"weights": "nowhere.pth"}, "--weights: expected pretrained, none or a file, got 'nowhere.pth'"),
         ({"weights": "wrong.safetensors"}, "--weights: expected weights of shufflenet_v2_x0_5, got 0 of "),
+        ({"weights": "damaged.safetensors"}, "--weights: damaged.safetensors: damaged, or no safetensors"),
         ({"weights": "damaged.pth"}, "--weights: damaged.pth: cut off, or not a PyTorch checkpoint"),
         (
             {"data": "missing"},
@@ -136,7 +137,8 @@ def test_corrupt_pictures_are_left_out(data, tmp_path, capsys):
 )
 def test_errors_in_one_line(data, tmp_path, capsys, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
-    Path("damaged.pth").write_bytes(b"PK")
+    for name in ("damaged.pth", "damaged.safetensors"):
+        Path(name).write_bytes(b"PK")
     save_file({"a": torch.zeros(3)}, "wrong.safetensors")
     shutil.copytree(data, "other")
     Path("other/val/yellow").mkdir()

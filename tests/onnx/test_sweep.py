@@ -395,6 +395,15 @@ def test_a_limit_takes_images_of_all_classes(folder, tmp_path):
     np.testing.assert_allclose(batch["images"], subject._classifier.preprocessing.batch(pixels), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["own.safetensors", "own.onnx"])
+def test_a_damaged_file_is_named(tmp_path, capsys, name):
+    """Such as the pointer that Git LFS leaves in place of a file."""
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1")
+    assert sweep.main([str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / name) in line
+
+
 def test_labels_of_weights_without_names_are_the_sorted_folders(folder, tmp_path):
     shutil.copytree(folder / "data" / "val" / "class 0", tmp_path / "val" / "daisy")
     shutil.copytree(folder / "data" / "val" / "class 1", tmp_path / "val" / "tulip")
