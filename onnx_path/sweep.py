@@ -98,7 +98,7 @@ class ImageOptions:
     """Images that the ranges of int8 and fp8 are measured on. Default: the dataset's part train, else random
     numbers."""
     calibration_images: PositiveInt = 64
-    """Their number."""
+    """Number of images of --calibration."""
     compare: bool = False
     """Compare the outputs with those of PyTorch in fp32."""
     inputs: PositiveInt = 5000
@@ -200,7 +200,7 @@ class Sweep:
     """Measures cells one after the other and keeps their results.
 
     Attributes:
-        status: 1 if a cell failed.
+        status: exit status of the command, 1 if a cell failed.
     """
 
     def __init__(

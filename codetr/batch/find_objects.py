@@ -26,7 +26,7 @@ COLUMNS = pa.schema(
         "error": pa.string(),
     }
 )
-"""Columns of a result beside the picture's id. Of a picture with an error, the others are null."""
+"""Columns of a result beside the picture's id. All but `error` are null for a picture with an error."""
 
 
 class FindObjects:

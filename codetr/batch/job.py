@@ -28,12 +28,12 @@ _CALL_ROWS = 64  # least size of such a table. Its last run of the network may l
 
 @dataclass(frozen=True)
 class Summary:
-    """What a job has written.
+    """Counts of a job's results.
 
     Attributes:
         rows: pictures in the results.
-        errors: those of them without detections.
-        new: those that this run wrote.
+        errors: pictures among them that could not be read.
+        new: pictures among them that this run wrote.
         seconds: time of this run, with the loading of the network.
     """
 

@@ -126,9 +126,7 @@ def read_class_picture(picture: ClassPicture) -> np.ndarray:
         raise DatasetError(str(error)) from error
 
 
-def find_bad_pictures(
-    dataset: ClassFolders, *, strict: bool = False, program: str = "codetr"
-) -> BadPictures[ClassFolders]:
+def find_bad_pictures(dataset: ClassFolders, *, strict: bool = False) -> BadPictures[ClassFolders]:
     """Reads the header of every picture. Reports and counts those that cannot be used.
 
     The result's `usable()` is the dataset without them, and its `add` reports pictures that fail later.
@@ -136,7 +134,7 @@ def find_bad_pictures(
     Raises:
         DatasetError: no picture can be used; or, if strict, some cannot.
     """
-    bad = BadPictures(dataset, strict=strict, program=program, find_error=_header_error)
+    bad = BadPictures(dataset, strict=strict, find_error=_header_error)
     bad.check()
     return bad
 

@@ -39,7 +39,7 @@ _MODULES = (
     "trt_plugin/__init__.py",
     "trt_plugin/schema_errors.py",
 )
-"""What the Python models import. Beside it they need the packages numpy, opencv, pillow and pydantic."""
+"""Modules that the Python models import. They also need the packages numpy, opencv, pillow and pydantic."""
 
 
 class Repository:

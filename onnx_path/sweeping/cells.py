@@ -55,7 +55,7 @@ class CellSpec:
         folder: files of all networks.
         dataset: images to evaluate; None: no accuracy, random inputs.
         calibration: images that ranges are measured on; None: random inputs.
-        calibration_images: their number.
+        calibration_images: number of these images.
         compare: number of inputs whose outputs are compared; 0: none.
         rtol, atol: tolerances of equal numbers.
         iterations, seconds: samples of a latency, and limit of their time.

@@ -103,8 +103,10 @@ CELL_COLUMNS = (
     Column("speed", "speedup", number),
     Column("top1", "top-1 %", percent),
     Column("top5", "top-5 %", percent),
-    *(Column(key, f"{key} %", percent, detail=key != "AP") for key in ("AP", "AP50", "AP75")),
-    *(Column(key, f"{key} %", percent, detail=True) for key in ("APs", "APm", "APl")),
+    *(
+        Column(key, f"{key} %", percent, detail=key != "AP")
+        for key in ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    ),
     Column("accuracy_change", "change in points", _points),
     Column("agreement_close", "equal %", percent),
     Column("agreement_matched", "matched %", percent),

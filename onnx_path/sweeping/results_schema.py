@@ -130,7 +130,7 @@ class CellResult(pydantic.BaseModel):
     precision: str
     batch: int
     shapes: str
-    status: Literal["ok", "failed", "skipped", "missing"]
+    status: Literal["ok", "failed", "missing"]
     reason: str | None = None
     model_ms: ModelTimes | None = None
     total_ms: TimeStatistics | None = None

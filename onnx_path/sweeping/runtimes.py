@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from codetr.detector.onnxruntime_backend import session_options
-from onnx_path.sweeping.latency import WARM_UP, summarise, time_calls
+from onnx_path.sweeping.latency import FEWEST_SAMPLES, WARM_UP, summarise, time_calls
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -34,6 +34,12 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Frees the network."""
+
+
+def file_bytes(file: Path) -> int:
+    """Returns the size of an ONNX file or engine, with the weights beside it."""
+    weights = file.with_name(f"{file.name}.data")
+    return file.stat().st_size + (weights.stat().st_size if weights.is_file() else 0)
 
 
 class TorchRuntime:
@@ -128,10 +134,9 @@ class OnnxRuntime:
             providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": 0}))
         self._session = onnxruntime.InferenceSession(file, session_options(precision), providers=providers)
         model = onnx.load(file, load_external_data=False)
-        weights = file.with_name(f"{file.name}.data")
         self.facts = {
             "layers": len(model.graph.node),
-            "weights_bytes": file.stat().st_size + (weights.stat().st_size if weights.is_file() else 0),
+            "weights_bytes": file_bytes(file),
             "context_bytes": None,
         }
 
@@ -140,9 +145,9 @@ class OnnxRuntime:
         return [x.astype(np.float32) if x.dtype == np.float16 else x for x in outputs]
 
     def time_model(self, inputs: Arrays, iterations: int, seconds: float) -> dict[str, dict | None]:
-        binding = self._session.io_binding()
         import onnxruntime
 
+        binding = self._session.io_binding()
         device = "cuda" if self._cuda else "cpu"
         for name, array in self._cast(inputs).items():
             binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0))
@@ -196,6 +201,6 @@ class TensorRTRuntime:
 
 def _time_engine(runner: Any, inputs: Arrays, iterations: int, seconds: float) -> dict:
     once = runner.time(inputs, 3, 1)[-1] / 1e3
-    count = max(5, min(iterations, int(seconds / once)))
+    count = max(FEWEST_SAMPLES, min(iterations, int(seconds / once)))
     warm_up = max(1, round(WARM_UP * count))
     return summarise(runner.time(inputs, count, warm_up), warm_up)

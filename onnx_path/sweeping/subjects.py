@@ -25,6 +25,7 @@ from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles
 from onnx_path.sweeping.cells import Cell, CellSpec
 from onnx_path.sweeping.networks import hash_of
 from onnx_path.sweeping.stored_pictures import StoredPictures, store_pictures
+from onnx_path.tensorrt.optimization_profiles import format_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -393,11 +394,10 @@ def _build(spec: CellSpec, cell: Cell) -> tuple[Path, float]:
     command = ["build", spec.network.architecture, "--out", str(path)]
     if spec.network.precision is None:
         command += ["--precision", cell.precision]
-    if spec.network.batch is None or spec.network.size is not None:
-        sizes = (cell.batch,) * 3 if cell.shapes == "static" else (1, spec.best, spec.largest)
-        for option, size in zip(("--min", "--opt", "--max"), sizes, strict=True):
-            shapes = file_shapes(spec, size)
-            command += [option, ",".join(f"{key}:{'x'.join(map(str, x))}" for key, x in shapes.items())]
+    sizes = (cell.batch,) * 3 if cell.shapes == "static" else (1, spec.best, spec.largest)
+    for option, size in zip(("--min", "--opt", "--max"), sizes, strict=True):
+        shapes = {name: shape for name, shape in file_shapes(spec, size).items() if shape}  # no scalars
+        command += [option, ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())]
     return build_once(path, [*command, "--timing-cache", str(timing_cache(spec))])
 
 
@@ -407,9 +407,7 @@ def _split(folder: Path, split: str) -> Path:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    beside = path.with_name(f"{path.name}.data")
-    size = path.stat().st_size + (beside.stat().st_size if beside.is_file() else 0)
-    return {"file": str(path), "file_bytes": size}
+    return {"file": str(path), "file_bytes": runtimes.file_bytes(path)}
 
 
 def reference_file(spec: CellSpec) -> Path:

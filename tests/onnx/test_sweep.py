@@ -480,6 +480,20 @@ def test_a_size_fills_the_dynamic_ones_of_a_file(tmp_path):
         subjects.file_shapes(dataclasses.replace(spec, network=other), 3)
 
 
+def test_shapes_of_an_engine_leave_out_scalars(tmp_path, monkeypatch):
+    import onnx
+
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 3] x, float scale) => (float[n, 3] y) { y = Mul(x, scale) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "scaled.onnx")
+    network = find_network(str(tmp_path / "scaled.onnx"), None, None, None)
+    cell = Cell("scaled", "tensorrt", "fp16", 2, "dynamic")
+    spec = CellSpec(network=network, cell=cell, folder=str(tmp_path), largest=8, best=4)
+    monkeypatch.setattr(subjects, "build_once", lambda path, command: command)
+    command = subjects._build(spec, cell)
+    assert command[command.index("--min") :][:6] == ["--min", "x:1x3", "--opt", "x:4x3", "--max", "x:8x3"]
+
+
 def test_an_engine_has_the_precision_and_batch_of_its_metadata(tmp_path):
     engine = tmp_path / "net.engine"
     engine.write_bytes(b"engine")

@@ -27,12 +27,12 @@ TASKS = {"resnet18": "classify", EVIL: "classify", "co_dino_r50": "detect"}
 
 
 def results() -> dict:
-    """Results with cells that are measured, throttled, failed, skipped and missing."""
+    """Results with cells that are measured, throttled, failed and missing."""
     content = sample_results(TASKS, [1, 32])
     cells = {cell["id"]: cell for cell in content["cells"]}
     empty_cell(cells["resnet18-tensorrt-fp8-b32-static"], "failed", "out of GPU memory, <b>32</b> images")
     for batch in (1, 32):
-        empty_cell(cells[f"co_dino_r50-torch-tf32-b{batch}-any"], "skipped", "no | tf32")
+        empty_cell(cells[f"co_dino_r50-torch-tf32-b{batch}-any"], "missing", "no | tf32")
     empty_cell(cells["resnet18-onnxruntime-fp32-b1-any"], "missing", None)
     cells["resnet18-tensorrt-int8-b32-static"]["gpu"] |= {"throttled": True, "reasons": ["sw power cap"]}
     cells["resnet18-tensorrt-fp16-b32-static"]["agreement"]["by_rank"][0]["mean_abs_error"] = float("nan")
@@ -119,7 +119,7 @@ def test_markdown_has_tables_by_network(report):
     assert "AP %" in detector and "top-1" not in detector and "AP" not in resnet
     reason = "out of GPU memory, &lt;b&gt;32&lt;/b&gt; images"
     assert f"| TensorRT | fp8 | static | 32 | failed | {reason} |" in problems
-    assert "| PyTorch | tf32 | any | 1, 32 | skipped | no \\| tf32 |" in problems
+    assert "| PyTorch | tf32 | any | 1, 32 | missing | no \\| tf32 |" in problems
     assert "| ONNX Runtime | fp32 | any | 1 | missing | not run yet |" in problems
     differences = next(table for table in tables if table.startswith("How the outputs of resnet18"))
     assert "not finite" in differences and "| 32 ⚠ |" in differences
