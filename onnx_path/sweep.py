@@ -291,7 +291,11 @@ class Sweep:
         return self._out / "cells" / f"{spec.cell.id}.json"
 
     def _key(self, spec: CellSpec) -> str:
-        return hash_of(spec.as_dict(), self._machine["gpu"], self._versions)
+        """Returns a hash of all that a cell's result depends on: contents, not paths as they were typed."""
+        fields = spec.as_dict()
+        for path in ("network", "folder", "dataset", "calibration"):
+            del fields[path]
+        return hash_of(fields, spec.network.key, self._machine["gpu"], self._versions)
 
     def _row(self, cell: Cell, say: Callable[[str], None]) -> dict:
         head = {

@@ -97,7 +97,7 @@ def find_network(
         if find_spec(source) is not None and has(text):
             if size is not None and size[0] != size[1]:
                 raise ArgumentError("size", f"expected a square for {text}, got {size[0]}x{size[1]}")
-            key = hash_of(source, metadata.version(source), text, chosen, size, _content(chosen))
+            key = hash_of(source, metadata.version(source), text, size, _content(chosen))
             return Network(text, source, text, "classify", chosen, key, size=size)
     missing = [source for source in _SOURCES if find_spec(source) is None]
     close = difflib.get_close_matches(text, {*_detectors(), *_library_names()}, 4)

@@ -99,7 +99,7 @@ def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch)
     ):
         assert (out / name).stat().st_size > 1000, name
 
-    # A second run measures nothing, and another dataset everything.
+    # A second run measures nothing, also by other paths, and another dataset everything.
     started = []
     monkeypatch.setattr(
         sweep.Sweep,
@@ -107,11 +107,14 @@ def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch)
         lambda self, what, spec: started.append(spec.cell.id) or {"status": "failed", "reason": "not run"},
     )
     assert sweep.main(given) == 0
+    monkeypatch.chdir(folder)
+    assert sweep.main(command(Path(), Path("data"), out, *options)) == 0
     assert started == []
     other = tmp_path / "other"
     shutil.copytree(folder / "data", other)
+    (other / "val/class 0/damaged.png").unlink()
     assert sweep.main(command(folder, other, out, *options)) == 1
-    assert len(started) == 3  # the same pictures: the outputs to compare with are kept
+    assert len(started) == 4  # one of them for the outputs to compare with
 
 
 @pytest.mark.gpu
