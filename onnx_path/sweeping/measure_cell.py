@@ -35,7 +35,7 @@ def measure(spec: CellSpec, wait: Callable[[], object] = lambda: None) -> dict:
     from onnx_path.sweeping import subjects
 
     subject = subjects.open_subject(spec)
-    batch = next(subject.batches(spec.cell.batch, spec.cell.batch))
+    batch = next(subject.batches(max(8, spec.cell.batch), spec.cell.batch))  # some pictures may be damaged
     batch = subjects.fill(batch, spec.cell.batch)
     wait()
     runtime, facts = subject.open_runtime(spec.cell)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ from codetr.classify.top_k import TopK
 from codetr.dataset.bad_pictures import BadPictures
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import FILE_BACKENDS
-from codetr.detector.preprocess import Preprocessor, load_image
+from codetr.detector.preprocess import ImageError, Preprocessor, load_image
 from codetr.detector.sizes import ChosenSize, InputSizes
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantization.calibration_data import find_pictures
@@ -221,10 +223,16 @@ class DetectorSubject:
             for images in random_images(count, batch, (3, *self._size)):
                 yield {IMAGES: images, "image_shapes": np.tile(np.int64(self._size), (len(images), 1))}
             return
-        files = find_pictures(Path(self._spec.dataset), "val", count, argument="dataset")
-        for start in range(0, len(files), batch):
-            made = self._preprocessor.batch([load_image(file) for file in files[start : start + batch]])
+        readable = self._readable(find_pictures(Path(self._spec.dataset), "val", count, argument="dataset"))
+        while images := list(itertools.islice(readable, batch)):
+            made = self._preprocessor.batch(images)
             yield {IMAGES: made.images, "image_shapes": made.image_shapes}
+
+    def _readable(self, files: Sequence[Path]) -> Iterator[np.ndarray]:
+        """Yields the pixels of pictures without those that are damaged, which `accuracy` counts."""
+        for file in files:
+            with contextlib.suppress(ImageError):
+                yield load_image(file)
 
     def differences(self) -> output_differences.DetectorDifferences:
         return output_differences.DetectorDifferences()

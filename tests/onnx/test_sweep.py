@@ -542,6 +542,22 @@ def test_an_exported_detector_of_dynamic_sizes(tmp_path, size, found):
     assert inputs["images"].shape == (2, 3, *found) and inputs["image_shapes"].tolist() == [[*found]] * 2
 
 
+def test_a_detector_is_compared_on_the_pictures_that_can_be_read(tmp_path):
+    (tmp_path / "net.engine").write_bytes(b"engine")
+    dynamic_metadata().save(tmp_path / "net.json")
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, colour in (("a", "red"), ("c", "blue")):
+        Image.new("RGB", (60, 50), colour).save(data / f"{name}.png")
+    (data / "b.png").write_bytes(b"no picture")
+    network = find_network(str(tmp_path / "net.engine"), None, None, None)
+    cell = Cell("net", "tensorrt", "fp32", 2, "static")
+    spec = CellSpec(network=network, cell=cell, folder=str(tmp_path), dataset=str(data), compare=3)
+    (inputs,) = subjects.open_subject(spec).batches(3, 2)
+    red, blue = inputs["images"][:, :, 0, 0]
+    assert red[0] > red[2] and blue[2] > blue[0]
+
+
 def engine_subject(tmp_path, monkeypatch, own: int, batch: int) -> subjects.Subject:
     """Opens an engine of images [own, 3, 8, 8] in a cell of a batch size. A dynamic batch is tuned for 3."""
     runner = SimpleNamespace(
