@@ -34,7 +34,7 @@ def attributes() -> Iterator[tuple[str, list[str]]]:
     """
     for path in sorted(chain.from_iterable((ROOT / room).rglob("*.py") for room in ROOMS)):
         text = path.read_text(encoding="utf-8")
-        if "tensorrt" not in text:
+        if "tensorrt" not in text.replace("onnx_path.tensorrt", ""):  # a package of ours
             continue
         for node in ast.walk(ast.parse(text)):
             place, names = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", []
