@@ -93,8 +93,7 @@ def read_tensors(path: str) -> Mapping[str, Tensor]:
     try:
         content: Any = load_file(path) if path.endswith(".safetensors") else read_pth(path)
     except SafetensorError as error:
-        problem = f"{path}: damaged, or no safetensors file ({one_line(error)})"
-        raise ArgumentError("weights", problem) from error
+        raise ArgumentError("weights", _damaged(path, error)) from error
     except ValueError as error:
         raise ArgumentError("weights", one_line(error)) from error
     if isinstance(content, dict):
@@ -129,8 +128,12 @@ def stated_network(path: Path) -> str | None:
         with safe_open(path, "pt") as file:
             entry = (file.metadata() or {}).get(_ENTRY)
     except SafetensorError as error:
-        raise UsageError(f"{path}: damaged, or no safetensors file ({one_line(error)})") from error
+        raise UsageError(_damaged(path, error)) from error
     return None if entry is None else json.loads(entry)["network"]
+
+
+def _damaged(path: str | Path, error: SafetensorError) -> str:
+    return f"{path}: damaged, or no safetensors file ({one_line(error)})"
 
 
 def load_classifier(path: str | Path) -> nn.Module:

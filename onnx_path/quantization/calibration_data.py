@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,6 +18,7 @@ from codetr.errors import ArgumentError, one_line
 from trt_plugin.metadata import ArtifactMetadata
 
 Sample = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,15 @@ def find_pictures(folder: Path, split: str, limit: int, *, argument: str = "data
         raise ArgumentError(
             argument, f"expected pictures ({', '.join(sorted(IMAGE_SUFFIXES))}), got none in {folder}"
         )
-    count = min(limit, len(files))
-    return [files[i * len(files) // count] for i in range(count)]
+    return [*spread(files, limit)]
+
+
+def spread(items: Sequence[T], count: int | None) -> Sequence[T]:
+    """Returns up to `count` items at equal distances, so some of each class in sorted items. None: all."""
+    total = len(items)
+    if count is None or count >= total:
+        return items
+    return [items[i * total // count] for i in range(count)]
 
 
 def picture_data(
@@ -162,18 +171,19 @@ def array_data(model: ir.Model, file: Path, limit: int) -> CalibrationData:
     if len(set(counts.values())) != 1 or runs < 1 or runs % 1:
         raise ArgumentError("data", f"{file}: expected as many runs in every array, got {counts}")
 
-    count = min(int(runs), limit)
+    chosen = spread(range(int(runs)), limit)
 
     def read(run: int) -> Sample:
-        place = run * int(runs) // count
         parts = {
-            name: array[place * steps[name] :][: steps[name]] for name, array in arrays.items() if array.ndim
+            name: array[chosen[run] * steps[name] :][: steps[name]]
+            for name, array in arrays.items()
+            if array.ndim
         }
         return {name: array.astype(inputs[name].dtype.numpy()) for name, array in {**arrays, **parts}.items()}
 
     key = hashlib.sha256(file.read_bytes())
-    key.update(str(count).encode())
-    return CalibrationData(key.hexdigest()[:32], count, count, read)
+    key.update(str(len(chosen)).encode())
+    return CalibrationData(key.hexdigest()[:32], len(chosen), len(chosen), read)
 
 
 def choose_preprocessor(

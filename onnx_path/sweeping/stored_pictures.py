@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from codetr.classify.class_folders import ClassFolders, ClassPicture, find_bad_p
 from codetr.classify.pictures import ClassifierPreprocessing
 from codetr.dataset.coco_files import DatasetError
 from codetr.evaluation.detect_dataset import read_ahead
+from onnx_path.quantization.calibration_data import spread
 from trt_plugin.atomic_files import atomic_write, locked, write_json
 
 _CHUNK = 64  # pictures in memory at a time
@@ -48,14 +49,6 @@ class StoredPictures:
 
         for indices, images in read_ahead(spread(range(len(self.labels)), count), batch, read=read):
             yield np.stack(images), self.labels[list(indices)]
-
-
-def spread(items: Sequence, count: int | None) -> Sequence:
-    """Returns `count` items at equal distances, so of all classes if these follow each other. None: all."""
-    total = len(items)
-    if count is None or count >= total:
-        return items
-    return [items[i * total // count] for i in range(count)]
 
 
 def store_pictures(

@@ -40,6 +40,7 @@ from torch import Tensor
 from onnx_path.surgeon import operate
 from tests.onnx import zoo_layers, zoo_models
 from tests.onnx.zoo_exporters import Exporter, Sampling, Simplifier, export_module, quiet, simplify
+from trt_plugin.atomic_files import atomic_write
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
 
@@ -142,15 +143,14 @@ def export(
     path = folder / f"{'-'.join([name, *options])}.onnx"
     if path.exists():
         return path
-    partial = path.with_suffix(f".{os.getpid()}")  # another process may be writing the same file
     form = {"exporter": exporter, "opset": opset, "sampling": sampling, "double_grids": double_grids}
-    if simplified:
-        simplify(export(name, folder, dynamic=dynamic, **form), partial, simplified)
-    else:
-        model, inputs = entry.build()
-        axes = entry.dynamic if dynamic else None
-        export_module(model, inputs, partial, outputs=entry.outputs, dynamic=axes, **form)
-    partial.replace(path)
+    with atomic_write(path) as partial:  # another process may be writing the same file
+        if simplified:
+            simplify(export(name, folder, dynamic=dynamic, **form), partial, simplified)
+        else:
+            model, inputs = entry.build()
+            axes = entry.dynamic if dynamic else None
+            export_module(model, inputs, partial, outputs=entry.outputs, dynamic=axes, **form)
     return path
 
 
@@ -159,9 +159,8 @@ def operated(name: str, folder: Path, target: str = "msda") -> onnx.ModelProto:
     path = export(name, folder)
     result = path.with_suffix(f".{target}.onnx")
     if not result.exists():
-        partial = result.with_suffix(f".{os.getpid()}")
-        onnx.save(operate(onnx.load(path), target=target, check=False)[0], partial)
-        partial.replace(result)
+        with atomic_write(result) as partial:
+            onnx.save(operate(onnx.load(path), target=target, check=False)[0], partial)
     return onnx.load(result)
 
 

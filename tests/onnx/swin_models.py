@@ -7,7 +7,6 @@ Small models have two stages of two blocks; all else is as published.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from tests.onnx.surgery_checks import export
 from tests.onnx.zoo_exporters import quiet, randomise, simplify
+from trt_plugin.atomic_files import atomic_write
 
 Size = tuple[int, int]
 SMALL_BLOCKS = 4
@@ -170,17 +170,14 @@ def export_swin(
     options = ["dynamic"] * dynamic + ["half"] * half + [simplified or "plain"]
     path = folder / f"{'-'.join([name, exporter, *options])}.onnx"
     if not path.exists():
-        partial = path.with_suffix(f".{os.getpid()}")  # another process may be writing the same file
-        if simplified:
-            plain = path.with_suffix(f".{os.getpid()}.plain.onnx")
-            onnx.save(export_swin(name, folder, exporter, dynamic=dynamic, half=half), plain)
-            simplify(plain, partial, simplified)
-            plain.unlink()
-        else:
-            module, images = SWINS[name].build()
-            if half:
-                module, images = module.half(), {"x": images["x"].half()}
-            axes = {"x": {0: "n", 2: "h", 3: "w"}} if dynamic else None
-            export(module, images, partial, exporter=exporter, opset=OPSETS[exporter], dynamic=axes)
-        partial.replace(path)
+        with atomic_write(path) as partial:  # another process may be writing the same file
+            if simplified:
+                onnx.save(export_swin(name, folder, exporter, dynamic=dynamic, half=half), partial)
+                simplify(partial, partial, simplified)
+            else:
+                module, images = SWINS[name].build()
+                if half:
+                    module, images = module.half(), {"x": images["x"].half()}
+                axes = {"x": {0: "n", 2: "h", 3: "w"}} if dynamic else None
+                export(module, images, partial, exporter=exporter, opset=OPSETS[exporter], dynamic=axes)
     return onnx.load(path)

@@ -7,7 +7,8 @@ from PIL import Image
 from codetr.classify.class_folders import find_bad_pictures, load_class_folders
 from codetr.classify.pictures import ClassifierPreprocessing, read_batches
 from codetr.dataset.coco_files import DatasetError
-from onnx_path.sweeping.stored_pictures import spread, store_pictures
+from onnx_path.quantization.calibration_data import spread
+from onnx_path.sweeping.stored_pictures import store_pictures
 
 PREPROCESSING = ClassifierPreprocessing(36, 32)
 
