@@ -10,7 +10,8 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - the layers around attention, see `AttentionFinder`;
 - linear layers before a normalisation over cells, such as GroupNorm;
 - linear layers that merge cells, see `_merges_cells`;
-- convolutions that TensorRT does not run faster, see `Policy._is_slow`.
+- convolutions that TensorRT does not run faster, see `Policy._is_slow`;
+- convolutions before a GELU, of which TensorRT 10.6 cannot build an engine.
 
 The rules of decoder, attention and convolutions come from measured times, see `benchmarks.placements`.
 """
@@ -37,6 +38,7 @@ IMAGES = "layers that read the image"
 NORMALISED = "before a normalisation over cells"
 MERGING = "layers that merge cells"
 CONVOLUTIONS = "convolutions that 8 bits make no faster"
+GELU = "convolutions before a GELU"
 
 FEWEST_CHANNELS = 16
 """Input channels from which a convolution becomes 8 bits."""
@@ -77,7 +79,9 @@ class Policy:
             samples = leads & {Leads.COORDINATES, Leads.SOFTMAX} and not leads & {Leads.SCORES, Leads.OUTPUTS}
             return SAMPLING if samples else HEADS
         if product.is_convolution:
-            return CONVOLUTIONS if self._is_slow(product) else None
+            if self._is_slow(product):
+                return CONVOLUTIONS
+            return GELU if self._precedes_gelu(product.output) else None
         if self._rows[product.source] != Rows.CELLS:
             return DECODER
         if self._is_input(product.source):
@@ -98,6 +102,21 @@ class Policy:
         grouped = attribute(convolution.node, "group", 1) > 1
         normalised = _is_normalised(convolution.output, *_NORMALISATIONS)
         return self._precision == "fp8" or few or grouped or normalised
+
+    def _precedes_gelu(self, value: ir.Value) -> bool:
+        """Returns whether a GELU, as one node or by Erf, reads a value.
+
+        TensorRT 10.6 fuses a GELU in 16 bits with the INT8 convolution before it, and the build ends with the
+        assertion "type() == expectedDataType<T>()" of weightsPtr.h.
+        """
+        for use in value.uses():
+            if is_op(use.node, "Gelu", "Erf"):
+                return True
+            scales = is_op(use.node, "Cast", "Div", "Mul")
+            alone = all(x is value or x in self._static for x in use.node.inputs)
+            if scales and alone and self._precedes_gelu(use.node.outputs[0]):
+                return True
+        return False
 
     def _is_input(self, value: ir.Value) -> bool:
         """Returns whether a value is an input of the graph, moved and normalised."""

@@ -22,6 +22,7 @@ from onnx_path.quantization.policy import (
     ATTENTION,
     CONVOLUTIONS,
     DECODER,
+    GELU,
     HEADS,
     IMAGES,
     MERGING,
@@ -34,25 +35,25 @@ from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
 
 # Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions,
-# layers that read the image, layers that merge cells.
+# layers that read the image, layers that merge cells, convolutions before a GELU.
 COUNTS = {
-    "bevformer_spatial": (0, 2, 1, 0, 1, 0, 0, 0),
-    "bevformer_temporal": (0, 2, 1, 0, 1, 0, 0, 0),
-    "co_dino_r50": (15, 4, 10, 8, 3, 12, 0, 0),
-    "co_dino_swin": (12, 6, 13, 16, 14, 5, 1, 3),
-    "d_fine": (32, 4, 17, 18, 4, 87, 0, 0),
-    "deformable_detr": (13, 6, 9, 4, 10, 9, 0, 0),
-    "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9, 0, 0),
-    "grounding_dino": (25, 6, 16, 31, 18, 5, 0, 4),
-    "mask2former": (25, 4, 11, 16, 11, 6, 0, 3),
-    "mask_dino": (0, 7, 5, 1, 3, 0, 0, 0),
-    "omdet_turbo": (65, 4, 9, 20, 10, 1, 0, 3),
-    "rf_detr": (15, 4, 9, 16, 5, 9, 0, 0),
-    "rt_detr": (51, 4, 13, 18, 6, 8, 0, 0),
-    "rt_detr_v2": (51, 4, 13, 18, 6, 8, 0, 0),
-    "vit_adapter": (1, 4, 1, 0, 3, 4, 0, 0),
+    "bevformer_spatial": (0, 2, 1, 0, 1, 0, 0, 0, 0),
+    "bevformer_temporal": (0, 2, 1, 0, 1, 0, 0, 0, 0),
+    "co_dino_r50": (15, 4, 10, 8, 3, 12, 0, 0, 0),
+    "co_dino_swin": (12, 6, 13, 16, 14, 5, 1, 3, 0),
+    "d_fine": (32, 4, 17, 18, 4, 87, 0, 0, 0),
+    "deformable_detr": (13, 6, 9, 4, 10, 9, 0, 0, 0),
+    "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9, 0, 0, 0),
+    "grounding_dino": (25, 6, 16, 31, 18, 5, 0, 4, 0),
+    "mask2former": (25, 4, 11, 16, 11, 6, 0, 3, 0),
+    "mask_dino": (0, 7, 5, 1, 3, 0, 0, 0, 0),
+    "omdet_turbo": (61, 4, 9, 20, 10, 1, 0, 3, 4),
+    "rf_detr": (15, 4, 9, 16, 5, 9, 0, 0, 0),
+    "rt_detr": (51, 4, 13, 18, 6, 8, 0, 0, 0),
+    "rt_detr_v2": (51, 4, 13, 18, 6, 8, 0, 0, 0),
+    "vit_adapter": (1, 4, 1, 0, 3, 4, 0, 0, 0),
 }
-REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS, IMAGES, MERGING)
+REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS, IMAGES, MERGING, GELU)
 LAYERS_IN_FP8 = {"co_dino_r50": 2, "rf_detr": 15, "vit_adapter": 1}
 """Without convolutions. Tested in every run."""
 
@@ -139,14 +140,23 @@ class Drawing:
     """A graph that grows by blocks. Names of layers tell what the policy has to do.
 
     Names are "eight", "sixteen", or "either" for the convolution, which is 8 bits in INT8 alone.
+
+    Args:
+        gelu: whether a GELU follows the convolution, as one node or by Erf; it is 16 bits then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gelu: str | None = None) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, np.ndarray] = {}
         self.random = np.random.default_rng(0)
         images = self.weight((CHANNELS, CHANNELS, 3, 3))
-        cells = self.add("Conv", "images", images, name="either_stem", pads=[1, 1, 1, 1])
+        name = "sixteen_stem" if gelu else "either_stem"
+        cells = self.add("Conv", "images", images, name=name, pads=[1, 1, 1, 1])
+        if gelu == "Gelu":
+            cells = self.add("Gelu", cells)
+        elif gelu == "Erf":
+            share = self.add("Erf", self.add("Div", cells, self.constant(np.float32(2**0.5))))
+            cells = self.add("Mul", cells, self.add("Add", share, self.constant(np.float32(1))))
         flat = self.add("Reshape", cells, self.constant([1, CHANNELS, -1]))
         self.x = self.memory = self.add("Transpose", flat, perm=[0, 2, 1])
         self.cells = True
@@ -297,10 +307,14 @@ BLOCKS = (
 )
 
 
-@given(st.lists(st.sampled_from(BLOCKS), max_size=8), st.sampled_from(list(FORMATS.values())))
-def test_drawn_graphs(blocks, form):
+@given(
+    st.lists(st.sampled_from(BLOCKS), max_size=8),
+    st.sampled_from(list(FORMATS.values())),
+    st.sampled_from([None, "Gelu", "Erf"]),
+)
+def test_drawn_graphs(blocks, form, gelu):
     """Only layers that may be 8 bits read Q/DQ nodes, and both their inputs do."""
-    drawing = Drawing()
+    drawing = Drawing(gelu)
     for block in blocks:
         block(drawing)
     drawing.norm()
