@@ -124,7 +124,8 @@ class MeasureOptions:
     """Finished cells to measure again."""
     jobs: PositiveInt = 1
     """Engines that are built at the same time. With more than one, all are built before measurements start.
-    TensorRT then chooses kernels by times that other builds disturb."""
+    TensorRT then chooses kernels by times that other builds disturb. Start NVIDIA's MPS
+    (`nvidia-cuda-mps-control -d`) first: without it, the GPU gives each build a slice of time in turn."""
     ahead: NonNegativeInt = 0
     """Cells that load their networks on the CPU while the GPU measures another one. Needs idle cores."""
 
