@@ -31,19 +31,20 @@ _FILTERS = {
 class ClassifierPreprocessing:
     """Turns pictures into the input of a classifier.
 
-    The shorter side is resized to `resize` with antialiasing, the centre is cropped, and the pixels are
-    normalised. Source: torchvision.transforms.ImageClassification, and timm's evaluation with
-    crop_mode "center".
+    The shorter side, or each side if `squash`, is resized to `resize` with antialiasing. The centre is
+    cropped, and the pixels are normalised. Source: torchvision.transforms.ImageClassification, and timm's
+    evaluation with the crop modes "center" and "squash".
 
     Raises:
         ArgumentError: a field has a wrong value.
     """
 
-    resize: int = 256  # shorter side in pixels, at least crop
+    resize: int = 256  # side in pixels, at least crop
     crop: int = 224  # side of the square in pixels
     mean: tuple[float, float, float] = IMAGENET_MEAN  # per RGB channel, 0..1
     std: tuple[float, float, float] = IMAGENET_STD
     interpolation: str = "bilinear"  # or nearest, bicubic, lanczos
+    squash: bool = False  # resizes both sides, which changes the picture's proportions
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
@@ -69,6 +70,7 @@ class ClassifierPreprocessing:
         # torchvision truncates the longer side, in this order of operations.
         longer = int(self.resize * max(height, width) / min(height, width))
         size = (self.resize, longer) if width <= height else (longer, self.resize)
+        size = (self.resize, self.resize) if self.squash else size
         resized = Image.fromarray(image)
         if resized.size != size:
             resized = resized.resize(size, _FILTERS[self.interpolation])

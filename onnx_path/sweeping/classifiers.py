@@ -125,7 +125,12 @@ def _make_timm(name: str, pretrained: bool, classes: int | None) -> Made:
     config = timm.data.resolve_data_config({}, model=module)
     side = config["input_size"][-1]
     preprocessing = ClassifierPreprocessing(
-        int(side / config["crop_pct"]), side, config["mean"], config["std"], config["interpolation"]
+        int(side / config["crop_pct"]),
+        side,
+        config["mean"],
+        config["std"],
+        config["interpolation"],
+        squash=config["crop_mode"] == "squash",
     )
     return module, preprocessing, None
 

@@ -124,6 +124,16 @@ def test_preprocessing_is_torchvisions(interpolation, resize, turned):
     assert np.abs(ours - theirs.numpy()).max() <= 1e-6
 
 
+@pytest.mark.parametrize("mode", ["center", "squash"])
+def test_preprocessing_is_timms(mode):
+    data = pytest.importorskip("timm.data")
+    image = load_image(ROOT / "assets" / "scene.jpg")[:, :-37]
+    theirs = data.create_transform(224, crop_pct=0.9, crop_mode=mode, interpolation="bicubic")
+    ours = ClassifierPreprocessing(248, 224, interpolation="bicubic", squash=mode == "squash")
+    expected = theirs(Image.fromarray(image)).numpy()
+    assert np.abs(ours.picture(image) - expected).max() <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("fields", "argument"),
     [
