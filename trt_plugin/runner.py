@@ -177,12 +177,20 @@ class EngineRunner:
         self._capture(session)
         return outputs
 
-    def time(self, inputs: Mapping[str, np.ndarray], iterations: int = 100, warmup: int = 20) -> list[float]:
+    def time(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        iterations: int = 100,
+        warmup: int = 20,
+        *,
+        cuda_graph: bool = True,
+    ) -> list[float]:
         """Measures the GPU time of the engine without the copies of inputs and outputs.
 
         Args:
             inputs: as in a call. Copied once.
             iterations, warmup: number of samples, and of runs before them.
+            cuda_graph: whether to replay the graph, if the runner captures graphs.
 
         Returns:
             Milliseconds between two CUDA events around each run (graph replay, or enqueueing without graphs).
@@ -190,7 +198,10 @@ class EngineRunner:
         session = self._prepare(inputs)
         self._enqueue(session)
         self._stream.synchronize()
-        self._capture(session)
+        if cuda_graph:
+            self._capture(session)
+        else:
+            session = _Session(session.context, session.shapes)
         for _ in range(warmup):
             self._enqueue(session)
         return self._stream.time(lambda: self._enqueue(session), iterations)

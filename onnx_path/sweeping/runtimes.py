@@ -182,25 +182,22 @@ class TensorRTRuntime:
             "weights_bytes": summary.loaded_bytes,
             "context_bytes": summary.device_memory_bytes,
         }
-        self._engine = engine
         self._runner = EngineRunner(engine)
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
         return list(self._runner(inputs).values())
 
     def time_model(self, inputs: Arrays, iterations: int, seconds: float) -> dict[str, dict | None]:
-        from trt_plugin import EngineRunner
-
-        graph = _time_engine(self._runner, inputs, iterations, seconds)
-        with EngineRunner(self._engine, cuda_graph=False) as runner:
-            return {"eager": _time_engine(runner, inputs, iterations, seconds), "graph": graph}
+        return {
+            name: self._time(inputs, iterations, seconds, cuda_graph=name == "graph")
+            for name in ("eager", "graph")
+        }
 
     def close(self) -> None:
         self._runner.close()
 
-
-def _time_engine(runner: Any, inputs: Arrays, iterations: int, seconds: float) -> dict:
-    once = runner.time(inputs, 3, 1)[-1] / 1e3
-    count = max(FEWEST_SAMPLES, min(iterations, int(seconds / once)))
-    warm_up = max(1, round(WARM_UP * count))
-    return summarise(runner.time(inputs, count, warm_up), warm_up)
+    def _time(self, inputs: Arrays, iterations: int, seconds: float, cuda_graph: bool) -> dict:
+        once = self._runner.time(inputs, 3, 1, cuda_graph=cuda_graph)[-1] / 1e3
+        count = max(FEWEST_SAMPLES, min(iterations, int(seconds / once)))
+        warm_up = max(1, round(WARM_UP * count))
+        return summarise(self._runner.time(inputs, count, warm_up, cuda_graph=cuda_graph), warm_up)

@@ -130,9 +130,12 @@ def test_graph_replay_equals_enqueueing(tmp_path, plan, inputs):
         assert runner.uses_cuda_graph
         replayed = runner(inputs)["output"]
         other = runner({**inputs, "value": 2 * inputs["value"]})["output"]
+        assert len(runner.time(inputs, 3, 1, cuda_graph=False)) == 3
+        timed = runner(inputs)["output"]
     np.testing.assert_array_equal(first, expected)
     np.testing.assert_array_equal(replayed, expected)
     np.testing.assert_array_equal(other, 2 * expected)
+    np.testing.assert_array_equal(timed, expected)
     assert np.abs(expected).sum() > 0
 
 
