@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import shlex
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,13 +21,12 @@ from codetr.cli.argument_types import Folder, InputFile, Parameter, parsed_by
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantize import parse_size
+from onnx_path.sweeping.cell_processes import CellProcesses
 from onnx_path.sweeping.cells import Cell, CellPrecision, CellSpec, Runtime, Shapes, plan
-from onnx_path.sweeping.gpu_monitor import GpuMonitor
 from onnx_path.sweeping.machine import describe_machine, gpu_name
 from onnx_path.sweeping.networks import RANDOM, Network, find_network, hash_of
-from trt_plugin.atomic_files import locked, new_folder, write_json
-
-RESULTS_VERSION = 1
+from onnx_path.sweeping.results_file import ResultsFile
+from trt_plugin.atomic_files import new_folder, write_json
 
 _CELLS = Group("Cells", sort_key=1)
 _DATA = Group("Images", sort_key=2)
@@ -219,9 +213,10 @@ class Sweep:
         folders = {images.dataset, self._calibration}
         self._fingerprints = {folder: _fingerprint(folder) for folder in folders if folder is not None}
         self._rows: dict[str, dict] = {}
+        self._results = ResultsFile(out, networks, planned, self._machine, self._versions)
+        self._processes = CellProcesses(out / "logs", measurement.cell_seconds)
         self._references: set[Path] = set()  # tried in this run
         self._next: dict[str, CellSpec] = {}  # cells to measure, in order
-        self._loading: dict[str, tuple[subprocess.Popen, Path]] = {}  # processes of the first ones
         self._missing: dict[tuple[str, str], str] = {}  # reasons by network and precision
         self.status = 0
 
@@ -242,8 +237,7 @@ class Sweep:
                     self.status |= row["status"] == "failed"
                     advance(_line(row))
         finally:
-            for name in [*self._loading]:
-                self._stop_loading(name)
+            self._processes.stop_all()
         self._write()
 
     def _build_engines(self, say: Callable[[str], None]) -> None:
@@ -263,10 +257,11 @@ class Sweep:
         leaders = list({key[:2]: key for key in reversed(engines)}.values())
         done = 0
         for keys in (leaders, [key for key in engines if key not in leaders]):
-            keys = [key for key in keys if key[:2] not in self._missing]
+            specs = [engines[key] for key in keys if key[:2] not in self._missing]
             with ThreadPoolExecutor(self._measurement.jobs) as pool:
-                for key, built in zip(keys, pool.map(lambda key: self._run("build", engines[key]), keys)):
-                    self._note_missing(engines[key].cell, built)
+                results = pool.map(lambda spec: self._processes.run("build", spec), specs)
+                for spec, built in zip(specs, results):
+                    self._note_missing(spec.cell, built)
                     done += 1
                     say(f"built {done} of {len(engines)} engines")
 
@@ -310,19 +305,18 @@ class Sweep:
         kept = self._kept(spec)
         if kept is not None:
             self._note_missing(cell, kept)
-            self._stop_loading(cell.id)
+            self._processes.stop(cell.id)
             return self._rows.setdefault(cell.id, kept)
         reason = self._missing.get((cell.network, cell.precision))
         if reason is not None:
-            self._stop_loading(cell.id)
+            self._processes.stop(cell.id)
             return self._keep(spec, {**head, "status": "missing", "reason": reason})
         say(cell.id)
-        for name, following in itertools.islice(self._next.items(), self._measurement.ahead):
-            if name not in self._loading:
-                self._loading[name] = self._start("cell", following)
+        for following in itertools.islice(self._next.values(), self._measurement.ahead):
+            self._processes.load(following)
         if spec.compare:
             self._make_reference(spec)
-        row = {**head, **self._run("cell", spec)}
+        row = {**head, **self._processes.run("cell", spec)}
         self._note_missing(cell, row)
         return self._keep(spec, row)
 
@@ -363,137 +357,12 @@ class Sweep:
         self._references.add(path)
         batch = spec.network.batch or min(32, spec.compare)
         cell = Cell(spec.network.name, "torch", "fp32", batch, "any")
-        result = self._run("reference", dataclasses.replace(spec, cell=cell))
+        result = self._processes.run("reference", dataclasses.replace(spec, cell=cell))
         if result["status"] == "failed":
             complain("note", f"{spec.network.name} has no outputs to compare with: {result['reason']}")
 
-    def _start(self, what: str, spec: CellSpec) -> tuple[subprocess.Popen, Path]:
-        """Starts a process of `onnx_path.sweeping.measure_cell`, which waits for a line.
-
-        Returns:
-            The process, and the path of its files without their suffixes.
-        """
-        logs = self._out / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        stem = logs / (f"{spec.network.folder}-reference" if what == "reference" else spec.cell.id)
-        source, result = _beside(stem, "spec.json"), _beside(stem, "result.json")
-        write_json(source, spec.as_dict())
-        result.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "onnx_path.sweeping.measure_cell", what, str(source), str(result)]
-        with _beside(stem, "log").open("w") as file:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
-        return process, stem
-
-    def _stop_loading(self, name: str) -> None:
-        """Ends the process that loads a cell ahead, if there is one."""
-        if name in self._loading:
-            process, _ = self._loading.pop(name)
-            process.kill()
-            process.wait()
-
-    def _run(self, what: str, spec: CellSpec) -> dict:
-        """Runs a process of `onnx_path.sweeping.measure_cell` and watches the GPU."""
-        loading = self._loading.pop(spec.cell.id, None) if what == "cell" else None
-        process, stem = loading or self._start(what, spec)
-        source, result = _beside(stem, "spec.json"), _beside(stem, "result.json")
-        started = time.monotonic()
-        with GpuMonitor() as monitor:
-            monitor.watch_process(process.pid)
-            try:
-                with contextlib.suppress(BrokenPipeError):  # it has ended
-                    process.stdin.write(b"\n")
-                    process.stdin.close()
-                process.wait(self._measurement.cell_seconds)
-                reason = _ending(process.returncode, _beside(stem, "log"))
-            except subprocess.TimeoutExpired:
-                reason = f"took longer than --cell-seconds {self._measurement.cell_seconds}"
-            finally:
-                process.kill()
-                process.wait()
-        content: dict[str, Any] = {"status": "failed", "reason": reason}
-        if result.is_file():
-            content = json.loads(result.read_text(encoding="utf-8"))
-            result.unlink()
-        source.unlink()
-        gpu, peak = monitor.report(content.pop("measured", []))
-        return {
-            **content,
-            "gpu": gpu,
-            "peak_gpu_bytes": peak,
-            "seconds": round(time.monotonic() - started, 2),
-        }
-
-    def _read_earlier(self) -> dict:
-        """Returns what other sweeps measured in the folder and this one does not."""
-        nothing = {"command": "", "networks": [], "cells": []}
-        path = self._out / "results.json"
-        if not path.is_file():
-            return nothing
-        content = json.loads(path.read_text(encoding="utf-8"))
-        same_kind = (
-            content["machine"]["gpu"] == self._machine["gpu"] and content["versions"] == self._versions
-        )
-        if content["version"] != RESULTS_VERSION or not same_kind:
-            return nothing
-        keys = {name: network.key for name, network in self._networks.items()}
-        networks = {
-            x["name"]: x
-            for x in content["networks"]
-            if x["name"] not in keys or keys[x["name"]] == x.get("key")
-        }
-        planned = {cell.id for cell in self._planned}
-        return {
-            "command": content["command"],
-            "networks": [x for name, x in networks.items() if name not in keys],
-            "cells": [x for x in content["cells"] if x["network"] in networks and x["id"] not in planned],
-        }
-
     def _write(self) -> None:
-        with locked(self._out):
-            self._write_results(self._read_earlier())
-
-    def _write_results(self, earlier: Mapping[str, Any]) -> None:
-        rows = [*earlier["cells"], *self._rows.values()]
-        networks = list(earlier["networks"])
-        for network in self._networks.values():
-            own = [row for row in rows if row["network"] == network.name and row["status"] == "ok"]
-            known = {
-                field: next((row[field] for row in own if row.get(field)), None) for field in _OF_NETWORK
-            }
-            networks.append(
-                {
-                    **{x: getattr(network, x) for x in ("name", "source", "task", "weights", "key")},
-                    **known,
-                }
-            )
-        words = sys.argv[2:] if sys.argv[1:2] == ["sweep"] else sys.argv[1:]
-        commands = [*earlier["command"].splitlines(), shlex.join(["codetr", "sweep", *words])]
-        content = {
-            "version": RESULTS_VERSION,
-            "command": "\n".join(dict.fromkeys(commands)),
-            "machine": self._machine,
-            "versions": self._versions,
-            "networks": networks,
-            "cells": rows,
-        }
-        write_json(self._out / "results.json", content, allow_nan=False)
-
-
-_OF_NETWORK = ("parameters", "input")
-
-
-def _beside(stem: Path, suffix: str) -> Path:
-    return stem.with_name(f"{stem.name}.{suffix}")
-
-
-def _ending(status: int, log: Path) -> str:
-    """Describes the end of a process that left no result."""
-    if status < 0:
-        name = signal.Signals(-status).name
-        hint = ", as Linux does for want of memory" if name == "SIGKILL" else ""
-        return f"the process was killed by {name}{hint}"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return f"the process ended with status {status}: {lines[-1] if lines else 'no message'}"
+        self._results.write(self._rows.values())
 
 
 def _fingerprint(folder: Path) -> str:

@@ -24,7 +24,8 @@ pytest.importorskip("timm", reason="timm is not installed")
 from codetr.config import config_file
 from codetr.errors import ArgumentError
 from onnx_path import sweep
-from onnx_path.sweeping import gpu_monitor, machine, measure_cell, subjects
+from onnx_path.sweeping import cell_processes, gpu_monitor, machine, measure_cell, subjects
+from onnx_path.sweeping.cell_processes import CellProcesses
 from onnx_path.sweeping.cells import Cell, CellSpec, MissingCell, plan
 from onnx_path.sweeping.classifiers import load_classifier
 from onnx_path.sweeping.latency import summarise
@@ -102,8 +103,8 @@ def test_every_table_and_picture_on_a_cpu(folder, tmp_path, capsys, monkeypatch)
     # A second run measures nothing, also by other paths, and another dataset everything.
     started = []
     monkeypatch.setattr(
-        sweep.Sweep,
-        "_run",
+        CellProcesses,
+        "run",
         lambda self, what, spec: started.append(spec.cell.id) or {"status": "failed", "reason": "not run"},
     )
     assert sweep.main(given) == 0
@@ -148,8 +149,8 @@ def test_engines_are_built_before_the_measurements(folder, tmp_path, monkeypatch
     started = []
     monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
     monkeypatch.setattr(
-        sweep.Sweep,
-        "_run",
+        CellProcesses,
+        "run",
         lambda self, what, spec: started.append((what, spec.cell)) or {"status": "failed", "reason": "x"},
     )
     options = ("--runtime", "torch,tensorrt", "--precision", "fp32,int8", "--batch", "1,4", "--jobs", "2")
@@ -175,7 +176,7 @@ def test_sweeps_at_the_same_time_share_a_folder(folder, tmp_path, monkeypatch):
             assert sweep.main(given("2")) == 1  # another sweep begins and ends during this cell
         return {"status": "failed", "reason": "not run"}
 
-    monkeypatch.setattr(sweep.Sweep, "_run", run)
+    monkeypatch.setattr(CellProcesses, "run", run)
     assert sweep.main(given("1")) == 1
     content = json.loads((tmp_path / "out/results.json").read_text())
     assert sorted(row["batch"] for row in content["cells"]) == [1, 1, 2, 2]
@@ -183,7 +184,7 @@ def test_sweeps_at_the_same_time_share_a_folder(folder, tmp_path, monkeypatch):
 
 def test_cells_load_while_another_is_measured(folder, tmp_path, monkeypatch):
     events = []
-    start, ending = sweep.Sweep._start, sweep._ending
+    start, ending = CellProcesses._start, cell_processes._ending
 
     def record(self, what, spec):
         events.append(f"load {spec.cell.batch}")
@@ -193,11 +194,11 @@ def test_cells_load_while_another_is_measured(folder, tmp_path, monkeypatch):
         events.append(f"end {log.name.split('-b')[1][0]}")
         return ending(status, log)
 
-    popen = sweep.subprocess.Popen
+    popen = subprocess.Popen
     script = ["sh", "-c", "read line && echo $line; exit 3"]
-    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, **options: popen(script, **options))
-    monkeypatch.setattr(sweep.Sweep, "_start", record)
-    monkeypatch.setattr(sweep, "_ending", end)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(script, **options))
+    monkeypatch.setattr(CellProcesses, "_start", record)
+    monkeypatch.setattr(cell_processes, "_ending", end)
     monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
     given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out"), "--ahead", "2"]
     assert sweep.main([*given, "--runtime", "torch", "--precision", "fp32", "--batch", "1,2,3,4"]) == 1
@@ -219,8 +220,8 @@ def test_a_cell_that_turns_out_missing_does_not_stop_others_from_loading(folder,
         return {"status": "missing" if spec.cell.precision == "int8" else "failed", "reason": "x"}
 
     monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
-    monkeypatch.setattr(sweep.Sweep, "_start", start)
-    monkeypatch.setattr(sweep.Sweep, "_run", run)
+    monkeypatch.setattr(CellProcesses, "_start", start)
+    monkeypatch.setattr(CellProcesses, "run", run)
     given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out"), "--ahead", "1"]
     given += ["--runtime", "onnxruntime", "--precision", "int8,fp16", "--batch", "1,2"]
     assert sweep.main(given) == 1
@@ -243,8 +244,8 @@ def test_a_network_that_8_bits_make_no_faster(folder, tmp_path, monkeypatch, job
     started = []
     monkeypatch.setattr(sweep, "gpu_name", lambda: "GPU")
     monkeypatch.setattr(
-        sweep.Sweep,
-        "_run",
+        CellProcesses,
+        "run",
         lambda self, what, spec: started.append((what, spec.cell.id)) or {"status": "missing", "reason": "x"},
     )
     given = command(folder, folder / "data", tmp_path / "out", "--precision", "fp8", "--batch", "1,4")
@@ -277,8 +278,8 @@ def test_fp8_convolutions_are_a_missing_cell(folder, tmp_path):
     ],
 )
 def test_a_lost_process_is_a_row(folder, tmp_path, monkeypatch, capsys, process, limit, reason):
-    popen = sweep.subprocess.Popen
-    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, **options: popen(process, **options))
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(process, **options))
     given = [str(folder / "own.pth"), "--network", SMALL, "--out", str(tmp_path / "out")]
     assert sweep.main([*given, "--runtime", "torch", "--precision", "fp32", "--cell-seconds", limit]) == 1
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["cells"]
