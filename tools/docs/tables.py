@@ -372,8 +372,6 @@ def surgery() -> str:
         "as exported, ms": lambda row: milliseconds(row["original"]),
         "after, ms": lambda row: milliseconds(row["rewritten"]),
         "times faster": lambda row: f"{speedup(row):.{2 if speedup(row) < 2 else 1}f}",
-        "build as exported, s": lambda row: f"{row['original']['build_seconds']:.0f}",
-        "build after, s": lambda row: f"{row['rewritten']['build_seconds']:.0f}",
     }
     return rows_table(SURGERY, columns, lambda row: -speedup(row))
 
