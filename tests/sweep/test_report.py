@@ -20,7 +20,7 @@ from codetr.errors import UsageError
 from onnx_path.sweeping.report import write_report
 from onnx_path.sweeping.report_pictures import colour
 from tests.browser import open_page
-from tests.onnx.sweep_samples import SPEED, empty_cell, sample_results
+from tests.sweep.sweep_samples import SPEED, empty_cell, sample_results
 
 EVIL = "evil<script>alert(1)</script>, net"
 TASKS = {"resnet18": "classify", EVIL: "classify", "co_dino_r50": "detect"}
