@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 
 from codetr.coco_classes import class_names_for
 from trt_plugin.schema_errors import first_problem
@@ -23,6 +23,8 @@ RUN_CONFIG = "model.json"
 """Name of the configuration in the folder of a training run; the weights beside it end in .safetensors."""
 
 PositiveInts = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+_Positive = Annotated[FiniteFloat, Field(gt=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 _ONLY_FIELDS = ConfigDict(extra="forbid")
 
 
@@ -41,13 +43,9 @@ class SwinConfig:
     qkv_bias: bool = True
     patch_norm: bool = True
     # In training, the share of images that skip the last block. It falls to 0 at the first.
-    drop_path_rate: float = 0.3
+    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] = 0.3
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.drop_path_rate < 1.0:
-            raise ValueError(
-                f"backbone.drop_path_rate: expected at least 0 and less than 1, got {self.drop_path_rate}"
-            )
         channels = self.out_channels
         if len(channels) != len(self.num_heads) or any(c % n for c, n in zip(channels, self.num_heads)):
             raise ValueError(
@@ -105,7 +103,7 @@ class PositionalEncodingConfig:
 
     __pydantic_config__ = _ONLY_FIELDS
     num_feats: PositiveInt = 128
-    temperature: float = 20
+    temperature: _Positive = 20
     normalize: Literal[True] = True
 
 
@@ -115,10 +113,10 @@ class NmsConfig:
 
     __pydantic_config__ = _ONLY_FIELDS
     method: Literal["soft", "hard", "none"] = "soft"
-    iou_threshold: float = 0.8
-    min_score: float = 1e-3
+    iou_threshold: _Share = 0.8
+    min_score: _Share = 1e-3
     decay: Literal["linear", "gaussian"] = "linear"
-    sigma: float = 0.5
+    sigma: _Positive = 0.5
 
 
 @dataclass(frozen=True)
@@ -145,8 +143,9 @@ class Config:
     nms: NmsConfig = field(default_factory=NmsConfig)
     # Limits (long, short) in pixels for the sides of a resized photo, which keeps its ratio.
     resize_scale: tuple[PositiveInt, PositiveInt] = (1333, 800)
-    mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
-    std: tuple[float, float, float] = (58.395, 57.12, 57.375)  # of RGB, 0..255; pixel' = (pixel - mean) / std
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = (123.675, 116.28, 103.53)
+    # of RGB, 0..255; pixel' = (pixel - mean) / std
+    std: tuple[_Positive, _Positive, _Positive] = (58.395, 57.12, 57.375)
     # Sizes of a sample input. The model does not use them.
     input_hw: tuple[PositiveInt, PositiveInt] | None = None
     image_shapes_hw: tuple[tuple[PositiveInt, PositiveInt], ...] | None = None
@@ -160,6 +159,9 @@ class Config:
         require("neck.out_channels", self.embed_dims, self.neck.out_channels)
         require("neck.num_outs", self.num_levels, self.neck.num_outs)
         require("positional_encoding.num_feats", self.embed_dims / 2, self.positional_encoding.num_feats)
+        for name, parts in (("num_heads", self.num_heads), ("neck.gn_groups", self.neck.gn_groups)):
+            if self.embed_dims % parts:
+                raise ValueError(f"{name}: expected a divisor of embed_dims {self.embed_dims}, got {parts}")
         if self.class_names is not None:
             require("class_names: number of names", self.num_classes, len(self.class_names))
             for name in self.class_names:

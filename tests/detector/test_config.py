@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -38,9 +39,23 @@ def test_omitted_fields_have_upstreams_defaults(tmp_path):
         ({"backbone": {"type": "ViT"}}, r"backbone: .*'ViT'.*'SwinTransformer', 'ResNet'"),
         ({"backbone": {"type": "ResNet", "width": 2}}, r"backbone\.width: "),
         ({"backbone": {"type": "ResNet", "depth": 20}}, r"backbone\.depth: expected 18, .* or 152, got 20"),
+        (
+            {"backbone": {"type": "SwinTransformer", "drop_path_rate": 1.0}},
+            r"backbone\.drop_path_rate: expected less than 1, got 1\.0",
+        ),
         ({"num_queries": "900"}, r"num_queries: expected a valid integer, got '900'"),
         ({"num_queries": 0}, r"num_queries: expected greater than 0, got 0"),
         ({"mean": [1, 2]}, r"mean\.2: Field required"),
+        ({"mean": [0, 0, math.nan]}, r"mean\.2: expected a finite number, got nan"),
+        ({"std": [0, 1, 1]}, r"std\.0: expected greater than 0, got 0"),
+        ({"positional_encoding": {"temperature": 0}}, r"g\.temperature: expected greater than 0, got 0"),
+        ({"nms": {"iou_threshold": 80}}, r"nms\.iou_threshold: expected less than or equal to 1, got 80"),
+        ({"nms": {"sigma": 0}}, r"nms\.sigma: expected greater than 0, got 0"),
+        ({"num_heads": 7}, r"num_heads: expected a divisor of embed_dims 64, got 7"),
+        (
+            {"neck": {"in_channels": [24, 48, 96, 192], "out_channels": 64, "gn_groups": 7}},
+            r"neck\.gn_groups: expected a divisor of embed_dims 64, got 7",
+        ),
         ({"nms": {"method": "fast"}}, r"nms\.method: expected 'soft', 'hard' or 'none', got 'fast'"),
         ({"num_levels": 4}, r"neck\.num_outs: expected 4, got 5"),
         ({"embed_dims": 32}, r"neck\.out_channels: expected 32, got 64"),
