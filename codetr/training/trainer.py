@@ -267,16 +267,20 @@ class Trainer:
         return self._seconds_before + time.monotonic() - self._started
 
     def _save(self) -> None:
-        """Writes the state, the averaged weights and the curves."""
+        """Writes the state and the results."""
         self.saved_seconds = self.seconds
         if self.processes.first:
             content = {"step": self.step, "seconds": self.elapsed(), "evaluated": self.evaluated}
             content |= {name: part.state_dict() for name, part in self.parts.items()}
             save_state(self.folder, self.step, self.plan.fingerprint, content)
             self.saved_step = self.step
-            save_weights(self.folder / "model.safetensors", self.average.model, self.options.save_precision)
-            save_config(self.folder / "model.json", self.plan.config)
-            draw_curves(self.folder / "curves.png", self.training_log, self.validation_log)
+            self.write_results()
+
+    def write_results(self) -> None:
+        """Writes the averaged weights, their configuration and the curves."""
+        save_weights(self.folder / "model.safetensors", self.average.model, self.options.save_precision)
+        save_config(self.folder / "model.json", self.plan.config)
+        draw_curves(self.folder / "curves.png", self.training_log, self.validation_log)
 
     def _batches(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
         options, errors = self.options, self.plan.data.errors

@@ -56,6 +56,8 @@ def _train(plan: TrainingPlan, processes: Processes, folder: Path) -> int:
     trainer = Trainer(network, plan, processes, folder, state)
     session["first_step"] = trainer.step
     if trainer.progress >= 1.0:
+        if processes.first:
+            trainer.write_results()  # the run may have failed after its last state, such as on a full disk
         _print(processes, f"the run in {folder} is at its end, after {trainer.step} steps")
         return 0
     _announce(plan, processes, f"continuing after step {trainer.step}" if state else origin)

@@ -116,6 +116,17 @@ def test_a_signal_stops_a_run_between_steps(folder, uninterrupted, tmp_path, cap
     assert "is at its end, after 12 steps" in capsys.readouterr().out
 
 
+def test_a_run_that_failed_after_its_last_state_resumes(folder, uninterrupted, tmp_path, capsys):
+    """The weights cannot be written at the end: --resume writes them from the state."""
+    out = tmp_path / "run"
+    (out / "model.safetensors").mkdir(parents=True)
+    assert train(folder, out, save_every=100) == 1
+    assert "; the state after 12 steps is saved, --resume continues from" in capsys.readouterr().err
+    (out / "model.safetensors").rmdir()
+    assert train(folder, out, save_every=100, resume="") == 0
+    assert_same_run(out, uninterrupted)
+
+
 def test_a_failing_step_leaves_the_state_before_it(folder, uninterrupted, tmp_path, capsys):
     def fail():
         raise torch.OutOfMemoryError("CUDA out of memory.")
