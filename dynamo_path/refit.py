@@ -75,7 +75,9 @@ def refit(
             temporary.write_bytes(plan)
         with stage("compare with PyTorch"):
             compare_engine(subject.checks, request, temporary)
-    dataclasses.replace(metadata, source_weights=subject.source_weights).save(out.with_suffix(".json"))
+    names = list(request.config.label_names)
+    metadata = dataclasses.replace(metadata, source_weights=subject.source_weights, class_names=names)
+    metadata.save(out.with_suffix(".json"))
     print(f"wrote {out} and {out.with_suffix('.json').name}")
     return 0
 

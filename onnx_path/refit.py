@@ -34,7 +34,8 @@ def refit(
 ) -> int:
     """Put the weights of an ONNX file into an engine. Needs a GPU.
 
-    Metadata beside the engine is copied to the new one, with the weights that the file's metadata names.
+    Metadata beside the engine is copied to the new one, with the weights and classes that the file's metadata
+    names.
 
     Args:
         engine: engine of `onnx_path.export --refittable`.
@@ -46,8 +47,12 @@ def refit(
     check_output("out", out, [out.with_suffix(".json")])
     metadata, beside_model = None, model.with_suffix(".json")
     if engine.with_suffix(".json").is_file():
-        weights = ArtifactMetadata.load(beside_model).source_weights if beside_model.is_file() else ""
-        metadata = dataclasses.replace(refittable_metadata(engine), source_weights=weights or str(model))
+        metadata = dataclasses.replace(refittable_metadata(engine), source_weights=str(model))
+        if beside_model.is_file():
+            told = ArtifactMetadata.load(beside_model)
+            metadata = dataclasses.replace(
+                metadata, source_weights=told.source_weights, class_names=told.class_names
+            )
     require_gpu()
     with stage(f"refit {engine.name}"):
         content = refit_plan(engine, model)

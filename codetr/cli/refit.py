@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from codetr.cli.argument_types import InputFile, OutputFile, Parameter
-from codetr.errors import ArgumentError
+from codetr.errors import ArgumentError, UsageError
 from codetr.export.refit_options import CheckpointOptions
 
 _DEFAULTS = CheckpointOptions()
@@ -36,7 +36,7 @@ def refit(
         if given:
             raise ArgumentError(name, f"expected a checkpoint with it, got the ONNX file {weights}")
     if not Path(weights).is_file():
-        raise ArgumentError("weights", f"expected an ONNX file, got {weights}, no such file")
+        raise UsageError(f"WEIGHTS: expected an ONNX file, got {weights}, no such file")
     from onnx_path import refit as onnx_refit
 
     return onnx_refit.refit(engine, Path(weights), out=out)

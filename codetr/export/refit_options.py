@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from codetr.cli.argument_types import InputFile, Parameter
-from codetr.errors import ArgumentError
+from codetr.errors import UsageError
 from trt_plugin import ArtifactMetadata
 
 
@@ -16,7 +16,7 @@ from trt_plugin import ArtifactMetadata
 class CheckpointOptions:
     """Options of a refit from a checkpoint."""
 
-    model: Annotated[str | None, Parameter(metavar="NAME|JSON")] = None
+    model: Annotated[str | None, Parameter(metavar="NAME|RUN|JSON")] = None
     """With a checkpoint: its configuration. Default: the one that the metadata names."""
     photo: InputFile | None = None
     """With a checkpoint: photo for the comparison. Default: one in the repository."""
@@ -28,10 +28,10 @@ def refittable_metadata(engine: Path) -> ArtifactMetadata:
     """Reads the metadata beside an engine.
 
     Raises:
-        ArgumentError: the engine was not built with --refittable.
+        UsageError: the engine was not built with --refittable.
         trt_plugin.EngineError: the metadata cannot be read.
     """
     metadata = ArtifactMetadata.load(engine.with_suffix(".json"))
     if not metadata.refittable:
-        raise ArgumentError("engine", f"expected an engine of --refittable, got {engine}, which is not")
+        raise UsageError(f"ENGINE: expected an engine of --refittable, got {engine}, which is not")
     return metadata

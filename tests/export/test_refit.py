@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import codetr
 import trt_plugin
+from codetr.cli import main
 from codetr.detector.sizes import InputSizes, SizeRange, fixed
 from dynamo_path import export, refit
 from tests.engines.engine_samples import METADATA
@@ -95,17 +97,17 @@ def test_weights_that_an_engine_gets(monkeypatch, wanted, refused, missing, mess
     ("module", "weights", "out", "change", "message"),
     [
         ("dynamo_path", "w.pth", "new.json", {}, "--out: expected a file of its own, got new.json"),
-        ("dynamo_path", "w.pth", "new.engine", {"refittable": False}, "expected an engine of --refittable"),
+        ("dynamo_path", "w.pth", "new.engine", {"refittable": False}, "ENGINE: expected an engine"),
         ("dynamo_path", "w.pth", "new.engine", None, "the metadata model.json "),
         ("dynamo_path", "w.pth --model nope", "new.engine", {}, "'nope': expected one of|expected a GPU"),
         ("dynamo_path", "w.pth", "new.engine", {}, "w.pth|expected a GPU that PyTorch finds"),
         ("onnx_path", "w.onnx", "new.json", {}, "--out: expected a file of its own, got new.json"),
-        ("onnx_path", "w.onnx", "new.engine", {"refittable": False}, "expected an engine of --refittable"),
+        ("onnx_path", "w.onnx", "new.engine", {"refittable": False}, "ENGINE: expected an engine"),
     ],
 )
 def test_command_errors(engine, monkeypatch, capsys, module, weights, out, change, message):
     pytest.importorskip("onnx", reason="onnx is not installed")
-    main = importlib.import_module(f"{module}.refit").main
+    command = importlib.import_module(f"{module}.refit")
     monkeypatch.chdir(engine.parent)
     Path("w.onnx").touch()
     if change is None:
@@ -113,11 +115,16 @@ def test_command_errors(engine, monkeypatch, capsys, module, weights, out, chang
     else:
         dataclasses.replace(METADATA, **{"refittable": True} | change).save(Path("model.json"))
     before = sorted(engine.parent.iterdir())
-    assert main(["model.engine", *weights.split(), "--out", out]) in (1, 2)
+    assert command.main(["model.engine", *weights.split(), "--out", out]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"python -m {module}.refit: error: ")
     assert re.search(message, line), line
     assert sorted(engine.parent.iterdir()) == before
+
+
+def test_missing_onnx_file(engine, capsys):
+    assert main(["refit", str(engine), "no.onnx", "--out", "new.engine"]) == 2
+    assert "error: WEIGHTS: expected an ONNX file, got no.onnx, no such file" in capsys.readouterr().err
 
 
 def test_request_is_that_of_the_export(engine):
@@ -136,6 +143,39 @@ def test_request_is_that_of_the_export(engine):
     assert (request.nms_method, request.nms_iou, request.refittable) == ("hard", 0.6, True)
     metadata = dataclasses.replace(metadata, nms_in_graph=False)
     assert refit.request_of(metadata, "w", engine).nms_method == "none"
+
+
+def test_refitted_engines_have_the_classes_of_their_weights(engine, tmp_path, monkeypatch):
+    """Weights of a finetuned model: other classes, in the same number."""
+    from codetr.export import engine_check, traced_model
+    from onnx_path import refit as onnx_refit
+
+    classes = ["Hund", "Katze", "Maus"]
+    file, config = tmp_path / "new" / "model.onnx", tmp_path / "finetuned.json"
+    file.parent.mkdir()
+    file.touch()
+    dataclasses.replace(METADATA, class_names=classes, source_weights="w").save(file.with_suffix(".json"))
+    monkeypatch.setattr("trt_plugin.cuda_runtime.require_gpu", lambda: None)
+    monkeypatch.setattr(onnx_refit, "refit_plan", lambda *paths: b"refitted")
+    out = tmp_path / "onnx.engine"
+    assert onnx_refit.main([str(engine), str(file), "--out", str(out)]) == 0
+    metadata = trt_plugin.ArtifactMetadata.load(out.with_suffix(".json"))
+    assert (metadata.class_names, metadata.source_weights) == (classes, "w")
+
+    fields = json.loads((GOLDEN / "codino_resnet_tiny.json").read_text())
+    config.write_text(json.dumps({**fields, "num_classes": 3, "class_names": classes}))
+    subject = SimpleNamespace(module=lambda: torch.nn.Identity(), checks=[], source_weights="w")
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    monkeypatch.setattr(export, "import_requirements", lambda: None)
+    monkeypatch.setattr("dynamo_path.engine.with_network", lambda *given: b"refitted")
+    monkeypatch.setattr(engine_check, "compare_engine", lambda *given: None)
+    for name in ("pick_device", "example_inputs", "dynamic_shapes", "export_program"):
+        monkeypatch.setattr(traced_model, name, lambda *given: None)
+    monkeypatch.setattr(traced_model, "prepare", lambda request: subject)
+    out = tmp_path / "dynamo.engine"
+    assert refit.main([str(engine), "w.pth", "--model", str(config), "--out", str(out)]) == 0
+    metadata = trt_plugin.ArtifactMetadata.load(out.with_suffix(".json"))
+    assert (metadata.class_names, metadata.source_weights) == (classes, "w")
 
 
 @pytest.mark.gpu
