@@ -14,6 +14,7 @@ from cyclopts.types import NonNegativeInt, PositiveInt
 from codetr.cli.argument_types import InputFile, OutputFile, Parameter, parsed_by
 from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
+from codetr.export.output_folder import check_output
 from trt_plugin.atomic_files import atomic_write, write_json
 from trt_plugin.engine_error import EngineError
 from trt_plugin.inspection import engine_layers, engine_summary, text_report
@@ -82,7 +83,6 @@ def inspect(
     """
     if (engine is None) == (layer_info is None):
         raise UsageError("expected either an engine or --layer-info FILE")
-    metadata_file = engine.with_suffix(".json").absolute() if engine else None
     for name, wrong, expected in (
         ("profile", profile and layer_info, "an engine, got --layer-info"),
         ("plugins", plugins and layer_info, "an engine, got --layer-info"),
@@ -91,10 +91,14 @@ def inspect(
         ("chart", chart and not (profile or times), "--profile, or --layer-info with --times"),
         ("inputs", inputs and not profile, "--profile with it"),
         ("nvtx", nvtx and not profile, "--profile with it"),
-        ("json", json and json.absolute() == metadata_file, "another file than the engine's metadata"),
     ):
         if wrong:
             raise ArgumentError(name, f"expected {expected}")
+    taken = [engine, engine and engine.with_suffix(".json"), layer_info, times, inputs]
+    outputs = {"json": json, "save_layer_info": save_layer_info, "graph": graph, "chart": chart}
+    for name, path in outputs.items():
+        check_output(name, path, taken)
+        taken.append(path)
 
     source = engine or layer_info
     summary = measured = metadata = None
