@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -24,6 +25,7 @@ _RUNNING = Parameter(group=Group("Running", sort_key=6))
 _CLASSIFIER = Parameter(group=Group("Classifiers (--task classify: SGD, cosine schedule)", sort_key=7))
 
 Share = Annotated[float, Parameter(validator=Number(gt=0, lte=1))]
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 Size = tuple[int, int]
 """(long, short) sides in pixels."""
 
@@ -38,7 +40,7 @@ class Interval:
     @classmethod
     def parse(cls, text: str) -> Interval:
         """Parses "500" (steps) or "10m" (minutes)."""
-        if not re.fullmatch(r"0*[1-9]\d*|\d*[1-9]\d*m|\d+\.\d*[1-9]\d*m", text, re.ASCII):
+        if not re.fullmatch(r"(?=.*[1-9])(\d+|\d+(\.\d+)?m)", text, re.ASCII):
             raise ValueError(f"expected a number of steps (500) or of minutes (10m), got {text!r}")
         return cls(minutes=float(text[:-1])) if text.endswith("m") else cls(steps=int(text))
 
@@ -83,7 +85,8 @@ class TrainOptions:
     train_split: Annotated[str, _DATA] = "train"
     """Split to train on."""
     val_split: Annotated[str | None, _DATA] = None
-    """Split to validate on. Default: val if the dataset has it; none skips validation."""
+    """Split to validate on. Default: val. For detectors, none skips validation, as a dataset without val
+    does."""
     strict: Annotated[bool, _DATA] = False
     """Exit with status 2 if a picture cannot be used."""
     out: Annotated[Folder, Parameter(metavar="RUN"), _DATA]
@@ -104,16 +107,16 @@ class TrainOptions:
 
     steps: Annotated[types.PositiveInt | None, _LENGTH] = None
     """Optimiser steps."""
-    epochs: Annotated[types.PositiveFloat | None, _LENGTH] = None
+    epochs: Annotated[Positive | None, _LENGTH] = None
     """Passes over the dataset. Default: 12."""
-    minutes: Annotated[types.PositiveFloat | None, _LENGTH] = None
+    minutes: Annotated[Positive | None, _LENGTH] = None
     """Training time. The learning rate follows the clock, which --resume continues."""
-    time_limit: Annotated[types.PositiveFloat | None, _LENGTH] = None
+    time_limit: Annotated[Positive | None, _LENGTH] = None
     """Minutes after which the run saves its state and stops. --resume continues it."""
 
     batch: Annotated[types.PositiveInt | None, _OPTIMISATION] = None
     """Pictures of a step and process. Default: 2, for classifiers 64."""
-    lr: Annotated[types.PositiveFloat | None, _OPTIMISATION] = None
+    lr: Annotated[Positive | None, _OPTIMISATION] = None
     """Learning rate. Default: 1e-4. For classifiers with --weights none 0.1 for 256 pictures a step and in
     proportion for others, else a fifth of it."""
     backbone_lr_factor: Annotated[types.NormFloat | None, _OPTIMISATION] = None

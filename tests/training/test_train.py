@@ -153,7 +153,7 @@ def test_time_limit_and_minutes(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(TrainingStep, "__call__", slow)
     out = tmp_path / "run"
-    options = {"steps": None, "minutes": 1, "warmup": 0, "save_every": "60m", "log_every": 1}
+    options = {"steps": None, "minutes": 1, "warmup": 0, "save_every": "60.0m", "log_every": 1}
     assert train(folder, out, **options, time_limit=0.5) == 0
     assert "stopped by the time limit after 5 steps" in capsys.readouterr().out
     now[0] += 500.0  # no training time

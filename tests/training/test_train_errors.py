@@ -63,6 +63,8 @@ def test_broken_data(folder, tmp_path, capsys, damage, words):
         ({"resume": ""}, "--resume: expected a state in "),
         ({"size": "640"}, "--size"),
         ({"minutes": 5}, "--minutes: expected no --steps with it"),
+        ({"steps": None, "epochs": "inf"}, '"inf" for --epochs. Must be < inf'),
+        ({"lr": "inf"}, '"inf" for --lr. Must be < inf'),
         ({"save_every": "5s"}, "--save-every"),
         ({"device": "cuda:1"}, "--device"),
         ({"train_split": "val", "evaluate_every": 5}, "--val-split: expected another split"),
