@@ -88,10 +88,12 @@ def evaluate(
     from codetr.dataset.bad_pictures import BadPictures
     from codetr.dataset.coco_files import load_coco
     from codetr.evaluation import coco_metrics, detect_all
+    from codetr.evaluation.detect_dataset import categories_of_labels
 
     detector = Detector(backend=network.make_backend(), labels=network.labels)
     detector.check_options(nms=results.nms, nms_iou=results.nms_iou, batch=results.batch)
     data = load_coco(dataset.data, dataset.split, annotations=dataset.annotations, images=dataset.images)
+    categories_of_labels(detector.class_names, data)  # lacking classes are an error before a download
     bad = BadPictures(
         dataclasses.replace(data, pictures=data.pictures[: dataset.limit]), strict=dataset.strict
     )

@@ -44,13 +44,13 @@ def other_classes(folder: Path) -> Path:
     ],
 )
 def test_errors(make, arguments, message, tiny, tmp_path, monkeypatch, capsys):
-    """One line that names the file or the option, exit status 2, nothing written."""
+    """One line that names the file or the option, exit status 2, nothing written, no network loaded."""
     monkeypatch.chdir(tmp_path)
     data = make(tmp_path / "data")
     given = ["--data", data, "--out", tmp_path / "out", "--model", tiny.config_file, "--device", "cpu"]
     assert command(*given, "--weights", tiny.weights, *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("codetr: error: ") and error.count("\n") == 1
+    printed, error = capsys.readouterr()
+    assert printed == "" and error.startswith("codetr: error: ") and error.count("\n") == 1
     assert message in error
     assert {path.name for path in tmp_path.iterdir()} <= {"data"}
 
