@@ -108,7 +108,8 @@ def _load(options: TrainOptions) -> tuple[CocoDataset, CocoDataset | None]:
         return data, None
     validation_data = load_coco(options.data, split, keep=data.class_names)
     if validation_data.annotation_file == data.annotation_file:
-        raise ArgumentError("val_split", f"expected another split than --train-split, got {split!r}")
+        text = f"expected another split than --train-split, got {split!r}, and {data.annotation_file} is both"
+        raise ArgumentError("val_split", text)
     if set(validation_data.class_names) & set(data.supercategories):
         # Only the validation split has objects of this category.
         data = load_coco(options.data, options.train_split, keep=validation_data.class_names)

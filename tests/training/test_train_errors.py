@@ -67,7 +67,10 @@ def test_broken_data(folder, tmp_path, capsys, damage, words):
         ({"lr": "inf"}, '"inf" for --lr. Must be < inf'),
         ({"save_every": "5s"}, "--save-every"),
         ({"device": "cuda:1"}, "--device"),
-        ({"train_split": "val", "evaluate_every": 5}, "--val-split: expected another split"),
+        (
+            {"train_split": "val", "evaluate_every": 5},
+            "--val-split: expected another split than --train-split, got 'val', and ",
+        ),
         ({"model": "many.json", "size": "64x32", "multi_scale": 0.5}, "--size: expected 200 cells or more"),
     ],
 )
