@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codetr.cli.program import run_program
+from codetr.errors import ArgumentError
 from codetr.export.output_folder import stage, staged_folder
 from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, OUTPUT_NAMES, ExportRequest
@@ -53,6 +54,12 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     from onnx_path.nodes.attention import MAP_OPERATORS, OPERATORS
 
     builds = not onnx_only and pick_device(request.device).type == "cuda"
+    older = request.out / "model.engine"
+    if not builds and older.exists():
+        problem = (
+            f"expected a folder without an engine, got {older}, which the new model.json would not match"
+        )
+        raise ArgumentError("out", problem)
     if builds:
         import polygraphy  # noqa: F401
 

@@ -16,7 +16,8 @@ from codetr.detector.sizes import SIZE_DIVISOR, InputSizes, SizeRange, fixed
 from codetr.errors import ArgumentError
 from codetr.export.output_folder import check_output
 from codetr.weights import choose_weights, model_config
-from trt_plugin.metadata import AnyPrecision, EightBits, Precision
+from trt_plugin.engine_error import EngineError
+from trt_plugin.metadata import AnyPrecision, ArtifactMetadata, EightBits, Precision
 
 INPUT_NAMES = ("images", "image_shapes")
 OUTPUT_NAMES = ("boxes", "scores", "labels")
@@ -64,7 +65,8 @@ class ExportRequest:
     """Options of `onnx_path.export` and `dynamo_path.export`.
 
     Raises:
-        ArgumentError: options contradict each other, or the timing cache cannot be written.
+        ArgumentError: options contradict each other, the timing cache cannot be written, or `out` has a
+            model.json that no export wrote.
     """
 
     model: Annotated[str, Parameter(metavar="NAME|RUN|JSON")]
@@ -111,6 +113,7 @@ class ExportRequest:
             if self.dynamic_size is not None and getattr(self, name) is not None:
                 raise ArgumentError(name, f"expected none with --dynamic-size, got {getattr(self, name)}")
         check_output("timing_cache", self.timing_cache)
+        self._check_metadata()
         if self.quantized and (self.calibration_data is None or not self.calibration_data.is_dir()):
             problem = f"expected a folder of pictures with {self.precision}, got {self.calibration_data}"
             raise ArgumentError("calibration_data", problem)
@@ -121,6 +124,16 @@ class ExportRequest:
             raise ArgumentError("refittable", problem)
         if not self.quantized and self.calibration_data is not None:
             raise ArgumentError("calibration_data", f"expected int8 or fp8 with it, got {self.precision}")
+
+    def _check_metadata(self) -> None:
+        """Refuses to overwrite another model.json, such as the configuration in the folder of a run."""
+        path = self.out / "model.json"
+        try:
+            if path.is_file():
+                ArtifactMetadata.load(path)
+        except EngineError as error:
+            problem = f"expected a folder of its own, got {self.out}, whose model.json is no export's"
+            raise ArgumentError("out", problem) from error
 
     @property
     def quantized(self) -> bool:

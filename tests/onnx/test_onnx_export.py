@@ -424,6 +424,17 @@ def test_command_without_gpu_stops_after_the_onnx_file(weights, tmp_path, capsys
     assert (types["boxes"], types["scores"]) == (single, single)
 
 
+@pytest.mark.parametrize("name", ["model.json", "model.engine"])
+def test_other_files_keep_their_model_json(weights, tmp_path, capsys, name):
+    """The configuration of a training run stays, and so does the description of an older engine."""
+    (tmp_path / name).write_bytes((GOLDEN / "codino_resnet_tiny.json").read_bytes())
+    before = (tmp_path / name).read_bytes()
+    assert main(arguments(weights, tmp_path, device="cpu")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "error: --out: expected a folder" in line and name in line
+    assert [file.name for file in tmp_path.iterdir()] == [name] and (tmp_path / name).read_bytes() == before
+
+
 @pytest.mark.slow
 def test_command_in_8_bits(weights, tmp_path, monkeypatch):
     """The encoder's FFN becomes FP8, and the file runs in onnxruntime, by its metadata."""
