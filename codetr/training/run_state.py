@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from codetr.config import RUN_CONFIG
 from codetr.errors import ArgumentError, UsageError
 from trt_plugin.atomic_files import atomic_write
 
@@ -24,14 +25,15 @@ def newest_state(folder: Path, resume: bool) -> Path | None:
     """Returns the state that a run continues from, None for a new run.
 
     Raises:
-        ArgumentError: there is no state to resume from, or the folder belongs to another run.
+        ArgumentError: there is no state to resume from, or the folder belongs to another run or an export.
     """
     states = find_states(folder)
     if resume and not states:
         raise ArgumentError("resume", f"expected a state in {folder}, got none; start without --resume")
-    if states and not resume:
-        found = f"{folder} with {states[-1].name}; --resume continues that run"
-        raise ArgumentError("out", f"expected a new folder, got {found}")
+    found = states or [path for path in (folder / RUN_CONFIG,) if path.exists()]
+    if found and not resume:
+        text = f"expected a new folder, got {folder} with {found[-1].name}"
+        raise ArgumentError("out", f"{text}; --resume continues that run" if states else text)
     return states[-1] if resume else None
 
 

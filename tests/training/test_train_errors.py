@@ -90,6 +90,13 @@ def test_a_run_is_not_overwritten(folder, uninterrupted, capsys):
         assert words in fails(capsys, arguments(folder, uninterrupted, **options))
 
 
+def test_the_model_json_of_an_export_is_not_overwritten(folder, tmp_path, capsys):
+    (tmp_path / "model.json").write_text('{"format": 1}')
+    words = fails(capsys, arguments(folder, tmp_path))
+    assert words.endswith(f"--out: expected a new folder, got {tmp_path} with model.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
+
+
 def test_diverged_training_ends(folder, tmp_path, monkeypatch, capsys):
     """Gradients that stay infinite end the run at the next log, and the state before stays."""
     call = TrainingStep.__call__
