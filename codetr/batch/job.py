@@ -176,10 +176,12 @@ def _done(checkpoint: Place, id_column: str) -> set[Any]:
 
 def _count(out: Place) -> tuple[int, int]:
     """Returns the number of rows, and of those with an error."""
+    import pyarrow as pa
     import pyarrow.dataset as ds
 
     parts = [file.path for file in out.files() if file.path.endswith(".parquet")]
-    rows = ds.dataset(parts, filesystem=out.filesystem, format="parquet")
+    schema = pa.schema({"error": pa.string()})  # also of no parts
+    rows = ds.dataset(parts, schema, filesystem=out.filesystem, format="parquet")
     return rows.count_rows(), rows.count_rows(filter=ds.field("error").is_valid())
 
 

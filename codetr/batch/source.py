@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from codetr.detector.preprocess import IMAGE_SUFFIXES
-from codetr.errors import UsageError, one_line
+from codetr.errors import ArgumentError, UsageError, one_line
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -73,6 +73,7 @@ class Source:
     Attributes:
         id_column: the column that names a picture.
         bytes_column: the column of its file's content.
+        left_out: number of Parquet files beside pictures, which are not read.
     """
 
     paths: list[str]
@@ -80,6 +81,7 @@ class Source:
     parquet: bool
     id_column: str = PATH
     bytes_column: str = BYTES
+    left_out: int = 0
 
     @classmethod
     def find(cls, place: Place, id_column: str, bytes_column: str) -> Source:
@@ -87,6 +89,7 @@ class Source:
 
         Raises:
             UsageError: there are none, they cannot be read, or Parquet lacks a column.
+            ArgumentError: a column is given for pictures.
         """
         from pyarrow.fs import FileType
 
@@ -97,14 +100,16 @@ class Source:
             names = [info.path] if info.is_file else [file.path for file in place.files()]
         except OSError as error:
             raise UsageError(f"SOURCE: {place.given} cannot be read ({one_line(error)})") from error
-        by_kind: dict[bool, list[str]] = {False: [], True: []}
-        for name in names:
-            path = PurePosixPath(name)
-            if not path.name.startswith(".") and path.suffix.lower() in (*IMAGE_SUFFIXES, ".parquet"):
-                by_kind[path.suffix.lower() == ".parquet"].append(name)
-        pictures, tables = by_kind[False], by_kind[True]
+        visible = [name for name in names if not PurePosixPath(name).name.startswith(".")]
+        pictures = [name for name in visible if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+        tables = [name for name in visible if name.lower().endswith(".parquet")]
         if pictures:
-            return cls(pictures, place.filesystem, parquet=False)
+            columns = ("id_column", id_column, PATH), ("bytes_column", bytes_column, BYTES)
+            for argument, column, usual in columns:
+                if column != usual:
+                    problem = f"expected none for pictures, as in {place.given}, got {column}"
+                    raise ArgumentError(argument, problem)
+            return cls(pictures, place.filesystem, parquet=False, left_out=len(tables))
         if not tables:
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise UsageError(
@@ -135,7 +140,7 @@ class Source:
         """Leaves out pictures that need not be read. Rows of Parquet stay."""
         if self.parquet:
             return self
-        return Source([path for path in self.paths if path not in done], self.filesystem, False)
+        return replace(self, paths=[path for path in self.paths if path not in done])
 
     def read(self) -> Any:
         """Returns a `ray.data.Dataset` with the two columns."""

@@ -8,9 +8,10 @@ from codetr.batch.job import checkpoint_of, ray_session, run_job
 from codetr.batch.source import BYTES, PATH, Place, Source
 from codetr.cli.argument_types import Parameter
 from codetr.cli.detection_options import DetectionOptions
+from codetr.cli.program import complain
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions, for_ray
-from codetr.errors import ArgumentError, UsageError
+from codetr.errors import ArgumentError, UsageError, one_line
 
 _NETWORK, _DETECTIONS = NetworkOptions(), DetectionOptions()
 
@@ -45,7 +46,7 @@ def batch(
 
     Args:
         source: Folder of pictures or Parquet files, with its subfolders, or one file. Also a URI, such as
-            s3://….
+            s3://…. Beside pictures, Parquet files are left out.
         out: New or empty folder for the Parquet files, also a URI. OUT.checkpoint beside it keeps the ids
             that are done.
         resume: Go on with a job that was interrupted, or to which pictures were added: skip those with a row
@@ -63,7 +64,14 @@ def batch(
         raise ArgumentError("part_rows", f"expected at least 1, got {part_rows}")
     results = Place.parse("OUT", out)
     pictures = Source.find(Place.parse("SOURCE", source), id_column, bytes_column)
-    if not resume and (results.files() or checkpoint_of(results).files()):
+    if pictures.left_out:
+        note = f"Parquet files beside pictures are left out: {pictures.left_out} in {source}"
+        complain("note", note, "codetr")
+    try:
+        written = results.files() or checkpoint_of(results).files()
+    except OSError as error:
+        raise UsageError(f"OUT: expected a folder, got {out} ({one_line(error)})") from error
+    if written and not resume:
         raise UsageError(f"OUT: expected a new or empty folder, or --resume, got {out} and its checkpoint")
     with ray_session(address):
         done = run_job(pictures, results, network, options, batch=batch, part_rows=part_rows)

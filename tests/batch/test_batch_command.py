@@ -110,7 +110,11 @@ def test_rows_of_a_folder(network, tmp_path):
     (photos / "truncated.jpg").write_bytes(whole.read_bytes()[:-500])
     (photos / "empty.webp").touch()
     (photos / "notes.txt").write_text("no picture")
-    assert "6 pictures, 2 of them with an error" in batch(photos, out, *network, "--batch", 4)
+    (photos / "table.parquet").touch()
+    process = start(photos, out, *network, "--batch", 4)
+    printed, notes = process.communicate(timeout=300)
+    assert process.returncode == 0 and "6 pictures, 2 of them with an error" in printed
+    assert f"codetr: note: Parquet files beside pictures are left out: 1 in {photos}\n" in notes
     found = {Path(row["path"]).name: row for row in rows(out)}
     assert sorted(found) == ["000.png", "001.png", "002.png", "empty.webp", "truncated.jpg", "whole.jpg"]
     row = found["whole.jpg"]
@@ -196,6 +200,13 @@ def test_rows_of_parquet(network, cluster, tmp_path):
     ]
 
 
+def test_parquet_without_rows(network, cluster, tmp_path):
+    columns = {"path": pa.array([], pa.string()), "bytes": pa.array([], pa.binary())}
+    parquet.write_table(pa.table(columns), tmp_path / "none.parquet")
+    printed = batch(tmp_path / "none.parquet", tmp_path / "out", *network, *cluster)
+    assert "has 0 pictures, 0 of them with an error" in printed
+
+
 def test_network_that_fails(cluster, tmp_path):
     """An error of the actor on one line. No part is left."""
     write_pictures(tmp_path / "photos", 1)
@@ -218,6 +229,12 @@ def test_network_that_fails(cluster, tmp_path):
         (["", "out"], "SOURCE: expected a path or URI, got ''"),
         (["nosuch://bucket", "out"], "SOURCE: expected a path or URI, got nosuch://bucket"),
         (["photos", "full"], "OUT: expected a new or empty folder, or --resume, got full"),
+        (["photos", "text.parquet"], "OUT: expected a folder, got text.parquet (Cannot list directory"),
+        (
+            ["photos", "out", "--id-column", "key"],
+            "--id-column: expected none for pictures, as in photos, got key",
+        ),
+        (["photos", "out", "--bytes-column", "file"], "--bytes-column: expected none for pictures"),
         (["photos", "out", "--part-rows", "0"], "--part-rows: expected at least 1, got 0"),
         (["photos", "out", "--batch", "0"], "--batch: expected at least 1, got 0"),
         (
