@@ -57,3 +57,15 @@ def test_variables_are_options(capsys):
     for command, option in variables:
         assert main([command.lower(), "--help"]) == 0
         assert f"--{option.lower().replace('_', '-')} " in capsys.readouterr().out
+
+
+def test_key_file_is_mounted():
+    """The page's lines for API keys name a secret that Compose mounts at the path of the option."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    page = (ROOT / "docs/docker.md").read_text(encoding="utf-8")
+    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    (content,) = (block for block in blocks if "CODETR_SERVE_API_KEY_FILE" in str(block))
+    service = content["services"]["codetr"]
+    (name,) = content["secrets"]
+    assert service["secrets"] == [name]
+    assert service["environment"]["CODETR_SERVE_API_KEY_FILE"] == f"/run/secrets/{name}"
