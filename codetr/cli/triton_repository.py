@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from codetr.cli.argument_types import Folder, InputFile, Parameter
+from codetr.errors import ArgumentError, UsageError
 
 
 def triton_repository(
@@ -36,7 +37,10 @@ def triton_repository(
     from codetr.triton.repository import Repository
 
     repository = Repository(engine, name, instances=instances, workers=workers)
-    repository.write(out)
+    try:
+        repository.write(out)
+    except ArgumentError as error:  # which names options
+        raise UsageError(f"OUT: {error.problem}") from error
     print(f"wrote {out}, for a Triton with TensorRT {repository.metadata.tensorrt_version}; start it with:")
     print(repository.command(out))
     return 0

@@ -9,6 +9,7 @@ compute what `codetr detect` computes.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,10 +103,11 @@ class Repository:
                 self._write_step(self._write_model(models, f"_{step}", config), step)
 
     def command(self, out: Path) -> str:
-        """Returns the command that starts the server."""
+        """Returns the command that starts the server, for a shell."""
         plugin = (out / self._plugin.name).absolute()
         models = (out / "models").absolute()
-        return f"tritonserver --model-repository={models} --backend-config=tensorrt,plugins={plugin}"
+        options = f"--model-repository={models}", f"--backend-config=tensorrt,plugins={plugin}"
+        return shlex.join(("tritonserver", *options))
 
     def _write_model(self, models: Path, ending: str, config: Mapping[str, Any]) -> Path:
         """Writes a configuration; returns the folder of the model's version 1."""

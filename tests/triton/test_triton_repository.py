@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import pickle
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -130,7 +131,7 @@ def encoded(images: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("engine", KINDS, indirect=True)
 def test_files(engine, plugin, tmp_path, capsys):
-    models = write(engine, tmp_path / "out", "--name", "street")
+    models = write(engine, tmp_path / "folder with spaces", "--name", "street")
     out = models.parent
     assert sorted(path.name for path in out.iterdir()) == [plugin.name, "models"]
     assert sorted(path.name for path in models.iterdir()) == [
@@ -144,9 +145,11 @@ def test_files(engine, plugin, tmp_path, capsys):
     assert (models / "street/labels.txt").read_text() == "cat\ndog\n"
     assert (models / "street/1").is_dir() and (models / "street_preprocess/1/model.py").is_file()
     *_, command = capsys.readouterr().out.splitlines()
-    assert command == (
-        f"tritonserver --model-repository={models} --backend-config=tensorrt,plugins={out / plugin.name}"
-    )
+    assert shlex.split(command) == [
+        "tritonserver",
+        f"--model-repository={models}",
+        f"--backend-config=tensorrt,plugins={out / plugin.name}",
+    ]
 
 
 def shapes_of(config, tensors) -> dict[str, tuple]:
@@ -311,6 +314,8 @@ def test_nothing_half_written(engine, plugin, tmp_path, capsys):
     (full / "file").touch()
     assert main(["triton-repository", str(full), "--engine", str(engine)]) == 2
     assert "OUT: expected a new or empty folder" in error_line(capsys)
+    assert main(["triton-repository", str(plugin / "out"), "--engine", str(engine)]) == 2
+    assert f"error: OUT: expected a folder to write, got {plugin / 'out'}" in error_line(capsys)
     plugin.unlink()
     assert main(["triton-repository", str(tmp_path / "out"), "--engine", str(engine)]) == 1
     assert str(plugin) in error_line(capsys)
