@@ -15,14 +15,14 @@ from typing import IO, Any
 import numpy as np
 
 from codetr.cli.console import print_times, progress
-from codetr.cli.pictures import draw_on, printable, save_crops
+from codetr.cli.pictures import draw_on, output_folder, printable, save_crops
 from codetr.cli.program import complain
 from codetr.detector.decoding import ready
 from codetr.detector.detector import Detector
 from codetr.detector.pipeline import Pipeline, Processed, Workers
 from codetr.detector.video import Frame, VideoReader, VideoWriter
 from codetr.errors import ArgumentError
-from trt_plugin.atomic_files import atomic_write, new_folder
+from trt_plugin.atomic_files import atomic_write
 
 
 def detect_video(
@@ -52,7 +52,7 @@ def detect_video(
     video, lines = out / f"{name}.mp4", out / f"{name}.jsonl"
     if any(path.exists() and Path(source).exists() and path.samefile(source) for path in (video, lines)):
         raise ArgumentError("out", f"expected another folder, {source} would be replaced")
-    with new_folder(out), VideoReader(source, every) as reader, detector, ExitStack() as files:
+    with output_folder(out), VideoReader(source, every) as reader, detector, ExitStack() as files:
         detector.backend.load()
         writer = None
         path = lines if reader.live else files.enter_context(atomic_write(lines))
@@ -83,6 +83,8 @@ def detect_video(
                     raise
             run.finish()
     run.print(reader)
+    if detector.shrunk_note is not None:
+        complain("note", detector.shrunk_note, "codetr")
     written = [video] if draw else []
     print(printable(f"wrote {' and '.join(map(str, [*written, lines]))}"))
     return 0

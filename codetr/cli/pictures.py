@@ -124,7 +124,7 @@ def save_crops(image: Any, found: Detections, folder: Path, prefix: str) -> None
 
 
 @contextlib.contextmanager
-def output_folder(path: Path, pictures: Sequence[Picture]) -> Iterator[None]:
+def output_folder(path: Path, pictures: Sequence[Picture] = ()) -> Iterator[None]:
     """Creates the folder for results; an error in the block removes it if nothing was written.
 
     Args:

@@ -74,7 +74,7 @@ class VideoReader:
         try:
             self._container = av.open(path, format=form, options=options, timeout=_TIMEOUT_S)
         except (av.FFmpegError, OSError, ValueError) as error:
-            raise UsageError(f"{source}: the video cannot be opened ({one_line(error)})") from error
+            raise UsageError(f"{path}: the video cannot be opened ({_reason(error)})") from error
         if not self._container.streams.video:
             self._container.close()
             raise UsageError(f"{source}: the file has no video")
@@ -124,7 +124,7 @@ class VideoReader:
             if index < 0:
                 last = UsageError(f"{self.source}: the video has no frame that can be decoded")
         except Exception as error:
-            broken = f"{self.source}: the video breaks off ({one_line(error)})"
+            broken = f"{self.source}: the video breaks off ({_reason(error)})"
             if self.live and index >= 0:
                 self.broken = broken
             else:
@@ -209,6 +209,10 @@ def _upright(frame: object) -> np.ndarray:
     pixels = frame.to_ndarray(format="rgb24")
     turns = round(frame.rotation / 90) % 4  # counter-clockwise
     return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or one_line(error)  # without FFmpeg's number and path
 
 
 def _import_av() -> ModuleType:

@@ -166,13 +166,15 @@ def test_stream_that_breaks_off_keeps_its_frames(fake, tmp_path, capsys, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text.mp4"], "text.mp4: the video cannot be opened"),
+        (["text.mp4"], "text.mp4: the video cannot be opened (Invalid data found when processing input)"),
         (["cut.mp4"], "cut.mp4: the video cannot be opened"),
-        (["absent.mp4"], "absent.mp4: the video cannot be opened"),
+        (["absent.mp4"], "absent.mp4: the video cannot be opened (No such file or directory)"),
+        (["98765"], "/dev/video98765: the video cannot be opened (No such file or directory)"),
         (["rtsp://127.0.0.1:9/live"], "rtsp://127.0.0.1:9/live: the video cannot be opened"),
         (["clip.mp4", "a.png"], "IMAGE: expected one video, or pictures, got clip.mp4 and others"),
         (["clip.mp4", "--every", "0"], "--every: expected at least 1, got 0"),
         (["a.png", "--every", "2"], "--every: expected a video, got a.png"),
+        (["clip.mp4", "--out", "a.png"], "--out: expected a folder to write, got a.png (it is a file)"),
         (["clip.mp4", "--out", "."], "--out: expected another folder, clip.mp4 would be replaced"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -188,6 +190,12 @@ def test_usage_errors(fake, clip, tmp_path, monkeypatch, capsys, arguments, mess
     assert detect(*arguments, *out) == 2
     assert message in error_line(capsys)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_note_of_frames_that_shrank(fake, clip, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(detect_video.Detector, "shrunk_note", "12 images shrank")
+    assert run(clip, "--out", tmp_path / "out") == 0
+    assert capsys.readouterr().err == "codetr: note: 12 images shrank\n"
 
 
 def test_failure_of_the_network_leaves_no_file(fake, clip, tmp_path, capsys, monkeypatch):
