@@ -206,8 +206,8 @@ class Detector:
             if number is not None and number < 1:
                 raise ArgumentError(name, f"expected at least 1, got {number!r}")
         self._suppression(nms, nms_iou)
-        if classes is not None:
-            labels_of(classes, self.class_names)
+        if classes is not None and not labels_of(classes, self.class_names):
+            raise ArgumentError("classes", "expected at least one class, got none")
 
     @property
     def shrunk_note(self) -> str | None:
