@@ -116,8 +116,9 @@ def measure_ranges(subject: ExportSubject, request: ExportRequest) -> dict[str, 
     Onnxruntime measures them on an ONNX file of the same model, so that both paths quantise alike.
     """
     from codetr.export.traced_model import dynamic_shapes, example_inputs, export_program
-    from onnx_path.export import calibrate_file, write_onnx
+    from onnx_path.export import calibrate_file, calibration_pictures, write_onnx
 
+    calibration_pictures(request)  # none are an error before the export
     with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as folder:
         file = Path(folder) / "model.onnx"
         with stage("export an ONNX file for the calibration"):

@@ -70,6 +70,8 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
 
         import_cudart()
         trt_plugin.load()
+    if request.quantized:
+        calibration_pictures(request)  # none are an error before the export
     with staged_folder(request.out) as folder:
         subject, model, build_seconds = prepare(request), folder / "model.onnx", None
         with stage("export model.onnx"):
@@ -108,6 +110,18 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
     return 0
 
 
+def calibration_pictures(request: ExportRequest) -> list[Path]:
+    """Returns the pictures of the request's calibration data.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    from onnx_path.quantization.calibration_data import find_pictures
+
+    folder, count = request.calibration_data, request.calibration_images
+    return find_pictures(folder, "train", count, argument="calibration_data")
+
+
 def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     """Measures the ranges of an exported detector on the request's calibration data.
 
@@ -123,16 +137,13 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     from codetr.cli.console import progress
     from codetr.detector.preprocess import Preprocessor
     from codetr.weights import cache_folder
-    from onnx_path.quantization import calibration_data
+    from onnx_path.quantization.calibration_data import picture_data
     from onnx_path.quantization.quantizer import DEFAULT_METHODS, Quantizer
 
     original = onnx.load(model)
     config, sizes = request.config, request.sizes
     preprocessor = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
-    files = calibration_data.find_pictures(
-        request.calibration_data, "train", request.calibration_images, argument="calibration_data"
-    )
-    data = calibration_data.picture_data(onnx_ir.from_proto(original), files, preprocessor)
+    data = picture_data(onnx_ir.from_proto(original), calibration_pictures(request), preprocessor)
     quantizer = Quantizer(original, request.precision)
     method = DEFAULT_METHODS[request.precision]
     with stage(f"calibrate with {data.images} pictures"), progress(data.runs, "calibrating") as advance:

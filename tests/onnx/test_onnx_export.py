@@ -465,6 +465,10 @@ def test_command_in_8_bits(weights, tmp_path, monkeypatch):
         ({"out": GOLDEN / "README.md"}, "README.md"),
         ({"timing-cache": GOLDEN}, "--timing-cache"),
         ({"precision": "int8"}, "--calibration-data: expected a folder of pictures with int8"),
+        (
+            {"precision": "int8", "calibration-data": Path(__file__).parent},
+            "--calibration-data: expected pictures (",
+        ),
         ({"calibration-data": GOLDEN}, "--calibration-data: expected int8 or fp8 with it, got fp32"),
         ({"device": "cuda"}, "--device"),
     ],
@@ -477,9 +481,10 @@ def test_command_errors_are_one_line_and_leave_nothing(
     if "device" in options and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     status = main(arguments(weights, tmp_path / "out", **({"device": "cpu"} | options)))
-    (line,) = capsys.readouterr().err.splitlines()
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
     assert status in (1, 2)
-    assert words in line
+    assert words in line and "export model.onnx" not in output.out
     assert not list(tmp_path.iterdir())
 
 
