@@ -43,9 +43,13 @@ class SwinConfig:
     qkv_bias: bool = True
     patch_norm: bool = True
     # In training, the share of images that skip the last block. It falls to 0 at the first.
-    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    drop_path_rate: float = 0.3
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.drop_path_rate < 1.0:
+            raise ValueError(
+                f"backbone.drop_path_rate: expected at least 0 and less than 1, got {self.drop_path_rate}"
+            )
         channels = self.out_channels
         if len(channels) != len(self.num_heads) or any(c % n for c, n in zip(channels, self.num_heads)):
             raise ValueError(

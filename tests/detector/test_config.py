@@ -41,7 +41,7 @@ def test_omitted_fields_have_upstreams_defaults(tmp_path):
         ({"backbone": {"type": "ResNet", "depth": 20}}, r"backbone\.depth: expected 18, .* or 152, got 20"),
         (
             {"backbone": {"type": "SwinTransformer", "drop_path_rate": 1.0}},
-            r"backbone\.drop_path_rate: expected less than 1, got 1\.0",
+            r"backbone\.drop_path_rate: expected at least 0 and less than 1, got 1\.0",
         ),
         ({"num_queries": "900"}, r"num_queries: expected a valid integer, got '900'"),
         ({"num_queries": 0}, r"num_queries: expected greater than 0, got 0"),

@@ -144,6 +144,8 @@ class TestDropPath:
         config = load_golden("codino_swin_tiny")[0].config
         rates = [module.rate for module in codetr.CoDino(config).modules() if isinstance(module, DropPath)]
         assert rates[0] == 0.0 and rates[-1] == pytest.approx(0.3) and rates == sorted(rates)
+        with pytest.raises(ValueError, match=r"backbone\.drop_path_rate: expected .*, got 1\.0"):
+            dataclasses.replace(config.backbone, drop_path_rate=1.0)
 
 
 def test_class_names_of_a_configuration():
