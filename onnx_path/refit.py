@@ -47,12 +47,10 @@ def refit(
     check_output("out", out, [out.with_suffix(".json")])
     metadata, beside_model = None, model.with_suffix(".json")
     if engine.with_suffix(".json").is_file():
-        metadata = dataclasses.replace(refittable_metadata(engine), source_weights=str(model))
-        if beside_model.is_file():
-            told = ArtifactMetadata.load(beside_model)
-            metadata = dataclasses.replace(
-                metadata, source_weights=told.source_weights, class_names=told.class_names
-            )
+        own = refittable_metadata(engine)
+        told = ArtifactMetadata.load(beside_model) if beside_model.is_file() else None
+        weights, names = (told.source_weights, told.class_names) if told else ("", own.class_names)
+        metadata = dataclasses.replace(own, source_weights=weights or str(model), class_names=names)
     require_gpu()
     with stage(f"refit {engine.name}"):
         content = refit_plan(engine, model)
