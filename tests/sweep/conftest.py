@@ -10,18 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-if not all(importlib.util.find_spec(name) for name in ("onnx_ir", "onnxscript", "onnxruntime", "timm")):
-    collect_ignore_glob = ["test_*.py"]  # the extras `onnx` and `sweep` are not installed
-else:
-    from tests.sweep.sweep_specs import SMALL
+if not all(importlib.util.find_spec(name) for name in ("onnx_ir", "onnxscript", "onnxruntime")):
+    collect_ignore_glob = ["test_*.py"]  # the extra `onnx` is not installed
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
     """Weights of a classifier of two classes, and 40 images in a dataset with one more that is damaged."""
-    root = tmp_path_factory.mktemp("sweep")
     import timm
 
+    from tests.sweep.sweep_specs import SMALL
+
+    root = tmp_path_factory.mktemp("sweep")
     torch.manual_seed(0)
     torch.save(timm.create_model(SMALL, num_classes=2).state_dict(), root / "own.pth")
     random = np.random.default_rng(0)

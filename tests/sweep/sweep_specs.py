@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from onnx_path.sweeping.cells import Cell, CellSpec
 from onnx_path.sweeping.networks import find_network
+
+pytest.importorskip("timm", reason="timm is not installed")
 
 CLASSES = ("apple", "pear")
 SMALL = "test_resnet"  # a network of timm for tests
