@@ -51,10 +51,11 @@ class Product:
 
     @property
     def channels(self) -> tuple[int, int]:
-        """The numbers of input and output channels."""
+        """The numbers of input and output channels, those of all groups of a convolution."""
         outputs = self.weight.shape[self.output_axis]
-        inputs = self.weight.shape[1] if self.is_convolution else self.weight.size // max(outputs, 1)
-        return inputs, outputs
+        if self.is_convolution:
+            return self.weight.shape[1] * attribute(self.node, "group", 1), outputs
+        return self.weight.size // max(outputs, 1), outputs
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.weight.shape))

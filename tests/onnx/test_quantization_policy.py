@@ -41,7 +41,7 @@ COUNTS = {
     "bevformer_temporal": (0, 2, 1, 0, 1, 0, 0, 0, 0),
     "co_dino_r50": (15, 4, 10, 8, 3, 12, 0, 0, 0),
     "co_dino_swin": (12, 6, 13, 16, 14, 5, 1, 3, 0),
-    "d_fine": (32, 4, 17, 18, 4, 87, 0, 0, 0),
+    "d_fine": (36, 4, 17, 18, 4, 83, 0, 0, 0),
     "deformable_detr": (13, 6, 9, 4, 10, 9, 0, 0, 0),
     "deformable_detr_two_stage": (9, 6, 19, 15, 4, 9, 0, 0, 0),
     "grounding_dino": (25, 6, 16, 31, 18, 5, 0, 4, 0),
@@ -56,6 +56,13 @@ COUNTS = {
 REASONS = (SAMPLING, HEADS, DECODER, ATTENTION, CONVOLUTIONS, IMAGES, MERGING, GELU)
 LAYERS_IN_FP8 = {"co_dino_r50": 2, "rf_detr": 15, "vit_adapter": 1}
 """Without convolutions. Tested in every run."""
+
+TOLERANCES = {("omdet_turbo", "int8"): 0.15}
+"""Where engines differ more than `codetr compare` allows, because every rounding decides other roundings.
+
+In onnxruntime, the scores of OmDet-Turbo's INT8 file move by 0.09 if its image changes by 1e-6. Those of the
+float32 file move by 1e-6, and differ from the INT8 file's by 0.09. The weights are random.
+"""
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,9 @@ def test_engine_of_every_quantized_model(
     command = ["build", str(out), "--out", str(tmp_path), "--precision", "fp16", "--tell-selections"]
     assert main([*command, *quick_build]) == 0, capsys.readouterr().err
     capsys.readouterr()
-    status = main(["compare", str(out), str(tmp_path / "quantized.engine")])
+    tolerance = TOLERANCES.get((name, precision))
+    options = [] if tolerance is None else ["--tolerance", str(tolerance)]
+    status = main(["compare", str(out), str(tmp_path / "quantized.engine"), *options])
     output = capsys.readouterr()
     assert status == 0, output.out + output.err
 
@@ -139,19 +148,20 @@ CHANNELS, SIDE, HEADS_OF_MSDA, QUERIES = 16, 8, 2, 10
 class Drawing:
     """A graph that grows by blocks. Names of layers tell what the policy has to do.
 
-    Names are "eight", "sixteen", or "either" for the convolution, which is 8 bits in INT8 alone.
+    Names are "eight", "sixteen", or "either" for the convolution: 8 bits in INT8, if no norm reads it.
 
     Args:
         gelu: whether a GELU follows the convolution, as one node or by Erf; it is 16 bits then.
+        groups: of the convolution.
     """
 
-    def __init__(self, gelu: str | None = None) -> None:
+    def __init__(self, gelu: str | None = None, groups: int = 1) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, np.ndarray] = {}
         self.random = np.random.default_rng(0)
-        images = self.weight((CHANNELS, CHANNELS, 3, 3))
+        images = self.weight((CHANNELS, CHANNELS // groups, 3, 3))
         name = "sixteen_stem" if gelu else "either_stem"
-        cells = self.add("Conv", "images", images, name=name, pads=[1, 1, 1, 1])
+        cells = self.add("Conv", "images", images, name=name, pads=[1, 1, 1, 1], group=groups)
         if gelu == "Gelu":
             cells = self.add("Gelu", cells)
         elif gelu == "Erf":
@@ -311,10 +321,11 @@ BLOCKS = (
     st.lists(st.sampled_from(BLOCKS), max_size=8),
     st.sampled_from(list(FORMATS.values())),
     st.sampled_from([None, "Gelu", "Erf"]),
+    st.sampled_from([1, 4, CHANNELS]),
 )
-def test_drawn_graphs(blocks, form, gelu):
+def test_drawn_graphs(blocks, form, gelu, groups):
     """Only layers that may be 8 bits read Q/DQ nodes, and both their inputs do."""
-    drawing = Drawing(gelu)
+    drawing = Drawing(gelu, groups)
     for block in blocks:
         block(drawing)
     drawing.norm()
@@ -333,3 +344,24 @@ def test_drawn_graphs(blocks, form, gelu):
         if node.name.startswith(("eight", "sixteen")):
             assert (node in chosen) == node.name.startswith("eight"), node.name
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "layers"), [(16, 1, 1), (16, 4, 1), (16, 16, 1), (8, 1, 0), (8, 8, 0)]
+)
+def test_channels_of_a_convolution(channels, groups, layers):
+    """All input channels count, those of a depthwise convolution too."""
+    graph = onnx.parser.parse_graph(
+        f"""g (float[1, {channels}, 8, 8] images) => (float[1, 5] y) {{
+            x = Conv<group = {groups}>(images, kernels)
+            positive = Relu(x)
+            mean = GlobalAveragePool(positive)
+            flat = Flatten(mean)
+            y = MatMul(flat, weights)
+        }}"""
+    )
+    for name, shape in (("kernels", (16, channels // groups, 3, 3)), ("weights", (16, 5))):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    found, kept = Policy(ir.from_proto(model).graph, 20, "int8").counts()
+    assert found == layers and kept.get(CONVOLUTIONS, 0) == 1 - layers
