@@ -199,9 +199,7 @@ def _draw_throughput(results: SweepResults) -> Drawn:
         axis.set_title(_short(network.name), fontsize=10, fontweight="bold")
     dynamic = [Line2D([], [], color="black", linestyle="--", label="dynamic shapes")]
     dynamic *= any(cell.shapes == "dynamic" for cell in cells)
-    crosses = [Line2D([], [], color="black", marker="x", linestyle="", label="throttled")]
-    crosses *= any(cell.throttled for cell in cells)
-    _legend(figure, [*_series_handles(cells), *dynamic, *crosses])
+    _legend(figure, [*_series_handles(cells), *dynamic, *_throttled_handle(cells)])
     return (
         figure,
         "Throughput against batch size",
@@ -237,7 +235,9 @@ def _draw_accuracy(results: SweepResults) -> Drawn:
             for ms, share, cell in points:
                 style = {"color": colour(cell.series), "markersize": 7}
                 style |= {"markerfacecolor": "white"} if cell.shapes == "dynamic" else {}
-                axis.plot(ms, share, markers[cell.network], alpha=0.4 if cell.throttled else 1, **style)
+                axis.plot(ms, share, markers[cell.network], **style)
+                if cell.throttled:
+                    axis.plot(ms, share, "x", color="black", markersize=9)
             axis.set_xscale("log")
             _plain_numbers(axis.xaxis, True)
             axis.set(xlabel=f"ms for a batch of {batch}, log scale", ylabel=f"{measure} %, {images:,} images")
@@ -247,11 +247,12 @@ def _draw_accuracy(results: SweepResults) -> Drawn:
         for name, marker in markers.items()
     ]
     series = [Patch(color=colour(one), label=_series_name(one)) for one in _series_of(cells)]
-    _legend(figure, [*shapes, *series, Line2D([], [], color="0.6", label="Pareto front")])
-    pale = " Hollow points have dynamic shapes." if any(x.shapes == "dynamic" for x in cells) else ""
-    pale += " Pale points were measured under throttling." if any(x.throttled for x in cells) else ""
+    style = {"color": "0.4", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+    hollow = [Line2D([], [], label="dynamic shapes", **style)] * any(x.shapes == "dynamic" for x in cells)
+    front = Line2D([], [], color="0.6", label="Pareto front")
+    _legend(figure, [*shapes, *series, front, *hollow, *_throttled_handle(cells)])
     caption = "Upper left is better. No cell is both quicker and more accurate than one on the Pareto front."
-    return figure, "Accuracy against latency", caption + pale
+    return figure, "Accuracy against latency", caption
 
 
 def _pareto_front(points: Iterable[tuple[float, float, CellResult]]) -> list[tuple[float, float]]:
@@ -385,6 +386,12 @@ def _line_style(series: tuple[str, str]) -> dict:
 
 def _series_handles(cells: Iterable[CellResult]) -> list[Line2D]:
     return [Line2D([], [], label=_series_name(one), **_line_style(one)) for one in _series_of(cells)]
+
+
+def _throttled_handle(cells: Iterable[CellResult]) -> list[Line2D]:
+    """Returns the legend's entry for the crosses on throttled cells, if there are any."""
+    cross = Line2D([], [], color="black", marker="x", linestyle="", label="throttled")
+    return [cross] * any(cell.throttled for cell in cells)
 
 
 def _legend(figure: Figure, handles: Sequence, columns: int = 5) -> None:
