@@ -517,7 +517,8 @@ def sweep_cells(
 def sweep_source() -> str:
     results = sweep()
     versions = [f"{name} {results.versions[key].split('+')[0]}" for name, key in VERSIONS.items()]
-    return f"\n\n{results.machine['gpu']}, {', '.join(versions)}. Made by `codetr sweep`; in `benchmarks/results/sweep`."
+    made = "Made by `codetr sweep`; in `benchmarks/results/sweep`."
+    return f"\n\n{results.machine['gpu']}, {', '.join(versions)}. {made}"
 
 
 def sweep_times() -> str:
