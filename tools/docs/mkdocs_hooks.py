@@ -1,7 +1,7 @@
 """Hook of MkDocs: pages that lie in other folders, and links that leave docs/.
 
 Links of a page are relative to its file, as GitHub has them. In the site a link to a page or picture is
-rewritten, and a link to a source file becomes its text.
+rewritten, and a link to a source file becomes its text. Reports of HTML are copied.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"kernels.md": ROOT / "kernels" / "README.md", "lab.md": ROOT / "kernels" / "lab" / "README.md"}
-PICTURES = [
+PICTURES_AND_REPORTS = [
     path
     for folder in ("assets", "benchmarks/results")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in (".jpg", ".png", ".svg")
+    if path.suffix in (".jpg", ".png", ".svg", ".html")
 ]
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages and pictures of other folders."""
-    added = PAGES | {path.relative_to(ROOT).as_posix(): path for path in PICTURES}
+    """Adds the pages, pictures and reports of other folders."""
+    added = PAGES | {path.relative_to(ROOT).as_posix(): path for path in PICTURES_AND_REPORTS}
     for name, path in added.items():
         if path.is_file():
             files.append(File.generated(config, name, abs_src_path=str(path)))
