@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from codetr.detector.decoding import make_decoder
@@ -58,7 +60,7 @@ class FindObjects:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Maps rows of ids and files to rows of ids and `COLUMNS`."""
         ids, contents = table[self._id_column], table[self._bytes_column]
-        pictures = (ImageFile(str(name), content.as_py() or b"") for name, content in zip(ids, contents))
+        pictures = (ImageFile(str(name), content) for name, content in zip(ids, _views(contents)))
         rows = [_row(done) for done in self._pipeline.run(self._in_turn(pictures))]
         found = pa.Table.from_pylist(rows, COLUMNS)
         return found.add_column(0, self._id_column, ids)
@@ -71,6 +73,20 @@ class FindObjects:
         """
         with self._turn:
             yield from pictures
+
+
+def _views(column: pa.ChunkedArray) -> Iterator[memoryview]:
+    """Yields the files of a binary column, an empty one for null.
+
+    `as_py` would copy each file, and all threads of the actor would wait meanwhile.
+    """
+    for chunk in column.chunks:
+        chunk = chunk.fill_null(b"")
+        _, offsets, data = chunk.buffers()
+        kind = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
+        ends = np.frombuffer(offsets, kind, len(chunk) + 1, chunk.offset * kind().itemsize).tolist()
+        content = memoryview(data)
+        yield from (content[begin:end] for begin, end in itertools.pairwise(ends))
 
 
 def _row(done: Processed) -> dict[str, Any]:

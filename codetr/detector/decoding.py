@@ -43,7 +43,7 @@ class _Read(NamedTuple):
     """A JPEG file that waits for the GPU."""
 
     file: Path | ImageFile
-    data: bytes
+    data: bytes | memoryview
     future: Future[Decoded]
 
 
@@ -182,12 +182,12 @@ class GpuDecoder(Decoder):
         except RuntimeError:  # the decoder is being closed
             _finish(file.file, file.future)
 
-    def _decode_on_gpu(self, files: Sequence[bytes]) -> list[DeviceImage | None]:
+    def _decode_on_gpu(self, files: Sequence[bytes | memoryview]) -> list[DeviceImage | None]:
         """Decodes files; None for one that nvImageCodec refuses."""
         from trt_plugin.cuda_runtime import call
 
         call("cudaSetDevice", self._device)
-        streams = [self._codec.CodeStream(data) for data in files]
+        streams = [self._codec.CodeStream(np.frombuffer(data, np.uint8)) for data in files]
         images = self._decoder.decode(streams, cuda_stream=self._stream.handle)
         self._stream.synchronize()
         return [_device_image(image) for image in images]
@@ -216,7 +216,7 @@ def make_decoder(backend: Any, threads: int | None = None) -> Decoder:
     return Decoder(threads)
 
 
-def read_plain_jpeg(file: Path | ImageFile) -> bytes | None:
+def read_plain_jpeg(file: Path | ImageFile) -> bytes | memoryview | None:
     """Reads a JPEG file of gray or colour pixels that ends with its end marker; None for any other file.
 
     A truncated file has no end marker. Decoders on a GPU may show the rest of such a picture as gray; Pillow
@@ -224,7 +224,7 @@ def read_plain_jpeg(file: Path | ImageFile) -> bytes | None:
     """
     try:
         data = file.data if isinstance(file, ImageFile) else file.read_bytes()
-        if not data.endswith(_JPEG_END):
+        if bytes(data[-2:]) != _JPEG_END:
             return None
         with Image.open(io.BytesIO(data)) as image:
             return data if image.format == "JPEG" and image.mode in ("RGB", "L") else None

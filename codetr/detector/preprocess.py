@@ -35,7 +35,7 @@ class ImageFile(NamedTuple):
     """An image file in memory. Functions that read a picture take it in place of a path."""
 
     name: str
-    data: bytes
+    data: bytes | memoryview
 
     def __str__(self) -> str:
         return self.name

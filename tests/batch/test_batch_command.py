@@ -27,7 +27,8 @@ from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
-FindObjects = pytest.importorskip("codetr.batch.find_objects").FindObjects
+find_objects = pytest.importorskip("codetr.batch.find_objects")
+FindObjects, _views = find_objects.FindObjects, find_objects._views
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,17 @@ def test_rows_of_a_folder(network, tmp_path):
         row = found[name]
         assert name in row["error"] and reason in row["error"]
         assert {value for key, value in row.items() if key not in ("path", "error")} == {None}
+
+
+@pytest.mark.parametrize("kind", ["binary", "large_binary"])
+def test_files_are_views_of_their_column(kind):
+    """Also of a table that is a part of another one, and of nulls."""
+    files = pa.array([b"first", None, b"", b"second", b"third"], kind)
+    parts = files.slice(1, 3), files.slice(4), files.slice(0, 0), pa.nulls(2, kind), files
+    column = pa.chunked_array([*parts])
+    views = [*_views(column)]
+    assert [bytes(view) for view in views] == [file.as_py() or b"" for file in column]
+    assert np.shares_memory(np.frombuffer(views[3], np.uint8), np.frombuffer(files.buffers()[2], np.uint8))
 
 
 def test_tables_take_turns():
