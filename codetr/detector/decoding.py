@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _JPEG_END = b"\xff\xd9"
+_HEADER_BYTES = 2**16  # hold the whole header of most JPEG files
 _DECODED_TOGETHER = 64  # files in one call of nvImageCodec
 
 
@@ -224,12 +225,20 @@ def read_plain_jpeg(file: Path | ImageFile) -> bytes | memoryview | None:
     """
     try:
         data = file.data if isinstance(file, ImageFile) else file.read_bytes()
-        if bytes(data[-2:]) != _JPEG_END:
-            return None
-        with Image.open(io.BytesIO(data)) as image:
-            return data if image.format == "JPEG" and image.mode in ("RGB", "L") else None
-    except Exception:  # Pillow's decoders raise errors of many classes; `load_image` names them
+    except Exception:  # `load_image` names it
         return None
+    ends = bytes(data[-2:]) == _JPEG_END
+    # A view is copied to be opened. Its beginning is smaller.
+    return data if ends and (_has_plain_header(data[:_HEADER_BYTES]) or _has_plain_header(data)) else None
+
+
+def _has_plain_header(data: bytes | memoryview) -> bool:
+    """Whether data begin with the header of a JPEG file of gray or colour pixels."""
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+            return image.format == "JPEG" and image.mode in ("RGB", "L")
+    except Exception:  # Pillow's decoders raise errors of many classes; `load_image` names them
+        return False
 
 
 def _device_image(image: Any) -> DeviceImage | None:

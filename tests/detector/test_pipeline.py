@@ -226,8 +226,9 @@ def test_files_for_the_gpu(tmp_path):
     whole = (tmp_path / "colour.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[:-20])
     (tmp_path / "text.jpg").write_bytes(b"text\xff\xd9")
+    Image.fromarray(pixels).save(tmp_path / "long_header.jpg", icc_profile=bytes(200_000))
     taken = {path.name for path in tmp_path.iterdir() if read_plain_jpeg(path) is not None}
-    assert taken == {"colour.jpg", "gray.jpg"}
+    assert taken == {"colour.jpg", "gray.jpg", "long_header.jpg"}
     assert read_plain_jpeg(tmp_path / "colour.jpg") == whole
     assert read_plain_jpeg(tmp_path / "absent.jpg") is None
 
@@ -252,6 +253,9 @@ def test_files_in_memory(photos):
         empty.result()
     decoder.close()
     assert [read_plain_jpeg(file) for file in files] == [content, None, None]
+    view = memoryview(content).cast("b")  # Arrow's view of a binary column
+    assert read_plain_jpeg(ImageFile("a.jpg", view)) is view
+    assert (load_image(ImageFile("a.jpg", view)) == load_image(photos / "a.jpg")).all()
 
 
 class DecodedImage:
