@@ -129,8 +129,11 @@ class GpuDecoder(Decoder):
         return futures
 
     def batches_ahead(self, batch: int) -> int:
-        """As `Decoder.batches_ahead`, and so that the GPU has as many files as it decodes together."""
-        return max(super().batches_ahead(batch), -(-_DECODED_TOGETHER // batch))
+        """As `Decoder.batches_ahead`, and enough files for two calls of nvImageCodec.
+
+        The network works on the pictures of one call while the next call decodes.
+        """
+        return max(super().batches_ahead(batch), -(-2 * _DECODED_TOGETHER // batch))
 
     def _read(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
         if not future.set_running_or_notify_cancel():
