@@ -34,6 +34,7 @@ from codetr.errors import UsageError
 
 _DEFAULTS = NetworkOptions()
 _START_S = 300
+_PIPELINE_BATCHES = 125  # of the run without a server
 
 
 def measure_serving(
@@ -237,7 +238,8 @@ def networks(server: int) -> list[int]:
 def _pipeline(network: NetworkOptions, files: Sequence[Path], batch: int) -> tuple[dict[str, Any], str]:
     with Detector(backend=network.make_backend()) as detector:
         detector.backend.load()
-        many = [*files] * max(1, 10 * batch // len(files))
+        # A short run would measure the time in which the network waits for the first pictures.
+        many = [*files] * -(-_PIPELINE_BATCHES * batch // len(files))
         row = Stages(detector, {"threshold": 0.3}, many, None, None).whole("best", batch, CONTEXTS)
         return row, detector.backend.description
 
