@@ -63,7 +63,8 @@ class FindObjects:
         pictures = (ImageFile(str(name), content) for name, content in zip(ids, _views(contents)))
         rows = [_row(done) for done in self._pipeline.run(self._in_turn(pictures))]
         found = pa.Table.from_pylist(rows, COLUMNS)
-        return found.add_column(0, self._id_column, ids)
+        # Ray hands over a chunk for each row, and would serialize each alone.
+        return found.add_column(0, self._id_column, ids.combine_chunks())
 
     def _in_turn(self, pictures: Iterable[ImageFile]) -> Iterator[ImageFile]:
         """Lets a table begin once all pictures of the last one have begun.
@@ -80,11 +81,10 @@ def _views(column: pa.ChunkedArray) -> Iterator[memoryview]:
 
     `as_py` would copy each file, and all threads of the actor would wait meanwhile.
     """
-    for chunk in column.chunks:
-        chunk = chunk.fill_null(b"")
+    kind = np.dtype(np.int64 if pa.types.is_large_binary(column.type) else np.int32)
+    for chunk in column.fill_null(b"").chunks:
         _, offsets, data = chunk.buffers()
-        kind = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
-        ends = np.frombuffer(offsets, kind, len(chunk) + 1, chunk.offset * kind().itemsize).tolist()
+        ends = np.frombuffer(offsets, kind, len(chunk) + 1, chunk.offset * kind.itemsize).tolist()
         content = memoryview(data)
         yield from (content[begin:end] for begin, end in itertools.pairwise(ends))
 
