@@ -124,8 +124,8 @@ class TrainOptions:
     final_lr_factor: Annotated[types.NormFloat, _OPTIMISATION] = 0.01
     """Learning rate at the end of the run, as a share of --lr."""
     warmup: Annotated[types.NonNegativeInt | None, _OPTIMISATION] = None
-    """Steps over which the learning rate rises. Default: 200, from scratch 1000, at most a twentieth of the
-    steps."""
+    """Steps over which the learning rate rises, with --minutes at most a twentieth of the time. Default: 200,
+    from scratch 1000, at most a twentieth of the steps."""
     weight_decay: Annotated[types.NonNegativeFloat, _OPTIMISATION] = 1e-4
     """Weight decay of all weights, norms and biases included, as upstream."""
     clip: Annotated[types.NonNegativeFloat, _OPTIMISATION] = 0.1

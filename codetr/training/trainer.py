@@ -37,9 +37,13 @@ from codetr.training.validation import validate
 
 CONTROL_EVERY = 8
 """Several processes agree on the time and on a stop after this number of steps."""
+LONGEST_WARMUP = 1 / 20
+"""Share of a run of some minutes that the warm-up takes at most. Its number of steps is unknown."""
 
 
-def learning_rate_factor(step: int, progress: float, warmup: int, floor: float) -> float:
+def learning_rate_factor(
+    step: int, progress: float, warmup: int, floor: float, longest_warmup: float = 1.0
+) -> float:
     """Returns the factor of the learning rate for the next step: a linear warm-up, then a cosine.
 
     Args:
@@ -47,8 +51,9 @@ def learning_rate_factor(step: int, progress: float, warmup: int, floor: float) 
         progress: share of the run that is done.
         warmup: steps over which the learning rate rises linearly.
         floor: the factor at the end.
+        longest_warmup: share of the run at whose end the warm-up ends, however few steps it had.
     """
-    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    rise = min(1.0, max((step + 1) / warmup, progress / longest_warmup)) if warmup else 1.0
     return rise * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
@@ -126,7 +131,10 @@ class Trainer:
     def factor(self) -> float:
         """The factor of the learning rate for the next step."""
         options = self.options
-        return learning_rate_factor(self.step, self.progress, options.warmup, options.final_lr_factor)
+        longest = LONGEST_WARMUP if options.steps is None else 1.0
+        return learning_rate_factor(
+            self.step, self.progress, options.warmup, options.final_lr_factor, longest
+        )
 
     @property
     def images(self) -> int:
