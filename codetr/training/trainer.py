@@ -253,14 +253,14 @@ class Trainer:
         pictures = self.plan.validation_data
         if pictures is None:
             return
-        network, batch = self.average.model, self.options.batch
+        began, network, batch = time.monotonic(), self.average.model, self.options.batch
         numbers = validate(pictures, network, self.processes, batch=batch, bf16=self.bf16)
         self.evaluated = self.progress
         if self.processes.first:
             self.validation_log.add({**self._place(), **numbers, "left_out": len(pictures.errors)})
             text = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
             self._print(f": validation {text}" + (f"; {pictures} left out" if pictures.errors else ""))
-        self._last_time, self._last_images, self._waited = time.monotonic(), self.images, 0.0
+        self._last_time += time.monotonic() - began  # the speed in the log is that of training
 
     def _print(self, text: str) -> None:
         line = f"step {self.step}{text}"

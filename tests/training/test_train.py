@@ -20,7 +20,7 @@ from PIL import Image
 
 import codetr
 from codetr.cli import main
-from codetr.training import training_plan
+from codetr.training import trainer, training_plan
 from codetr.training.run_state import find_states
 from codetr.training.torchrun_processes import Processes
 from codetr.training.train_options import TrainOptions
@@ -141,8 +141,9 @@ def test_a_failing_step_leaves_the_state_before_it(folder, uninterrupted, tmp_pa
     assert_same_run(out, uninterrupted)
 
 
-def test_time_limit_and_minutes(folder, tmp_path, monkeypatch, capsys):
-    """A run by the clock: stopped by its limit, resumed with the clock going on, ended by the clock."""
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a step moves by six seconds."""
     now = [1000.0]
     monkeypatch.setattr("codetr.training.trainer.time.monotonic", lambda: now[0])
     call = TrainingStep.__call__
@@ -152,11 +153,28 @@ def test_time_limit_and_minutes(folder, tmp_path, monkeypatch, capsys):
         call(self, batch, step, factor)
 
     monkeypatch.setattr(TrainingStep, "__call__", slow)
+    return now
+
+
+def test_validation_is_no_part_of_the_speed(folder, tmp_path, monkeypatch, clock):
+    def validate(*arguments, **options):
+        clock[0] += 3.0
+        return dict.fromkeys(trainer.VALIDATION_COLUMNS[3:-1], 0.0)
+
+    monkeypatch.setattr(trainer, "validate", validate)
+    out = tmp_path / "run"
+    assert train(folder, out, steps=None, minutes=1, warmup=0, log_every=50, evaluate_every=1) == 0
+    (row,) = read_table(out / "log.csv")
+    assert float(row["images_per_second"]) == pytest.approx(2 / 6, rel=1e-3)
+
+
+def test_time_limit_and_minutes(folder, tmp_path, clock, capsys):
+    """A run by the clock: stopped by its limit, resumed with the clock going on, ended by the clock."""
     out = tmp_path / "run"
     options = {"steps": None, "minutes": 1, "warmup": 0, "save_every": "60.0m", "log_every": 1}
     assert train(folder, out, **options, time_limit=0.5) == 0
     assert "stopped by the time limit after 5 steps" in capsys.readouterr().out
-    now[0] += 500.0  # no training time
+    clock[0] += 500.0  # no training time
     assert train(folder, out, **options, resume="") == 0
     assert "after 10 steps" in capsys.readouterr().out
     rates = [float(row["learning_rate"]) for row in logged(out)]
