@@ -3,7 +3,8 @@
 python tools/docs/tables.py            # updates every table
 python tools/docs/tables.py --check    # exits with status 1 if a table differs from its result file
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of this module.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a function of this module or of
+`sweep_tables`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.output_agreement import describe
 from benchmarks.report import digits, microseconds, table
-from onnx_path.sweeping.results_schema import CellResult, SweepResults, read_results
+from tools.docs import sweep_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -44,8 +45,6 @@ QUANTIZATION = "quantization*.json"
 REPEATS = "repeats_h100.json"
 BATCH, SERVING = "batch_*_h100.json", "serving_*_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
-SWEEP = "sweep/results.json"
-VERSIONS = {"PyTorch": "torch", "TensorRT": "tensorrt"}
 LINEAR_NORMS = "linear_norm_h100.json"
 ENGINES_WITH_NORMS = (
     "engines_norms_co_dino_swin_l_768x1152_h100.json",
@@ -496,89 +495,14 @@ def serving() -> str:
     return table([*head, "answers", "memory grows by, MiB"], rows) + source(*files)
 
 
-@cache
-def sweep() -> SweepResults:
-    return read_results(RESULTS / SWEEP)
-
-
-def sweep_cells(
-    *series: tuple[str, str], dynamic: bool = False
-) -> dict[tuple[str, int], list[CellResult | None]]:
-    """The cells of some runtimes and precisions, by network and batch size. PyTorch has no dynamic shapes."""
-    found = {
-        (cell.network, cell.batch, cell.series): cell
-        for cell in sweep().measured()
-        if (cell.shapes == "dynamic") == (dynamic and cell.runtime == "tensorrt")
-    }
-    places = dict.fromkeys((network, batch) for network, batch, one in found if one in series)
-    return {place: [found.get((*place, one)) for one in series] for place in places}
-
-
-def sweep_source() -> str:
-    results = sweep()
-    versions = [f"{name} {results.versions[key].split('+')[0]}" for name, key in VERSIONS.items()]
-    made = "Made by `codetr sweep`; in `benchmarks/results/sweep`."
-    return f"\n\n{results.machine['gpu']}, {', '.join(versions)}. {made}"
-
-
-def sweep_times() -> str:
-    """Milliseconds of a batch: PyTorch, and engines of this batch size."""
-    series = [("torch", "fp32"), ("torch", "fp16"), *(("tensorrt", x) for x in ("fp32", "fp16", "int8"))]
-    rows = []
-    for (network, batch), cells in sweep_cells(*series).items():
-        times = [None if cell is None else cell.best_ms for cell in cells]
-        faster = [f"{times[0] / x:.1f}" if times[0] and x else "" for x in times[3:]]
-        rows.append([network, str(batch), *(digits(x) if x else "" for x in times), *faster])
-    head = ["network", "batch", "PyTorch fp32, ms", "fp16", "TensorRT fp32", "fp16", "int8"]
-    return table([*head, "fp16, times faster", "int8, times faster"], rows) + sweep_source()
-
-
-def sweep_dynamic() -> str:
-    """Engines for all batch sizes, tuned for the largest, beside engines for one."""
-    series = [("tensorrt", "fp16"), ("tensorrt", "int8")]
-    static, rows = sweep_cells(*series), []
-    for place, cells in sweep_cells(*series, dynamic=True).items():
-        pairs = [
-            (one and one.best_ms, other and other.best_ms) for one, other in zip(static.get(place, ()), cells)
-        ]
-        ratios = [f"{other / one:.2f}" if one and other else "" for one, other in pairs]
-        rows.append([place[0], str(place[1]), *ratios])
-    return table(["network", "batch", "fp16", "int8"], rows) + sweep_source()
-
-
-def sweep_accuracy() -> str:
-    """Top-1 or AP at the largest batch of each network, and its change from PyTorch fp32."""
-    cells = [cell for cell in sweep().measured() if cell.accuracy is not None and cell.shapes != "dynamic"]
-    largest: dict[str, int] = {}
-    for cell in cells:
-        largest[cell.network] = max(cell.batch, largest.get(cell.network, 0))
-    rows = []
-    for cell in cells:
-        if cell.batch != largest[cell.network]:
-            continue
-        change, agreement = sweep().accuracy_change(cell), cell.agreement
-        equal = (
-            None if agreement is None else agreement.close if agreement.matched is None else agreement.matched
-        )
-        rows.append(
-            [
-                cell.network,
-                cell.label,
-                f"{100 * cell.accuracy.headline:.2f}",
-                "" if change is None else f"{100 * change:+.2f}",
-                "" if equal is None else f"{equal:.2%}",
-            ]
-        )
-    return table(["network", "runtime", "top-1 or AP, %", "change", "equal outputs"], rows) + sweep_source()
-
-
 def speedup(row: dict) -> float:
     return row["original"]["timing"]["median_ms"] / row["rewritten"]["timing"]["median_ms"]
 
 
 def updated(text: str) -> str:
     """A page's text with every table as the result files have it."""
-    return MARKED.sub(lambda mark: f"<!-- table: {mark[1]} -->\n{globals()[mark[1]]()}\n<!-- end -->", text)
+    functions = {**vars(sweep_tables), **globals()}
+    return MARKED.sub(lambda mark: f"<!-- table: {mark[1]} -->\n{functions[mark[1]]()}\n<!-- end -->", text)
 
 
 def main(arguments: Sequence[str]) -> int:
