@@ -26,6 +26,7 @@ from codetr.serving.settings import Limits
 from codetr.serving.uploads import receive_images
 
 RETRY_AFTER = {"Retry-After": "1"}
+_NOT_LOADED = "no network is loaded"
 _BEARER = HTTPBearer(auto_error=False, description="a key of the server's --api-key-file")
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 _FILE = {"type": "string", "format": "binary"}
@@ -59,7 +60,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body has too many bytes, or an image too many pixels."},
     422: {"description": "A file is no image or is damaged, or a parameter is wrong."},
     429: {"description": "The queue is full."},
-    503: {"description": "The server stops, or lost the process that worked on the request."},
+    503: {
+        "description": "The server stops, loads its network, or lost the process that worked on the request."
+    },
     504: {"description": "The answer was not ready within the deadline."},
 }
 
@@ -177,7 +180,7 @@ def make_app(
     async def ready() -> str:
         """Whether the server takes images: its network is loaded, and it does not stop."""
         if admission.stopping or not await replicas.ready():
-            raise HTTPException(503, "the server stops" if admission.stopping else "no network is loaded")
+            raise HTTPException(503, "the server stops" if admission.stopping else _NOT_LOADED)
         return "ok"
 
     @app.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(check_key)])
@@ -216,6 +219,8 @@ def make_app(
                 try:
                     found = await asyncio.wait_for(_detect(replicas, images, threshold), limits.deadline)
                 except asyncio.TimeoutError:
+                    if not await replicas.ready():
+                        raise HTTPException(503, _NOT_LOADED, RETRY_AFTER) from None
                     raise HTTPException(504, f"no answer within {limits.deadline:g} s") from None
                 except ReplicaLost as error:
                     raise HTTPException(503, str(error), RETRY_AFTER) from error

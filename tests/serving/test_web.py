@@ -130,6 +130,9 @@ def test_deadline():
     server = Server(Replicas(seconds=5), deadline=0.1)
     assert "no answer within 0.1 s" in detail(server.post(jpeg()), 504)
     assert server.counts == [1, 0]
+    server.replicas.is_ready = False  # the only process was killed, and another loads the network
+    assert "no network is loaded" in detail(server.post(jpeg()), 503)
+    assert server.counts == [1, 0, 1, 0]
 
 
 def test_lost_replica():
