@@ -141,6 +141,11 @@ def microseconds(row: dict | None) -> str:
     return digits(row["timing"]["median_ms"] * 1e3) + warm
 
 
+def release(version: str) -> str:
+    """Returns a version without its build, such as 2.11.0 of 2.11.0+cu130, and 10.6.0 of 10.6.0.post1."""
+    return version.split("+")[0].split(".post")[0]
+
+
 def digits(number: float) -> str:
     """Returns a number with three significant digits, and larger numbers whole."""
     return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"

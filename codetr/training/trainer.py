@@ -42,7 +42,7 @@ LONGEST_WARMUP = 1 / 20
 
 
 def learning_rate_factor(
-    step: int, progress: float, warmup: int, floor: float, longest_warmup: float = 1.0
+    step: int, progress: float, warmup: int, floor: float, longest_warmup: float = math.inf
 ) -> float:
     """Returns the factor of the learning rate for the next step: a linear warm-up, then a cosine.
 
@@ -51,7 +51,8 @@ def learning_rate_factor(
         progress: share of the run that is done.
         warmup: steps over which the learning rate rises linearly.
         floor: the factor at the end.
-        longest_warmup: share of the run at whose end the warm-up ends, however few steps it had.
+        longest_warmup: share of the run at whose end the warm-up ends, however few steps it had. Default: no
+            limit.
     """
     rise = min(1.0, max((step + 1) / warmup, progress / longest_warmup)) if warmup else 1.0
     return rise * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))
@@ -131,7 +132,7 @@ class Trainer:
     def factor(self) -> float:
         """The factor of the learning rate for the next step."""
         options = self.options
-        longest = LONGEST_WARMUP if options.steps is None else 1.0
+        longest = LONGEST_WARMUP if options.steps is None else math.inf
         return learning_rate_factor(
             self.step, self.progress, options.warmup, options.final_lr_factor, longest
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,9 @@ WHITE = {"torch": 0.5, "torch-compile": 0.4, "onnxruntime": 0.3, "tensorrt": 0.0
 
 RUNTIME_MARKERS = {"torch": "o", "torch-compile": "s", "onnxruntime": "^", "tensorrt": "D"}
 NETWORK_MARKERS = "osD^vP*X<>hp8d"
+CROSS = {"color": "black", "marker": "x", "linestyle": ""}
+"""Mark of a throttled cell."""
+
 SETTINGS = {
     "svg.fonttype": "none",  # text in an SVG stays text
     "font.size": 9,
@@ -186,11 +190,8 @@ def _draw_throughput(results: SweepResults) -> Drawn:
         for (*series, dynamic), line in lines.items():
             points = [(cell.batch, cell.images_per_s) for cell in line]
             axis.plot(*zip(*points), **_line_style(tuple(series)), linestyle="--" if dynamic else "-")
-        throttled = [
-            (cell.batch, cell.images_per_s) for line in lines.values() for cell in line if cell.throttled
-        ]
-        if throttled:
-            axis.plot(*zip(*throttled), "x", color="black", markersize=9)
+        drawn = itertools.chain(*lines.values())
+        _cross_out(axis, [(cell.batch, cell.images_per_s) for cell in drawn if cell.throttled])
         axis.set(xscale="log", yscale="log", xlabel="batch", ylabel="images/s")
         batches = sorted({cell.batch for cell in cells})
         axis.set_xticks(batches, list(map(str, batches)))
@@ -236,8 +237,7 @@ def _draw_accuracy(results: SweepResults) -> Drawn:
                 style = {"color": colour(cell.series), "markersize": 7}
                 style |= {"markerfacecolor": "white"} if cell.shapes == "dynamic" else {}
                 axis.plot(ms, share, markers[cell.network], **style)
-                if cell.throttled:
-                    axis.plot(ms, share, "x", color="black", markersize=9)
+            _cross_out(axis, [(ms, share) for ms, share, cell in points if cell.throttled])
             axis.set_xscale("log")
             _plain_numbers(axis.xaxis, True)
             axis.set(xlabel=f"ms for a batch of {batch}, log scale", ylabel=f"{measure} %, {images:,} images")
@@ -388,10 +388,15 @@ def _series_handles(cells: Iterable[CellResult]) -> list[Line2D]:
     return [Line2D([], [], label=_series_name(one), **_line_style(one)) for one in _series_of(cells)]
 
 
+def _cross_out(axis: Axes, throttled: Sequence[tuple[float, float]]) -> None:
+    """Draws a cross on the point of each throttled cell."""
+    if throttled:
+        axis.plot(*zip(*throttled), markersize=9, **CROSS)
+
+
 def _throttled_handle(cells: Iterable[CellResult]) -> list[Line2D]:
-    """Returns the legend's entry for the crosses on throttled cells, if there are any."""
-    cross = Line2D([], [], color="black", marker="x", linestyle="", label="throttled")
-    return [cross] * any(cell.throttled for cell in cells)
+    """Returns the legend's entry for these crosses, if there are any."""
+    return [Line2D([], [], label="throttled", **CROSS)] * any(cell.throttled for cell in cells)
 
 
 def _legend(figure: Figure, handles: Sequence, columns: int = 5) -> None:

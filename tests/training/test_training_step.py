@@ -67,6 +67,7 @@ def test_learning_rate():
     assert factors[0] == pytest.approx(0.1, abs=1e-3) and factors[4] == pytest.approx(0.5, abs=0.01)
     assert max(factors) == factors[9] and factors[50] == pytest.approx(0.55)
     assert factors[100] == pytest.approx(0.1) and all(a > b for a, b in itertools.pairwise(factors[9:]))
+    assert learning_rate_factor(49, 0.5, 1000, 0.0) == pytest.approx(0.05 * 0.5)  # a run of 100 steps
     # A run of 40 steps in its minutes does not wait for the 1000 steps of the warm-up.
     factors = [learning_rate_factor(step, step / 40, 1000, 0.1, 1 / 20) for step in range(41)]
     assert factors[0] == pytest.approx(0.001) and factors[1] == pytest.approx(0.5, abs=0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from benchmarks.report import digits, table
+from benchmarks.report import digits, release, table
 from onnx_path.sweeping.results_schema import CellResult, SweepResults, read_results
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "sweep" / "results.json"
@@ -32,7 +32,7 @@ def sweep_cells(
 
 def sweep_source() -> str:
     results = sweep()
-    versions = [f"{name} {results.versions[key].split('+')[0]}" for name, key in VERSIONS.items()]
+    versions = [f"{name} {release(results.versions[key])}" for name, key in VERSIONS.items()]
     made = "Made by `codetr sweep`; in `benchmarks/results/sweep`."
     return f"\n\n{results.machine['gpu']}, {', '.join(versions)}. {made}"
 

@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.output_agreement import describe
-from benchmarks.report import digits, microseconds, table
+from benchmarks.report import digits, microseconds, release, table
 from tools.docs import sweep_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,8 +104,8 @@ def rows_table(name: str, columns: Mapping[str, Callable[[dict], str]], order: C
 def source(*names: str) -> str:
     """The line below a table: GPU, versions, and the result files with their commits."""
     contents = [read(name) for name in names]
-    tensorrt = {content["tensorrt"].split(".post")[0] for content in contents if content["tensorrt"]}
-    versions = [f"PyTorch {contents[0]['torch'].split('+')[0]}", *(f"TensorRT {x}" for x in sorted(tensorrt))]
+    tensorrt = {release(content["tensorrt"]) for content in contents if content["tensorrt"]}
+    versions = [f"PyTorch {release(contents[0]['torch'])}", *(f"TensorRT {x}" for x in sorted(tensorrt))]
     programs = {re.match(r"python -m ([\w.]+)", content["command"])[1]: None for content in contents}
     files = [f"`{name}` ({content['commit'][:7]})" for name, content in zip(names, contents)]
     gpus = dict.fromkeys(content["gpu"]["name"] for content in contents)
