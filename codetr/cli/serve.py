@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -38,8 +40,10 @@ _HAPROXY_VARIABLES = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # --max-bytes is the limit
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # in which a gateway that ends refuses requests
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # Ray's 5 seconds are too few on a busy machine
 }
 _GATEWAY_PORTS = range(30000, 31000)  # Ray's own range
+_HAPROXY_PORTS = range(20000, 30000)  # Linux gives no program these as ephemeral ports
 _NETWORK, _LIMITS = NetworkOptions(), Limits()
 
 
@@ -134,7 +138,10 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
             raise ArgumentError("replicas", f"expected at most {gpus}, one for each GPU, got {replicas}")
         settings = replace(settings, gpu=gpus > 0, replicas=replicas or gpus or 1)
         # The controller would print a traceback of each failure, which ends in one line below.
-        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "CRITICAL"})
+        try:
+            serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "CRITICAL"})
+        except ray.exceptions.RayTaskError as error:
+            raise RuntimeError(_haproxy_problem(str(error.cause))) from error
         logs = {"log_level": "WARNING", "enable_access_log": False}
         try:
             gateways = serve.run(bind(settings), name=APP_NAME, logging_config=logs)
@@ -162,14 +169,14 @@ def _haproxy_variables(folder: str) -> dict[str, str]:
     files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "log.sock"}
     files |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
     own = {name: os.path.join(folder, file) for name, file in files.items()}
-    with socket.create_server(("", 0)) as metrics, socket.create_server(("", 0)) as statistics:
-        own |= {"METRICS_PORT": str(metrics.getsockname()[1]), "STATS_PORT": str(statistics.getsockname()[1])}
+    for name in ("METRICS_PORT", "STATS_PORT"):  # servers that start at the same time draw different ports
+        own[name] = str(_free_port(random.sample(_HAPROXY_PORTS, 9)))
     own = {f"RAY_SERVE_HAPROXY_{name}": value for name, value in own.items()}
     own["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(_free_port(_GATEWAY_PORTS))
     return _HAPROXY_VARIABLES | own
 
 
-def _free_port(ports: range) -> int:
+def _free_port(ports: Sequence[int]) -> int:
     """Returns the first port that no process listens on, else the last. Ray warns of each port in use."""
     for port in ports:
         with suppress(OSError), socket.create_server(("", port)):
@@ -188,6 +195,12 @@ def _stop_signal() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     return stop
+
+
+def _haproxy_problem(message: str) -> str:
+    """Returns HAProxy's first alert of an error that quotes its log, else the whole message."""
+    alert = re.search(r"\[ALERT\][^:]*: (.*)", message)
+    return f"HAProxy: {alert[1]}" if alert else message
 
 
 def _cause(status: Any) -> str:

