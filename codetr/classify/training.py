@@ -27,12 +27,10 @@ from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import DatasetError
 from codetr.errors import ArgumentError
 from codetr.training.run_state import load_state, newest_state, save_state
-from codetr.training.train_options import TrainOptions
+from codetr.training.train_options import DEFAULT_EPOCHS, TrainOptions, usual_warmup
 from codetr.usable_cores import usable_cores
 from trt_plugin.atomic_files import new_folder, write_json
 
-_EPOCHS = 12
-_BATCH = 64
 _RESULT_OPTIONS = (
     *("network", "weights", "epochs", "batch", "lr", "final_lr_factor", "warmup", "weight_decay"),
     *("label_smoothing", "precision", "image_size", "crop_least", "flip", "colour", "seed"),
@@ -86,22 +84,20 @@ def _make_plan(options: TrainOptions) -> _Plan:
     gpu = torch.cuda.is_available() and options.device != "cpu"
     if options.device == "cuda" and not gpu:
         raise ArgumentError("device", "expected cpu, PyTorch can use no NVIDIA GPU here, got cuda")
-    epochs = _EPOCHS if options.epochs is None else options.epochs
-    if epochs != int(epochs):
-        raise ArgumentError("epochs", f"expected a whole number with --task classify, got {epochs:g}")
+    options = options.with_defaults(epochs=DEFAULT_EPOCHS, batch=64)
+    epochs, batch, scratch = int(options.epochs), options.batch, options.weights == "none"
+    if options.epochs != epochs:
+        raise ArgumentError("epochs", f"expected a whole number with --task classify, got {options.epochs:g}")
     data = load_class_folders(options.data / options.train_split, argument="data")
     folder = options.data / (options.val_split or "val")
     validation_data = load_class_folders(folder, data.class_names, argument="data")
-    batch, scratch = options.batch or _BATCH, options.weights == "none"
-    steps = int(epochs) * max(1, len(data) // batch)
-    defaults = {
-        "lr": batch / 256 * (0.1 if scratch else 0.02),
-        "warmup": min(1000 if scratch else 200, steps // 20),
-        "precision": "bf16" if gpu else "fp32",
-        "workers": min(16, usable_cores()) if gpu else 0,
-    }
-    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
-    options = dataclasses.replace(options, **missing, epochs=int(epochs), batch=batch)
+    options = options.with_defaults(
+        lr=batch / 256 * (0.1 if scratch else 0.02),
+        warmup=usual_warmup(scratch, epochs * max(1, len(data) // batch)),
+        precision="bf16" if gpu else "fp32",
+        workers=min(16, usable_cores()) if gpu else 0,
+    )
+    options = dataclasses.replace(options, epochs=epochs)
     digest = hashlib.sha256()
     for picture in data.pictures:
         digest.update(f"{picture.path.relative_to(data.source)}\n".encode("utf-8", "surrogateescape"))

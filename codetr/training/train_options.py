@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, types
 from cyclopts.validators import Number
@@ -28,6 +28,15 @@ Share = Annotated[float, Parameter(validator=Number(gt=0, lte=1))]
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 Size = tuple[int, int]
 """(long, short) sides in pixels."""
+DEFAULT_EPOCHS = 12
+LONGEST_WARMUP = 1 / 20
+"""Share of a run that the warm-up takes at most by default."""
+
+
+def usual_warmup(scratch: bool, steps: int | None) -> int:
+    """Returns the default of --warmup for a run of some steps; None for a run of some minutes."""
+    usual = 1000 if scratch else 200
+    return usual if steps is None else min(usual, int(LONGEST_WARMUP * steps))
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,11 @@ class TrainOptions:
             if foreign and getattr(self, field.name) != field.default:
                 other = "detect" if classify else "classify"
                 raise ArgumentError(field.name, f"expected it with --task {other} only")
+
+    def with_defaults(self, **defaults: Any) -> TrainOptions:
+        """Returns the options with these values in place of None."""
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
 
 
 _ONLY_OF_CLASSIFIERS = ("network", "weights", "image_size", "label_smoothing")

@@ -21,6 +21,7 @@ from codetr.training.moving_average import MovingAverage
 from codetr.training.run_state import save_state
 from codetr.training.run_weights import save_config, save_weights
 from codetr.training.torchrun_processes import Processes
+from codetr.training.train_options import LONGEST_WARMUP
 from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
 from codetr.training.training_log import (
     TRAINING_COLUMNS,
@@ -37,8 +38,6 @@ from codetr.training.validation import validate
 
 CONTROL_EVERY = 8
 """Several processes agree on the time and on a stop after this number of steps."""
-LONGEST_WARMUP = 1 / 20
-"""Share of a run of some minutes that the warm-up takes at most. Its number of steps is unknown."""
 
 
 def learning_rate_factor(
@@ -132,6 +131,7 @@ class Trainer:
     def factor(self) -> float:
         """The factor of the learning rate for the next step."""
         options = self.options
+        # The number of steps of a run of some minutes is unknown.
         longest = LONGEST_WARMUP if options.steps is None else math.inf
         return learning_rate_factor(
             self.step, self.progress, options.warmup, options.final_lr_factor, longest

@@ -22,12 +22,11 @@ from codetr.errors import ArgumentError
 from codetr.training.run_state import newest_state
 from codetr.training.run_weights import FROM_SCRATCH, config_for, initial_source
 from codetr.training.torchrun_processes import Processes
-from codetr.training.train_options import Size, TrainOptions
+from codetr.training.train_options import DEFAULT_EPOCHS, Size, TrainOptions, usual_warmup
 from codetr.training.training_batches import PAD_DIVISOR, BatchOrder
 from codetr.usable_cores import usable_cores
 from codetr.weights import model_config
 
-DEFAULT_EPOCHS = 12
 SCALES = 5
 """Sizes that --multi-scale draws from."""
 
@@ -65,10 +64,7 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
         raise ArgumentError(given[1], f"expected no --{given[0]} with it, got both")
     if options.model is None:
         raise ArgumentError("model", "expected a configuration such as co_dino_r50, got none")
-    own = {"batch": 2, "lr": 1e-4}  # a classifier has others
-    options = dataclasses.replace(
-        options, **{name: value for name, value in own.items() if getattr(options, name) is None}
-    )
+    options = options.with_defaults(batch=2, lr=1e-4)  # a classifier has others
     published = model_config(options.model)
     source = initial_source(options.model, published, options.init)
     state = newest_state(options.out, options.resume)
@@ -128,18 +124,16 @@ def _with_defaults(
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = math.ceil((options.epochs or DEFAULT_EPOCHS) * order.batches_per_epoch)
-    warmup = 1000 if scratch else 200
-    defaults = {
-        "init": source,
-        "batch_norm": "train" if scratch else "frozen",
-        "backbone_lr_factor": 1.0 if scratch else 0.1,
-        "warmup": warmup if steps is None else min(warmup, steps // 20),
-        "precision": "bf16" if gpu else "fp32",
+    options = options.with_defaults(
+        init=source,
+        batch_norm="train" if scratch else "frozen",
+        backbone_lr_factor=1.0 if scratch else 0.1,
+        warmup=usual_warmup(scratch, steps),
+        precision="bf16" if gpu else "fp32",
         # On the CPU a step takes far longer than reading its pictures.
-        "workers": min(16, _cores() if gpu else _cores() // 4),
-    }
-    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
-    return dataclasses.replace(options, **missing, steps=steps, device=processes.device.type)
+        workers=min(16, _cores() if gpu else _cores() // 4),
+    )
+    return dataclasses.replace(options, steps=steps, device=processes.device.type)
 
 
 def _cores() -> int:
