@@ -22,7 +22,7 @@ from codetr.training.run_state import save_state
 from codetr.training.run_weights import save_config, save_weights
 from codetr.training.torchrun_processes import Processes
 from codetr.training.train_options import LONGEST_WARMUP
-from codetr.training.training_batches import BatchOrder, HostBatch, TrainingSet
+from codetr.training.training_batches import HostBatch, TrainingSet
 from codetr.training.training_log import (
     TRAINING_COLUMNS,
     VALIDATION_COLUMNS,
@@ -100,9 +100,7 @@ class Trainer:
             "meter": step.meter,
         }
         self.data = plan.data.dataset
-        self.order = BatchOrder(
-            self.data.pictures, options.batch * processes.world, plan.scales, options.seed
-        )
+        self.order = plan.order
         self.step = 0
         self.seconds = 0.0  # training time, as the processes last agreed
         self.evaluated = 0.0  # progress at the last evaluation
@@ -300,7 +298,7 @@ class Trainer:
             self.order.steps(self.step, self.processes.rank, self.processes.world),
             options.workers,
             self.processes.device.type == "cuda",
-            3 * options.batch * max(self.plan.scales[-1]) ** 2,
+            3 * options.batch * max(self.order.scales[-1]) ** 2,
         )
 
     @contextlib.contextmanager

@@ -46,7 +46,7 @@ class TrainingPlan:
     known_names: tuple[str, ...]  # classes of the model before training
     data: BadPictures
     validation_data: BadPictures | None  # None skips validation
-    scales: tuple[Size, ...]  # (long, short) sides in pixels; a step has one of them
+    order: BatchOrder  # pictures and size of each step
     threads: int | None  # of Torch on the CPU; None leaves them as they are
     fingerprint: dict[str, Any]  # everything that the result depends on, by name
     state: Path | None  # file of the state to continue from
@@ -87,7 +87,7 @@ def make_plan(options: TrainOptions, processes: Processes) -> TrainingPlan:
         known_names=published.label_names,
         data=pictures[0],
         validation_data=None if validation_data is None else pictures[1],
-        scales=scales,
+        order=order,
         threads=_threads(options),
         fingerprint=_fingerprint(options, config, data, scales, processes.world),
         state=state,

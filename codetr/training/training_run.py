@@ -91,7 +91,7 @@ def _make_network(plan: TrainingPlan, processes: Processes) -> tuple[TrainingNet
     options = plan.options
     if options.device == "cuda":
         # Its trials pay only for few shapes that recur.
-        torch.backends.cudnn.benchmark = len(plan.scales) == 1 and options.batch >= 8
+        torch.backends.cudnn.benchmark = len(plan.order.scales) == 1 and options.batch >= 8
     network, origin = processes.first_then_others(  # the first process downloads the weights
         lambda: make_network(
             plan.config,
