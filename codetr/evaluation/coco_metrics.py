@@ -59,6 +59,12 @@ class Metrics:
     pictures: int
     objects: int  # in the pictures, without crowds
 
+    def precisions(self) -> dict[str, float | None]:
+        """Returns AP, AP50, AP75, APs, APm and APl by these names of COCO, with None for NaN."""
+        numbers = (self.ap, self.ap50, self.ap75, self.ap_small, self.ap_medium, self.ap_large)
+        names = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+        return {name: None if math.isnan(x) else x for name, x in zip(names, numbers)}
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name for JSON, with None for NaN."""
         whole, *per_class = (

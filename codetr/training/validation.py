@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 
@@ -46,6 +45,4 @@ def validate(
     for _, errors in gathered:
         pictures.errors |= errors
     metrics = coco_metrics(pictures.usable(), [row for rows, _ in gathered for row in rows])
-    columns = {"AP": metrics.ap, "AP50": metrics.ap50, "AP75": metrics.ap75}
-    columns |= {"APs": metrics.ap_small, "APm": metrics.ap_medium, "APl": metrics.ap_large}
-    return {name: number for name, number in columns.items() if not math.isnan(number)}
+    return {name: number for name, number in metrics.precisions().items() if number is not None}

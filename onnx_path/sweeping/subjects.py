@@ -250,11 +250,7 @@ class DetectorSubject:
         data = bad.usable()
         with Detector(backend=self._backend(runtime, batch)) as detector:
             metrics = evaluate(detector, data, batch=batch, bad_pictures=bad)
-        names = {"AP": "ap", "AP50": "ap50", "AP75": "ap75"}
-        names |= {"APs": "ap_small", "APm": "ap_medium", "APl": "ap_large"}
-        numbers = {name: getattr(metrics, field) for name, field in names.items()}
-        numbers = {name: None if np.isnan(x) else float(x) for name, x in numbers.items()}
-        return {"images": metrics.pictures, "bad_images": len(bad.errors), **numbers}
+        return {"images": metrics.pictures, "bad_images": len(bad.errors), **metrics.precisions()}
 
     def _torch(self, precision: str, compiled: bool) -> runtimes.TorchRuntime:
         from codetr.detector.torch_backend import TorchBackend
