@@ -16,6 +16,7 @@ from codetr.errors import UsageError, one_line
 from onnx_path.sweeping.cells import CellSpec, MissingCell
 from onnx_path.sweeping.classifiers import Classifier
 from onnx_path.sweeping.networks import RANDOM
+from onnx_path.tensorrt.optimization_profiles import format_shape
 from trt_plugin.atomic_files import atomic_write, new_folder, write_json
 
 IMAGES = "images"
@@ -35,10 +36,11 @@ class ClassifierFiles:
         self, spec: CellSpec, classifier: Classifier, calibration: Callable[[], Iterable[np.ndarray]]
     ) -> None:
         self._spec, self._classifier, self._calibration = spec, classifier, calibration
-        self._folder, self._batches = spec.files, (1, spec.best, spec.largest)
+        self._folder = spec.files
 
-    def onnx(self, precision: str) -> Path:
-        """Returns the ONNX file with a dynamic batch size in a precision of onnxruntime."""
+    def onnx(self) -> Path:
+        """Returns the ONNX file with a dynamic batch size, in the precision of a cell of onnxruntime."""
+        precision = self._spec.cell.precision
         if precision in ("int8", "fp8"):
             return self._quantized(precision)
         if precision != "fp16":
@@ -55,23 +57,13 @@ class ClassifierFiles:
                 onnx.save(model, temporary)
         return path
 
-    def engine(self, precision: str, batch: int, shapes: str) -> tuple[Path, float]:
-        """Returns an engine and the seconds of its build."""
+    def engine(self) -> tuple[Path, float]:
+        """Returns the cell's engine and the seconds of its build."""
+        precision, side = self._spec.cell.precision, self._classifier.preprocessing.crop
         eight = precision in ("int8", "fp8")
         model = self._quantized(precision) if eight else self._float32()
-        least, best, largest = (batch,) * 3 if shapes == "static" else self._batches
-        name = f"b{batch}" if shapes == "static" else f"b{least}-{best}-{largest}"
-        path = self._folder / f"{precision}-{name}.engine"
-        side = self._classifier.preprocessing.crop
-        options = [
-            "--precision",
-            "fp16" if eight else precision,
-            "--timing-cache",
-            str(timing_cache(self._spec)),
-        ]
-        for option, size in (("--min", least), ("--opt", best), ("--max", largest)):
-            options += [option, f"{IMAGES}:{size}x3x{side}x{side}"]
-        return build_once(path, ["build", str(model), "--out", str(path), *options])
+        form = "fp16" if eight else precision
+        return build_engine(self._spec, str(model), form, lambda n: f"{IMAGES}:{n}x3x{side}x{side}")
 
     def _float32(self) -> Path:
         path = self._folder / "model.onnx"
@@ -131,22 +123,18 @@ class DetectorFiles:
     """
 
     def __init__(self, spec: CellSpec, size: Sequence[int]) -> None:
-        self._spec, self._size = spec, size
-        self._folder, self._batches = spec.files, (1, spec.best, spec.largest)
+        self._spec, self._size, self._folder = spec, size, spec.files
 
-    def onnx(self, precision: str) -> Path:
-        """Returns the ONNX file for all batch sizes in a precision, with its metadata beside it."""
-        least, _, largest = self._batches
-        form = "static" if least == largest else "dynamic"
-        return self._export(precision, largest, form, onnx_only=True)[0]
+    def onnx(self) -> Path:
+        """Returns the ONNX file for all batch sizes in the cell's precision, with its metadata beside it."""
+        return self._export(onnx_only=True)[0]
 
-    def engine(self, precision: str, batch: int, shapes: str) -> tuple[Path, float]:
-        """Returns an engine, with its metadata beside it, and the seconds of its export and build."""
-        return self._export(precision, batch, shapes, onnx_only=False)
+    def engine(self) -> tuple[Path, float]:
+        """Returns the cell's engine, with its metadata beside it, and the seconds of its export and build."""
+        return self._export(onnx_only=False)
 
-    def _export(self, precision: str, batch: int, shapes: str, onnx_only: bool) -> tuple[Path, float]:
-        least, best, largest = self._batches
-        sizes = str(batch) if shapes == "static" else f"{least}-{best}-{largest}"
+    def _export(self, onnx_only: bool) -> tuple[Path, float]:
+        precision, sizes = self._spec.cell.precision, str(self._spec.batches)
         out = self._folder / f"{precision}-b{sizes}{'-onnx' if onnx_only else ''}"
         height, width = map(str, self._size)
         command = ["export", "--model", self._spec.network.architecture, "--batch", sizes, "--out", str(out)]
@@ -181,6 +169,75 @@ class DetectorFiles:
             with atomic_write(path) as temporary:
                 save_file({name: x.contiguous() for name, x in state.items()}, temporary)
         return str(path)
+
+
+class GivenFile:
+    """The ONNX file or engine that is the cell's network. An ONNX file gets an engine."""
+
+    def __init__(self, spec: CellSpec) -> None:
+        self._spec = spec
+
+    def onnx(self) -> Path:
+        """Returns the ONNX file."""
+        return Path(self._spec.network.architecture)
+
+    def engine(self) -> tuple[Path, float | None]:
+        """Returns the engine, and the seconds of its build; None for the caller's own."""
+        spec, network = self._spec, self._spec.network
+        if network.source == "engine":
+            return Path(network.architecture), None
+
+        def shapes(batch: int) -> str:
+            inputs = {name: shape for name, shape in file_shapes(spec, batch).items() if shape}  # no scalars
+            return ",".join(f"{name}:{format_shape(shape)}" for name, shape in inputs.items())
+
+        precision = spec.cell.precision if network.precision is None else None
+        return build_engine(spec, network.architecture, precision, shapes)
+
+
+def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each input of an ONNX file, with the batch size and --size for dynamic ones.
+
+    Raises:
+        UsageError: another size is dynamic.
+    """
+    import onnx
+
+    model = onnx.load(spec.network.architecture, load_external_data=False)
+    weights = {x.name for x in model.graph.initializer}
+    shapes = {}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        given = [x.dim_value for x in value.type.tensor_type.shape.dim]
+        if given and not given[0]:
+            given[0] = batch
+        if spec.network.size is not None and len(given) == 4:
+            given[2:] = [own or side for own, side in zip(given[2:], spec.network.size)]
+        if not all(given):
+            problem = f"input {value.name} has dynamic sizes beside the batch"
+            raise UsageError(f"{spec.network.architecture}: {problem}; give --size HEIGHTxWIDTH")
+        shapes[value.name] = tuple(given)
+    return shapes
+
+
+def build_engine(
+    spec: CellSpec, model: str, precision: str | None, shapes: Callable[[int], str]
+) -> tuple[Path, float]:
+    """Builds the engine of a cell by `codetr build`; returns it and the seconds of its build.
+
+    Args:
+        precision: of the build; None for the types in the ONNX file.
+        shapes: batch size -> shapes of the inputs, such as images:8x3x224x224.
+    """
+    path = spec.files / f"{spec.cell.precision}-b{spec.batches}.engine"
+    command = ["build", model, "--out", str(path)]
+    if precision is not None:
+        command += ["--precision", precision]
+    command += ["--timing-cache", str(timing_cache(spec))]
+    for option, size in zip(("--min", "--opt", "--max"), spec.batches, strict=True):
+        command += [option, shapes(size)]
+    return build_once(path, command)
 
 
 def timing_cache(spec: CellSpec) -> Path:

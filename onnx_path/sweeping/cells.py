@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from codetr.detector.sizes import SizeRange, fixed
 from onnx_path.sweeping.networks import Network
 from trt_plugin.metadata import EightBits
 
@@ -85,6 +86,12 @@ class CellSpec:
     def files(self) -> Path:
         """Folder of the network's files."""
         return Path(self.folder) / self.network.folder
+
+    @property
+    def batches(self) -> SizeRange:
+        """Batch sizes of the cell's file."""
+        static = self.cell.shapes == "static"
+        return fixed(self.cell.batch) if static else SizeRange(1, self.best, self.largest)
 
     def as_dict(self) -> dict:
         """Returns the fields for JSON."""

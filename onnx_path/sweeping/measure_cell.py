@@ -35,16 +35,16 @@ def measure(spec: CellSpec, wait: Callable[[], object] = lambda: None) -> dict:
     from onnx_path.sweeping import subjects
 
     subject = subjects.open_subject(spec)
-    batch = next(subject.batches(max(8, spec.cell.batch), spec.cell.batch))  # some pictures may be damaged
+    batch = next(subject.batches(max(8, spec.cell.batch)))  # some pictures may be damaged
     batch = subjects.fill(batch, spec.cell.batch)
     wait()
-    runtime, facts = subject.open_runtime(spec.cell)
+    runtime = subject.open_runtime()
     started = time.time()
     model_ms = runtime.time_model(batch, spec.iterations, spec.seconds)
     total_ms = time_calls(lambda: runtime(batch), spec.iterations, spec.seconds)
     measured = [[started, time.time()]]
     quicker = min(stats["median"] for stats in model_ms.values() if stats is not None)
-    accuracy = subject.accuracy(runtime, spec.cell.batch) if spec.dataset else None
+    accuracy = subject.accuracy(runtime) if spec.dataset else None
     agreement = _compare(spec, subject, runtime) if spec.compare else None
     runtime.close()
     return {
@@ -54,7 +54,6 @@ def measure(spec: CellSpec, wait: Callable[[], object] = lambda: None) -> dict:
         "images_per_s": spec.cell.batch / quicker * 1e3,
         "images_per_s_total": spec.cell.batch / total_ms["median"] * 1e3,
         **runtime.facts,
-        **facts,
         "accuracy": accuracy,
         "agreement": agreement,
         "measured": measured,
@@ -71,7 +70,7 @@ def _compare(spec: CellSpec, subject: Any, runtime: Any) -> dict | None:
     with np.load(path) as content:
         expected = [content[f"output_{i}"] for i in range(len(content.files))]
     differences, done = subject.differences(), 0
-    for inputs in subject.batches(spec.compare, spec.cell.batch):
+    for inputs in subject.batches(spec.compare):
         found = subject.outputs(runtime, inputs)
         count = len(found[0])
         differences.update([x[done : done + count] for x in expected], found)
@@ -85,7 +84,7 @@ def make_reference(spec: CellSpec) -> None:
 
     subject = open_subject(spec)
     runtime = subject.open_reference()
-    parts = [subject.outputs(runtime, inputs) for inputs in subject.batches(spec.compare, spec.cell.batch)]
+    parts = [subject.outputs(runtime, inputs) for inputs in subject.batches(spec.compare)]
     arrays = {f"output_{i}": np.concatenate(x) for i, x in enumerate(zip(*parts, strict=True))}
     with atomic_write(reference_file(spec)) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
@@ -104,8 +103,7 @@ def build(spec: CellSpec) -> None:
     """Makes the files of a cell, its engine among them."""
     from onnx_path.sweeping.subjects import open_subject
 
-    runtime, _ = open_subject(spec).open_runtime(spec.cell)
-    runtime.close()
+    open_subject(spec).open_runtime().close()
 
 
 def _wait_for_line() -> None:

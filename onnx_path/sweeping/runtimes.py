@@ -19,7 +19,7 @@ class Runtime(Protocol):
     """Runs a network."""
 
     facts: dict[str, Any]
-    """Fields of the result: layers, weights_bytes, context_bytes, …"""
+    """Fields of the result: layers, weights_bytes, context_bytes, file, …"""
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
         """Copies the inputs to the device, runs the network, and returns its outputs."""
@@ -72,9 +72,13 @@ class TorchRuntime:
         leaves = [x for x in module.modules() if not any(x.children())]
         self.facts = {
             "layers": len(leaves),
+            "parameters": sum(x.numel() for x in module.parameters()),
             "weights_bytes": sum(x.nbytes for x in module.parameters()),
             "context_bytes": None,
+            "file": None,
+            "build_s": None,
         }
+        self.facts["file_bytes"] = self.facts["weights_bytes"]
         self._module = torch.compile(module) if compiled else module
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:

@@ -23,11 +23,10 @@ from codetr.detector.sizes import ChosenSize, InputSizes
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantization.calibration_data import find_pictures
 from onnx_path.sweeping import output_differences, runtimes
-from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, build_once, timing_cache
-from onnx_path.sweeping.cells import Cell, CellSpec
+from onnx_path.sweeping.cell_files import IMAGES, ClassifierFiles, DetectorFiles, GivenFile, file_shapes
+from onnx_path.sweeping.cells import CellSpec
 from onnx_path.sweeping.networks import hash_of
 from onnx_path.sweeping.stored_pictures import StoredPictures, store_pictures
-from onnx_path.tensorrt.optimization_profiles import format_shape
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,18 +37,14 @@ Inputs = dict[str, np.ndarray]
 class Subject(Protocol):
     """A network under measurement."""
 
-    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
-        """Makes the files of a cell and loads them.
-
-        Returns:
-            The runtime; the fields "file", "file_bytes", "parameters" and "build_s" of the result.
-        """
+    def open_runtime(self) -> runtimes.Runtime:
+        """Makes the files of the cell and loads them."""
 
     def open_reference(self) -> runtimes.Runtime:
         """Loads the network in fp32, whose outputs all others are compared with."""
 
-    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
-        """Yields the inputs to compare on, `count` images in batches; the last may be smaller."""
+    def batches(self, count: int) -> Iterator[Inputs]:
+        """Yields the inputs to compare on, `count` images in the cell's batches; the last may be smaller."""
 
     def differences(self) -> Any:
         """Returns a collector of differences, see `onnx_path.sweeping.output_differences`."""
@@ -57,7 +52,7 @@ class Subject(Protocol):
     def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
         """Runs a batch and returns the outputs to compare."""
 
-    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+    def accuracy(self, runtime: runtimes.Runtime) -> dict:
         """Evaluates the network on the dataset."""
 
 
@@ -104,27 +99,20 @@ class ClassifierSubject:
         self._shape = (3, side, side)
         self._files = ClassifierFiles(spec, self._classifier, self._calibration)
 
-    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
-        parameters = sum(x.numel() for x in self._classifier.module.parameters())
-        facts: dict[str, Any] = {"parameters": parameters, "build_s": None, "file": None, "file_bytes": None}
+    def open_runtime(self) -> runtimes.Runtime:
+        cell, module = self._spec.cell, self._classifier.module
         if cell.runtime.startswith("torch"):
-            compiled = cell.runtime == "torch-compile"
-            runtime = runtimes.TorchRuntime(self._classifier.module, cell.precision, compiled)
-            return runtime, facts | {"file_bytes": runtime.facts["weights_bytes"]}
-        if cell.runtime == "onnxruntime":
-            path = self._files.onnx(cell.precision)
-            return runtimes.OnnxRuntime(path, cell.precision), facts | _file(path)
-        path, seconds = self._files.engine(cell.precision, cell.batch, cell.shapes)
-        return runtimes.TensorRTRuntime(path), facts | _file(path) | {"build_s": seconds}
+            return runtimes.TorchRuntime(module, cell.precision, cell.runtime == "torch-compile")
+        return _open_file(self._spec, self._files, sum(x.numel() for x in module.parameters()))
 
     def open_reference(self) -> runtimes.Runtime:
         return runtimes.TorchRuntime(self._classifier.module, "fp32", compiled=False)
 
-    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+    def batches(self, count: int) -> Iterator[Inputs]:
         if self._spec.dataset is None:
-            images = random_images(count, batch, self._shape)
+            images = random_images(count, self._spec.cell.batch, self._shape)
         else:
-            images = (x for x, _ in self._pictures.batches(count, batch))
+            images = (x for x, _ in self._pictures.batches(count, self._spec.cell.batch))
         return ({IMAGES: x} for x in images)
 
     def differences(self) -> output_differences.ClassifierDifferences:
@@ -134,9 +122,9 @@ class ClassifierSubject:
     def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
         return run_padded(runtime, inputs, self._spec.cell.batch)
 
-    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+    def accuracy(self, runtime: runtimes.Runtime) -> dict:
         counts = TopK()
-        for images, labels in self._pictures.batches(self._spec.limit, batch):
+        for images, labels in self._pictures.batches(self._spec.limit, self._spec.cell.batch):
             (logits,) = self.outputs(runtime, {IMAGES: images})
             counts.update(logits, labels)
         numbers = {"top1": counts.top1, "top5": counts.top5}
@@ -185,7 +173,7 @@ class DetectorSubject:
                 self._size, chosen = network.size, ChosenSize(None, *network.size, None)
                 backend = FILE_BACKENDS[runtime](network.architecture, size=chosen)
             self._nms, self._names = backend.nms, backend.class_names
-            self._preprocessor = backend.preprocessor
+            self._preprocessor, self._files = backend.preprocessor, GivenFile(spec)
             return
         self._config = model_config(network.architecture)
         self._size = network.size or own_size(self._config)
@@ -193,38 +181,24 @@ class DetectorSubject:
         self._preprocessor = Preprocessor.of_config(self._config, ChosenSize(None, *self._size, None))
         self._files = DetectorFiles(spec, self._size)
 
-    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
-        facts: dict[str, Any] = {"parameters": None, "build_s": None, "file": None, "file_bytes": None}
+    def open_runtime(self) -> runtimes.Runtime:
+        cell = self._spec.cell
         if cell.runtime.startswith("torch"):
-            runtime = self._torch(cell.precision, cell.runtime == "torch-compile")
-            parameters = runtime.facts.pop("parameters")
-            return runtime, facts | {"parameters": parameters, "file_bytes": runtime.facts["weights_bytes"]}
-        seconds = None
-        if self._exported and (self._spec.network.source == "engine") == (cell.runtime == "tensorrt"):
-            path = Path(self._spec.network.architecture)
-        elif self._exported:
-            path, seconds = _build(self._spec, cell)
-        elif cell.runtime == "onnxruntime":
-            path = self._files.onnx(cell.precision)
-        else:
-            path, seconds = self._files.engine(cell.precision, cell.batch, cell.shapes)
-        facts |= _file(path) | {"build_s": seconds}
-        if cell.runtime == "onnxruntime":
-            return runtimes.OnnxRuntime(path, cell.precision), facts
-        return runtimes.TensorRTRuntime(path), facts
+            return self._torch(cell.precision, cell.runtime == "torch-compile")
+        return _open_file(self._spec, self._files)
 
     def open_reference(self) -> runtimes.Runtime:
         if self._exported:
             return runtimes.OnnxRuntime(Path(self._spec.network.architecture), "fp32")
         return self._torch("fp32", compiled=False)
 
-    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+    def batches(self, count: int) -> Iterator[Inputs]:
         if self._spec.dataset is None:
-            for images in random_images(count, batch, (3, *self._size)):
+            for images in random_images(count, self._spec.cell.batch, (3, *self._size)):
                 yield {IMAGES: images, "image_shapes": np.tile(np.int64(self._size), (len(images), 1))}
             return
         readable = self._readable(find_pictures(Path(self._spec.dataset), "val", count, argument="dataset"))
-        while images := list(itertools.islice(readable, batch)):
+        while images := list(itertools.islice(readable, self._spec.cell.batch)):
             made = self._preprocessor.batch(images)
             yield {IMAGES: made.images, "image_shapes": made.image_shapes}
 
@@ -240,7 +214,7 @@ class DetectorSubject:
     def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
         return run_padded(runtime, inputs, self._spec.cell.batch)[:3]
 
-    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+    def accuracy(self, runtime: runtimes.Runtime) -> dict:
         from codetr.dataset.coco_files import load_coco
         from codetr.evaluation import evaluate
 
@@ -248,7 +222,9 @@ class DetectorSubject:
         bad = BadPictures(dataclasses.replace(data, pictures=data.pictures[: self._spec.limit]))
         bad.check()
         data = bad.usable()
-        with Detector(backend=self._backend(runtime, batch)) as detector:
+        batch = self._spec.cell.batch
+        backend = _RuntimeBackend(runtime, self._preprocessor, self._names, self._nms, batch)
+        with Detector(backend=backend) as detector:
             metrics = evaluate(detector, data, batch=batch, bad_pictures=bad)
         return {"images": metrics.pictures, "bad_images": len(bad.errors), **metrics.precisions()}
 
@@ -257,13 +233,7 @@ class DetectorSubject:
 
         network = self._spec.network
         model = TorchBackend(network.architecture, self._files.weights(), "cpu").load().model
-        parameters = sum(x.numel() for x in model.parameters())
-        runtime = runtimes.TorchRuntime(model, precision, compiled, lambda x, form: x.set_precision(form))
-        runtime.facts["parameters"] = parameters
-        return runtime
-
-    def _backend(self, runtime: runtimes.Runtime, batch: int) -> Any:
-        return _RuntimeBackend(runtime, self._preprocessor, self._names, self._nms, batch)
+        return runtimes.TorchRuntime(model, precision, compiled, lambda x, form: x.set_precision(form))
 
 
 class _RuntimeBackend:
@@ -302,19 +272,14 @@ class FileSubject:
             raise UsageError(f"{spec.network.architecture}: {problem}")
         self._spec, self._path = spec, Path(spec.network.architecture)
 
-    def open_runtime(self, cell: Cell) -> tuple[runtimes.Runtime, dict[str, Any]]:
-        facts: dict[str, Any] = {"parameters": None, "build_s": None}
-        if self._spec.network.source == "engine":
-            return runtimes.TensorRTRuntime(self._path), facts | _file(self._path)
-        if cell.runtime == "onnxruntime":
-            return runtimes.OnnxRuntime(self._path, cell.precision), facts | _file(self._path)
-        path, seconds = _build(self._spec, cell)
-        return runtimes.TensorRTRuntime(path), facts | _file(path) | {"build_s": seconds}
+    def open_runtime(self) -> runtimes.Runtime:
+        return _open_file(self._spec, GivenFile(self._spec))
 
     def open_reference(self) -> runtimes.Runtime:
         return runtimes.OnnxRuntime(self._path, "fp32")
 
-    def batches(self, count: int, batch: int) -> Iterator[Inputs]:
+    def batches(self, count: int) -> Iterator[Inputs]:
+        batch = self._spec.cell.batch
         for start in range(0, count, batch):
             yield self._draw(range(start, min(start + batch, count)))
 
@@ -324,7 +289,7 @@ class FileSubject:
     def outputs(self, runtime: runtimes.Runtime, inputs: Inputs) -> list[np.ndarray]:
         return run_padded(runtime, inputs, self._spec.cell.batch)
 
-    def accuracy(self, runtime: runtimes.Runtime, batch: int) -> dict:
+    def accuracy(self, runtime: runtimes.Runtime) -> dict:
         raise NotImplementedError
 
     def _draw(self, numbers: range) -> Inputs:
@@ -365,53 +330,27 @@ class FileSubject:
         return file_shapes(self._spec, self._spec.cell.batch)
 
 
-def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each input of an ONNX file, with the batch size and --size for dynamic ones.
-
-    Raises:
-        UsageError: another size is dynamic.
-    """
-    import onnx
-
-    model = onnx.load(spec.network.architecture, load_external_data=False)
-    weights = {x.name for x in model.graph.initializer}
-    shapes = {}
-    for value in model.graph.input:
-        if value.name in weights:
-            continue
-        given = [x.dim_value for x in value.type.tensor_type.shape.dim]
-        if given and not given[0]:
-            given[0] = batch
-        if spec.network.size is not None and len(given) == 4:
-            given[2:] = [own or side for own, side in zip(given[2:], spec.network.size)]
-        if not all(given):
-            problem = f"input {value.name} has dynamic sizes beside the batch"
-            raise UsageError(f"{spec.network.architecture}: {problem}; give --size HEIGHTxWIDTH")
-        shapes[value.name] = tuple(given)
-    return shapes
-
-
-def _build(spec: CellSpec, cell: Cell) -> tuple[Path, float]:
-    """Builds the engine of an ONNX file."""
-    name = f"b{cell.batch}" if cell.shapes == "static" else f"b1-{spec.best}-{spec.largest}"
-    path = spec.files / f"{cell.precision}-{name}.engine"
-    command = ["build", spec.network.architecture, "--out", str(path)]
-    if spec.network.precision is None:
-        command += ["--precision", cell.precision]
-    sizes = (cell.batch,) * 3 if cell.shapes == "static" else (1, spec.best, spec.largest)
-    for option, size in zip(("--min", "--opt", "--max"), sizes, strict=True):
-        shapes = {name: shape for name, shape in file_shapes(spec, size).items() if shape}  # no scalars
-        command += [option, ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())]
-    return build_once(path, [*command, "--timing-cache", str(timing_cache(spec))])
-
-
 def _split(folder: Path, split: str) -> Path:
     """Returns the part of a dataset, or the folder itself if it has no such part."""
     return folder / split if (folder / split).is_dir() else folder
 
 
-def _file(path: Path) -> dict[str, Any]:
-    return {"file": str(path), "file_bytes": runtimes.file_bytes(path)}
+def _open_file(spec: CellSpec, files: Any, parameters: int | None = None) -> runtimes.Runtime:
+    """Makes the file of a cell of onnxruntime or TensorRT, and loads it.
+
+    Args:
+        files: a class of `onnx_path.sweeping.cell_files`.
+    """
+    seconds = None
+    if spec.cell.runtime == "onnxruntime":
+        path = files.onnx()
+        runtime: runtimes.Runtime = runtimes.OnnxRuntime(path, spec.cell.precision)
+    else:
+        path, seconds = files.engine()
+        runtime = runtimes.TensorRTRuntime(path)
+    size = runtimes.file_bytes(path)
+    runtime.facts |= {"file": str(path), "file_bytes": size, "parameters": parameters, "build_s": seconds}
+    return runtime
 
 
 def reference_file(spec: CellSpec) -> Path:

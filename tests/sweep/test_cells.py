@@ -139,8 +139,8 @@ def test_a_limit_takes_images_of_all_classes(folder, tmp_path):
     subject = open_subject(spec_of(folder, tmp_path, dataset=str(folder / "data"), limit=2))
     runtime = SimpleNamespace(facts={})
     subject.outputs = lambda runtime, inputs: [np.eye(2, dtype=np.float32)]  # says class 0, then class 1
-    assert subject.accuracy(runtime, 2)["top1"] == 1
-    (batch,) = subject.batches(2, 2)
+    assert subject.accuracy(runtime)["top1"] == 1
+    (batch,) = subject.batches(2)
     first = ("class 0/0.png", "class 1/10.png")
     pixels = [np.asarray(Image.open(folder / "data/val" / name)) for name in first]
     np.testing.assert_allclose(batch["images"], subject._classifier.preprocessing.batch(pixels), atol=1e-6)

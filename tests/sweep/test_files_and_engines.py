@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from onnx_path.sweeping import subjects
+from onnx_path.sweeping import cell_files, subjects
 from onnx_path.sweeping.cells import Cell, CellSpec
 from onnx_path.sweeping.measure_cell import make_reference, measure
 from onnx_path.sweeping.networks import find_network
@@ -73,11 +73,11 @@ def test_a_size_fills_the_dynamic_ones_of_a_file(tmp_path):
     path = file_of_two_outputs(tmp_path / "two.onnx", 0, 3)
     network = find_network(str(path), None, None, (8, 12))
     spec = CellSpec(network=network, cell=Cell("two", "onnxruntime", "fp32", 3, "any"), folder=str(tmp_path))
-    assert subjects.file_shapes(spec, 3) == {"images": (3, 3, 16, 12)}
+    assert cell_files.file_shapes(spec, 3) == {"images": (3, 3, 16, 12)}
     other = find_network(str(path), None, None, None)
     assert other.key != network.key
     with pytest.raises(ValueError, match="give --size HEIGHTxWIDTH"):
-        subjects.file_shapes(dataclasses.replace(spec, network=other), 3)
+        cell_files.file_shapes(dataclasses.replace(spec, network=other), 3)
 
 
 def test_shapes_of_an_engine_leave_out_scalars(tmp_path, monkeypatch):
@@ -89,8 +89,8 @@ def test_shapes_of_an_engine_leave_out_scalars(tmp_path, monkeypatch):
     network = find_network(str(tmp_path / "scaled.onnx"), None, None, None)
     cell = Cell("scaled", "tensorrt", "fp16", 2, "dynamic")
     spec = CellSpec(network=network, cell=cell, folder=str(tmp_path), largest=8, best=4)
-    monkeypatch.setattr(subjects, "build_once", lambda path, command: command)
-    command = subjects._build(spec, cell)
+    monkeypatch.setattr(cell_files, "build_once", lambda path, command: command)
+    command = cell_files.GivenFile(spec).engine()
     assert command[command.index("--min") :][:6] == ["--min", "x:1x3", "--opt", "x:4x3", "--max", "x:8x3"]
 
 
@@ -116,7 +116,7 @@ def test_a_file_in_bfloat16(tmp_path):
 @pytest.mark.parametrize(("own", "batch"), [(-1, 2), (-1, 5), (4, 4)])
 def test_an_engine_without_metadata_runs_the_batch_of_its_cell(tmp_path, monkeypatch, own, batch):
     subject = engine_subject(tmp_path, monkeypatch, own, batch)
-    (inputs,) = subject.batches(batch, batch)
+    (inputs,) = subject.batches(batch)
     assert inputs["images"].shape == (batch, 3, 8, 8) and inputs["limit"].shape == (1,)
     assert np.abs(inputs["images"]).min() > 0
 
@@ -124,7 +124,7 @@ def test_an_engine_without_metadata_runs_the_batch_of_its_cell(tmp_path, monkeyp
 def test_an_engine_of_another_batch(tmp_path, monkeypatch):
     subject = engine_subject(tmp_path, monkeypatch, 4, 1)
     with pytest.raises(ValueError, match=r"net\.engine: expected --batch 4, the engine's own, got 1"):
-        next(subject.batches(1, 1))
+        next(subject.batches(1))
 
 
 @pytest.mark.parametrize(("size", "found"), [(None, (768, 1152)), ((512, 640), (512, 640))])
@@ -135,7 +135,7 @@ def test_an_exported_detector_of_dynamic_sizes(tmp_path, size, found):
     network = find_network(str(tmp_path / "net.engine"), None, None, size)
     cell = Cell("net", "tensorrt", "fp32", 2, "static")
     subject = subjects.open_subject(CellSpec(network=network, cell=cell, folder=str(tmp_path)))
-    (inputs,) = subject.batches(2, 2)
+    (inputs,) = subject.batches(2)
     assert inputs["images"].shape == (2, 3, *found) and inputs["image_shapes"].tolist() == [[*found]] * 2
 
 
@@ -150,7 +150,7 @@ def test_a_detector_is_compared_on_the_pictures_that_can_be_read(tmp_path):
     network = find_network(str(tmp_path / "net.engine"), None, None, None)
     cell = Cell("net", "tensorrt", "fp32", 2, "static")
     spec = CellSpec(network=network, cell=cell, folder=str(tmp_path), dataset=str(data), compare=3)
-    (inputs,) = subjects.open_subject(spec).batches(3, 2)
+    (inputs,) = subjects.open_subject(spec).batches(3)
     red, blue = inputs["images"][:, :, 0, 0]
     assert red[0] > red[2] and blue[2] > blue[0]
 
