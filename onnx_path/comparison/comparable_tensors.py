@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
+from onnx_path.opset import opset_of
 from onnx_path.surgery.graph.element_types import Types
 from onnx_path.surgery.graph.traversal import (
     FLOATS,
@@ -71,8 +72,7 @@ class ComparableTensors:
 
     def __init__(self, parsed: onnx.ModelProto, others: Collection[str]) -> None:
         graph = ir.from_proto(parsed).graph
-        opset = max((graph.opset_imports.get(domain, 0) for domain in STANDARD_DOMAINS), default=0)
-        types, static = Types(graph, opset).of, static_values(graph)
+        types, static = Types(graph, opset_of(parsed)).of, static_values(graph)
         self._values: dict[str, ir.Value] = {}
         self._nearest: dict[ir.Value, tuple[str, ...]] = {}
         self._inputs = {x.name for x in graph.inputs if not x.is_initializer()}

@@ -15,8 +15,8 @@ import onnx
 
 from onnx_path.nodes.attention import DOMAIN, PACKED, remove_function_bodies
 from onnx_path.nodes.custom_operators import OWN_DOMAINS
+from onnx_path.opset import opset_of
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 from onnx_path.surgery.rewrite import function_bodies
 
 
@@ -30,9 +30,8 @@ def add_bodies(model: onnx.ModelProto) -> None:
             node.op_type = function_bodies.PackedMultiScaleDeformableAttention.name
             del node.attribute[:]
             node.attribute.extend(attributes)
-    opset = next((x.version for x in model.opset_import if x.domain in STANDARD_DOMAINS), 1)
     remove_function_bodies(model)
-    model.functions.extend(function_bodies.functions(opset, "onnxruntime"))
+    model.functions.extend(function_bodies.functions(max(1, opset_of(model)), "onnxruntime"))
     needed = {*OWN_DOMAINS} - {x.domain for x in model.opset_import}
     model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(needed))
     model.ir_version = max(model.ir_version, 8)  # functions exist since then

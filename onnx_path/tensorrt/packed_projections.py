@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.attention import DOMAIN, FUSED_ATTENTION, PACKED
+from onnx_path.opset import opset_of
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 
 _OLDEST_OPSET = 15  # Shape has a start and an end since then
@@ -52,8 +53,7 @@ def pack_projections(model: onnx.ModelProto, folder: Path) -> int:
     Returns:
         The number of nodes that were packed.
     """
-    opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
-    if opset < _OLDEST_OPSET or not any(_is_fused(node) for node in model.graph.node):
+    if opset_of(model) < _OLDEST_OPSET or not any(_is_fused(node) for node in model.graph.node):
         return 0
     changed = ir.from_proto(model)
     ir.external_data.set_base_dir(changed.graph, folder)
