@@ -126,8 +126,7 @@ def _file(path: Path, suffix: str, size: tuple[int, int] | None) -> Network:
     source = "onnx" if suffix == ".onnx" else "engine"
     batch = precision = None
     if source == "onnx":
-        import onnx
-
+        from onnx_path.quantization.qdq_nodes import EIGHT_BITS
         from onnx_path.surgery.graph import model_files
         from onnx_path.tensorrt.model_for_tensorrt import sixteen_bit_tensor
 
@@ -137,10 +136,8 @@ def _file(path: Path, suffix: str, size: tuple[int, int] | None) -> Network:
         )
         batch = first.type.tensor_type.shape.dim[0].dim_value or None
         if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
-            eight = {onnx.TensorProto.INT8: "int8", onnx.TensorProto.FLOAT8E4M3FN: "fp8"}
-            precision = next(
-                (eight[x.data_type] for x in model.graph.initializer if x.data_type in eight), "int8"
-            )
+            kinds = (EIGHT_BITS.get(x.data_type) for x in model.graph.initializer)
+            precision = next(filter(None, kinds), "int8")
         elif (narrow := sixteen_bit_tensor(model)) is not None:
             precision = "bf16" if narrow.endswith("bfloat16") else "fp16"
     metadata_file = path.with_suffix(".json")
