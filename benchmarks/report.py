@@ -63,17 +63,7 @@ def read(file: Path) -> dict:
 
 def markdown(content: dict) -> str:
     """Returns the tables of a result file, below the machine and the command."""
-    operators = (
-        "msda",
-        "window_attention",
-        "group_norm",
-        "linear",
-        "linear_max",
-        "quantized_layer_norm",
-        "top_k_indices",
-        "image_input",
-    )
-    tables = operator_tables if content["kind"] in operators else fields_table
+    tables = operator_tables if "methods" in content else fields_table  # of an operator
     return f"{origin(content)}\n\n{tables(content)}\n"
 
 
