@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
-from codetr.cli.argument_types import Parameter
+from codetr.cli.argument_types import Parameter, compile_patterns
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
 
@@ -66,10 +65,7 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     Args:
         only: run the cases whose name has a match of this regular expression.
     """
-    try:
-        wanted = re.compile(only)
-    except re.error as error:
-        raise ArgumentError("only", f"expected a regular expression, got {only!r} ({error})") from error
+    (wanted,) = compile_patterns("only", [only])
     timing.require_gpu()
     started = time.monotonic()
     count = left_out = failed = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import re
 import sys
 from typing import Annotated, Any
 
@@ -23,17 +22,11 @@ from codetr.detector.preprocess import Batch, Preprocessor, load_image
 from codetr.export.box_agreement import compare_detections
 from codetr.export.engine_check import DEMO_PHOTO, DetectionArrays, detect_with_torch, turned
 from codetr.weights import choose_weights, model_config
+from onnx_path.quantize import parse_size
 
 SIZES = ((512, 512), (608, 608), (768, 1152), (1024, 768), (1344, 1344))
 BATCHES = (1, 3, 8)
 DEVICE = torch.device("cuda")
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
-    if match is None:
-        raise ValueError(f"expected HEIGHTxWIDTH, such as 768x1152, got {text!r}")
-    return int(match[1]), int(match[2])
 
 
 def measure_sizes(
@@ -42,7 +35,7 @@ def measure_sizes(
     engine: EngineFiles,
     model: ModelName = "co_dino_swin_l",
     sizes: Annotated[
-        tuple[Any, ...], parsed_by(_size, "HxW", several=True, consume_multiple=(1, 1000))
+        tuple[Any, ...], parsed_by(parse_size, "HxW", several=True, consume_multiple=(1, 1000))
     ] = SIZES,
     batches: Annotated[tuple[PositiveInt, ...], OneOrMore] = BATCHES,
     photo: InputFile = DEMO_PHOTO,
