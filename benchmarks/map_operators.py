@@ -17,7 +17,7 @@ from cyclopts.types import PositiveInt
 from torch import Tensor
 
 from benchmarks import operator_errors, timing
-from benchmarks.msda import DTYPES, add_time, summary, time_graphs
+from benchmarks.msda import DTYPES, add_time, finish, summary, time_graphs
 from benchmarks.option_types import OneOrMore
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile, Parameter
@@ -103,13 +103,7 @@ class MapOperator:
         for problem, dtype in itertools.product(problems, dtypes):
             for row in self._rows(problem, dtype, methods, bandwidth, iterations):
                 result.add(row, summary({"distribution": "", **row}))
-        content = result.write(
-            copy_bandwidth_bytes_per_second=bandwidth,
-            methods={name: self.methods[name] for name in methods},
-        )
-        failed = sum("failure" in row for row in result.rows)
-        print(f"{len(result.rows)} measurements, {failed} failed, {content['seconds']} s: {result.path}")
-        return 1 if failed else 0
+        return finish(result, bandwidth, {name: self.methods[name] for name in methods})
 
     def _rows(
         self, problem: Any, dtype_name: str, methods: Sequence[str], bandwidth: float, iterations: int

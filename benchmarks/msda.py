@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -101,10 +101,12 @@ def measure_operators(
         for distribution, dtype in itertools.product(distributions, dtypes):
             for row in measure(problem, distribution, dtype, methods, get_engine, bandwidth, iterations):
                 result.add(row, summary(row))
-    content = result.write(
-        copy_bandwidth_bytes_per_second=bandwidth,
-        methods={name: METHODS[name] for name in methods},
-    )
+    return finish(result, bandwidth, {name: METHODS[name] for name in methods})
+
+
+def finish(result: ResultFile, bandwidth: float, methods: Mapping[str, str]) -> int:
+    """Writes the result file of an operator, and returns the exit status."""
+    content = result.write(copy_bandwidth_bytes_per_second=bandwidth, methods=methods)
     failed = sum("failure" in row for row in result.rows)
     print(f"{len(result.rows)} measurements, {failed} failed, {content['seconds']} s: {result.path}")
     return 1 if failed else 0
