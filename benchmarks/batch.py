@@ -19,13 +19,12 @@ import numpy as np
 from cyclopts.types import NonNegativeInt, PositiveInt
 
 from benchmarks.option_types import OneOrMore
-from benchmarks.pipeline import Stages, idle_share, make_pictures, trace_events
+from benchmarks.pipeline import Stages, idle_share, picture_files, trace_events
 from benchmarks.result_files import ResultFile
 from codetr.batch import job
 from codetr.batch.find_objects import FindObjects
 from codetr.batch.source import BYTES, PATH, Place, Source
 from codetr.cli.argument_types import Folder, OutputFile
-from codetr.cli.pictures import find_pictures
 from codetr.cli.program import run_program
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions, for_ray
@@ -72,10 +71,7 @@ def measure_batch(
     result = ResultFile("benchmarks.batch", out, needs_gpu=False)
     network = for_ray(network)
     with tempfile.TemporaryDirectory(dir=pictures and pictures.parent) as scratch:
-        if pictures is None:
-            pictures = Path(scratch, "made")
-            make_pictures(pictures)
-        files = [picture.path for picture in find_pictures([str(pictures)])]
+        files = picture_files(pictures, Path(scratch))
         linked = Path(scratch, "pictures")
         link_pictures(files, linked, count)
         with Detector(backend=network.make_backend()) as detector:

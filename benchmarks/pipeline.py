@@ -78,10 +78,7 @@ def measure_pipeline(
     result = ResultFile("benchmarks.pipeline", out, needs_gpu=False)
     detector = Detector(backend=network.make_backend())
     with tempfile.TemporaryDirectory() as scratch, detector:
-        if pictures is None:
-            pictures = Path(scratch, "pictures")
-            make_pictures(pictures)
-        files = [picture.path for picture in find_pictures([str(pictures)])]
+        files = picture_files(pictures, Path(scratch))
         files = list(itertools.islice(itertools.cycle(files), count))
         detector.backend.load()
         options = {"threshold": threshold}
@@ -248,6 +245,14 @@ def trace_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
             row = {"pid": 0, "tid": thread.rpartition("_")[2], "ph": "X", "name": name}
             events.append({**row, "ts": 1e6 * start, "dur": 1e6 * (end - start)})
     return events
+
+
+def picture_files(folder: Path | None, scratch: Path) -> list[Path]:
+    """Returns the pictures of a folder; without one, those that `make_pictures` writes into `scratch`."""
+    if folder is None:
+        folder = scratch / "made"
+        make_pictures(folder)
+    return [picture.path for picture in find_pictures([str(folder)])]
 
 
 def make_pictures(folder: Path, height: int = 1080, width: int = 1920, count: int = DISTINCT) -> None:

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
 
-from benchmarks.pipeline import Stages, make_pictures
+from benchmarks.pipeline import Stages, picture_files
 from benchmarks.requests import send_malformed, send_slowly
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import Folder, OutputFile
-from codetr.cli.pictures import find_pictures
 from codetr.cli.program import run_program
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
@@ -80,10 +79,7 @@ def measure_serving(
     """
     result = ResultFile("benchmarks.serving", out, needs_gpu=False)
     with tempfile.TemporaryDirectory() as scratch:
-        if pictures is None:
-            pictures = Path(scratch, "pictures")
-            make_pictures(pictures)
-        files = [picture.path for picture in find_pictures([str(pictures)])]
+        files = picture_files(pictures, Path(scratch))
         alone, description = _pipeline(network, files, batch)
         result.add(*_named("pipeline", alone))
         options = [*_words(network), "--port", str(port), "--batch", str(batch), "--replicas", str(replicas)]
