@@ -163,9 +163,9 @@ def _milliseconds(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end)
 
 
-def copy_bandwidth(megabytes: int = 2048) -> float:
-    """Returns the bytes per second, read plus written, of a large copy on the GPU."""
-    source = torch.randn(megabytes * 2**18, device="cuda")
+def copy_bandwidth() -> float:
+    """Returns the bytes per second, read plus written, of a copy of 2 GiB on the GPU."""
+    source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     timing = time_graph([lambda: target.copy_(source)], 2 * source.nbytes, iterations=20)
     return 2 * source.nbytes / (timing.median_ms * 1e-3)

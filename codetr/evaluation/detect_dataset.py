@@ -187,5 +187,5 @@ def categories_of_labels(class_names: Sequence[str], dataset: CocoDataset) -> tu
     return tuple(by_name.get(name) for name in class_names)
 
 
-def _examples(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

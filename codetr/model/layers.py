@@ -175,10 +175,10 @@ class FeedForward(nn.Module):
         return self.fc2(self.fc1(x, activation=self.activation), residual, norm=norm)
 
 
-def inverse_sigmoid(x: Tensor, eps: float = 1e-3) -> Tensor:
-    """Returns log(x / (1 - x)) with both sides of the fraction clamped to at least `eps`; DINO uses 1e-3."""
+def inverse_sigmoid(x: Tensor) -> Tensor:
+    """Returns log(x / (1 - x)) with both sides of the fraction clamped to at least 1e-3, as DINO does."""
     x = x.clamp(0.0, 1.0)
-    return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
+    return torch.log(x.clamp(min=1e-3) / (1.0 - x).clamp(min=1e-3))
 
 
 def device_size(size: int, device: torch.device) -> Tensor:

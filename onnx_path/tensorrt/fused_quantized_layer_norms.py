@@ -18,19 +18,16 @@ from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of,
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op
 
 
-def fuse_layer_norms(graph: ir.Graph) -> int:
-    """Replaces the normalisations of a main graph in place; returns their number.
+def fuse_layer_norms(graph: ir.Graph) -> None:
+    """Replaces the normalisations of a main graph, in place.
 
     A normalisation of rows in 16 bits, with a constant weight and bias, becomes a node if each of its readers
     quantises it to the same numbers, for nodes `QuantizedLinear` alone.
     """
-    count = 0
     for node in list(graph):
         quantisers = _quantisers(node)
         if quantisers:
             _replace(node, quantisers)
-            count += 1
-    return count
 
 
 def _quantisers(node: ir.Node) -> list[ir.Node]:
