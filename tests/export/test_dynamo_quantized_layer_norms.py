@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codetr.export.weight_key import number_keys, weight_key
 from codetr.model.backbones.swin import PatchMerging, SwinBlock
 from codetr.model.layers import FeedForward
 from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
-from dynamo_path.quantized_layers import LAYERS, TYPES, quantize, quantize_layers
-from dynamo_path.written_out_linears import write_out_for_tensorrt
+from dynamo_path.quantized_layers import TYPES, quantize
+from tests.export.graphs_in_8_bits import in_8_bits
 from tests.golden_models import load_golden
 from trt_plugin import library
 
@@ -41,16 +40,7 @@ class Block(nn.Module):
 
 def quantized(module: nn.Module, precision: str, *sizes: int) -> torch.fx.GraphModule:
     """A module in float16 with all layers in 8 bits, as a build quantises it, for an input of these sizes."""
-    program = torch.export.export(module.half().eval(), (torch.randn(sizes or (3, 5, 16)).half(),))
-    weights = [x.weight for x in module.modules() if isinstance(x, nn.Linear)]
-    write_out_for_tensorrt(program, [f"{weight_key(weight.detach().numpy())}/0" for weight in weights])
-    table = torch.export.default_decompositions()
-    for target in (LAYERS[0], torch.ops.aten.gelu.default):
-        table.pop(target, None)
-    module = program.run_decompositions(table).module()
-    names = number_keys(weight_key(weight.detach().numpy()) for weight in weights)
-    quantize_layers(module, dict.fromkeys(names, 3.0), precision)
-    return module
+    return in_8_bits(module, (torch.randn(sizes or (3, 5, 16)).half(),), precision)
 
 
 def calls(module: torch.fx.GraphModule) -> list:

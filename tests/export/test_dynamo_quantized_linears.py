@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 import msda
 from benchmarks.operator_errors import TOLERANCE
-from codetr.export.weight_key import number_keys, weight_key
 from codetr.model.layers import FeedForward, Linear
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears, quantized_linear
-from dynamo_path.quantized_layers import LAYERS, dequantize, quantize, quantize_layers
-from dynamo_path.written_out_linears import write_out_for_tensorrt
+from dynamo_path.quantized_layers import LAYERS, dequantize, quantize
+from tests.export.graphs_in_8_bits import in_8_bits
 from trt_plugin import library
 
 
@@ -41,23 +40,8 @@ def quantized(request) -> tuple[torch.fx.GraphModule, str]:
     """The block in float16 with all layers in 8 bits, as a build quantises it."""
     inputs = torch.randn(3, 5, 16).half(), torch.ones(3, 5, 1).half()
     rows = torch.export.Dim("rows", min=2, max=64)
-    program = torch.export.export(Block().half().eval(), inputs, dynamic_shapes=({0: rows}, {0: rows}))
-    weights = [weight for weight in program.parameters() if weight.ndim == 2]
-    write_out_for_tensorrt(program, [f"{weight_key(weight.detach().numpy())}/0" for weight in weights])
-    table = torch.export.default_decompositions()
-    for target in (LAYERS[0], torch.ops.aten.gelu.default):
-        table.pop(target, None)
-    module = program.run_decompositions(table).module()
-    weights = [getattr_of(module, node.args[1]) for node in module.graph.nodes if node.target is LAYERS[0]]
-    names = number_keys(weight_key(weight.detach().numpy()) for weight in weights)
-    quantize_layers(module, dict.fromkeys(names, 3.0), request.param)
-    return module, request.param
-
-
-def getattr_of(module: nn.Module, node: torch.fx.Node) -> Tensor:
-    for name in node.target.split("."):
-        module = getattr(module, name)
-    return module
+    shapes = {0: rows}, {0: rows}
+    return in_8_bits(Block(), inputs, request.param, dynamic_shapes=shapes), request.param
 
 
 def allow(monkeypatch, rule) -> list:
