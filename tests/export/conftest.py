@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import trt_plugin
+from tests.engines.plugin_engines import plugin_or_skip
 from tests.golden_models import save_weights
 
 
@@ -17,13 +17,9 @@ def weights(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def plugin():
+def plugin() -> None:
     """The plugin library, loaded; skips without it or without TensorRT."""
-    pytest.importorskip("tensorrt", reason="TensorRT is not installed")
-    try:
-        return trt_plugin.load()
-    except trt_plugin.EngineError as error:
-        pytest.skip(str(error))
+    plugin_or_skip()
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from onnx import helper
 from onnx_path import build
 from onnx_path.nodes.custom_operators import custom_operators
 from onnx_path.tensorrt.model_for_tensorrt import load_model
+from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.engine_stand_ins import NO_GPU, SHAPES, attention_file, network, refuse_by
 from tests.onnx.text_models import text_model
-from trt_plugin.engine_error import EngineError
+from trt_plugin.library import library_path
 
 refuse = functools.partial(refuse_by, build.main)
 
@@ -72,12 +73,8 @@ def test_a_library_that_cannot_be_loaded_is_named(tensorrt, no_gpu, model, tmp_p
 
 
 def test_our_library_is_loaded_if_the_file_needs_it(tensorrt, model, tmp_path, monkeypatch):
-    import trt_plugin
-
-    try:
-        library = trt_plugin.load()
-    except EngineError as error:
-        pytest.skip(str(error))
+    plugin_or_skip()
+    library = library_path()
     monkeypatch.setattr("trt_plugin.cuda_runtime.require_gpu", lambda: None)
     for bodies in (True, False):
         attention = load_model(attention_file(tmp_path / "attention.onnx", bodies))
