@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,20 +108,15 @@ class Largest(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_largest_outputs(dtype, fast, monkeypatch):
     """Where no kernel is fast, the layer and its largest output run in float32."""
-    asked = []
-
-    def has_fast_linear_max(*arguments):
-        asked.append(arguments)
-        return fast
-
-    monkeypatch.setattr(library, "has_fast_linear_max", has_fast_linear_max)
+    has_fast = Mock(return_value=fast)
+    monkeypatch.setattr(library, "has_fast_linear_max", has_fast)
     shapes = ({0: torch.export.Dim("rows", min=2, max=64)},)
     example = torch.randn(3, 5, 64, dtype=dtype)
     program = torch.export.export(Largest().eval(), (example,), dynamic_shapes=shapes, strict=True)
     x = torch.randn(7, 5, 64).to(dtype)
     expected = program.module()(x)
     assert write_out_for_tensorrt(program) == (not fast)
-    assert asked == [(64, 20, str(dtype).removeprefix("torch."))]
+    has_fast.assert_called_once_with(64, 20, str(dtype).removeprefix("torch."))
     cast = [aten.to.dtype] if dtype == torch.bfloat16 else []
     written = [*cast, aten.linear.default, aten.amax.default]
     assert targets(program) == [*([LARGEST] if fast else written), aten.mul.Tensor]
@@ -133,15 +129,10 @@ def test_largest_outputs(dtype, fast, monkeypatch):
 
 
 def test_calls_that_no_kernel_runs_fast(program, monkeypatch):
-    asked = []
-
-    def has_fast_linear(*arguments):
-        asked.append(arguments)
-        return arguments[1] == 32
-
-    monkeypatch.setattr(library, "has_fast_linear", has_fast_linear)
+    has_fast = Mock(side_effect=lambda inputs, outputs, *others: outputs == 32)
+    monkeypatch.setattr(library, "has_fast_linear", has_fast)
     assert write_out_for_tensorrt(program) == 4
-    assert asked == [
+    assert [asked.args for asked in has_fast.call_args_list] == [
         (8, 16, 2, False, False, False, "float32"),
         (16, 32, 1, False, False, False, "float32"),
         (32, 16, 0, True, False, False, "float32"),

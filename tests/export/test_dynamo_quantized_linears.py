@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,25 +46,15 @@ def quantized(request) -> tuple[torch.fx.GraphModule, str]:
     return in_8_bits(Block(), inputs, request.param, dynamic_shapes=shapes), request.param
 
 
-def allow(monkeypatch, rule) -> list:
-    asked = []
-
-    def has_fast(*arguments):
-        asked.append(arguments)
-        return rule(*arguments)
-
-    monkeypatch.setattr(library, "has_fast_quantized_linear", has_fast)
-    return asked
-
-
 def test_layers_with_what_follows_them(quantized, monkeypatch):
     """The block hands 8 bits from its first layer to its second. Results are those of the Q/DQ calls."""
     module, precision = quantized
     inputs = torch.randn(7, 5, 16).half(), (torch.rand(7, 5, 1) < 0.5).half()
     expected = module(*inputs)
-    asked = allow(monkeypatch, lambda k, n, *switches: sum(switches[:3]) <= 1)
+    has_fast = Mock(side_effect=lambda k, n, *switches: sum(switches[:3]) <= 1)
+    monkeypatch.setattr(library, "has_fast_quantized_linear", has_fast)
     assert fuse_quantized_linears(module, precision) == 4
-    assert {x[5] for x in asked} == {precision}
+    assert {asked.args[5] for asked in has_fast.call_args_list} == {precision}
     nodes = [node for node in module.graph.nodes if node.target is quantized_linear]
     forms = [(node.args[6], node.args[4] is not None, node.args[5] is not None) for node in nodes]
     assert sorted(forms) == sorted(
@@ -83,6 +75,6 @@ def test_layers_with_what_follows_them(quantized, monkeypatch):
 def test_layers_that_no_kernel_runs_fast(quantized, monkeypatch):
     module, precision = quantized
     before = [node.target for node in module.graph.nodes]
-    allow(monkeypatch, lambda *arguments: False)
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: False)
     assert fuse_quantized_linears(module, precision) == 0
     assert [node.target for node in module.graph.nodes] == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -231,17 +232,13 @@ def test_block_becomes_three_nodes(precision, wide, activation):
 
 def test_rule_of_the_library_decides(monkeypatch):
     """A build asks for each layer with as many steps as it finds, and takes the longest that is fast."""
-    asked = []
-
-    def has_fast(*arguments):
-        asked.append(arguments)
-        return arguments[1] == 256 and not arguments[4]
-
+    has_fast = Mock(side_effect=lambda *layer: layer[1] == 256 and not layer[4])
     monkeypatch.setattr(library, "has_fast_quantized_linear", has_fast)
     model, _ = quantized_block("int8")
     assert model_for_tensorrt.fit_to_tensorrt(model, Path())
-    assert {x[:2] for x in asked} == {(64, 256), (256, 64), (64, 128)}
-    assert {x[5] for x in asked} == {"int8"}
+    asked = [call.args for call in has_fast.call_args_list]
+    assert {layer[:2] for layer in asked} == {(64, 256), (256, 64), (64, 128)}
+    assert {layer[5] for layer in asked} == {"int8"}
     assert nodes_of(model).count(QUANTIZED_LINEAR) == 1
     (numbers,) = numbers_of(model)
     assert (numbers["activation"], numbers["output_type"]) == (1, onnx.TensorProto.FLOAT16)
