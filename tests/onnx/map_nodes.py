@@ -19,7 +19,7 @@ from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import functions
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
-from tests.engines.plugin_engines import save
+from tests.engines.plugin_engines import plugin_or_skip, save
 from tests.onnx.text_models import text_model
 
 CODES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -155,7 +155,11 @@ def sizes_of(tensor: onnx.TypeProto.Tensor) -> list[int]:
 
 
 def build_engine(folder: Path, model: onnx.ModelProto, **profiles: ShapeRange) -> Path:
-    """Builds an engine of a model without bodies. TensorRT's parser turns the nodes into plugins."""
+    """Builds an engine of a model without bodies; skips the test without the plugin library.
+
+    TensorRT's parser turns the nodes into plugins.
+    """
+    plugin_or_skip()
     onnx.save(model, folder / "model.onnx")
     return save(folder, serialize_engine(folder / "model.onnx", Settings(profiles=profiles), "model"))
 

@@ -13,7 +13,6 @@ from onnx_path.nodes.attention import add_function_bodies
 from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
-from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,
     add_bodies_of_opset,
@@ -102,7 +101,6 @@ def test_conversion_to_16_bits(precision):
 @pytest.mark.parametrize("channels", [256, 32, 20])
 def test_engine_of_dynamic_shapes(tmp_path, channels, dtype):
     """Both kernels; the engine's work memory suffices for every map up to the largest."""
-    plugin_or_skip()
     shapes = {"x": ("n", "h", "w", channels), "weight": (channels,), "bias": (channels,)}
     profile = ShapeRange(*((*shape, channels) for shape in ((1, 1, 1), (1, 30, 30), (4, 96, 144))))
     path = build_engine(tmp_path, one_node(GROUP_NORM, NUMBERS, dtype, shapes), x=profile)
@@ -114,7 +112,6 @@ def test_engine_of_dynamic_shapes(tmp_path, channels, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 def test_engine_of_fixed_shapes(tmp_path, dtype):
-    plugin_or_skip()
     inputs = make_inputs((2, 27, 20), 64, dtype)
     shapes = {name: tuple(x.shape) for name, x in inputs.items()}
     path = build_engine(tmp_path, one_node(GROUP_NORM, NUMBERS, dtype, shapes))

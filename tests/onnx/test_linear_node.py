@@ -26,7 +26,6 @@ from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt import model_for_tensorrt
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.written_out_linears import write_out_linears
-from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,
     ELEMENTS,
@@ -284,7 +283,6 @@ def test_builds_keep_what_a_kernel_runs_fast(monkeypatch):
 @pytest.mark.parametrize(("inputs", "outputs"), [(192, 576), (192, 256), (64, 192), (64, 20)])
 def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
     """The plugin with kernels of CUTLASS, or with the plain one, which builds of detectors never use."""
-    plugin_or_skip()
     shapes = SHAPES | {"x": ("n", "s", inputs), "weight": (outputs, inputs), "bias": (outputs,)}
     of_rows = {"residual": ("n", "s", outputs), "mask": ("n", "s", 1)}
     of_rows |= dict.fromkeys(("norm_weight", "norm_bias"), (outputs,))
@@ -306,7 +304,6 @@ def test_engine_of_dynamic_shapes(tmp_path, inputs, outputs, dtype, form):
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_engine_of_a_block(tmp_path, precision):
     """Weights are constants of the engine."""
-    plugin_or_skip()
     model, x = block()
     (expected,) = onnx_session.run(model, {"x": x})
     convert_precision(model, precision)

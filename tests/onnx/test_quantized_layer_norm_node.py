@@ -19,7 +19,6 @@ from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
-from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx import eight_bit_layers, map_nodes
 from tests.onnx.eight_bit_layers import ARRAYS, CODES, FP8, PRECISIONS
 from tests.onnx.map_nodes import add_bodies_of_opset, open_session
@@ -200,7 +199,6 @@ def test_without_layers_in_8_bits_nothing_changes():
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_engine(tmp_path, precision, name):
     """TensorRT hands the plugin's 8 bits to the layers behind it, and no other kernel quantises."""
-    plugin_or_skip()
     model = make_model(*FUSED[name], constants(precision))
     x = np.random.default_rng(1).standard_normal((2, 63, 16)).astype(np.float16).astype(np.float32)
     expected = onnx_session.run(model, {"x": x})

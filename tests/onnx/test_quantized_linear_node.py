@@ -400,7 +400,6 @@ def test_one_layer(precision, to_eight_bits):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_engine_of_one_layer(tmp_path, precision, to_eight_bits):
     """TensorRT hands the plugin what a QuantizeLinear makes, and its result to a DequantizeLinear."""
-    plugin_or_skip()
     model = one_layer(precision, to_eight_bits)
     x = np.random.default_rng(1).standard_normal((2, 63, 64)).astype(np.float16).astype(np.float32)
     (expected,) = onnx_session.run(model, {"x": x})
@@ -417,7 +416,6 @@ def test_engine_of_one_layer(tmp_path, precision, to_eight_bits):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_engine_of_a_block(tmp_path, precision, wide, activation):
     """Two layers behind each other with 8 bits between, a residual and a mask."""
-    plugin_or_skip()
     model, inputs = quantized_block(precision, wide, activation)
     path = eight_bit_layers.build_fused_engine(tmp_path, fused(model), plugins=3)
     with trt_plugin.EngineRunner(path) as runner:

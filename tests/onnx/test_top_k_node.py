@@ -17,7 +17,6 @@ from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.surgery.verify import selections
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
-from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     add_bodies_of_opset,
     build_engine,
@@ -110,7 +109,6 @@ def test_selections_are_told():
 @pytest.mark.parametrize("count", [300, 900])
 def test_engine_of_dynamic_shapes(tmp_path, count):
     """Rows of one part and of several, in one engine."""
-    plugin_or_skip()
     profile = ShapeRange((1, count), (1, 73656), (8, 204600))
     path = build_engine(tmp_path, one_node(count), x=profile)
     with trt_plugin.EngineRunner(path) as runner:

@@ -14,7 +14,6 @@ from onnx_path.nodes.attention import add_function_bodies
 from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
-from tests.engines.plugin_engines import plugin_or_skip
 from tests.onnx.map_nodes import (
     CODES,
     Shapes,
@@ -119,7 +118,6 @@ WINDOWS = [(7, 3, 32), (8, 4, 16), (12, 6, 32), (12, 0, 32), (16, 8, 64), (5, 2,
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 @pytest.mark.parametrize(("size", "shift", "head_dim"), WINDOWS)
 def test_engine_of_dynamic_shapes(tmp_path, size, shift, head_dim, dtype):
-    plugin_or_skip()
     heads, maps = 3, [(1, size, size), (2, 2 * size, 3 * size + 1), (3, 1, 5), (4, 45, 30)]
     shapes = {"qkv": ("n", "h", "w", 3 * heads * head_dim), "bias": (heads, size**2, size**2)}
     shapes["padding"] = (3 * heads * head_dim,)
@@ -134,7 +132,6 @@ def test_engine_of_dynamic_shapes(tmp_path, size, shift, head_dim, dtype):
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 @pytest.mark.parametrize("padded", [True, False], ids=["padding", "zeros"])
 def test_engine_of_fixed_shapes(tmp_path, padded, dtype):
-    plugin_or_skip()
     inputs = make_inputs((2, 27, 20), 12, 2, 32, padded, dtype)
     shapes = {name: tuple(x.shape) for name, x in inputs.items()}
     path = build_engine(tmp_path, window_node(dtype, 12, 6, shapes))
