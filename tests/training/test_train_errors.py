@@ -10,6 +10,7 @@ import pytest
 
 from codetr.cli import main
 from codetr.training.training_step import TOLERATED_SKIPS, TrainingStep
+from tests.detector.detect_runs import error_line
 from tests.training.training_runs import MODEL, arguments, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,9 +20,7 @@ def fails(capsys, command: list[str]) -> str:
     """Runs a command that must exit with status 2. Returns its one line of error."""
     capsys.readouterr()
     assert main(command) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("codetr: error: ") and len(lines) == 1, lines
-    return lines[-1]
+    return error_line(capsys)
 
 
 def other_classes(folder: Path) -> None:
