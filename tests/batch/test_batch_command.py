@@ -22,7 +22,7 @@ from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions, for_ray, ray_gpus
 from codetr.errors import ArgumentError
 from tests.detector.detect_runs import ROOT, error_line
-from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
+from tests.detector.exported_metadata import write_onnx
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -51,11 +51,7 @@ def cluster() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def network(tmp_path_factory) -> list[str]:
     """Options of a network for onnxruntime that finds a dog as large as each picture."""
-    parser = pytest.importorskip("onnx.parser", reason="onnx is not installed")
-    path = tmp_path_factory.mktemp("network") / "model.onnx"
-    path.write_bytes(parser.parse_model(ONNX_GRAPH).SerializeToString())
-    fixed_metadata().save(path.with_suffix(".json"))
-    return ["--onnx", str(path), "--device", "cpu"]
+    return ["--onnx", str(write_onnx(tmp_path_factory.mktemp("network"))), "--device", "cpu"]
 
 
 def write_pictures(folder: Path, count: int) -> None:

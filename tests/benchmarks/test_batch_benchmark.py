@@ -8,17 +8,14 @@ import pytest
 
 from benchmarks.pipeline import make_pictures
 from codetr.detector.pipeline import Span
-from tests.detector.exported_metadata import ONNX_GRAPH, fixed_metadata
+from tests.detector.exported_metadata import write_onnx
 
 pytest.importorskip("ray", reason="Ray is not installed")
 benchmark = pytest.importorskip("benchmarks.batch", reason="pyarrow is not installed")
 
 
 def test_rows(tmp_path, capsys):
-    parser = pytest.importorskip("onnx.parser", reason="onnx is not installed")
-    network = tmp_path / "model.onnx"
-    network.write_bytes(parser.parse_model(ONNX_GRAPH).SerializeToString())
-    fixed_metadata().save(network.with_suffix(".json"))
+    network = write_onnx(tmp_path)
     make_pictures(tmp_path / "pictures", 72, 128, count=3)
     files = {name: tmp_path / f"{name}.json" for name in ("out", "timeline", "pictures", "onnx")}
     files |= {"pictures": tmp_path / "pictures", "onnx": network}

@@ -1,15 +1,17 @@
-"""Metadata of exported files with fixed and with dynamic sizes, and a network."""
+"""Metadata of exported files with fixed and with dynamic sizes, and an ONNX file with metadata."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+
+import pytest
 
 from codetr.detector.sizes import InputSizes, SizeRange, fixed
 from trt_plugin import ArtifactMetadata
 
 FIXED = InputSizes(fixed(2), fixed(64), fixed(96))
 DYNAMIC = InputSizes(SizeRange(1, 1, 8), SizeRange(512, 768, 1344), SizeRange(512, 1152, 1344))
-
 
 ONNX_GRAPH = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -57,6 +59,15 @@ def fixed_metadata() -> ArtifactMetadata:
         torch_version="2.11.0",
         source_weights="random",
     )
+
+
+def write_onnx(folder: Path, **changed: object) -> Path:
+    """Writes the network as model.onnx, and its metadata with changed fields. Skips a test without onnx."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    path = folder / "model.onnx"
+    onnx.save(onnx.parser.parse_model(ONNX_GRAPH), path)
+    dataclasses.replace(fixed_metadata(), **changed).save(path.with_suffix(".json"))
+    return path
 
 
 def dynamic_metadata(scale: list[int] | None = None, /, **changed: list[int]) -> ArtifactMetadata:

@@ -12,7 +12,7 @@ import pytest
 from codetr.detector.detector import Detector
 from codetr.errors import ArgumentError
 from tests.detector.detect_runs import ROOT, detect, error_line, load
-from tests.detector.exported_metadata import ONNX_GRAPH, dynamic_metadata, fixed_metadata
+from tests.detector.exported_metadata import dynamic_metadata, fixed_metadata, write_onnx
 from trt_plugin import ArtifactMetadata
 
 FAKE_ENGINE = """
@@ -52,9 +52,9 @@ sys.exit(status)
 """
 
 
-def save(path: Path, content: bytes = b"content", metadata: ArtifactMetadata | None = None) -> Path:
+def save(path: Path, metadata: ArtifactMetadata | None = None) -> Path:
     """Writes a file with its metadata beside it; returns its path. Nothing reads a fake engine's content."""
-    path.write_bytes(content)
+    path.write_bytes(b"content")
     (metadata or fixed_metadata()).save(path.with_suffix(".json"))
     return path
 
@@ -68,8 +68,7 @@ def engine(tmp_path) -> Path:
 def onnx_file(tmp_path) -> Path:
     """An ONNX file, which onnxruntime runs."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    parser = pytest.importorskip("onnx.parser", reason="onnx is not installed")
-    return save(tmp_path / "model.onnx", parser.parse_model(ONNX_GRAPH).SerializeToString())
+    return write_onnx(tmp_path)
 
 
 def detect_in_process(script: str, *arguments: object) -> subprocess.CompletedProcess:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import shlex
@@ -101,18 +100,9 @@ def test_a_file_that_tensorrt_can_parse_is_not_written_again(model, tmp_path, ca
     assert content["conversion"] is None
 
 
-def exported_detector(folder: Path, precision: str = "fp32") -> Path:
-    """Writes the ONNX file of a detector for two images, with its metadata beside it."""
-    path = folder / "model.onnx"
-    onnx.save(onnx.parser.parse_model(exported_metadata.ONNX_GRAPH), path)
-    metadata = dataclasses.replace(exported_metadata.fixed_metadata(), precision=precision)
-    metadata.save(path.with_suffix(".json"))
-    return path
-
-
 @pytest.mark.parametrize(("own", "given", "found"), [("fp32", "fp16", "fp16"), ("int8", "fp16", "int8")])
 def test_the_engine_of_a_detector_gets_metadata(tmp_path, capsys, machine, own, given, found):
-    model, out = exported_detector(tmp_path, own), tmp_path / "out"
+    model, out = exported_metadata.write_onnx(tmp_path, precision=own), tmp_path / "out"
     metadata = exported_metadata.fixed_metadata()
     assert build.main([str(model), "--out", str(out), "--precision", given]) == 0
     written = ArtifactMetadata.load(out / "model.json")
@@ -133,7 +123,7 @@ def test_other_json_files_are_no_metadata(model, tmp_path, machine):
 
 @pytest.mark.gpu
 def test_engine_of_a_detector_detects(tensorrt, quick_build, tmp_path, capsys):
-    model = exported_detector(tmp_path)
+    model = exported_metadata.write_onnx(tmp_path)
     out = tmp_path / "out"
     status = build.main([str(model), "--out", str(out), *quick_build])
     assert status == 0, capsys.readouterr().err
