@@ -6,7 +6,6 @@ of the operator's arguments.
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -200,10 +199,3 @@ def replays(
         graph.replay()
         assert torch.equal(output, operator(*inputs))
     return output
-
-
-def docstring(operator: Operator) -> None:
-    """The example in the docstring of a public function is right."""
-    names = {"torch": torch, operator.__name__: operator}
-    (example,) = doctest.DocTestFinder(recurse=False).find(operator, globs=names)
-    assert doctest.DocTestRunner().run(example).failed == 0

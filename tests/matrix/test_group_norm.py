@@ -258,10 +258,6 @@ def test_kernels_that_overlap() -> None:
         assert relative_error(output, inputs.truth()) <= TOLERANCE[torch.float16]
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.group_norm)
-
-
 # Wrong arguments.
 
 WRONG = (

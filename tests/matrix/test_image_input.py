@@ -155,10 +155,6 @@ def test_compile(device: str) -> None:
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend=backend)(inputs), run(inputs))
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.image_input)
-
-
 # Wrong arguments.
 
 SMALL = Case((9, 7), (5, 6), (1, 2))

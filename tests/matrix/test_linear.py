@@ -358,10 +358,6 @@ def test_cuda_graph_on_another_stream(dtype: torch.dtype, kernel: str, monkeypat
     assert relative_error(output, inputs.truth()) <= TOLERANCE[dtype]
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.linear)
-
-
 # Wrong arguments.
 
 WRONG = (

@@ -214,7 +214,3 @@ def test_wrong_arguments(row: Row, function: Callable[..., Tensor], device: str)
 def test_graph_replays(dtype: torch.dtype) -> None:
     TENSOR_CORE[1].skip_unless_ready(dtype)
     operator_checks.replays(msda.linear_max, Case((73656,), 256, 80).inputs_of(dtype, "cuda"))
-
-
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.linear_max)

@@ -262,10 +262,6 @@ def test_kernels_that_overlap(rows: int, channels: int) -> None:
         assert torch.equal(run(lambda: None), expected)
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.quantized_layer_norm)
-
-
 # Wrong arguments.
 
 WRONG = (

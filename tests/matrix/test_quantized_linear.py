@@ -362,10 +362,6 @@ def test_graph_replays(form: tuple[bool, bool, bool], eight_bits: torch.dtype) -
     operator_checks.replays(run, inputs, lambda inputs: inputs.scale.mul_(0.5))
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.quantized_linear)
-
-
 # Wrong arguments.
 
 WRONG = (

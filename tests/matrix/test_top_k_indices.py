@@ -171,10 +171,6 @@ def test_graph_replays() -> None:
     operator_checks.replays(msda.top_k_indices, inputs, lambda inputs: inputs.x.neg_())
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.top_k_indices)
-
-
 @pytest.mark.parametrize("count", [1, 300, 900, 1024])
 def test_longest_row(count: int) -> None:
     """The kernel runs rows of this length, and none that are longer."""

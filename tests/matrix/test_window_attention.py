@@ -263,10 +263,6 @@ def test_cuda_graph_on_another_stream(dtype: torch.dtype) -> None:
     operator_checks.replays(msda.window_attention, Case(12, 32, 2, 50, 70, 6, shift=6).inputs(dtype, "cuda"))
 
 
-def test_docstring_example() -> None:
-    operator_checks.docstring(msda.window_attention)
-
-
 # Wrong arguments.
 
 
