@@ -22,11 +22,12 @@ from codetr.cli.program import complain, run_program
 from codetr.errors import ArgumentError, UsageError
 from onnx_path.quantize import parse_size
 from onnx_path.sweeping.cell_processes import CellProcesses
-from onnx_path.sweeping.cells import Cell, CellPrecision, CellSpec, Runtime, Shapes, plan
+from onnx_path.sweeping.cells import Cell, CellSpec, Runtime, Shapes, plan
 from onnx_path.sweeping.machine import describe_machine, gpu_name
 from onnx_path.sweeping.networks import RANDOM, Network, find_network, hash_of
 from onnx_path.sweeping.results_file import ResultsFile
 from trt_plugin.atomic_files import new_folder, write_json
+from trt_plugin.metadata import AnyPrecision
 
 _CELLS = Group("Cells", sort_key=1)
 _DATA = Group("Images", sort_key=2)
@@ -64,7 +65,7 @@ class CellOptions:
     ] = ("torch", "tensorrt")
     """Runtimes."""
     precision: Annotated[
-        tuple[str, ...], parsed_by(_several(get_args(CellPrecision)), "fp32,tf32,fp16,bf16,int8,fp8")
+        tuple[str, ...], parsed_by(_several(get_args(AnyPrecision)), "fp32,tf32,fp16,bf16,int8,fp8")
     ] = ("fp32", "fp16")
     """Precisions."""
     batch: Annotated[tuple[int, ...], parsed_by(_numbers, "1,32,…")] = (1,)

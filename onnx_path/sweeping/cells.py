@@ -13,7 +13,6 @@ from onnx_path.sweeping.networks import Network
 from trt_plugin.metadata import EightBits
 
 Runtime = Literal["torch", "torch-compile", "onnxruntime", "tensorrt"]
-CellPrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
 Shapes = Literal["static", "dynamic"]
 
 _NO_FILE = {"onnx": "an ONNX file", "engine": "an engine"}

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import pydantic
 
 from codetr.errors import UsageError, one_line
-from onnx_path.sweeping.cells import CellPrecision
+from trt_plugin.metadata import AnyPrecision
 from trt_plugin.schema_errors import first_problem
 
 RUNTIMES = {
@@ -20,7 +20,7 @@ RUNTIMES = {
 }
 """Runtimes in the order of tables, with their names in text."""
 
-PRECISIONS = get_args(CellPrecision)
+PRECISIONS = get_args(AnyPrecision)
 """Precisions in the order of tables."""
 
 SHAPES = ("any", "static", "dynamic")
