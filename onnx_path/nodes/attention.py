@@ -29,19 +29,18 @@ from onnx_path.nodes import (
     window_attention,
 )
 from onnx_path.nodes.domain import DOMAIN, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op, plugin_node
+from trt_plugin.library import ATTENTION, FUSED_ATTENTION, QUANTIZED_LAYER_NORM, QUANTIZED_LINEAR
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
 OPSET_VERSION = 20  # standard operators in the bodies and in the exported file
-ATTENTION = "MultiScaleDeformableAttention"
-FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 OPERATORS = (ATTENTION, FUSED_ATTENTION)
 MAP_OPERATORS = {
     window_attention.WINDOW_ATTENTION: window_attention.WindowAttention,
     group_norm.GROUP_NORM: group_norm.GroupNorm,
     linear.LINEAR: linear.Linear,
     linear_max.LINEAR_MAX: linear_max.LinearMax,
-    quantized_linear.QUANTIZED_LINEAR: quantized_linear.QuantizedLinear,
-    quantized_layer_norm.QUANTIZED_LAYER_NORM: quantized_layer_norm.QuantizedLayerNorm,
+    QUANTIZED_LINEAR: quantized_linear.QuantizedLinear,
+    QUANTIZED_LAYER_NORM: quantized_layer_norm.QuantizedLayerNorm,
     top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
 """Bodies of the operators beside MSDA, which a file has if it has such nodes."""

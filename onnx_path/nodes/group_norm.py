@@ -14,8 +14,7 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
-
-GROUP_NORM = "GroupNorm"
+from trt_plugin.library import GROUP_NORM
 
 _FLOAT = onnx.TensorProto.FLOAT
 

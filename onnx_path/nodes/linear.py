@@ -16,8 +16,8 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
+from trt_plugin.library import LINEAR
 
-LINEAR = "Linear"
 ACTIVATIONS = ("none", "gelu", "relu")
 """Activations by the numbers of the attribute `activation`."""
 EPS = 1e-5

@@ -14,8 +14,7 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
-
-LINEAR_MAX = "LinearMax"
+from trt_plugin.library import LINEAR_MAX
 
 _FLOAT = onnx.TensorProto.FLOAT
 

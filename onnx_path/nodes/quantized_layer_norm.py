@@ -16,8 +16,6 @@ from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import msda_op
 
-QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
-
 _FLOAT = onnx.TensorProto.FLOAT
 
 

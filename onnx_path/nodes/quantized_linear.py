@@ -19,8 +19,6 @@ from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import msda_op
 
-QUANTIZED_LINEAR = "QuantizedLinear"
-
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 

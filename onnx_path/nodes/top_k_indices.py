@@ -14,8 +14,7 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, plugin_node
-
-TOP_K_INDICES = "TopKIndices"
+from trt_plugin.library import TOP_K_INDICES
 
 _INT32 = onnx.TensorProto.INT32
 

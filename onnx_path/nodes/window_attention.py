@@ -14,8 +14,7 @@ import onnxscript
 from onnxscript import opset20 as op
 
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
-
-WINDOW_ATTENTION = "WindowAttention"
+from trt_plugin.library import WINDOW_ATTENTION
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64

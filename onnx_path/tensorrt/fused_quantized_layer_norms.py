@@ -12,10 +12,9 @@ import posixpath
 import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.nodes.quantized_layer_norm import QUANTIZED_LAYER_NORM
-from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+from trt_plugin.library import QUANTIZED_LAYER_NORM, QUANTIZED_LINEAR
 
 
 def fuse_layer_norms(graph: ir.Graph) -> None:

@@ -23,10 +23,11 @@ import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.linear import ACTIVATIONS
-from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR, pack_weights
+from onnx_path.nodes.quantized_linear import pack_weights
 from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 from onnx_path.tensorrt.fused_quantized_layer_norms import fuse_layer_norms
+from trt_plugin.library import QUANTIZED_LINEAR
 
 
 @dataclass(frozen=True, eq=False)

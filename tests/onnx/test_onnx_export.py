@@ -28,8 +28,6 @@ from onnx_path.nodes import attention
 from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.nodes.linear import LINEAR
 from onnx_path.nodes.linear_max import LINEAR_MAX
-from onnx_path.nodes.quantized_layer_norm import QUANTIZED_LAYER_NORM
-from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.quantizer import Quantizer
@@ -41,6 +39,7 @@ from onnx_path.tensorrt.written_out_linears import product_name, write_out_linea
 from tests.golden_models import GOLDEN, MODELS, arguments, load_golden, save_weights, without
 from tests.onnx.engine_stand_ins import attention_file
 from tests.onnx.map_nodes import ELEMENTS
+from trt_plugin.library import QUANTIZED_LAYER_NORM, QUANTIZED_LINEAR
 
 REPOSITORY = Path(__file__).parents[2]
 

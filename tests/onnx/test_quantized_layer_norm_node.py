@@ -14,8 +14,6 @@ from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda.checks import EIGHT_BIT_TYPES
 from onnx_path.nodes.attention import OPSET_VERSION
 from onnx_path.nodes.domain import DOMAIN
-from onnx_path.nodes.quantized_layer_norm import QUANTIZED_LAYER_NORM
-from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
@@ -23,6 +21,7 @@ from tests.onnx import eight_bit_layers, map_nodes
 from tests.onnx.eight_bit_layers import ARRAYS, CODES, FP8, PRECISIONS
 from tests.onnx.map_nodes import add_bodies_of_opset, open_session
 from tests.onnx.text_models import text_model
+from trt_plugin.library import QUANTIZED_LAYER_NORM, QUANTIZED_LINEAR
 
 EPS, SCALE = 1e-3, 0.0625
 

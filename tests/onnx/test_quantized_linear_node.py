@@ -19,7 +19,7 @@ from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES
 from msda.quantized_linear_reference import quantize
 from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
-from onnx_path.nodes.quantized_linear import QUANTIZED_LINEAR, pack_weights
+from onnx_path.nodes.quantized_linear import pack_weights
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.placement import FORMATS, insert_nodes
 from onnx_path.quantization.products import find_products
@@ -34,6 +34,7 @@ from tests.onnx.eight_bit_layers import ARRAYS, CODES, PRECISIONS
 from tests.onnx.map_nodes import ELEMENTS, open_session
 from tests.onnx.text_models import text_model
 from trt_plugin import library
+from trt_plugin.library import QUANTIZED_LINEAR
 
 ON_TENSOR_CORES = {"int8": 1, "fp8": 4}
 """Factors of the allowed errors on tensor cores, which add the products of E4M3 in fewer bits than float32
