@@ -33,6 +33,7 @@ from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.verify.random_inputs import input_shapes, random_inputs
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
+from tests.onnx.text_models import text_model
 
 # Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions,
 # layers that read the image, layers that merge cells, convolutions before a GELU.
@@ -351,17 +352,10 @@ def test_drawn_graphs(blocks, form, gelu, groups):
 )
 def test_channels_of_a_convolution(channels, groups, layers):
     """All input channels count, those of a depthwise convolution too."""
-    graph = onnx.parser.parse_graph(
-        f"""g (float[1, {channels}, 8, 8] images) => (float[1, 5] y) {{
-            x = Conv<group = {groups}>(images, kernels)
-            positive = Relu(x)
-            mean = GlobalAveragePool(positive)
-            flat = Flatten(mean)
-            y = MatMul(flat, weights)
-        }}"""
-    )
-    for name, shape in (("kernels", (16, channels // groups, 3, 3)), ("weights", (16, 5))):
-        graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    body = f"""x = Conv<group = {groups}>(images, kernels) positive = Relu(x)
+        mean = GlobalAveragePool(positive) flat = Flatten(mean) y = MatMul(flat, weights)"""
+    shapes = {"kernels": (16, channels // groups, 3, 3), "weights": (16, 5)}
+    weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    model = text_model(body, f"float[1, {channels}, 8, 8] images", "float[1, 5] y", 20, **weights)
     found, kept = Policy(ir.from_proto(model).graph, 20, "int8").counts()
     assert found == layers and kept.get(CONVOLUTIONS, 0) == 1 - layers

@@ -26,7 +26,7 @@ SIZE = 32
 COLOURS = ["--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
 
 
-def network(opset: int = 17) -> onnx.ModelProto:
+def network() -> onnx.ModelProto:
     """A stem of three channels, a convolutional block, an FFN, and a head with scores."""
     random = np.random.default_rng(0)
     shapes = {
@@ -39,9 +39,7 @@ def network(opset: int = 17) -> onnx.ModelProto:
     }
     weights = {name: random.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
     weights |= {"ones": np.ones(16, np.float32), "tokens": np.array([1, 16, -1])}
-    text = f"""
-    <ir_version: 8, opset_import: ["" : {opset}]>
-    net (float[1, 3, {SIZE}, {SIZE}] images) => (float[1, n, 4] result) {{
+    body = """
         a = Conv <pads = [1, 1, 1, 1], strides = [4, 4]> (images, stem)
         b = Relu (a)
         c = Conv <pads = [1, 1, 1, 1]> (b, first)
@@ -59,9 +57,9 @@ def network(opset: int = 17) -> onnx.ModelProto:
         o = LayerNormalization (n_, ones)
         p = MatMul (o, boxes)
         result = Sigmoid (p)
-    }}"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
+    """
+    edges = f"float[1, 3, {SIZE}, {SIZE}] images", "float[1, n, 4] result"
+    model = text_model(body, *edges, 17, **weights)
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
     onnx.checker.check_model(model, full_check=True)
@@ -309,8 +307,7 @@ def test_files_that_cannot_be_quantized(files, tmp_path, capsys):
     assert run(model, out, photos, *COLOURS) == 0
     assert run(out, tmp_path / "twice.onnx", photos, *COLOURS) == 2
     assert "is quantised already: DequantizeLinear" in capsys.readouterr().err
-    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3] x) => (float[1, 3] y) { y = Relu(x) }'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "relu.onnx")
+    onnx.save(text_model("y = Relu(x)", "float[1, 3] x", "float[1, 3] y"), tmp_path / "relu.onnx")
     assert run(tmp_path / "relu.onnx", tmp_path / "new.onnx", photos, *COLOURS) == 2
     assert "no layer that 8 bits make faster" in capsys.readouterr().err
     assert not (tmp_path / "new.onnx").exists() and not (tmp_path / "twice.onnx").exists()
@@ -351,9 +348,7 @@ def test_batch_norms_are_folded(tmp_path):
     shapes = dict.fromkeys("uvw", (16, 16, 1, 1)) | dict.fromkeys(("scale", "shift"), (1, 16, 1, 1))
     shapes |= dict.fromkeys(("one", "two", "three", "four"), (16,)) | {"map": (1, 16, 8, 8)}
     weights = {name: random.random(shape).astype(np.float32) + 0.5 for name, shape in shapes.items()}
-    text = """
-    <ir_version: 8, opset_import: ["" : 17]>
-    net (float[1, 16, 8, 8] images) => (float[1, 16, 8, 8] result) {
+    body = """
         a = Conv (images, u)
         b = Mul (scale, a)
         c = Add (b, shift)
@@ -367,9 +362,8 @@ def test_batch_norms_are_folded(tmp_path):
         copy = Identity (one)
         k = Conv (j, w, copy)
         result = Add (k, map)
-    }"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in weights.items())
+    """
+    model = text_model(body, "float[1, 16, 8, 8] images", "float[1, 16, 8, 8] result", 17, **weights)
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
     images = random.standard_normal((1, 16, 8, 8)).astype(np.float32)

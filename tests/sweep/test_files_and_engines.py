@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from onnx_path.sweeping.cells import Cell, CellSpec
 from onnx_path.sweeping.measure_cell import make_reference, measure
 from onnx_path.sweeping.networks import find_network
 from tests.detector.exported_metadata import dynamic_metadata, fixed_metadata
+from tests.onnx.text_models import text_model
 
 
 def test_an_onnx_file_that_may_compute_anything(tmp_path):
@@ -81,11 +83,8 @@ def test_a_size_fills_the_dynamic_ones_of_a_file(tmp_path):
 
 
 def test_shapes_of_an_engine_leave_out_scalars(tmp_path, monkeypatch):
-    import onnx
-
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[n, 3] x, float scale) => (float[n, 3] y) { y = Mul(x, scale) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "scaled.onnx")
+    model = text_model("y = Mul(x, scale)", "float[n, 3] x, float scale", "float[n, 3] y")
+    onnx.save(model, tmp_path / "scaled.onnx")
     network = find_network(str(tmp_path / "scaled.onnx"), None, None, None)
     cell = Cell("scaled", "tensorrt", "fp16", 2, "dynamic")
     spec = CellSpec(network=network, cell=cell, folder=str(tmp_path), largest=8, best=4)
@@ -105,11 +104,7 @@ def test_an_engine_has_the_precision_and_batch_of_its_metadata(tmp_path):
 
 
 def test_a_file_in_bfloat16(tmp_path):
-    import onnx
-
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-        g (bfloat16[1, 3] x) => (bfloat16[1, 3] y) { y = Relu(x) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "relu.onnx")
+    onnx.save(text_model("y = Relu(x)", "bfloat16[1, 3] x", "bfloat16[1, 3] y"), tmp_path / "relu.onnx")
     assert find_network(str(tmp_path / "relu.onnx"), None, None, None).precision == "bf16"
 
 
