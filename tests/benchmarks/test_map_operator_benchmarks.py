@@ -75,6 +75,9 @@ SMALL = [
     (window_attention, window_attention.WindowProblem("small", 17, 24, 2, 7, 3), torch.float32),
 ]
 
+LARGEST_ERRORS = {image_input: 0, top_k_indices: 0, linear_max: 1e-6}
+"""Relative errors of the methods, where they are below 1e-5."""
+
 
 @pytest.mark.parametrize(("benchmark", "problem", "dtype"), SMALL, ids=str)
 def test_methods_agree(benchmark: ModuleType, problem: Any, dtype: torch.dtype) -> None:
@@ -82,7 +85,8 @@ def test_methods_agree(benchmark: ModuleType, problem: Any, dtype: torch.dtype) 
     inputs = problem.inputs(dtype, "cpu")
     for method in benchmark.METHODS.keys() - benchmark.OPERATOR.other_results:
         found = benchmark.make_call(method, inputs)()
-        assert relative_error(found, benchmark.truth(inputs)) < 1e-5, method
+        largest = LARGEST_ERRORS.get(benchmark, 1e-5)
+        assert relative_error(found, benchmark.truth(inputs)) <= largest, method
 
 
 def test_image_input_without_rounding() -> None:
