@@ -18,6 +18,8 @@ LARGEST_ROUNDING = 1e-4
 COORDINATES = ("locations", "points")
 """Kinds of tensors that hold coordinates, see `random_tensor`."""
 
+_CACHED = 2**16  # so many numbers, and what is computed from them, lie in a processor's cache
+
 Tensors = Mapping[ir.Value, np.ndarray]
 
 
@@ -72,14 +74,18 @@ def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
 
     Equal infinities and NaN in the same place are no difference.
     """
-    expected, actual = (x.astype(np.float64) for x in (expected, actual))
-    same = same_numbers(expected, actual)
-    if same.all():
-        return 0.0
-    finite = np.isfinite(expected)
-    if not (np.isfinite(actual) | same).all() or not (finite | same).all():
-        return float("inf")
-    return float(np.abs(expected[~same] - actual[~same]).max() / max(np.abs(expected[finite]).max(), 1e-30))
+    expected, actual = expected.reshape(-1), actual.reshape(-1)
+    difference, largest = 0.0, 1e-30
+    for start in range(0, expected.size, _CACHED):
+        a, b = (x[start : start + _CACHED].astype(np.float64) for x in (expected, actual))
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            finite, same = np.isfinite(a), same_numbers(a, b)
+            if not (np.isfinite(b) | same).all() or not (finite | same).all():
+                return float("inf")
+            a, b = a[finite], b[finite]
+        difference = np.abs(a - b).max(initial=difference)
+        largest = np.abs(a).max(initial=largest)
+    return float(difference / largest)
 
 
 def same_numbers(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
