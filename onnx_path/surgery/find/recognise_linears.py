@@ -8,7 +8,7 @@ samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,19 +126,38 @@ def _adds_bias(node: ir.Node, probe: Probe) -> bool:
 
 def _activated(biased: ir.Value, probe: Probe) -> tuple[ir.Value | None, str]:
     """Returns the result of an activation, or None, and its name: "gelu", "relu", "other" or "none"."""
-    shape = probe.shape(biased)
-    made = [x for x in _pointwise(biased, probe) if probe.shape(x) == shape][::-1]  # mostly it is the last
+    made = list(_pointwise(biased, probe))
+    shape = _sample_shape(biased, made, probe)
+    made = [x for x in made if probe.shape(x) == probe.shape(biased)][::-1]  # mostly it is the last
     for value in made:
-        found = run(probe, biased, np.resize(_SAMPLES, shape), value)
+        found = run(probe, biased, np.resize(_SAMPLES, shape), value, shape)
         for name, expected in _ACTIVATIONS.items():
             if np.allclose(found, np.resize(expected, shape), rtol=0, atol=_ROUNDING):
                 return value, name
     for value in made:
         # Scales, offsets, tanh and sigmoid are symmetric about their number at 0: no near misses.
-        pair = [run(probe, biased, np.resize(x, shape), value) for x in (_SAMPLES, -_SAMPLES)]
-        if not np.allclose(sum(pair), 2 * run(probe, biased, np.zeros(1), value), atol=_ROUNDING):
+        pair = [run(probe, biased, np.resize(x, shape), value, shape) for x in (_SAMPLES, -_SAMPLES)]
+        if not np.allclose(sum(pair), 2 * run(probe, biased, np.zeros(1), value, shape), atol=_ROUNDING):
             return value, "other"
     return None, "none"
+
+
+def _sample_shape(biased: ir.Value, made: Sequence[ir.Value], probe: Probe) -> tuple[int, ...]:
+    """Returns the sizes of a tensor with fewer rows, for which the nodes behind `biased` run as well.
+
+    Axes keep their size if a constant of these nodes differs along them.
+    """
+    shape = probe.shape(biased)
+    constants = {x for value in made for x in value.producer().inputs if x is not None and probe.is_static(x)}
+    fixed = {len(shape) - 1}
+    for sizes in map(probe.shape, constants):
+        if sizes is None:
+            return shape
+        fixed |= {len(shape) - 1 - i for i, size in enumerate(reversed(sizes)) if size != 1}
+    few = [size if axis in fixed else 1 for axis, size in enumerate(shape)]
+    for axis in set(range(len(shape))) - fixed:
+        few[axis] = min(shape[axis], -(-len(_SAMPLES) // math.prod(few)))
+    return tuple(few)
 
 
 def _pointwise(start: ir.Value, probe: Probe) -> Iterator[ir.Value]:

@@ -107,7 +107,13 @@ def readers(value: ir.Value, probe: Probe) -> set[ir.Node]:
     return {node for node in value.consumers() if not all(map(probe.is_static, node.outputs))}
 
 
-def run(probe: Probe, tensor: ir.Value, array: np.ndarray, result: ir.Value) -> np.ndarray:
+def run(
+    probe: Probe,
+    tensor: ir.Value,
+    array: np.ndarray,
+    result: ir.Value,
+    shape: tuple[int, ...] | None = None,
+) -> np.ndarray:
     """Returns a tensor as the graph computes it from another one's numbers, in float64.
 
     Args:
@@ -115,12 +121,13 @@ def run(probe: Probe, tensor: ir.Value, array: np.ndarray, result: ir.Value) -> 
         tensor: the tensor to replace.
         array: its numbers, which are broadcast to its shape.
         result: the tensor to compute.
+        shape: sizes for the tensor, by default those of the probe.
 
     Raises:
         NotClosed: `result` depends on other tensors.
         onnx_session.CannotRun: onnxruntime cannot run the nodes.
     """
-    array = np.broadcast_to(array, probe.shape(tensor))
+    array = np.broadcast_to(array, shape or probe.shape(tensor))
     if tensor is result:
         return array.astype(np.float64)
     dtype = np.float64 if tensor.dtype == ir.DataType.DOUBLE else np.float32
