@@ -68,17 +68,30 @@ def Linear(
     """msda.linear: (activation(x weight^T + bias) + residual) * mask, or its LayerNorm, in x's type."""
     transposed = op.Transpose(op.Cast(weight, to=_FLOAT), perm=[1, 0])
     product = op.MatMul(op.Cast(x, to=_FLOAT), transposed) + op.Cast(bias, to=_FLOAT)
+    # Branches, because Where would compute all of its inputs.
     kind = op.Constant(value_int=activation)
-    gelu = product * (op.Erf(product / 1.4142135623730951) + 1.0) * 0.5
-    activated = op.Where(kind == 1, gelu, op.Where(kind == 2, op.Relu(product), product))
-    added = activated + op.Cast(residual, to=_FLOAT)
-    summed = op.Where(op.Constant(value_int=add_residual) == 1, added, activated)
-    masked = summed * op.Cast(mask, to=_FLOAT)
-    result = op.Where(op.Constant(value_int=multiply_mask) == 1, masked, summed)
-    # Without opset 18, ReduceMean has no axes as an input.
-    columns = op.Cast(op.Shape(result, start=-1), to=_FLOAT)
-    differences = result - op.ReduceSum(result, [-1], keepdims=1) / columns
-    variance = op.ReduceSum(differences * differences, [-1], keepdims=1) / columns
-    normalised = differences / op.Sqrt(variance + op.Constant(value_float=eps))
-    scaled = normalised * op.Cast(norm_weight, to=_FLOAT) + op.Cast(norm_bias, to=_FLOAT)
-    return op.CastLike(op.Where(op.Constant(value_int=normalise) == 1, scaled, result), x)
+    if kind == 1:
+        result = product * (op.Erf(product / 1.4142135623730951) + 1.0) * 0.5
+    elif kind == 2:
+        result = op.Relu(product)
+    else:
+        result = op.Identity(product)
+    if op.Constant(value_int=add_residual) == 1:
+        result = result + op.Cast(residual, to=_FLOAT)
+    else:
+        result = op.Identity(result)
+    if op.Constant(value_int=multiply_mask) == 1:
+        result = result * op.Cast(mask, to=_FLOAT)
+    else:
+        result = op.Identity(result)
+    smallest = op.Constant(value_float=eps)
+    if op.Constant(value_int=normalise) == 1:
+        # Without opset 18, ReduceMean has no axes as an input.
+        columns = op.Cast(op.Shape(result, start=-1), to=_FLOAT)
+        differences = result - op.ReduceSum(result, [-1], keepdims=1) / columns
+        variance = op.ReduceSum(differences * differences, [-1], keepdims=1) / columns
+        normalised = differences / op.Sqrt(variance + smallest)
+        result = normalised * op.Cast(norm_weight, to=_FLOAT) + op.Cast(norm_bias, to=_FLOAT)
+    else:
+        result = op.Identity(result)
+    return op.CastLike(result, x)
