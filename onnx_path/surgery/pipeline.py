@@ -125,6 +125,9 @@ def _rewritten(subject: Subject, found: Found, target: str) -> tuple[onnx.ModelP
     # The last first: one draft may read the tensor that another one replaces.
     last_first = sorted(drafts, key=lambda draft: order[draft.end.producer()], reverse=True)
     removed = {draft: insert(draft, model) for draft in last_first}
+    nodes = len(model.graph)
+    ir.passes.common.RemoveUnusedNodesPass()(model)  # those that the file never read, and weights
+    removed[last_first[0]] += nodes - len(model.graph)
     for domain in {node.domain for node in model.graph}.intersection(OWN_DOMAINS):
         model.opset_imports[domain] = 1
     model.opset_imports[DOMAIN] = DOMAIN_VERSION

@@ -46,7 +46,7 @@ class Draft:
 
 
 def insert(draft: Draft, model: ir.Model) -> int:
-    """Puts a draft's nodes into a graph and removes the nodes that nothing reads any more.
+    """Puts a draft's nodes into a graph and removes the nodes before `end` that nothing reads any more.
 
     Returns:
         The number of nodes by which the graph became smaller.
@@ -68,8 +68,21 @@ def insert(draft: Draft, model: ir.Model) -> int:
     draft.result.shape, draft.result.type = end.shape, end.type
     end.name = f"{name}/decomposed"
     draft.result.name = name
-    ir.passes.common.RemoveUnusedNodesPass()(model)
+    _remove_unread(graph, end.producer())
     return before - len(graph)
+
+
+def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
+    """Removes a node if nothing reads its outputs, and then those before it likewise.
+
+    The time depends on the number of nodes removed. A pass over the graph for each draft would be quadratic.
+    """
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node.graph is graph and not any(x.uses() or x.is_graph_output() for x in node.outputs):
+            pending += [x.producer() for x in node.inputs if x is not None and x.producer() is not None]
+            graph.remove(node, safe=True)
 
 
 @dataclass
