@@ -28,7 +28,7 @@ from onnx_path.surgery.find.regions import Region, find_regions
 from onnx_path.surgery.find.samplers import NotAttention, find_samplers
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.partial_models import NotClosed, runnable
-from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.graph.probe import Probe, add_shapes
 from onnx_path.surgery.layouts.layout import LayoutError
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import Draft
@@ -300,13 +300,18 @@ def _proven(subject: Subject, draft: Draft, target: str = "msda") -> float:
     """Returns the largest relative difference between a draft and its region, as `proof.prove` does."""
     op_types = {node.op_type for node in draft.nodes}
     bodies = function_bodies.functions(subject.model.opset_imports[""], target, op_types)
-    session = onnx_session.Session(runnable(subject.model, draft.graph(), bodies))
+    model = runnable(subject.model, draft.graph(), bodies)
+    inner = [value.name for node in draft.nodes for value in node.outputs]
+    add_shapes(model.graph, inner)
+    session = onnx_session.Session(model)
     errors = []
     for probe in subject.probes:
 
         def run(tensors: proof.Tensors, probe: Probe = probe) -> np.ndarray:
             values = {x: tensors[x] if x in tensors else probe.value(x) for x in draft.stand_ins}
-            return session.run({x.name: array for x, array in values.items()})[0]
+            result, *shapes = session.run({x.name: array for x, array in values.items()})
+            probe.measured |= {name: tuple(map(int, shape)) for name, shape in zip(inner, shapes)}
+            return result
 
         errors.append(proof.prove(probe, draft.end, draft.kinds, run, subject.seed))
     return max(errors)

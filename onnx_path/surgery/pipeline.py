@@ -72,7 +72,7 @@ def operate(
     for finders in (FINDERS, LATER_FINDERS):
         wanted = [find for kind, find in finders.items() if kind in only]
         if wanted and replacements:
-            subject = prepare(result, folder, seed)
+            subject = prepare(result, folder, seed, subject)
         found = Found()
         for find in wanted:
             find(subject, found, Options(target, fuse))

@@ -41,8 +41,13 @@ class Subject:
     folder: Path | None
 
 
-def prepare(proto: onnx.ModelProto, folder: Path | None, seed: int) -> Subject:
+def prepare(proto: onnx.ModelProto, folder: Path | None, seed: int, before: Subject | None = None) -> Subject:
     """Reads a model, which stays as it is.
+
+    Args:
+        proto: the model.
+        folder, seed: as for `pipeline.operate`.
+        before: the subject that became this model. Its inputs and the sizes of its tensors are taken over.
 
     Raises:
         onnx_session.CannotRun: onnxruntime refuses the model.
@@ -61,7 +66,12 @@ def prepare(proto: onnx.ModelProto, folder: Path | None, seed: int) -> Subject:
     version = model.graph.opset_imports.get("", 1)
     unknown = [node for node in model.graph if not runs(node, version, model)]
     names = dict.fromkeys(f"{node.domain}.{node.op_type}".lstrip(".") for node in unknown)
-    inputs, probes = _measured(model, folder, seed)
+    if before is None:
+        inputs, probes = _measured(model, folder, seed)
+    else:
+        inputs = before.inputs
+        pairs = zip(inputs, before.probes, strict=True)
+        probes = tuple(Probe(model, tensors, folder, x.number, x.measured) for tensors, x in pairs)
     described = frozenset(value.name for value in proto.graph.value_info)
     return Subject(model, described, tuple(names), inputs, probes, seed, folder)
 

@@ -13,11 +13,13 @@ from onnx_path.nodes import attention
 from onnx_path.surgeon import OutputsDiffer, main, operate
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.graph.partial_models import partial_model
+from onnx_path.surgery.graph.probe import Probe
 from onnx_path.surgery.rewrite import draft
 from onnx_path.surgery.verify import proof
 from tests.onnx import attention_layers as layers
 from tests.onnx.attention_layers import LEVELS, Attention
 from tests.onnx.surgery_checks import export
+from tests.onnx.text_models import text_model
 
 WIDE = ((3, 4000), (2, 300), (2, 2))
 """In float32 a cell of a level of thousands is coarser than 1e-5."""
@@ -94,3 +96,30 @@ def test_a_part_has_its_initializers_in_the_order_of_their_readers():
     model = ir.from_proto(onnx.helper.make_model(graph))
     part = partial_model(model, model.graph.inputs, model.graph.outputs)
     assert [x.name for x in part.graph.initializer] == names
+
+
+def test_a_proof_replaces_constant_tensors_by_random_ones():
+    """A tensor that follows from constants, such as reference points, can be an input of the replacement."""
+    body = "s = Mul(c, c) t = Add(s, s) y = Add(x, t)"
+    model = text_model(body, "float[1] x", "float[1] y", c=np.float32([3]))
+    graph = ir.from_proto(onnx.shape_inference.infer_shapes(model))
+    probe = Probe(graph, {"x": np.float32([0])})
+    values = {value.name: value for node in graph.graph for value in (*node.inputs, *node.outputs)}
+    x, s, y = (values[name] for name in "xsy")
+    for _ in range(2):
+        assert probe.run({x: np.float32([1])}, y) == [19]
+        assert probe.run({x: np.float32([1]), s: np.float32([5])}, y) == [11]
+
+
+@pytest.mark.parametrize("found", [("msda",), ("msda", "linear")], ids=" ".join)
+def test_the_rewritten_model_does_not_run_for_its_sizes(found, stacked, monkeypatch: pytest.MonkeyPatch):
+    """The proofs tell the sizes of new nodes."""
+    measured, run = [], onnx_session.run
+
+    def counted(model: onnx.ModelProto, *arguments):
+        measured.append(any(x.name.startswith("shape:") for x in model.graph.output))
+        return run(model, *arguments)
+
+    monkeypatch.setattr(onnx_session, "run", counted)
+    _, report = operate(stacked, only=found)
+    assert report.of("msda") and sum(measured) == 1

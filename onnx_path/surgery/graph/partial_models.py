@@ -27,12 +27,12 @@ def partial_model(
     nodes: dict[ir.Node, None] = {}  # in an order in which they can run
     pending = _producers(outputs, given)
     while pending:
-        missing = [x for x in _producers(_read(pending[-1]), given) if x not in nodes]
+        missing = [x for x in _producers(read_by(pending[-1]), given) if x not in nodes]
         if missing:
             pending += missing
         else:
             nodes[pending.pop()] = None
-    used = dict.fromkeys((*outputs, *(value for node in nodes for value in _read(node))))  # an ordered set
+    used = dict.fromkeys((*outputs, *(value for node in nodes for value in read_by(node))))  # an ordered set
     sources = [x for x in used if x not in given and x.producer() is None]
     constants = [x for x in sources if x.is_initializer()]
     others = [x.name for x in sources if not x.is_initializer()]
@@ -53,7 +53,7 @@ def _producers(values: Iterable[ir.Value], given: set[ir.Value]) -> list[ir.Node
     return [node for x in values if x not in given and (node := x.producer()) is not None]
 
 
-def _read(node: ir.Node) -> Iterator[ir.Value]:
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
     """Yields the tensors of the node's graph that it and its subgraphs read."""
     yield from (x for x in node.inputs if x is not None)
     for attribute in node.attributes.values():
