@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,8 @@ def operate(
     if target not in SURGERY_TARGETS:
         raise ArgumentError("target", f"expected one of {', '.join(SURGERY_TARGETS)}, got {target!r}")
     _check_kinds(only, target)
-    first = subject = prepare(model, folder, seed)
+    subject = prepare(model, folder, seed)
+    inputs, unknown = subject.inputs, subject.unknown
     result, replacements, misses, notes = model, [], [], []
     for finders in (FINDERS, LATER_FINDERS):
         wanted = [find for kind, find in finders.items() if kind in only]
@@ -85,15 +87,17 @@ def operate(
     already = sum(node.op_type in (*attention.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
     if not replacements:
         return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
-    if check and first.unknown:
+    if check and unknown:
         raise UnknownOperator(
-            f"onnxruntime does not know the operator {first.unknown[0]}, so the outputs cannot be "
+            f"onnxruntime does not know the operator {unknown[0]}, so the outputs cannot be "
             "compared; --no-check rewrites without"
         )
     error = None
     if check:
+        del subject, found
+        gc.collect()  # both hold graphs, which are cyclic, and copies of the weights
         disturbance = max(DISTURBANCE, *(one.error for one in replacements))
-        error, more = compare(model, result, first.inputs, folder, disturbance)
+        error, more = compare(model, result, inputs, folder, disturbance)
         notes += more
     if not function_body:
         del result.functions[:]

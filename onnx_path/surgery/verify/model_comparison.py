@@ -58,7 +58,7 @@ def compare(
     `MAGNIFICATION` times that effect is a rounding, unless it exceeds `LARGEST_OUTPUT_ROUNDING`.
 
     A selection between nearly equal scores magnifies without bound. If outputs differ, the rewritten model
-    runs again with the original's selections, and the scores are compared as well.
+    runs again with the original's selections, and the scores are compared as well. The original runs once.
 
     Args:
         before, after: the models, with weights outside them in `folder`.
@@ -73,15 +73,17 @@ def compare(
         onnx_session.CannotRun: onnxruntime cannot run one of the models.
     """
     names = [output.name for output in before.graph.output]
-    original = onnx_session.Session(before, folder)
-    expected = [original.run(tensors) for tensors in inputs]
+    selected = selections.common(before, after)
+    original = onnx_session.Session(selections.telling(before, selected), folder)
+    results = [original.run(tensors) for tensors in inputs]
+    notes = [onnx_session.STAND_IN] if original.stand_in else []
+    del original  # which holds the memory of its largest tensors
+    expected = [one[: len(names)] for one in results]
     try:
-        worst, notes = _judge(names, expected, after, inputs, folder, disturbance)
+        worst, more = _judge(names, expected, after, inputs, folder, disturbance)
     except OutputsDiffer:
-        selected = selections.common(before, after)
         if not selected:
             raise
-        results = _run(selections.telling(before, selected), inputs, folder)
         kept = len(names) + len(selected)
         expected = [one[:kept] for one in results]
         told = [
@@ -90,12 +92,12 @@ def compare(
         ]
         names += [f"{name}'s scores" for name in selected]
         after = selections.told(after, selected)
-        worst, notes = _judge(names, expected, after, told, folder, disturbance)
-        notes.append(
+        worst, more = _judge(names, expected, after, told, folder, disturbance)
+        more.append(
             "scores that are equal, or as large as a threshold, but for their last digits are selected "
             f"otherwise; outputs were compared with the original's selections: {', '.join(selected)}"
         )
-    return worst, [*notes, *([onnx_session.STAND_IN] if original.stand_in else [])]
+    return worst, [*more, *notes]
 
 
 def _run(
@@ -115,7 +117,7 @@ def _judge(
 ) -> tuple[float, list[str]]:
     """Checks that the outputs of `after` are the expected ones but for roundings; as `compare`.
 
-    The model runs once, and once more disturbed if outputs differ.
+    The model runs once, and once more disturbed if outputs differ so little that it could be a rounding.
     """
     actual = _run(after, inputs, folder)
 
@@ -123,23 +125,30 @@ def _judge(
     def disturbed_outputs() -> list[list[np.ndarray]]:
         return _run(disturbed(after, disturbance), inputs, folder)
 
-    worst = 0.0
+    pairs = [
+        (number, index, name, a, b)
+        for number, (one, other) in enumerate(zip(expected, actual, strict=True))
+        for index, (name, a, b) in enumerate(zip(names, one, other, strict=True))
+    ]
+    errors = []
+    for _, _, name, a, b in pairs:
+        if a.shape != b.shape:
+            raise OutputsDiffer(f"output {name}: shape {list(a.shape)} before, {list(b.shape)} after")
+        error = relative_error(a, b)
+        if not error <= LARGEST_OUTPUT_ROUNDING:  # spares the disturbed run
+            raise OutputsDiffer(_difference(name, a, b, error))
+        errors.append(error)
     notes = {}
-    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        for index, (name, a, b) in enumerate(zip(names, one, other, strict=True)):
-            if a.shape != b.shape:
-                raise OutputsDiffer(f"output {name}: shape {list(a.shape)} before, {list(b.shape)} after")
-            error = relative_error(a, b)
-            if not error <= TOLERANCE:
-                response = relative_error(b, disturbed_outputs()[number][index])
-                if not error <= min(MAGNIFICATION * response, LARGEST_OUTPUT_ROUNDING):
-                    raise OutputsDiffer(_difference(name, a, b, error))
-                notes[name] = (
-                    f"output {name} differs by {error:.1e} of its largest number, a rounding: the model "
-                    f"magnifies {disturbance:.0e} of its attentions' results to {response:.1e}"
-                )
-            worst = max(worst, error)
-    return worst, list(notes.values())
+    for (number, index, name, a, b), error in zip(pairs, errors, strict=True):
+        if error > TOLERANCE:
+            response = relative_error(b, disturbed_outputs()[number][index])
+            if not error <= MAGNIFICATION * response:
+                raise OutputsDiffer(_difference(name, a, b, error))
+            notes[name] = (
+                f"output {name} differs by {error:.1e} of its largest number, a rounding: the model "
+                f"magnifies {disturbance:.0e} of its attentions' results to {response:.1e}"
+            )
+    return max(errors, default=0.0), list(notes.values())
 
 
 def _difference(name: str, before: np.ndarray, after: np.ndarray, error: float) -> str:
