@@ -18,6 +18,7 @@ from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import Policy
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.surgery.graph.onnx_session import CPU
+from onnx_path.surgery.graph.traversal import is_op
 from onnx_path.tensorrt.written_out_linears import product_name, write_out_linears
 
 DEFAULT_METHODS = {"int8": "percentile", "fp8": "minmax"}
@@ -84,7 +85,10 @@ class Quantizer:
         raise_opset(self.model, OPSET)
         copy = ir.from_proto(self.model)
         # PyTorch's older exporter copies equal biases from one; TensorRT's INT8 kernels need constants.
-        ir.passes.common.IdentityEliminationPass()(copy)
+        for node in [node for node in copy.graph if is_op(node, "Identity")]:
+            if not node.outputs[0].is_graph_output():
+                ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+                copy.graph.remove(node, safe=True)
         fold_batch_norms(copy.graph)
         self.model = ir.to_proto(copy)
         write_out_linears(copy)

@@ -15,6 +15,9 @@ from PIL import Image
 
 from codetr.cli import main
 from codetr.detector.onnxruntime_backend import session_options
+from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies
+from onnx_path.nodes.domain import DOMAIN
+from onnx_path.opset import raise_opset
 from onnx_path.precision import convert_precision
 from onnx_path.quantization import ranges
 from onnx_path.quantization.batch_norms import fold_batch_norms
@@ -128,6 +131,37 @@ def test_file(precision: str, files, tmp_path):
     if precision == "fp8":  # with optimizations, unlike the session above
         session = onnxruntime.InferenceSession(out, session_options(precision))
         np.testing.assert_allclose(session.run(None, {"images": images})[0], other, atol=1e-6)
+
+
+def test_linear_node(files, tmp_path):
+    """The calibration runs the body of a node, whose branches pass a value through."""
+    model, photos = files
+    fused = network()
+    product, activation = (node for node in fused.graph.node if node.output[0] in ("k", "l"))
+    x, weight = product.input
+    numbers = {"activation": 2, "add_residual": 0, "multiply_mask": 0, "normalise": 0, "eps": 1e-5}
+    zeros, transposed = "up/zeros", "up/transposed"
+    array = onnx.numpy_helper.to_array(next(w for w in fused.graph.initializer if w.name == weight))
+    for name, values in ((zeros, np.zeros(48, np.float32)), (transposed, array.T.copy())):
+        fused.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    node = onnx.helper.make_node(
+        "Linear", [x, transposed, *[zeros] * 5], activation.output, domain=DOMAIN, name="fused", **numbers
+    )
+    place = list(fused.graph.node).index(product)
+    fused.graph.node.insert(place, node)
+    for old in (product, activation):
+        fused.graph.node.remove(old)
+    fused.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    raise_opset(fused, OPSET_VERSION)
+    add_function_bodies(fused)
+    onnx.save(fused, tmp_path / "fused.onnx")
+    out = tmp_path / "out.onnx"
+    assert run(tmp_path / "fused.onnx", out, photos, *COLOURS) == 0
+    layers = nodes_before(onnx.load(out), 0, "Conv", "MatMul")
+    assert list(layers.values()).count("DequantizeLinear") == 4
+    images = np.random.default_rng(2).standard_normal((1, 3, SIZE, SIZE)).astype(np.float32)
+    (one,), (other,) = (onnx_session.run(onnx.load(x), {"images": images}) for x in (model, out))
+    assert 1e-5 < np.abs(one - other).max() < 0.05
 
 
 def test_16_bits(files, tmp_path):
