@@ -117,6 +117,8 @@ FORMS = {
     (INT8, "pingpong_64x192"): (RESIDUAL,),
     (INT8, "pingpong_64x256"): (PRODUCT, MASKED, QUANTIZED),
     (INT8, "pingpong_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
+    (INT8, "cooperative_128x192"): (RESIDUAL,),
+    (INT8, "cooperative_256x128"): (PRODUCT, MASKED, QUANTIZED),
     (FP8, "pingpong_64x128"): (PRODUCT, MASKED, QUANTIZED),
     (FP8, "pingpong_64x192"): (RESIDUAL,),
     (FP8, "cooperative_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
@@ -254,21 +256,31 @@ def test_choice(eight_bits: torch.dtype) -> None:
         assert fastest((900, 256, 256), form) == "plain"
 
 
-# M, K, N, switches, and the kernel in INT8 and in FP8. The encoder's fc2 in INT8 takes 78 us with 128x128
-# on an H200, and 220 us with 64x192 on an H100.
+# M, K, N, activation, switches, and the kernel in INT8 and in FP8. The times in INT8 are those of
+# benchmarks/results/quantized_linear_forms_h100.txt, in us.
 BY_SIZE = [
-    ((73656, 2048, 256), RESIDUAL, "pingpong_128x128", "cooperative_128x128"),
-    ((73656, 256, 256), MASKED, "pingpong_128x128", "cooperative_128x128"),
-    ((55296, 768, 192), RESIDUAL, "pingpong_64x192", "pingpong_64x192"),
-    ((900, 2048, 256), RESIDUAL, "pingpong_64x192", "pingpong_64x192"),
-    ((864, 1536, 4608), PRODUCT, "pingpong_64x256", "pingpong_64x128"),
+    # 86, and 208 with 64x192
+    ((73656, 2048, 256), "none", RESIDUAL, "pingpong_128x128", "cooperative_128x128"),
+    # 24.7, and 24.3 with 256x128
+    ((73656, 256, 256), "none", MASKED, "pingpong_128x128", "cooperative_128x128"),
+    # 131, and 146 with 256x128
+    ((73656, 256, 2048), "relu", QUANTIZED, "pingpong_128x128", "cooperative_128x128"),
+    # 55, and 78 with 128x128
+    ((55296, 192, 768), "gelu", QUANTIZED, "cooperative_256x128", "cooperative_128x128"),
+    # 34.8, and 36.6 with 128x192
+    ((55296, 768, 192), "none", RESIDUAL, "pingpong_64x192", "pingpong_64x192"),
+    # 16.8, and 18.6 with 64x192
+    ((3456, 3072, 768), "none", RESIDUAL, "cooperative_128x192", "pingpong_64x192"),
+    ((900, 2048, 256), "none", RESIDUAL, "pingpong_64x192", "pingpong_64x192"),
+    # 13.4, and 22 with 256x128
+    ((864, 1536, 4608), "none", PRODUCT, "pingpong_64x256", "pingpong_64x128"),
 ]
 
 
-@pytest.mark.parametrize(("sizes", "switches", "int8", "fp8"), BY_SIZE, ids=str)
-def test_choice_by_size(sizes: tuple, switches: tuple, int8: str, fp8: str) -> None:
+@pytest.mark.parametrize(("sizes", "activation", "switches", "int8", "fp8"), BY_SIZE, ids=str)
+def test_choice_by_size(sizes: tuple, activation: str, switches: tuple, int8: str, fp8: str) -> None:
     emulator_or_skip()
-    fastest = functools.partial(emulated_kernels.fastest_quantized_linear, sizes, ("none", *switches))
+    fastest = functools.partial(emulated_kernels.fastest_quantized_linear, sizes, (activation, *switches))
     assert (fastest(INT8), fastest(FP8)) == (int8, fp8)
 
 

@@ -101,7 +101,8 @@ inline bool fits(const LinearForm& form, const LinearProblem& problem) {
 // H200 compute one tile each at a time. A tile takes time for its products, its loads and its
 // epilogue. `inputs` counts numbers of 16 bits; those of 8 bits take half the time.
 template <class Form>
-double estimate(const Form& form, int64_t rows, int64_t outputs, double inputs) {
+double estimate(const Form& form, int64_t rows, int64_t outputs, double inputs,
+                double mainloop_factor = 1, double epilogue_factor = 1) {
   const auto tiles = [](int64_t size, int64_t tile, int64_t cluster) {
     const int64_t clusters = (size + tile * cluster - 1) / (tile * cluster);
     return clusters * cluster;
@@ -112,7 +113,7 @@ double estimate(const Form& form, int64_t rows, int64_t outputs, double inputs) 
   const double products = form.rows * form.columns * inputs;
   const double loads = 80 * (form.rows + form.columns) * inputs;
   const double epilogue = 384 * form.rows * form.columns;
-  return waves * (products + loads + epilogue);
+  return waves * (mainloop_factor * (products + loads) + epilogue_factor * epilogue);
 }
 
 inline double estimate(const LinearForm& form, const LinearProblem& problem) {

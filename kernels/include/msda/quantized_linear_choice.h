@@ -21,12 +21,20 @@ enum class QuantizedLinearKernel : int32_t {
   kPingpong64x256,
   kPingpong128x128,
   kCooperative128x128,
+  kCooperative128x192,
+  kCooperative256x128,
 };
 
 inline constexpr QuantizedLinearKernel kQuantizedLinearKernels[] = {
-    QuantizedLinearKernel::kPlain,           QuantizedLinearKernel::kPingpong64x128,
-    QuantizedLinearKernel::kPingpong64x192,  QuantizedLinearKernel::kPingpong64x256,
-    QuantizedLinearKernel::kPingpong128x128, QuantizedLinearKernel::kCooperative128x128};
+    QuantizedLinearKernel::kPlain,
+    QuantizedLinearKernel::kPingpong64x128,
+    QuantizedLinearKernel::kPingpong64x192,
+    QuantizedLinearKernel::kPingpong64x256,
+    QuantizedLinearKernel::kPingpong128x128,
+    QuantizedLinearKernel::kCooperative128x128,
+    QuantizedLinearKernel::kCooperative128x192,
+    QuantizedLinearKernel::kCooperative256x128,
+};
 
 inline const char* name(QuantizedLinearKernel kernel) {
   switch (kernel) {
@@ -42,6 +50,10 @@ inline const char* name(QuantizedLinearKernel kernel) {
       return "pingpong_128x128";
     case QuantizedLinearKernel::kCooperative128x128:
       return "cooperative_128x128";
+    case QuantizedLinearKernel::kCooperative128x192:
+      return "cooperative_128x192";
+    case QuantizedLinearKernel::kCooperative256x128:
+      return "cooperative_256x128";
   }
   return "";
 }
@@ -61,16 +73,22 @@ struct QuantizedLinearForm {
   Ending ending;
 };
 
-// The tiles follow those of linear_choice.h, by analogy: no measurement has chosen them. A thread
-// has twice as many registers of sums for E4M3, see quantized_linear_sm90.cuh, so its tiles are
-// smaller.
+// The forms of int8 won a measurement on an H100 among 28, at the sizes of Swin-L and of Co-DETR
+// (kernels/lab/time_quantized_linear.py). A thread has twice as many registers of sums for E4M3, see
+// quantized_linear_sm90.cuh, so its tiles are smaller; they follow those of int8, by analogy.
 inline constexpr QuantizedLinearForm kQuantizedLinearForms[] = {
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 2, 1, EightBits::kInt8, Ending::kMasked},
     {QuantizedLinearKernel::kPingpong64x256, 64, 256, 1, 1, EightBits::kInt8, Ending::kMasked},
+    {QuantizedLinearKernel::kCooperative256x128, 256, 128, 1, 1, EightBits::kInt8,
+     Ending::kMasked},
     {QuantizedLinearKernel::kPingpong64x192, 64, 192, 1, 1, EightBits::kInt8, Ending::kResidual},
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 1, 1, EightBits::kInt8, Ending::kResidual},
+    {QuantizedLinearKernel::kCooperative128x192, 128, 192, 1, 1, EightBits::kInt8,
+     Ending::kResidual},
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 1, 2, EightBits::kInt8, Ending::kQuantized},
     {QuantizedLinearKernel::kPingpong64x256, 64, 256, 1, 1, EightBits::kInt8, Ending::kQuantized},
+    {QuantizedLinearKernel::kCooperative256x128, 256, 128, 1, 2, EightBits::kInt8,
+     Ending::kQuantized},
     {QuantizedLinearKernel::kPingpong64x128, 64, 128, 2, 1, EightBits::kFloat8, Ending::kMasked},
     {QuantizedLinearKernel::kCooperative128x128, 128, 128, 2, 1, EightBits::kFloat8,
      Ending::kMasked},
@@ -82,6 +100,12 @@ inline constexpr QuantizedLinearForm kQuantizedLinearForms[] = {
      Ending::kQuantized},
 };
 
+inline constexpr bool is_cooperative(QuantizedLinearKernel kernel) {
+  return kernel == QuantizedLinearKernel::kCooperative128x128 ||
+         kernel == QuantizedLinearKernel::kCooperative128x192 ||
+         kernel == QuantizedLinearKernel::kCooperative256x128;
+}
+
 inline bool fits(const QuantizedLinearForm& form, const QuantizedLinearProblem& problem) {
   if (form.input_type != problem.input_type) return false;
   if (form.ending == Ending::kQuantized) {
@@ -91,8 +115,16 @@ inline bool fits(const QuantizedLinearForm& form, const QuantizedLinearProblem& 
          !(problem.residual && problem.masked);
 }
 
+// Both warp groups of a cooperative kernel run the epilogue of a tile, and multiply nothing meanwhile.
+// In a pingpong kernel one warp group at a time runs an epilogue. Both warp groups gain most where
+// the epilogue has a GELU or stores 16 bits. The factors fit the measurement above.
 inline double estimate(const QuantizedLinearForm& form, const QuantizedLinearProblem& problem) {
-  return estimate(form, problem.rows, problem.outputs, problem.inputs / 2.0);
+  const double inputs = problem.inputs / 2.0;
+  if (form.input_type == EightBits::kFloat8 || !is_cooperative(form.kernel)) {
+    return estimate(form, problem.rows, problem.outputs, inputs);
+  }
+  const bool is_short = problem.quantized_output && problem.activation != Activation::kGelu;
+  return estimate(form, problem.rows, problem.outputs, inputs, 1.3, is_short ? 1 : 0.75);
 }
 
 // Returns the form of a problem with the least estimated time, or null where no form fits.

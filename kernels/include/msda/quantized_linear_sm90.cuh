@@ -54,7 +54,7 @@ template <class Q, class T, size_t kIndex>
 struct QuantizedLinearLayer {
   static constexpr QuantizedLinearForm kForm = kQuantizedLinearForms[kIndex];
   static constexpr Ending kEnding = kForm.ending;
-  static constexpr bool kCooperative = kForm.kernel == QuantizedLinearKernel::kCooperative128x128;
+  static constexpr bool kCooperative = is_cooperative(kForm.kernel);
   using In = Q;
   using Sum = std::conditional_t<std::is_same_v<Q, int8_t>, int32_t, float>;
   using Residual = std::conditional_t<kEnding == Ending::kResidual, T, void>;
