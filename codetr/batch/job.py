@@ -134,7 +134,8 @@ def _write(
 
     from codetr.batch.find_objects import FindObjects
 
-    pictures = source.read()
+    rows = -(-_CALL_ROWS // batch) * batch
+    pictures = source.read(rows)
     pictures.context.enable_progress_bars = sys.stderr.isatty()
     pictures.context.checkpoint_config = CheckpointConfig(
         source.id_column,
@@ -145,7 +146,7 @@ def _write(
     found = pictures.map_batches(
         step or FindObjects,
         fn_constructor_args=(network, options, batch, source.id_column, source.bytes_column),
-        batch_size=-(-_CALL_ROWS // batch) * batch,
+        batch_size=rows,
         batch_format="pyarrow",
         # An actor takes no core from Ray's count: reading and writing must go on beside it on few cores.
         num_cpus=0,

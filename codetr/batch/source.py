@@ -142,11 +142,18 @@ class Source:
             return self
         return replace(self, paths=[path for path in self.paths if path not in done])
 
-    def read(self) -> Any:
-        """Returns a `ray.data.Dataset` with the two columns."""
+    def read(self, rows: int) -> Any:
+        """Returns a `ray.data.Dataset` with the two columns.
+
+        Args:
+            rows: pictures that a task reads. Ray's own number is no multiple of the network's batch.
+        """
         import ray
 
         if self.parquet:
             columns = [self.id_column, self.bytes_column]
             return ray.data.read_parquet(self.paths, filesystem=self.filesystem, columns=columns)
-        return ray.data.read_binary_files(self.paths, filesystem=self.filesystem, include_paths=True)
+        tasks = -(-len(self.paths) // rows)
+        return ray.data.read_binary_files(
+            self.paths, filesystem=self.filesystem, include_paths=True, override_num_blocks=tasks
+        )

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from codetr.batch.source import BYTES, PATH, Place, Source
 from codetr.cli.app import main
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions, for_ray, ray_gpus
@@ -28,6 +29,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
 find_objects = pytest.importorskip("codetr.batch.find_objects")
+job = pytest.importorskip("codetr.batch.job")
 FindObjects, _views = find_objects.FindObjects, find_objects._views
 
 
@@ -149,6 +151,27 @@ def test_tables_take_turns():
     assert not begun and [*first] == ["b"]
     other.join(10)
     assert begun == ["c", "d"]
+
+
+def test_tables_fill_runs_of_the_network(tmp_path):
+    """No run of the network lacks pictures, though Ray itself would read 400 files in 200 tasks."""
+    write_pictures(tmp_path / "photos", 400)
+    folder = str(tmp_path)
+
+    class Recorded(FindObjects):
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def __call__(self, table: pa.Table) -> pa.Table:
+            Path(folder, f"rows_{secrets.token_hex(8)}").write_text(str(len(table)))
+            empty = pa.Table.from_pylist([{}] * len(table), find_objects.COLUMNS)
+            return empty.add_column(0, PATH, table[PATH].combine_chunks())
+
+    places = Place.parse("SOURCE", f"{folder}/photos"), Place.parse("OUT", f"{folder}/out")
+    with job.ray_session(None):
+        source = Source.find(places[0], PATH, BYTES)
+        job.run_job(source, places[1], NetworkOptions(), {}, batch=80, part_rows=1000, step=Recorded)
+    assert [int(path.read_text()) for path in tmp_path.glob("rows_*")] == [80] * 5
 
 
 def test_killed_twice_and_resumed(network, cluster, tmp_path):
