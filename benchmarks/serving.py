@@ -46,6 +46,7 @@ def measure_serving(
     malformed: NonNegativeInt = 500,
     batch: PositiveInt = 8,
     replicas: PositiveInt = 1,
+    gateways: PositiveInt | None = None,
     kill: bool = False,
     deadline: PositiveFloat = 10.0,
     port: int = 8765,
@@ -71,7 +72,7 @@ def measure_serving(
         requests: least number of requests of the run, which then takes longer.
         malformed: number of malformed requests; 0 for none.
         batch: pictures in one run of the network.
-        replicas: see `codetr serve`.
+        replicas, gateways: see `codetr serve`.
         kill: kill a replica under load.
         deadline: see `codetr serve`.
         port: port of the server.
@@ -83,6 +84,7 @@ def measure_serving(
         alone, description = _pipeline(network, files, batch)
         result.add(*_named("pipeline", alone))
         options = [*_words(network), "--port", str(port), "--batch", str(batch), "--replicas", str(replicas)]
+        options += [] if gateways is None else ["--gateways", str(gateways)]
         options += ["--queue", str(2 * clients + 16), "--deadline", str(deadline)]
         with _server(options, Path(scratch, "log.txt")) as server:
             load = Load(f"http://127.0.0.1:{port}", [file.read_bytes() for file in files], server)
@@ -96,7 +98,8 @@ def measure_serving(
             if kill:
                 row = asyncio.run(load.run_beside_kill(clients, max(5.0, seconds / 4)))
                 result.add(*_named("a replica killed", row))
-    facts = {"clients": clients, "batch": batch, "replicas": replicas, "distinct": len(files)}
+    facts = {"clients": clients, "batch": batch, "replicas": replicas, "gateways": gateways or replicas}
+    facts["distinct"] = len(files)
     result.write(network=description, **facts)
     print(f"wrote {result.path}")
     return 0

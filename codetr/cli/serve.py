@@ -55,6 +55,7 @@ def serve(
     batch: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
     wait_ms: Annotated[NonNegativeFloat, Parameter(metavar="MS")] = 2.0,
     replicas: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
+    gateways: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
     print_config: bool = False,
     network: NetworkOptions = _NETWORK,
     limits: Limits = _LIMITS,
@@ -78,6 +79,7 @@ def serve(
         batch: pictures in one run of the network. Default: the largest that an exported file takes, else 8.
         wait_ms: milliseconds that an incomplete batch waits for more pictures.
         replicas: processes that run the network. Default: one for each GPU.
+        gateways: processes that take requests and write answers. Default: one for each replica.
         print_config: print the configuration for `serve deploy` of a Ray cluster, and serve nothing.
     """
     network = for_ray(network)
@@ -88,6 +90,7 @@ def serve(
         batch=batch,
         wait_ms=wait_ms,
         replicas=replicas or 1,
+        gateways=gateways,
         gpu=network.engine is not None or network.device == "cuda",
         api_key_file=None if api_key_file is None else api_key_file.resolve(),
     )

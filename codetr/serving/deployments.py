@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import re
 import time
@@ -33,6 +34,7 @@ from codetr.serving.web import Admission, ReplicaLost, make_app
 GATEWAY_REQUESTS = 1024
 """Requests that a gateway works on, those that still arrive among them."""
 _BATCH = 8
+_CALLS = 2 * CONTEXTS  # of a gateway to a replica, so that the network never waits for the next one
 _BOUNDARIES_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000]
 _BATCH_BOUNDARIES = [1, 2, 4, 8, 16, 32, 64]
 _BLACK = np.zeros((480, 640, 3), np.uint8)
@@ -91,10 +93,15 @@ class Network:
         for _ in range(self._contexts.count):  # warm-up of each
             self._contexts.detect([_BLACK] * self._batch)
 
-    async def detect(self, image: ImageFile, threshold: float) -> Detections | ImageError:
-        """Detects objects in an image. A damaged image returns its error, and never enters a batch."""
+    async def detect(
+        self, images: Sequence[ImageFile], thresholds: Sequence[float]
+    ) -> list[Detections | ImageError]:
+        """Detects objects in images. A damaged image gets its error, and never enters a batch."""
         if not self._workers:
             self._workers = [asyncio.create_task(self._run_batches()) for _ in range(self._contexts.count)]
+        return await asyncio.gather(*map(self._detect_one, images, thresholds))
+
+    async def _detect_one(self, image: ImageFile, threshold: float) -> Detections | ImageError:
         arrived = time.perf_counter()
         async with self._slots:
             waited = time.perf_counter() - arrived
@@ -175,8 +182,9 @@ class Gateway:
 
     def __init__(self, settings: Settings, network: DeploymentHandle) -> None:
         self._images = Gauge("codetr_accepted_images", "Images that wait or run, of a gateway.")
-        self._settings, self._replicas = settings, _RayReplicas(network)
-        self._admission = Admission(settings.limits.queue, self._images.set)
+        self._settings, self._replicas = settings, RayReplicas(network, settings.replicas)
+        share = -(-settings.limits.queue * settings.replicas // _gateways(settings))
+        self._admission = Admission(max(share, settings.limits.max_images), self._images.set)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings, times = self._settings, _stage_times()
@@ -199,21 +207,74 @@ class Gateway:
         await self._admission.drain(2 * self._settings.limits.deadline)
 
 
-class _RayReplicas:
-    """The deployment `Network`, see `codetr.serving.web.Replicas`."""
+class _Wanted(NamedTuple):
+    """An image, and the future of what is found in it."""
 
-    def __init__(self, network: DeploymentHandle) -> None:
+    image: ImageFile
+    threshold: float
+    found: asyncio.Future[Detections | ImageError]
+
+
+class RayReplicas:
+    """The deployment `Network`, see `codetr.serving.web.Replicas`.
+
+    A call costs each of both processes more than a millisecond of Python. Images that arrive while calls run
+    share the next one.
+    """
+
+    def __init__(self, network: DeploymentHandle, replicas: int) -> None:
         self._network = network
+        self._idle = _CALLS * replicas  # calls that may begin
+        self._waiting: collections.deque[_Wanted] = collections.deque()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._app_name = serve.get_replica_context().app_name
 
     async def detect(self, image: ImageFile, threshold: float) -> Detections | ImageError:
+        one = _Wanted(image, threshold, asyncio.get_running_loop().create_future())
+        self._waiting.append(one)
+        if self._idle:
+            self._idle -= 1
+            task = asyncio.create_task(self._call_while_images_wait())
+            self._tasks.add(task)  # the loop itself keeps no reference
+            task.add_done_callback(self._tasks.discard)
+        return await one.found
+
+    async def _call_while_images_wait(self) -> None:
+        while self._waiting:
+            images = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            if images := [one for one in images if not one.found.cancelled()]:
+                await self._call(images)
+        self._idle += 1
+
+    async def _call(self, images: Sequence[_Wanted]) -> None:
+        try:
+            results = await self._results(images)
+        except Exception as error:
+            for one in images:
+                if not one.found.done():
+                    one.found.set_exception(error)
+            return
+        for one, found in zip(images, results):
+            if not one.found.done():
+                one.found.set_result(found)
+
+    async def _results(self, images: Sequence[_Wanted]) -> list[Detections | ImageError]:
+        """Returns the results, none if all requests are cancelled, as by their deadlines."""
         for _ in range(2):
-            response = self._network.detect.remote(image, threshold)
+            response = self._network.detect.remote(
+                [one.image for one in images], [one.threshold for one in images]
+            )
+
+            def cancel(_: object, response: Any = response) -> None:
+                if all(one.found.cancelled() for one in images):
+                    response.cancel()
+
+            for one in images:
+                one.found.add_done_callback(cancel)
             try:
                 return await response
-            except asyncio.CancelledError:  # by the deadline
-                response.cancel()
-                raise
+            except asyncio.CancelledError:
+                return []
             except (RayActorError, ReplicaUnavailableError) as error:
                 lost = error
         raise ReplicaLost("the processes that worked on the image ended") from lost
@@ -232,7 +293,7 @@ class _RayReplicas:
 
 
 def bind(settings: Settings) -> serve.Application:
-    """Returns the application: a gateway for each replica of the network."""
+    """Returns the application."""
     limits = settings.limits
     network = Network.options(
         num_replicas=settings.replicas,
@@ -243,7 +304,7 @@ def bind(settings: Settings) -> serve.Application:
         ray_actor_options={"num_cpus": 0, "num_gpus": int(settings.gpu)},
     )
     gateway = Gateway.options(
-        num_replicas=settings.replicas,
+        num_replicas=_gateways(settings),
         max_ongoing_requests=GATEWAY_REQUESTS,
         max_constructor_retry_count=1,
         graceful_shutdown_wait_loop_s=0.2,
@@ -251,6 +312,10 @@ def bind(settings: Settings) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
     )
     return gateway.bind(settings, network.bind(settings))
+
+
+def _gateways(settings: Settings) -> int:
+    return settings.gateways or settings.replicas
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:

@@ -48,6 +48,7 @@ class Settings:
         batch: pictures in one run of the network. Default: what an exported file allows, else 8.
         wait_ms: milliseconds that an incomplete batch waits for more pictures.
         replicas: processes with a network, one on each GPU.
+        gateways: processes that take requests. Default: as many.
         gpu: whether each replica takes a GPU.
         api_key_file: text file of accepted keys, one a line. Default: no key is needed.
     """
@@ -59,6 +60,7 @@ class Settings:
     batch: int | None = None
     wait_ms: float = 2.0
     replicas: int = 1
+    gateways: int | None = None
     gpu: bool = False
     api_key_file: Path | None = None
 

@@ -123,7 +123,7 @@ def test_printed_configuration(tmp_path, monkeypatch, capsys):
 
 
 def test_settings_survive_json():
-    settings = Settings(limits=Limits(queue=99), batch=3, gpu=True, replicas=2)
+    settings = Settings(limits=Limits(queue=99), batch=3, gpu=True, replicas=2, gateways=3)
     assert Settings.from_json(settings.to_json()) == settings
     with pytest.raises(ValueError, match="queues"):
         Settings.from_json({"limits": {"queue": 20}, "queues": 1})
