@@ -62,8 +62,9 @@ TOLERANCES = {("omdet_turbo", "int8"): 0.15, ("d_fine", "int8"): 0.15}
 """Where engines differ more than `codetr compare` allows, because every rounding decides other roundings.
 
 In onnxruntime, the scores of OmDet-Turbo's INT8 file move by 0.09 if its image changes by 1e-6. Those of the
-float32 file move by 1e-6, and differ from the INT8 file's by 0.09. The logits of D-FINE's INT8 file move by 0.13
-if its image changes by 1e-4 and its selections stay, those of the float32 file by 0.001. The weights are random.
+float32 file move by 1e-6, and differ from the INT8 file's by 0.09. The logits of D-FINE's INT8 file move by
+0.13 if its image changes by 1e-4 and its selections stay, those of the float32 file by 0.001. The weights are
+random.
 """
 
 

@@ -1,4 +1,4 @@
-"""The batches of a replica of `codetr serve` and the calls of a gateway, in this process and without Ray's."""
+"""The batches of a replica of `codetr serve`, and the calls of a gateway, without Ray's processes."""
 
 from __future__ import annotations
 
@@ -101,9 +101,7 @@ def test_errors_and_cancelled_requests(replica, backend):
         dropped.cancel()
         assert [one.height for one in await asyncio.gather(running, kept)] == [20, 22]
         backend.fails = True
-        failed = await asyncio.gather(
-            *(detect(replica, picture(i)) for i in (3, 4)), return_exceptions=True
-        )
+        failed = await asyncio.gather(*(detect(replica, picture(i)) for i in (3, 4)), return_exceptions=True)
         assert list(map(str, failed)) == ["the GPU is lost"] * 2
         backend.fails = False
         await replica.check_health()
@@ -152,7 +150,7 @@ async def begin(replicas, names: str) -> list[asyncio.Task]:
 
 
 def test_images_share_calls(replicas, calls):
-    """An image that arrives alone waits for nothing. Images that arrive while four calls run share the next."""
+    """An image alone waits for nothing. Images that arrive while four calls run share the next."""
 
     async def run():
         tasks = [task for name in "abcd" for task in await begin(replicas, name)]

@@ -74,13 +74,12 @@ struct QuantizedLinearForm {
 };
 
 // The forms of int8 won a measurement on an H100 among 28, at the sizes of Swin-L and of Co-DETR
-// (kernels/lab/time_quantized_linear.py). A thread has twice as many registers of sums for E4M3, see
-// quantized_linear_sm90.cuh, so its tiles are smaller; they follow those of int8, by analogy.
+// (kernels/lab/time_quantized_linear.py). A thread has twice as many registers of sums for E4M3,
+// see quantized_linear_sm90.cuh, so its tiles are smaller; they follow those of int8, by analogy.
 inline constexpr QuantizedLinearForm kQuantizedLinearForms[] = {
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 2, 1, EightBits::kInt8, Ending::kMasked},
     {QuantizedLinearKernel::kPingpong64x256, 64, 256, 1, 1, EightBits::kInt8, Ending::kMasked},
-    {QuantizedLinearKernel::kCooperative256x128, 256, 128, 1, 1, EightBits::kInt8,
-     Ending::kMasked},
+    {QuantizedLinearKernel::kCooperative256x128, 256, 128, 1, 1, EightBits::kInt8, Ending::kMasked},
     {QuantizedLinearKernel::kPingpong64x192, 64, 192, 1, 1, EightBits::kInt8, Ending::kResidual},
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 1, 1, EightBits::kInt8, Ending::kResidual},
     {QuantizedLinearKernel::kCooperative128x192, 128, 192, 1, 1, EightBits::kInt8,
@@ -115,9 +114,9 @@ inline bool fits(const QuantizedLinearForm& form, const QuantizedLinearProblem& 
          !(problem.residual && problem.masked);
 }
 
-// Both warp groups of a cooperative kernel run the epilogue of a tile, and multiply nothing meanwhile.
-// In a pingpong kernel one warp group at a time runs an epilogue. Both warp groups gain most where
-// the epilogue has a GELU or stores 16 bits. The factors fit the measurement above.
+// Both warp groups of a cooperative kernel run the epilogue of a tile, and multiply nothing
+// meanwhile. In a pingpong kernel one warp group at a time runs an epilogue. Both warp groups gain
+// most where the epilogue has a GELU or stores 16 bits. The factors fit the measurement above.
 inline double estimate(const QuantizedLinearForm& form, const QuantizedLinearProblem& problem) {
   const double inputs = problem.inputs / 2.0;
   if (form.input_type == EightBits::kFloat8 || !is_cooperative(form.kernel)) {
