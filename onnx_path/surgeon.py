@@ -99,8 +99,8 @@ def surgeon(
     except OutputsDiffer as error:
         raise OutputsDiffer(f"{out} is not written: {error}") from error
     if expect not in (None, (attentions := len(report.of("msda")))):
-        found = f"{attentions} replaced, expected {expect}{_already(report)}"
-        why = f"; kept {report.near_misses[0]}" if report.near_misses else ""
+        found = f"{attentions} MSDA replaced, expected {expect}{_already(report)}"
+        why = next((f"; kept {miss}" for miss in report.near_misses if miss.kind == "msda"), "")
         raise ValueError(f"{out} is not written: {found}{why}")
     model_files.save(result, out, model)
     if json is not None:

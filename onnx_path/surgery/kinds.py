@@ -92,7 +92,7 @@ def _find_attentions(subject: Subject, found: Found, options: Options) -> None:
             draft, replacement, note = _verified_attention(subject, regions, options)
         except REFUSALS as error:
             named = regions[0].samplers if regions[0].reason else regions[0].samplers[:1]
-            found.misses += [NearMiss(sampler.name, str(error)) for sampler in named]
+            found.misses += [NearMiss("msda", sampler.name, str(error)) for sampler in named]
         else:
             found.verified.append((draft, replacement))
             found.notes += [note] if note else []
@@ -154,7 +154,7 @@ def _find_masks(subject: Subject, found: Found, options: Options) -> None:
         replacement = partial(MaskReplacement, inputs=inputs, outputs=outputs)
         return draft_mask(masked, subject.probes), replacement
 
-    _verify_each(subject, found, masking_nodes([*already, *values]), drafted)
+    _verify_each("padding-mask", subject, found, masking_nodes([*already, *values]), drafted)
 
 
 # Window attention
@@ -170,7 +170,7 @@ def _find_windows(subject: Subject, found: Found, options: Options) -> None:
             draft, replacement = _verified_windows(subject, windows)
         except REFUSALS as error:
             if recognised or is_cut(softmax, subject.probes[0]):
-                found.misses.append(NearMiss(name, str(error)))
+                found.misses.append(NearMiss("window-attention", name, str(error)))
         else:
             found.verified.append((draft, replacement))
             ends.add(draft.end)
@@ -215,7 +215,7 @@ def _find_group_norms(subject: Subject, found: Found, options: Options) -> None:
         replacement = partial(GroupNormReplacement, num_groups=norm.num_groups, channels=len(norm.weight))
         return draft_group_norm(norm, subject.probes), replacement
 
-    _verify_each(subject, found, maps, drafted)
+    _verify_each("group-norm", subject, found, maps, drafted)
 
 
 # Linear layers with what follows them
@@ -239,7 +239,7 @@ def _find_linears(subject: Subject, found: Found, options: Options) -> None:
         )
         return draft_linear(linear, subject.probes), replacement
 
-    _verify_each(subject, found, matrix_products(subject.model.graph, subject.probes[0]), drafted)
+    _verify_each("linear", subject, found, matrix_products(subject.model.graph, subject.probes[0]), drafted)
 
 
 Finder = Callable[[Subject, Found, Options], None]
@@ -265,6 +265,7 @@ _Drafted = tuple[Draft, Callable[..., Any]]
 
 
 def _verify_each(
+    kind: Kind,
     subject: Subject,
     found: Found,
     nodes: Iterable[ir.Node],
@@ -273,6 +274,7 @@ def _verify_each(
     """Drafts and proves a replacement for each node.
 
     Args:
+        kind: of the replacements.
         nodes: each tells a place that may be replaced.
         drafted: drafts a node's replacement, or returns None for no near miss. Gets the node and the results
             of the verified replacements before. The part of the report lacks output and error.
@@ -285,7 +287,7 @@ def _verify_each(
             draft, replacement = made
             error = _proven(subject, draft)
         except REFUSALS as reason:
-            found.misses.append(NearMiss(node.name or node.outputs[0].name, str(reason)))
+            found.misses.append(NearMiss(kind, node.name or node.outputs[0].name, str(reason)))
         else:
             found.verified.append((draft, replacement(output=draft.end.name, error=error)))
             ends.add(draft.end)

@@ -18,6 +18,7 @@ from onnx_path.surgeon import main
 from onnx_path.surgery.rewrite.function_bodies import NVIDIA
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import attention_layers as layers
+from tests.onnx import window_layers
 from tests.onnx.surgery_checks import Function, export, operators, run
 
 ONE = "MultiScaleDeformableAttention, 3 levels, 2 points, 2 heads x 4 channels (GridSample)"
@@ -71,13 +72,18 @@ def test_a_model_without_attention_is_copied(tmp_path: Path, capsys: pytest.Capt
 def test_another_number_than_expected_fails(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     out = tmp_path / "new" / "out.onnx"
     assert surgeon(file, out, "--expect", "6", "--json", tmp_path / "report.json") == 1
-    assert capsys.readouterr().err.endswith(f"{out} is not written: 1 replaced, expected 6\n")
+    assert capsys.readouterr().err.endswith(f"{out} is not written: 1 MSDA replaced, expected 6\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
 
     module = Function(lambda features, places: F.grid_sample(features, places).sigmoid())
     export(module, {"features": torch.randn(2, 4, 6, 8), "places": torch.rand(2, 5, 1, 2)}, file)
     assert surgeon(file, out, "--expect", "1") == 1
-    assert "0 replaced, expected 1; kept /GridSample" in capsys.readouterr().err
+    assert "0 MSDA replaced, expected 1; kept /GridSample" in capsys.readouterr().err
+
+    way = window_layers.Way(window_size=6)  # a near miss, but none of MSDA
+    export(window_layers.WindowBlock(way, 15, 22), window_layers.inputs(way, 15, 22), file)
+    assert surgeon(file, out, "--expect", "1") == 1
+    assert capsys.readouterr().err.endswith("0 MSDA replaced, expected 1\n")
 
 
 @pytest.mark.parametrize("folder", [".", "elsewhere"])

@@ -71,7 +71,7 @@ def find_samplers(
             try:
                 sampler = _grid_sample(node, probes)
             except NotAttention as error:
-                misses.append(NearMiss(node.name or node.outputs[0].name, str(error)))
+                misses.append(NearMiss("msda", node.name or node.outputs[0].name, str(error)))
         elif node in by_gathers:
             sampler = _proven(*by_gathers[node], probes, seed)
         if sampler is not None:

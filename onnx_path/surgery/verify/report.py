@@ -147,11 +147,13 @@ class NearMiss:
     """Nodes that look like something to replace and stay as they are.
 
     Attributes:
+        kind: what they look like.
         node: the first node that samples, the Where of a mask, the Softmax of the windows, the node that
             normalises, or the product of a linear layer.
         reason: why they stay.
     """
 
+    kind: Kind
     node: str
     reason: str
 
