@@ -59,7 +59,7 @@ def measure_quantization(
     ```
     python -m tests.onnx.zoo_files zoo
     python -m tests.onnx.zoo_files zoo --batch 8
-    for file in zoo/*.onnx; do codetr surgeon $file operators/${file##*/}; done
+    for file in zoo/*.onnx; do codetr surgeon $file operators/${file##*/} --only msda window-attention; done
     python -m benchmarks.quantization operators/*.onnx --data photos --jobs 4
     ```
 

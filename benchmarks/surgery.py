@@ -47,7 +47,7 @@ def measure_surgery(
 
     Args:
         files: models with static shapes.
-        only: what the surgeon replaces, as in `codetr surgeon`.
+        only: the kinds that the surgeon replaces.
         precision: precision of the engines.
         iterations: samples of each measurement.
         seconds: limit of one build.
