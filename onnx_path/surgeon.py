@@ -1,4 +1,4 @@
-"""`python -m onnx_path.surgeon`: replaces decomposed MSDA, and on request what is near it, by one node each.
+"""`python -m onnx_path.surgeon`: replaces MSDA, window attention and what is near them by one node each.
 
 Exporters write MSDA as dozens of GridSample, Slice, Transpose and Reshape nodes, and the window attention of
 Swin Transformers as dozens of others. The surgeon finds them by what they compute, not by their names.
@@ -48,7 +48,7 @@ def surgeon(
     /,
     *,
     target: Literal["msda", "nvidia"] = "msda",
-    only: Annotated[tuple[Kind, ...], Parameter(consume_multiple=True)] = ("msda",),
+    only: Annotated[tuple[Kind, ...] | None, Parameter(consume_multiple=True)] = None,
     no_check: bool = False,
     no_function_body: bool = False,
     no_fuse: bool = False,
@@ -56,7 +56,7 @@ def surgeon(
     seed: int = 0,
     json: OutputFile | None = None,
 ) -> int:
-    """Replace decomposed MSDA, and on request what is near it, in an ONNX file by one node each.
+    """Replace MSDA, window attention and what is near them in an ONNX file by one node each.
 
     Onnxruntime proves every replacement on random numbers, and compares the outputs of both files.
 
@@ -67,10 +67,11 @@ def surgeon(
         model: file to read.
         out: file to write, another than MODEL.
         target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
-        only: replace only these; padding-mask needs msda, or a file that has its nodes already.
+        only: replace only these; padding-mask needs msda, or a file that has its nodes already. Default: msda
+            and window-attention, and linear if a window attention was replaced. NVIDIA's target: msda.
         no_check: write without comparing the outputs of both files.
         no_function_body: leave out the standard operators that let any runtime run the nodes.
-        no_fuse: leave softmax and locations outside the nodes.
+        no_fuse: leave softmax and locations outside the MSDA nodes.
         expect: write nothing unless so many MSDA were replaced.
         seed: seed of the random numbers.
         json: write the report to this file.

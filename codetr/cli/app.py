@@ -23,7 +23,7 @@ COMMANDS = (
     (PICTURES, "evaluate", "codetr.cli.evaluate:evaluate", "Compute COCO's average precision on a dataset."),
     (PICTURES, "dataset", "codetr.cli.dataset:app", "Arrange downloaded datasets."),
     (FILES, "export", "codetr.cli.export:export", "Export a detector as ONNX file and TensorRT engine."),
-    (FILES, "surgeon", "onnx_path.surgeon:surgeon", "Replace the MSDA of any DETR's ONNX file by one node."),
+    (FILES, "surgeon", "onnx_path.surgeon:surgeon", "Replace MSDA and window attention by one node each."),
     (FILES, "quantize", "onnx_path.quantize:quantize", "Quantise any DETR's ONNX file to INT8 or FP8."),
     (FILES, "build", "onnx_path.build:build", "Build a TensorRT engine of an ONNX file."),
     (FILES, "compare", "onnx_path.compare:compare", "Compare an engine with its ONNX file, layer by layer."),

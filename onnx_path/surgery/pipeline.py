@@ -34,21 +34,22 @@ def operate(
     model: onnx.ModelProto,
     *,
     target: str = "msda",
-    only: Sequence[Kind] = ("msda",),
+    only: Sequence[Kind] | None = None,
     fuse: bool = True,
     function_body: bool = True,
     check: bool = True,
     seed: int = 0,
     folder: Path | None = None,
 ) -> tuple[onnx.ModelProto, SurgeryReport]:
-    """Replaces decomposed multi-scale deformable attention and what is near it in a model by one node each.
+    """Replaces decomposed MSDA, window attention and what is near them in a model by one node each.
 
     Args:
         model: the model, which is not changed. Its weights may lie in other files
             (`onnx.load(..., load_external_data=False)`), as they must beyond 2 GB.
         target: "msda" writes nodes of our plugin, "nvidia" nodes of MultiscaleDeformableAttnPlugin_TRT.
             NVIDIA has plugins of MSDA only.
-        only: the kinds to replace.
+        only: the kinds to replace. Default: "msda" and "window-attention", and "linear" if a window attention
+            was replaced. The target "nvidia" has the default "msda".
         fuse: write FusedMultiScaleDeformableAttention where softmax and locations in front of the attention
             are as that operator computes them. The target "nvidia" has no such node.
         function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
@@ -67,12 +68,13 @@ def operate(
     """
     if target not in SURGERY_TARGETS:
         raise ArgumentError("target", f"expected one of {', '.join(SURGERY_TARGETS)}, got {target!r}")
-    _check_kinds(only, target)
+    _check_kinds(only or (), target)
     subject = prepare(model, folder, seed)
     inputs, unknown = subject.inputs, subject.unknown
     result, replacements, misses, notes = model, [], [], []
     for finders in (FINDERS, LATER_FINDERS):
-        wanted = [find for kind, find in finders.items() if kind in only]
+        kinds = _default_kinds(target, replacements) if only is None else only
+        wanted = [find for kind, find in finders.items() if kind in kinds]
         if wanted and replacements:
             subject = prepare(result, folder, seed, subject)
         found = Found()
@@ -120,6 +122,19 @@ def _check_kinds(only: Sequence[str], target: str) -> None:
             raise ArgumentError("only", f"expected some of {', '.join(known)}, got {name!r}")
         if target != "msda" and name != "msda":
             raise ArgumentError("only", f"expected msda for the target {target}, got {name!r}")
+
+
+def _default_kinds(target: str, replacements: Sequence[Replacement]) -> Sequence[Kind]:
+    """Returns the kinds to replace by default. "linear" is measured only in files with window attention.
+
+    Args:
+        target: as for `operate`.
+        replacements: those made so far.
+    """
+    if target != "msda":
+        return ("msda",)
+    windows = any(one.kind == "window-attention" for one in replacements)
+    return ("msda", "window-attention", "linear") if windows else ("msda", "window-attention")
 
 
 def _rewritten(subject: Subject, found: Found, target: str) -> tuple[onnx.ModelProto, list[Replacement]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -322,6 +323,21 @@ def test_other_numbers_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 # Options
+
+
+def test_the_default_has_linear_layers_beside_window_attention(zoo_folder: Path, few_rows):
+    SWINS["swin_torchvision"].require()
+    _, report = pipeline.operate(export_swin("swin_torchvision", zoo_folder))
+    kinds = Counter(x.kind for x in report.replacements)
+    assert kinds == {"window-attention": SMALL_BLOCKS, "linear": 3 * SMALL_BLOCKS}
+
+
+def test_the_default_has_no_linear_layers_without_window_attention(zoo_folder: Path, few_rows):
+    """`test_zoo` replaces 13 linear layers of this model."""
+    ZOO["deformable_detr"].require()
+    _, report = pipeline.operate(onnx.load(model_zoo.export("deformable_detr", zoo_folder)))
+    assert [x.kind for x in report.replacements] == ["msda"] * ZOO["deformable_detr"].layers
+    assert not report.near_misses
 
 
 def test_only_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
