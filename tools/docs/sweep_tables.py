@@ -8,32 +8,34 @@ from pathlib import Path
 from benchmarks.report import digits, release, table
 from onnx_path.sweeping.results_schema import CellResult, SweepResults, read_results
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "sweep" / "results.json"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+SWEEP = "sweep/results.json"
+IN_8_BITS = "sweep_8_bits_h100.json"
 VERSIONS = {"PyTorch": "torch", "TensorRT": "tensorrt"}
 
 
 @cache
-def sweep() -> SweepResults:
-    return read_results(RESULTS)
+def sweep(name: str = SWEEP) -> SweepResults:
+    return read_results(RESULTS / name)
 
 
 def sweep_cells(
-    *series: tuple[str, str], dynamic: bool = False
+    *series: tuple[str, str], dynamic: bool = False, name: str = SWEEP
 ) -> dict[tuple[str, int], list[CellResult | None]]:
     """The cells of some runtimes and precisions, by network and batch size. PyTorch has no dynamic shapes."""
     found = {
         (cell.network, cell.batch, cell.series): cell
-        for cell in sweep().measured()
+        for cell in sweep(name).measured()
         if (cell.shapes == "dynamic") == (dynamic and cell.runtime == "tensorrt")
     }
     places = dict.fromkeys((network, batch) for network, batch, one in found if one in series)
     return {place: [found.get((*place, one)) for one in series] for place in places}
 
 
-def sweep_source() -> str:
-    results = sweep()
+def sweep_source(name: str = SWEEP) -> str:
+    results = sweep(name)
     versions = [f"{name} {release(results.versions[key])}" for name, key in VERSIONS.items()]
-    made = "Made by `codetr sweep`; in `benchmarks/results/sweep`."
+    made = f"Made by `codetr sweep`; in `benchmarks/results/{name.removesuffix('/results.json')}`."
     return f"\n\n{results.machine['gpu']}, {', '.join(versions)}. {made}"
 
 
@@ -47,6 +49,20 @@ def sweep_times() -> str:
         rows.append([network, str(batch), *(digits(x) if x else "" for x in times), *faster])
     head = ["network", "batch", "PyTorch fp32, ms", "fp16", "TensorRT fp32", "fp16", "int8"]
     return table([*head, "fp16, times faster", "int8, times faster"], rows) + sweep_source()
+
+
+def sweep_in_8_bits() -> str:
+    """Engines of the networks that lost in INT8, with grouped convolutions in INT8."""
+    rows = []
+    for place, cells in sweep_cells(("tensorrt", "fp16"), ("tensorrt", "int8"), name=IN_8_BITS).items():
+        one, other = cells
+        change = ""
+        if one.accuracy is not None:
+            change = f"{100 * (other.accuracy.headline - one.accuracy.headline):+.2f}"
+        ratio = f"{one.best_ms / other.best_ms:.2f}"
+        rows.append([place[0], str(place[1]), digits(one.best_ms), digits(other.best_ms), ratio, change])
+    head = ["network", "batch", "fp16, ms", "int8, ms", "times faster", "top-1, change"]
+    return table(head, rows) + sweep_source(IN_8_BITS)
 
 
 def sweep_dynamic() -> str:
