@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import io
@@ -9,6 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from onnxruntime.quantization import calibrate
 from codetr.detector.onnxruntime_backend import limit_threads
 from codetr.errors import UsageError, one_line
 from codetr.export.weight_key import OUTPUT, number_keys
+from codetr.usable_cores import usable_cores
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.float32_models import in_float32
 from onnx_path.surgery.graph.onnx_session import CPU, CannotRun
@@ -161,6 +164,8 @@ def measure_ranges(
         calibrator.select_tensors_to_calibrate = lambda model: (tensors, infos)
         calibrator.augment_graph()
         calibrator.infer_session = _session(augmented, providers)
+        if method != "minmax":
+            calibrator.collector = _Histograms(calibrator)
         for inputs in samples:  # one by one: a calibrator keeps the tensors of all runs of a call
             try:
                 with contextlib.redirect_stdout(io.StringIO()):  # it prints a line for each run
@@ -195,6 +200,21 @@ def _session(file: Path, providers: Sequence[str]) -> onnxruntime.InferenceSessi
         return onnxruntime.InferenceSession(str(file), options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions have no other common base
         raise CannotRun(one_line(error)) from error
+
+
+class _Histograms(calibrate.HistogramCollector):
+    """Onnxruntime's histograms, of several tensors at the same time. They take most of a calibration's time."""
+
+    def __init__(self, calibrator: calibrate.HistogramCalibrater) -> None:
+        names = ("method", "symmetric", "num_bins", "num_quantized_bins", "percentile", "scenario")
+        super().__init__(**{name: getattr(calibrator, name) for name in names})
+
+    def collect(self, name_to_arr: Mapping[str, Sequence[np.ndarray]]) -> None:
+        def collect(item: tuple[str, Sequence[np.ndarray]]) -> None:
+            super(_Histograms, self).collect(dict([item]))
+
+        with ThreadPoolExecutor(min(usable_cores(), 16)) as pool:  # a thread copies its tensor
+            collections.deque(pool.map(collect, name_to_arr.items()), maxlen=0)
 
 
 class _OneRun(calibrate.CalibrationDataReader):
