@@ -218,8 +218,7 @@ class _Wanted(NamedTuple):
 class RayReplicas:
     """The deployment `Network`, see `codetr.serving.web.Replicas`.
 
-    A call costs each of both processes more than a millisecond of Python. Images that arrive while calls run
-    share the next one.
+    A call of Ray Serve costs both processes time. Images that arrive while calls run share the next one.
     """
 
     def __init__(self, network: DeploymentHandle, replicas: int) -> None:
@@ -273,9 +272,9 @@ class RayReplicas:
                 one.found.add_done_callback(cancel)
             try:
                 return await response
-            except asyncio.CancelledError:
-                return []
-            except (RayActorError, ReplicaUnavailableError) as error:
+            except (asyncio.CancelledError, RayActorError, ReplicaUnavailableError) as error:
+                if all(one.found.cancelled() for one in images):
+                    return []
                 lost = error
         raise ReplicaLost("the processes that worked on the image ended") from lost
 
