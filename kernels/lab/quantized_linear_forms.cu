@@ -19,13 +19,15 @@ struct Form {
 };
 std::vector<Form> forms;
 
-// The library's form of the ending, of which a layer takes the epilogue.
-constexpr size_t kLibraryForm = kEnding == Ending::kMasked     ? 0
-                                : kEnding == Ending::kResidual ? 2
-                                                               : 4;
+// The library's first form of the ending, of which a layer takes the epilogue.
+constexpr size_t library_form() {
+  size_t index = 0;
+  while (msda::kQuantizedLinearForms[index].ending != kEnding) ++index;
+  return index;
+}
 
 template <bool kCooperative_, int kRows, int kColumns, int kClusterRows, int kClusterColumns>
-struct Layer : msda::sm90::QuantizedLinearLayer<int8_t, cutlass::half_t, kLibraryForm> {
+struct Layer : msda::sm90::QuantizedLinearLayer<int8_t, cutlass::half_t, library_form()> {
   static constexpr bool kCooperative = kCooperative_;
   static constexpr msda::QuantizedLinearForm kForm{
       QuantizedLinearKernel::kPlain, kRows,  kColumns, kClusterRows, kClusterColumns,
