@@ -203,7 +203,7 @@ def _session(file: Path, providers: Sequence[str]) -> onnxruntime.InferenceSessi
 
 
 class _Histograms(calibrate.HistogramCollector):
-    """Onnxruntime's histograms, of several tensors at the same time. They take most of a calibration's time."""
+    """Onnxruntime's histograms, several tensors at a time. They take most of the time of a calibration."""
 
     def __init__(self, calibrator: calibrate.HistogramCalibrater) -> None:
         names = ("method", "symmetric", "num_bins", "num_quantized_bins", "percentile", "scenario")
