@@ -147,16 +147,12 @@ class Network:
             # A box below the threshold changes none above it. The gateway drops what was not asked for.
             results = await self._in_thread([job.pixels for job in jobs], min(job.threshold for job in jobs))
         except Exception as error:
-            for job in jobs:
-                if not job.found.done():
-                    job.found.set_exception(error)
+            _fail(jobs, error)
             return
         self._times.observe(1000 * (time.perf_counter() - began), {"stage": "detect"})
         self._images.inc(len(jobs))
         self._sizes.observe(len(jobs))
-        for job, found in zip(jobs, results, strict=True):
-            if not job.found.done():
-                job.found.set_result(found)
+        _answer(jobs, results)
 
     async def _in_thread(self, images: Sequence[Any], threshold: float) -> list[Detections | ValueError]:
         def run() -> list[Detections | ValueError]:
@@ -249,16 +245,12 @@ class RayReplicas:
         try:
             results = await self._results(images)
         except Exception as error:
-            for one in images:
-                if not one.found.done():
-                    one.found.set_exception(error)
-            return
-        for one, found in zip(images, results):
-            if not one.found.done():
-                one.found.set_result(found)
+            _fail(images, error)
+        else:
+            _answer(images, results)
 
-    async def _results(self, images: Sequence[_Wanted]) -> list[Detections | ImageError]:
-        """Returns the results, none if all requests are cancelled, as by their deadlines."""
+    async def _results(self, images: Sequence[_Wanted]) -> Sequence[Detections | ImageError | None]:
+        """Returns the results; None for each if all requests are cancelled, as by their deadlines."""
         for _ in range(2):
             response = self._network.detect.remote(
                 [one.image for one in images], [one.threshold for one in images]
@@ -274,7 +266,7 @@ class RayReplicas:
                 return await response
             except (asyncio.CancelledError, RayActorError, ReplicaUnavailableError) as error:
                 if all(one.found.cancelled() for one in images):
-                    return []
+                    return [None] * len(images)
                 lost = error
         raise ReplicaLost("the processes that worked on the image ended") from lost
 
@@ -289,6 +281,20 @@ class RayReplicas:
         url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
         return "".join(f"{line}\n" for line in text.splitlines() if _METRICS.match(line))
+
+
+def _answer(waiting: Sequence[_Job] | Sequence[_Wanted], results: Sequence[Any]) -> None:
+    """Hands each result to its request, unless the request is cancelled."""
+    for one, found in zip(waiting, results, strict=True):
+        if not one.found.done():
+            one.found.set_result(found)
+
+
+def _fail(waiting: Sequence[_Job] | Sequence[_Wanted], error: Exception) -> None:
+    """Hands an error to each request that is not cancelled."""
+    for one in waiting:
+        if not one.found.done():
+            one.found.set_exception(error)
 
 
 def bind(settings: Settings) -> serve.Application:
