@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import hashlib
 import io
@@ -210,11 +209,9 @@ class _Histograms(calibrate.HistogramCollector):
         super().__init__(**{name: getattr(calibrator, name) for name in names})
 
     def collect(self, name_to_arr: Mapping[str, Sequence[np.ndarray]]) -> None:
-        def collect(item: tuple[str, Sequence[np.ndarray]]) -> None:
-            super(_Histograms, self).collect(dict([item]))
-
+        collect = super().collect
         with ThreadPoolExecutor(min(usable_cores(), 16)) as pool:  # a thread copies its tensor
-            collections.deque(pool.map(collect, name_to_arr.items()), maxlen=0)
+            list(pool.map(lambda name: collect({name: name_to_arr[name]}), name_to_arr))
 
 
 class _OneRun(calibrate.CalibrationDataReader):
