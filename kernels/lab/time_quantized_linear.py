@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +29,8 @@ from kernels.lab.timed_line import print_line
 from msda.checks import ACTIVATIONS
 
 Run = Callable[[QuantizedInputs], torch.Tensor]
-ENDINGS = {"mask": "kMasked", "residual": "kResidual", "quantized": "kQuantized"}
+ENDINGS = "kMasked", "kResidual", "kQuantized"
+"""Of msda::Ending."""
 
 
 def main(folder: Path, *, only: str = "") -> None:
@@ -42,7 +42,7 @@ def main(folder: Path, *, only: str = "") -> None:
         folder: has the libraries made of quantized_linear_forms.cu.
         only: a text that the line has to contain.
     """
-    labs = {name: ctypes.CDLL(str((folder / f"{name}.so").resolve())) for name in ENDINGS.values()}
+    labs = {ending: ctypes.CDLL(str((folder / f"{ending}.so").resolve())) for ending in ENDINGS}
     for problem in PROBLEMS:
         if problem.normed:
             continue
@@ -51,7 +51,7 @@ def main(folder: Path, *, only: str = "") -> None:
         inputs = [quantized(problem.inputs(torch.float16, seed=seed), torch.int8) for seed in range(copies)]
         expected = msda.quantized_linear_reference.quantized_linear(*inputs[0]).double()
         kernels = {"library": lambda one: msda.quantized_linear(*one)}
-        kernels |= dict(forms(labs[ENDINGS[ending_of(problem)]]))
+        kernels |= dict(forms(labs[ending_of(problem)]))
         for name, run in kernels.items():
             title = f"{problem.name} {name}"
             if only in title:
@@ -59,20 +59,19 @@ def main(folder: Path, *, only: str = "") -> None:
 
 
 def ending_of(problem: LinearProblem) -> str:
-    """Returns what follows the product of a problem: a key of ENDINGS."""
+    """Returns what follows the product of a problem, of ENDINGS."""
     if problem.residual:
-        return "residual"
-    return "mask" if problem.activation == "none" else "quantized"
+        return "kResidual"
+    return "kMasked" if problem.activation == "none" else "kQuantized"
 
 
 def forms(lab: ctypes.CDLL) -> Iterator[tuple[str, Run]]:
     """Yields name and function of each form."""
     lab.lab_form.restype = ctypes.c_char_p
-    for index in itertools.count():
-        name = lab.lab_form(index).decode()
-        if not name:
-            return
-        yield name, functools.partial(run_form, lab, index)
+    index = 0
+    while name := lab.lab_form(index):
+        yield name.decode(), functools.partial(run_form, lab, index)
+        index += 1
 
 
 def run_form(lab: ctypes.CDLL, index: int, inputs: QuantizedInputs) -> torch.Tensor:
