@@ -17,7 +17,6 @@ from codetr.cli import main
 from codetr.detector.onnxruntime_backend import session_options
 from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies
 from onnx_path.nodes.domain import DOMAIN
-from onnx_path.opset import raise_opset
 from onnx_path.precision import convert_precision
 from onnx_path.quantization import ranges
 from onnx_path.quantization.batch_norms import fold_batch_norms
@@ -29,8 +28,12 @@ SIZE = 32
 COLOURS = ["--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
 
 
-def network() -> onnx.ModelProto:
-    """A stem of three channels, a convolutional block, an FFN, and a head with scores."""
+def network(fused: bool = False) -> onnx.ModelProto:
+    """A stem of three channels, a convolutional block, an FFN, and a head with scores.
+
+    Args:
+        fused: whether a node `Linear` is the FFN's first layer.
+    """
     random = np.random.default_rng(0)
     shapes = {
         "stem": (16, 3, 3, 3),
@@ -42,7 +45,13 @@ def network() -> onnx.ModelProto:
     }
     weights = {name: random.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
     weights |= {"ones": np.ones(16, np.float32), "tokens": np.array([1, 16, -1])}
-    body = """
+    first, opset, domains = "k = MatMul (j, up) l = Relu (k)", 17, ""
+    if fused:
+        weights |= {"rows": weights.pop("up").T.copy(), "zeros": np.zeros(48, np.float32)}
+        first = """l = msda.Linear <activation: int = 2, add_residual: int = 0, multiply_mask: int = 0,
+            normalise: int = 0, eps: float = 1e-5> (j, rows, zeros, zeros, zeros, zeros, zeros)"""
+        opset, domains = OPSET_VERSION, DOMAIN
+    body = f"""
         a = Conv <pads = [1, 1, 1, 1], strides = [4, 4]> (images, stem)
         b = Relu (a)
         c = Conv <pads = [1, 1, 1, 1]> (b, first)
@@ -53,8 +62,7 @@ def network() -> onnx.ModelProto:
         h = Reshape (g, tokens)
         i = Transpose <perm = [0, 2, 1]> (h)
         j = LayerNormalization (i, ones)
-        k = MatMul (j, up)
-        l = Relu (k)
+        {first}
         m = MatMul (l, down)
         n_ = Add (i, m)
         o = LayerNormalization (n_, ones)
@@ -62,9 +70,11 @@ def network() -> onnx.ModelProto:
         result = Sigmoid (p)
     """
     edges = f"float[1, 3, {SIZE}, {SIZE}] images", "float[1, n, 4] result"
-    model = text_model(body, *edges, 17, **weights)
+    model = text_model(body, *edges, opset, domains=domains, **weights)
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
+    if fused:
+        add_function_bodies(model)
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -136,25 +146,7 @@ def test_file(precision: str, files, tmp_path):
 def test_linear_node(files, tmp_path):
     """The calibration runs the body of a node, whose branches pass a value through."""
     model, photos = files
-    fused = network()
-    product, activation = (node for node in fused.graph.node if node.output[0] in ("k", "l"))
-    x, weight = product.input
-    numbers = {"activation": 2, "add_residual": 0, "multiply_mask": 0, "normalise": 0, "eps": 1e-5}
-    zeros, transposed = "up/zeros", "up/transposed"
-    array = onnx.numpy_helper.to_array(next(w for w in fused.graph.initializer if w.name == weight))
-    for name, values in ((zeros, np.zeros(48, np.float32)), (transposed, array.T.copy())):
-        fused.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
-    node = onnx.helper.make_node(
-        "Linear", [x, transposed, *[zeros] * 5], activation.output, domain=DOMAIN, name="fused", **numbers
-    )
-    place = list(fused.graph.node).index(product)
-    fused.graph.node.insert(place, node)
-    for old in (product, activation):
-        fused.graph.node.remove(old)
-    fused.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
-    raise_opset(fused, OPSET_VERSION)
-    add_function_bodies(fused)
-    onnx.save(fused, tmp_path / "fused.onnx")
+    onnx.save(network(fused=True), tmp_path / "fused.onnx")
     out = tmp_path / "out.onnx"
     assert run(tmp_path / "fused.onnx", out, photos, *COLOURS) == 0
     layers = nodes_before(onnx.load(out), 0, "Conv", "MatMul")
