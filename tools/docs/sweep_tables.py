@@ -15,27 +15,27 @@ VERSIONS = {"PyTorch": "torch", "TensorRT": "tensorrt"}
 
 
 @cache
-def sweep(name: str = SWEEP) -> SweepResults:
-    return read_results(RESULTS / name)
+def sweep(file: str = SWEEP) -> SweepResults:
+    return read_results(RESULTS / file)
 
 
 def sweep_cells(
-    *series: tuple[str, str], dynamic: bool = False, name: str = SWEEP
+    *series: tuple[str, str], dynamic: bool = False, file: str = SWEEP
 ) -> dict[tuple[str, int], list[CellResult | None]]:
     """The cells of some runtimes and precisions, by network and batch size. PyTorch has no dynamic shapes."""
     found = {
         (cell.network, cell.batch, cell.series): cell
-        for cell in sweep(name).measured()
+        for cell in sweep(file).measured()
         if (cell.shapes == "dynamic") == (dynamic and cell.runtime == "tensorrt")
     }
     places = dict.fromkeys((network, batch) for network, batch, one in found if one in series)
     return {place: [found.get((*place, one)) for one in series] for place in places}
 
 
-def sweep_source(name: str = SWEEP) -> str:
-    results = sweep(name)
+def sweep_source(file: str = SWEEP) -> str:
+    results = sweep(file)
     versions = [f"{name} {release(results.versions[key])}" for name, key in VERSIONS.items()]
-    made = f"Made by `codetr sweep`; in `benchmarks/results/{name.removesuffix('/results.json')}`."
+    made = f"Made by `codetr sweep`; in `benchmarks/results/{file.removesuffix('/results.json')}`."
     return f"\n\n{results.machine['gpu']}, {', '.join(versions)}. {made}"
 
 
@@ -54,7 +54,7 @@ def sweep_times() -> str:
 def sweep_in_8_bits() -> str:
     """Engines of the networks that lost in INT8, with grouped convolutions in INT8."""
     rows = []
-    for place, cells in sweep_cells(("tensorrt", "fp16"), ("tensorrt", "int8"), name=IN_8_BITS).items():
+    for place, cells in sweep_cells(("tensorrt", "fp16"), ("tensorrt", "int8"), file=IN_8_BITS).items():
         one, other = cells
         change = ""
         if one.accuracy is not None:
