@@ -146,11 +146,13 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
         except ray.exceptions.RayTaskError as error:
             raise RuntimeError(_haproxy_problem(str(error.cause))) from error
         logs = {"log_level": "WARNING", "enable_access_log": False}
+        stop = threading.Event()
+        _set_on_signal(stop, signal.SIGTERM)  # the gateways take requests before `serve.run` returns
         try:
             gateways = serve.run(bind(settings), name=APP_NAME, logging_config=logs)
         except RuntimeError as error:
             raise RuntimeError(_cause(serve.status().applications[APP_NAME]) or str(error)) from error
-        stop = _stop_signal()
+        _set_on_signal(stop, signal.SIGINT)
         print(f"serving on http://{host}:{port}", flush=True)
         stop.wait()
         print("stopping: answering the accepted requests", flush=True)
@@ -172,9 +174,11 @@ def _haproxy_variables(folder: str) -> dict[str, str]:
     files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "log.sock"}
     files |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
     own = {name: os.path.join(folder, file) for name, file in files.items()}
-    for name in ("METRICS_PORT", "STATS_PORT"):  # servers that start at the same time draw different ports
-        own[name] = str(_free_port(random.sample(_HAPROXY_PORTS, 9)))
     own = {f"RAY_SERVE_HAPROXY_{name}": value for name, value in own.items()}
+    # Servers that start at the same time draw different ports. HAProxy sends a request to the fallback while
+    # there is no gateway; with Ray's own port, another server could answer it.
+    for name in ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP"):
+        own[f"RAY_SERVE_{name}_PORT"] = str(_free_port(random.sample(_HAPROXY_PORTS, 9)))
     own["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(_free_port(_GATEWAY_PORTS))
     return _HAPROXY_VARIABLES | own
 
@@ -187,17 +191,14 @@ def _free_port(ports: Sequence[int]) -> int:
     return port
 
 
-def _stop_signal() -> threading.Event:
-    """Returns an event that Ctrl-C or SIGTERM sets. A second one ends the process at once."""
-    stop = threading.Event()
+def _set_on_signal(event: threading.Event, number: int) -> None:
+    """Makes a signal set an event. A second one ends the process at once."""
 
     def handle(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        stop.set()
+        event.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
-    return stop
+    signal.signal(number, handle)
 
 
 def _haproxy_problem(message: str) -> str:

@@ -39,10 +39,11 @@ class ServerProcess:
         port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "log.txt"
         command = [sys.executable, "-m", "codetr", "serve", "--port", str(port), *map(str, options)]
-        fast_metrics = {"RAY_metrics_report_interval_ms": "1000"}
+        # Ray reports metrics every second, and each line of the log at once.
+        quick = {"RAY_metrics_report_interval_ms": "1000", "RAY_DEDUP_LOGS": "0"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **fast_metrics}
+                command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **quick}
             )
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:

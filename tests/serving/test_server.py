@@ -213,8 +213,9 @@ def test_end_under_load(server):
     assert sum(status == 200 for statuses in answers for status in statuses) > 6
     assert {statuses[-1] for statuses in answers} <= {503, 404, "refused"}  # none is lost
     assert server.process.wait(30) == 0
-    log = server.log.read_text()
-    assert "stopping: answering the accepted requests\n" in log and "Traceback" not in log
+    # Before the signal, Ray may have logged a traceback of the killed replica.
+    _, stopping, log = server.log.read_text().partition("stopping: answering the accepted requests\n")
+    assert stopping and "Traceback" not in log
 
 
 @pytest.mark.gpu
