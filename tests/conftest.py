@@ -6,6 +6,7 @@ HYPOTHESIS_PROFILE=thorough draws many more examples, and others every time.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -65,5 +66,14 @@ def quick_build(tmp_path_factory) -> list[str]:
 
 
 def pytest_runtest_setup() -> None:
-    """Before a test's fixtures: what it draws without a generator of its own depends on no other test."""
+    """Before a test's fixtures: what it draws without a generator of its own depends on no other test.
+
+    Collections of garbage in the test then visit its own objects alone, not those of all imported modules.
+    """
     torch.manual_seed(0)
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries report objects that are left at the end
