@@ -147,7 +147,8 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
             raise RuntimeError(_haproxy_problem(str(error.cause))) from error
         logs = {"log_level": "WARNING", "enable_access_log": False}
         stop = threading.Event()
-        _set_on_signal(stop, signal.SIGTERM)  # the gateways take requests before `serve.run` returns
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            _set_on_signal(stop, number)  # the gateways take requests before `serve.run` returns
         try:
             gateways = serve.run(bind(settings), name=APP_NAME, logging_config=logs)
         except RuntimeError as error:
@@ -155,7 +156,8 @@ def _run(settings: Settings, host: str, port: int, replicas: int | None) -> int:
         _set_on_signal(stop, signal.SIGINT)
         print(f"serving on http://{host}:{port}", flush=True)
         stop.wait()
-        print("stopping: answering the accepted requests", flush=True)
+        with suppress(OSError):  # the terminal is closed
+            print("stopping: answering the accepted requests", flush=True)
         gateways.broadcast("drain").results(timeout_s=2 * settings.limits.deadline + 5)
         serve.delete(APP_NAME)
     finally:
@@ -192,13 +194,17 @@ def _free_port(ports: Sequence[int]) -> int:
 
 
 def _set_on_signal(event: threading.Event, number: int) -> None:
-    """Makes a signal set an event. A second one ends the process at once."""
+    """Makes a signal set an event. A second one raises KeyboardInterrupt: the server ends without answers.
+
+    An ignored signal stays ignored, such as SIGHUP under nohup.
+    """
 
     def handle(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.default_int_handler)  # SIG_DFL would leave HAProxy, which has the port
         event.set()
 
-    signal.signal(number, handle)
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, handle)
 
 
 def _haproxy_problem(message: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
 from codetr.cli.app import main
-from codetr.cli.serve import _cause, _haproxy_variables
+from codetr.cli.serve import _cause, _haproxy_variables, _set_on_signal
 from codetr.serving.deployments import build
 from codetr.serving.settings import Limits, Settings
 from tests.serving.served_network import write_network
@@ -101,6 +103,24 @@ def test_port_of_haproxy_in_use(tmp_path, monkeypatch):
     (line,) = ended.stderr.splitlines()
     assert line.startswith("codetr: error: HAProxy: ")
     assert line.endswith(f"cannot bind socket (Address already in use) for [0.0.0.0:{port}]")
+
+
+def test_signals():
+    """The second signal ends `_run` by an error, so that it ends HAProxy. An ignored signal stays so."""
+    number, stop = signal.SIGUSR1, threading.Event()
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        _set_on_signal(stop, number)
+        signal.raise_signal(number)
+        assert not stop.is_set()
+        signal.signal(number, before)
+        _set_on_signal(stop, number)
+        signal.raise_signal(number)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, before)
 
 
 def test_printed_configuration(tmp_path, monkeypatch, capsys):
