@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from codetr.config import Config
 from codetr.detector.sizes import SIZE_DIVISOR, ChosenSize, InputSizes
@@ -25,6 +25,15 @@ from codetr.errors import ArgumentError, one_line
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 _UNLIMITED = (math.inf, math.inf)
+_UPRIGHT = {  # by EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class ImageError(ValueError):
@@ -308,7 +317,10 @@ def open_image(path: str | Path | ImageFile, formats: Sequence[str] | None = Non
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
     """Turns any Pillow image into an upright array, uint8 [H, W, 3]."""
-    image = ImageOps.exif_transpose(image)
+    # `ImageOps.exif_transpose` also rewrites the EXIF data, and fails on tags of unusual types.
+    turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+    if turn is not None:
+        image = image.transpose(turn)
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image)
         if image.mode == "F" or values.min() < 0 or values.max() > 65535:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import cv2
 import numpy as np
 import pytest
@@ -115,6 +117,14 @@ def test_exif_orientation(tmp_path, orientation):
     path = tmp_path / "rotated.png"
     Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif)
     np.testing.assert_array_equal(load_image(path), upright)
+
+
+def test_exif_tag_of_another_type(tmp_path):
+    """A camera's model as a float, which Pillow reads and cannot write."""
+    tags = struct.pack("<HHHIfHHIII", 2, 0x0110, 11, 1, 0.5, 0x0112, 3, 1, 6, 0)
+    path = tmp_path / "rotated.jpg"
+    Image.new("RGB", (20, 10)).save(path, exif=b"Exif\0\0II*\0\x08\0\0\0" + tags)
+    assert load_image(path).shape == (20, 10, 3)
 
 
 def test_color_types(tmp_path):
