@@ -35,6 +35,9 @@ _UPRIGHT = {  # by EXIF orientation
     8: Image.Transpose.ROTATE_90,
 }
 
+# Pillow's warnings do not name the file. It warns of damaged EXIF data, and from 89 megapixels on.
+warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+
 
 class ImageError(ValueError):
     """A file is no image, is damaged, or has pixels that 8-bit RGB cannot show. The message is one line."""
@@ -300,10 +303,7 @@ def open_image(path: str | Path | ImageFile, formats: Sequence[str] | None = Non
     """
     in_memory = isinstance(path, ImageFile)
     try:
-        with warnings.catch_warnings():
-            # Pillow warns from 89 megapixels on and refuses from 179 on. Panoramas in between are welcome.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(path.data) if in_memory else path, formats=formats)
+        return Image.open(io.BytesIO(path.data) if in_memory else path, formats=formats)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     except Exception as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -125,6 +127,15 @@ def test_exif_tag_of_another_type(tmp_path):
     path = tmp_path / "rotated.jpg"
     Image.new("RGB", (20, 10)).save(path, exif=b"Exif\0\0II*\0\x08\0\0\0" + tags)
     assert load_image(path).shape == (20, 10, 3)
+
+
+def test_no_warnings_without_the_file(tmp_path):
+    """In a process of its own: pytest sets other filters."""
+    path = tmp_path / "cut_exif.jpg"
+    Image.new("RGB", (20, 10)).save(path, exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0")
+    code = f"from codetr.detector.preprocess import load_image; load_image({str(path)!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == ""
 
 
 def test_color_types(tmp_path):
