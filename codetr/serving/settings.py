@@ -77,15 +77,20 @@ class Settings:
         """Reads the accepted keys.
 
         Raises:
-            ArgumentError: the file cannot be read, or has no key.
+            ArgumentError: the file cannot be read, has no key, or has a line of several words.
         """
         if self.api_key_file is None:
             return ()
         try:
-            keys = tuple(self.api_key_file.read_bytes().split())
+            lines = [line.split() for line in self.api_key_file.read_bytes().splitlines()]
         except OSError as error:
             problem = f"{self.api_key_file} cannot be read ({error.strerror})"
             raise ArgumentError("api_key_file", problem) from error
+        for number, words in enumerate(lines, 1):
+            if len(words) > 1:  # such as a comment, whose words must not become keys
+                problem = f"got {len(words)} words in line {number} of {self.api_key_file}"
+                raise ArgumentError("api_key_file", f"expected a key a line, {problem}")
+        keys = tuple(word for words in lines for word in words)
         if not keys:
             raise ArgumentError("api_key_file", f"expected a key a line, got none in {self.api_key_file}")
         return keys

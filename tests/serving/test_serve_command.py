@@ -52,7 +52,10 @@ def test_api_key_file(tmp_path, capsys):
     keys.write_text(" \n")
     problem = f"--api-key-file: expected a key a line, got none in {keys}"
     assert problem in error_of(capsys, "--api-key-file", keys, "--print-config")
-    keys.write_text("one\ntwo\n")
+    keys.write_text("one\n# key of Bob\n")
+    problem = f"--api-key-file: expected a key a line, got 4 words in line 2 of {keys}"
+    assert problem in error_of(capsys, "--api-key-file", keys, "--print-config")
+    keys.write_text("one\n\n two\n")
     assert Settings(api_key_file=keys).api_keys() == (b"one", b"two")
 
 
