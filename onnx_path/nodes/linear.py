@@ -68,22 +68,23 @@ def Linear(
     """msda.linear: (activation(x weight^T + bias) + residual) * mask, or its LayerNorm, in x's type."""
     transposed = op.Transpose(op.Cast(weight, to=_FLOAT), perm=[1, 0])
     product = op.MatMul(op.Cast(x, to=_FLOAT), transposed) + op.Cast(bias, to=_FLOAT)
-    # Branches, because Where would compute all of its inputs.
+    # Branches, because Where would compute all of its inputs. They pass a value through by a Cast, because
+    # IdentityEliminationPass of onnx_ir breaks a branch whose result is an Identity of a value outside of it.
     kind = op.Constant(value_int=activation)
     if kind == 1:
         result = product * (op.Erf(product / 1.4142135623730951) + 1.0) * 0.5
     elif kind == 2:
         result = op.Relu(product)
     else:
-        result = op.Identity(product)
+        result = op.Cast(product, to=_FLOAT)
     if op.Constant(value_int=add_residual) == 1:
         result = result + op.Cast(residual, to=_FLOAT)
     else:
-        result = op.Identity(result)
+        result = op.Cast(result, to=_FLOAT)
     if op.Constant(value_int=multiply_mask) == 1:
         result = result * op.Cast(mask, to=_FLOAT)
     else:
-        result = op.Identity(result)
+        result = op.Cast(result, to=_FLOAT)
     smallest = op.Constant(value_float=eps)
     if op.Constant(value_int=normalise) == 1:
         # Without opset 18, ReduceMean has no axes as an input.
@@ -93,5 +94,5 @@ def Linear(
         normalised = differences / op.Sqrt(variance + smallest)
         result = normalised * op.Cast(norm_weight, to=_FLOAT) + op.Cast(norm_bias, to=_FLOAT)
     else:
-        result = op.Identity(result)
+        result = op.Cast(result, to=_FLOAT)
     return op.CastLike(result, x)

@@ -85,6 +85,7 @@ class Quantizer:
         raise_opset(self.model, OPSET)
         copy = ir.from_proto(self.model)
         # PyTorch's older exporter copies equal biases from one; TensorRT's INT8 kernels need constants.
+        # IdentityEliminationPass would break branches of If that end with an Identity.
         for node in [node for node in copy.graph if is_op(node, "Identity")]:
             if not node.outputs[0].is_graph_output():
                 ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])

@@ -121,6 +121,19 @@ def test_body_in_another_opset(opset):
         assert_close(run_session(open_session(model), given), inputs, form)
 
 
+def test_body_without_identities():
+    """Tools run this pass of onnx_ir over bodies too."""
+    form = (0, 0, 0, 0)
+    shapes = SHAPES | optional(form, SHAPES, ("o",))
+    model = one_node(LINEAR, numbers(form), torch.float32, shapes, output=("n", "s", "o"))
+    add_function_bodies(model)
+    changed = ir.from_proto(model)
+    ir.passes.common.IdentityEliminationPass()(changed)
+    inputs = make_inputs((2, 9), 16, 24, torch.float32)
+    given = inputs | optional(form, inputs, inputs["bias"])
+    assert_close(run_session(open_session(ir.to_proto(changed)), given), inputs, form)
+
+
 class Layer(torch.nn.Module):
     def forward(self, x, weight, bias, mask):
         return msda.linear(x, weight, bias, activation="gelu", mask=mask)
