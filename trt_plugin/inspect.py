@@ -25,6 +25,7 @@ from trt_plugin.run import read_arrays
 
 SLOWEST = 15
 """Layers that a list has without --table."""
+RUNS = 50
 
 WRITTEN = Group("Files to write", sort_key=1)
 TIMED = Group("Times", sort_key=2)
@@ -53,7 +54,7 @@ def inspect(
     graph: Annotated[PictureFile | None, Parameter(group=WRITTEN)] = None,
     chart: Annotated[PictureFile | None, Parameter(group=WRITTEN)] = None,
     profile: Annotated[bool, Parameter(group=TIMED)] = False,
-    runs: Annotated[PositiveInt, Parameter(group=TIMED)] = 50,
+    runs: Annotated[PositiveInt, Parameter(group=TIMED)] = RUNS,
     inputs: Annotated[InputFile | None, Parameter(group=TIMED)] = None,
     nvtx: Annotated[bool, Parameter(group=TIMED)] = False,
 ) -> int:
@@ -89,6 +90,7 @@ def inspect(
         ("save_layer_info", save_layer_info and layer_info, "an engine, got --layer-info"),
         ("times", times and engine, "--layer-info, got an engine, which --profile measures"),
         ("chart", chart and not (profile or times), "--profile, or --layer-info with --times"),
+        ("runs", runs != RUNS and not profile, "--profile with it"),
         ("inputs", inputs and not profile, "--profile with it"),
         ("nvtx", nvtx and not profile, "--profile with it"),
     ):

@@ -122,8 +122,9 @@ class ExportRequest:
                 f"expected no {self.precision} with it: the scales in the engine fit its own weights only"
             )
             raise ArgumentError("refittable", problem)
-        if not self.quantized and self.calibration_data is not None:
-            raise ArgumentError("calibration_data", f"expected int8 or fp8 with it, got {self.precision}")
+        for name in ("calibration_data", "calibration_images"):
+            if not self.quantized and getattr(self, name) != getattr(ExportRequest, name):
+                raise ArgumentError(name, f"expected int8 or fp8 with it, got {self.precision}")
 
     def _check_metadata(self) -> None:
         """Refuses to overwrite another model.json, such as the configuration in the folder of a run."""

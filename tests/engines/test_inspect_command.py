@@ -92,6 +92,7 @@ def test_table_has_a_row_for_every_layer(capsys):
         (["--layer-info", LAYERS, "--profile"], 2, "--profile: expected an engine"),
         (["test.engine", "--times", TIMES], 2, "--times: expected --layer-info"),
         (["test.engine", "--nvtx"], 2, "--nvtx: expected --profile"),
+        (["test.engine", "--runs", "9"], 2, "--runs: expected --profile"),
         (["test.engine", "--json", "test.json"], 2, "--json: expected a file of its own"),
         (
             ["test.engine", "--save-layer-info", "test.json"],

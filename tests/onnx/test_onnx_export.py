@@ -469,6 +469,7 @@ def test_command_in_8_bits(weights, tmp_path, monkeypatch):
             "--calibration-data: expected pictures (",
         ),
         ({"calibration-data": GOLDEN}, "--calibration-data: expected int8 or fp8 with it, got fp32"),
+        ({"calibration-images": 8}, "--calibration-images: expected int8 or fp8 with it, got fp32"),
         ({"device": "cuda"}, "--device"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
