@@ -134,8 +134,8 @@ def _print(report: SurgeryReport, out: Path) -> None:
 
 
 def _already(report: SurgeryReport) -> str:
-    nodes = "1 MSDA node" if report.already == 1 else f"{report.already} MSDA nodes"
-    return f" (the file read has {nodes} already)" if report.already else ""
+    nodes = ", ".join(f"{count} {op_type}" for op_type, count in report.already.items())
+    return f" (already in the file read: {nodes})" if nodes else ""
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ from onnx_path.surgery.verify.report import (
     Replacement,
     WindowReplacement,
 )
+from trt_plugin.library import GROUP_NORM, LINEAR, WINDOW_ATTENTION
 
 REFUSALS = (NotAttention, LayoutError, NotClosed, proof.Disagreement, onnx_session.CannotRun)
 """Why a place stays as it is; any other exception is an error."""
@@ -255,6 +256,15 @@ FINDERS: dict[Kind, Finder] = {
 
 LATER_FINDERS: dict[Kind, Finder] = {"linear": _find_linears}
 """Those of the rewritten graph: only there is the projection of a window attention next to its residual."""
+
+NODES: dict[Kind, Sequence[str]] = {
+    "msda": (*attention.OPERATORS, function_bodies.NVIDIA),
+    "padding-mask": (LINEAR,),
+    "window-attention": (WINDOW_ATTENTION,),
+    "group-norm": (GROUP_NORM,),
+    "linear": (LINEAR,),
+}
+"""Operators of the nodes that the surgeon writes."""
 
 
 # Proof

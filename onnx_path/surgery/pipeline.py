@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,9 @@ import onnx
 import onnx_ir as ir
 
 from codetr.errors import ArgumentError
-from onnx_path.nodes import attention
 from onnx_path.nodes.custom_operators import OWN_DOMAINS, nodes_of
 from onnx_path.nodes.domain import DOMAIN, DOMAIN_VERSION
-from onnx_path.surgery.kinds import FINDERS, LATER_FINDERS, Found, Options
+from onnx_path.surgery.kinds import FINDERS, LATER_FINDERS, NODES, Found, Options
 from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import insert
 from onnx_path.surgery.subject import Subject, prepare
@@ -86,7 +86,9 @@ def operate(
             result, made = _rewritten(subject, found, target)
             replacements += made
     nodes = len(model.graph.node)
-    already = sum(node.op_type in (*attention.OPERATORS, function_bodies.NVIDIA) for node in nodes_of(model))
+    own = {op_type for kind in kinds for op_type in NODES[kind]}
+    there = Counter(node.op_type for node in nodes_of(model) if node.domain in OWN_DOMAINS)
+    already = {op_type: count for op_type, count in there.items() if op_type in own}
     if not replacements:
         return model, SurgeryReport((), tuple(misses), nodes, nodes, None, already=already)
     if check and unknown:

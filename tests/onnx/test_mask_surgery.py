@@ -118,7 +118,11 @@ def test_files_that_have_msda_nodes_already(tmp_path: Path):
     model, _ = pipeline.operate(export(Masked(), inputs(), tmp_path))
     assert operators(model)["Where"] == 1
     result, report = pipeline.operate(model, only=("padding-mask",))
-    assert (len(report.of("padding-mask")), report.already) == (1, 1)
+    assert (len(report.of("padding-mask")), report.already) == (1, {})
+    _, report = pipeline.operate(result)
+    assert report.already == {"FusedMultiScaleDeformableAttention": 1}
+    _, report = pipeline.operate(result, only=("padding-mask", "linear"))
+    assert report.already == {LINEAR: 1}
     assert operators(result)[LINEAR] == 1 and not operators(result)["Where"]
 
 

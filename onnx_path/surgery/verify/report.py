@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -171,7 +172,7 @@ class SurgeryReport:
         nodes_before, nodes_after: number of nodes of the main graph, without function bodies.
         max_error: largest relative difference of the model's outputs, None if not compared.
         notes: further information for the user.
-        already: the number of MSDA nodes, ours and NVIDIA's, that the model had before.
+        already: the number of nodes of the wanted kinds that the model had before, by operator.
     """
 
     replacements: tuple[Replacement, ...]
@@ -180,7 +181,7 @@ class SurgeryReport:
     nodes_after: int
     max_error: float | None
     notes: tuple[str, ...] = ()
-    already: int = 0
+    already: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> tuple[Replacement, ...]:
         """Returns the replacements of a kind."""
