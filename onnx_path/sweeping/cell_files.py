@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from onnx_path.sweeping.classifiers import Classifier
 from onnx_path.sweeping.networks import RANDOM
 from onnx_path.tensorrt.optimization_profiles import format_shape
 from trt_plugin.atomic_files import atomic_write, new_folder, write_json
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 IMAGES = "images"
 OPSET = 20
@@ -183,33 +187,32 @@ class GivenFile:
 
     def engine(self) -> tuple[Path, float | None]:
         """Returns the engine, and the seconds of its build; None for the caller's own."""
+        import onnx_ir as ir
+
         spec, network = self._spec, self._spec.network
         if network.source == "engine":
             return Path(network.architecture), None
+        model = ir.load(network.architecture)
 
         def shapes(batch: int) -> str:
-            inputs = {name: shape for name, shape in file_shapes(spec, batch).items() if shape}  # no scalars
-            return ",".join(f"{name}:{format_shape(shape)}" for name, shape in inputs.items())
+            inputs = file_shapes(spec, model, batch).items()
+            return ",".join(f"{name}:{format_shape(x)}" for name, x in inputs if x)  # no scalars
 
         precision = spec.cell.precision if network.precision is None else None
         return build_engine(spec, network.architecture, precision, shapes)
 
 
-def file_shapes(spec: CellSpec, batch: int) -> dict[str, tuple[int, ...]]:
+def file_shapes(spec: CellSpec, model: ir.Model, batch: int) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each input of an ONNX file, with the batch size and --size for dynamic ones.
 
     Raises:
         UsageError: another size is dynamic.
     """
-    import onnx
-
-    model = onnx.load(spec.network.architecture, load_external_data=False)
-    weights = {x.name for x in model.graph.initializer}
     shapes = {}
-    for value in model.graph.input:
-        if value.name in weights:
+    for value in model.graph.inputs:
+        if value.is_initializer():
             continue
-        given = [x.dim_value for x in value.type.tensor_type.shape.dim]
+        given = [size if isinstance(size, int) else 0 for size in value.shape or ()]
         if given and not given[0]:
             given[0] = batch
         if spec.network.size is not None and len(given) == 4:

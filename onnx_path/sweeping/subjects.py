@@ -320,14 +320,13 @@ class FileSubject:
 
     @cached_property
     def _model(self) -> ir.Model:
-        import onnx
         import onnx_ir as ir
 
-        return ir.from_proto(onnx.load(self._path, load_external_data=False))
+        return ir.load(self._path)
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return file_shapes(self._spec, self._spec.cell.batch)
+        return file_shapes(self._spec, self._model, self._spec.cell.batch)
 
 
 def _split(folder: Path, split: str) -> Path:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from PIL import Image
@@ -75,11 +76,12 @@ def test_a_size_fills_the_dynamic_ones_of_a_file(tmp_path):
     path = file_of_two_outputs(tmp_path / "two.onnx", 0, 3)
     network = find_network(str(path), None, None, (8, 12))
     spec = CellSpec(network=network, cell=Cell("two", "onnxruntime", "fp32", 3, "any"), folder=str(tmp_path))
-    assert cell_files.file_shapes(spec, 3) == {"images": (3, 3, 16, 12)}
+    model = ir.load(path)
+    assert cell_files.file_shapes(spec, model, 3) == {"images": (3, 3, 16, 12)}
     other = find_network(str(path), None, None, None)
     assert other.key != network.key
     with pytest.raises(ValueError, match="give --size HEIGHTxWIDTH"):
-        cell_files.file_shapes(dataclasses.replace(spec, network=other), 3)
+        cell_files.file_shapes(dataclasses.replace(spec, network=other), model, 3)
 
 
 def test_shapes_of_an_engine_leave_out_scalars(tmp_path, monkeypatch):
