@@ -118,14 +118,14 @@ def measure_ranges(subject: ExportSubject, request: ExportRequest) -> dict[str, 
     from codetr.export.traced_model import dynamic_shapes, example_inputs, export_program
     from onnx_path.export import calibrate_file, calibration_pictures, write_onnx
 
-    calibration_pictures(request)  # none are an error before the export
+    pictures = calibration_pictures(request)  # before the export, for errors
     with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as folder:
         file = Path(folder) / "model.onnx"
         with stage("export an ONNX file for the calibration"):
             program = export_program(subject.module(), example_inputs(request), dynamic_shapes(request))
             write_onnx(program, file, output_names=request.output_names)
             del program
-        quantizer = calibrate_file(file, request)
+        quantizer = calibrate_file(file, request, pictures)
     return quantizer.ranges_by_weights()
 
 

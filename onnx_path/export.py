@@ -70,8 +70,7 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
 
         import_cudart()
         trt_plugin.load()
-    if request.quantized:
-        calibration_pictures(request)  # none are an error before the export
+    pictures = calibration_pictures(request) if request.quantized else []  # before the export, for errors
     with staged_folder(request.out) as folder:
         subject, model, build_seconds = prepare(request), folder / "model.onnx", None
         with stage("export model.onnx"):
@@ -84,7 +83,7 @@ def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body:
         listed = ", ".join(f"{count} {name}" for name, count in own.items() if count)
         print(f"model.onnx: {counts.total()} nodes, of them {listed}", flush=True)
         if request.quantized:
-            quantize_file(model, request, function_bodies=not no_function_body)
+            quantize_file(model, request, pictures, function_bodies=not no_function_body)
         if builds:
             settings = Settings(
                 profiles=profiles_of(request),
@@ -122,11 +121,12 @@ def calibration_pictures(request: ExportRequest) -> list[Path]:
     return find_pictures(folder, "train", count, argument="calibration_data")
 
 
-def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
-    """Measures the ranges of an exported detector on the request's calibration data.
+def calibrate_file(model: Path, request: ExportRequest, pictures: Sequence[Path]) -> Quantizer:
+    """Measures the ranges of an exported detector on pictures.
 
     Args:
         model: an ONNX file of the request's `model_precision`, with function bodies.
+        pictures: of `calibration_pictures`.
 
     Returns:
         The detector, ready to be quantised.
@@ -143,7 +143,7 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     original = onnx.load(model)
     config, sizes = request.config, request.sizes
     preprocessor = Preprocessor(config.mean, config.std, height=sizes.height.opt, width=sizes.width.opt)
-    data = picture_data(onnx_ir.from_proto(original), calibration_pictures(request), preprocessor)
+    data = picture_data(onnx_ir.from_proto(original), pictures, preprocessor)
     quantizer = Quantizer(original, request.precision)
     method = DEFAULT_METHODS[request.precision]
     with stage(f"calibrate with {data.images} pictures"), progress(data.runs, "calibrating") as advance:
@@ -153,7 +153,9 @@ def calibrate_file(model: Path, request: ExportRequest) -> Quantizer:
     return quantizer
 
 
-def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) -> None:
+def quantize_file(
+    model: Path, request: ExportRequest, pictures: Sequence[Path], function_bodies: bool
+) -> None:
     """Quantises an exported detector in place, see `calibrate_file`.
 
     Args:
@@ -164,7 +166,7 @@ def quantize_file(model: Path, request: ExportRequest, function_bodies: bool) ->
     from onnx_path.nodes.attention import remove_function_bodies
     from onnx_path.tensorrt.model_for_tensorrt import save_model
 
-    quantizer = calibrate_file(model, request)
+    quantizer = calibrate_file(model, request, pictures)
     result = quantizer.quantize(quantizer.layers)
     if not function_bodies:
         remove_function_bodies(result)
