@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ class CellProcesses:
 
     def __init__(self, logs: Path, limit: int) -> None:
         self._logs, self._limit = logs, limit
-        self._loading: dict[str, tuple[subprocess.Popen, Path]] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="codetr-sweep-")  # of specs and results
+        self._loading: dict[str, tuple[subprocess.Popen, str]] = {}
 
     def load(self, spec: CellSpec) -> None:
         """Starts the process of a cell, which loads its network and waits; `run` lets it go on."""
@@ -41,9 +43,10 @@ class CellProcesses:
             process.wait()
 
     def stop_all(self) -> None:
-        """Ends all processes that wait."""
+        """Ends all processes that wait, and removes their files."""
         for name in [*self._loading]:
             self.stop(name)
+        self._folder.cleanup()
 
     def run(self, what: str, spec: CellSpec) -> dict[str, Any]:
         """Runs a process to its end.
@@ -56,8 +59,8 @@ class CellProcesses:
             "seconds".
         """
         loading = self._loading.pop(spec.cell.id, None) if what == "cell" else None
-        process, stem = loading or self._start(what, spec)
-        source, result = _beside(stem, "spec.json"), _beside(stem, "result.json")
+        process, name = loading or self._start(what, spec)
+        result = self._result(name)
         started = time.monotonic()
         with GpuMonitor() as monitor:
             monitor.watch_process(process.pid)
@@ -66,7 +69,7 @@ class CellProcesses:
                     process.stdin.write(b"\n")
                     process.stdin.close()
                 process.wait(self._limit)
-                reason = _ending(process.returncode, _beside(stem, "log"))
+                reason = _ending(process.returncode, self._log(name))
             except subprocess.TimeoutExpired:
                 reason = f"took longer than --cell-seconds {self._limit}"
             finally:
@@ -75,31 +78,31 @@ class CellProcesses:
         content: dict[str, Any] = {"status": "failed", "reason": reason}
         if result.is_file():
             content = json.loads(result.read_text(encoding="utf-8"))
-            result.unlink()
-        source.unlink()
         gpu, peak = monitor.report(content.pop("measured", []))
         seconds = round(time.monotonic() - started, 2)
         return {**content, "gpu": gpu, "peak_gpu_bytes": peak, "seconds": seconds}
 
-    def _start(self, what: str, spec: CellSpec) -> tuple[subprocess.Popen, Path]:
+    def _start(self, what: str, spec: CellSpec) -> tuple[subprocess.Popen, str]:
         """Starts a process, which waits for a line.
 
         Returns:
-            The process, and the path of its files without their suffixes.
+            The process, and the name of its files without their suffixes.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        stem = self._logs / (f"{spec.network.folder}-reference" if what == "reference" else spec.cell.id)
-        source, result = _beside(stem, "spec.json"), _beside(stem, "result.json")
+        name = f"{spec.network.folder}-reference" if what == "reference" else spec.cell.id
+        source, result = Path(self._folder.name, f"{name}.spec.json"), self._result(name)
         write_json(source, spec.as_dict())
         result.unlink(missing_ok=True)
         command = [sys.executable, "-m", "onnx_path.sweeping.measure_cell", what, str(source), str(result)]
-        with _beside(stem, "log").open("w") as file:
+        with self._log(name).open("w") as file:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
-        return process, stem
+        return process, name
 
+    def _result(self, name: str) -> Path:
+        return Path(self._folder.name, f"{name}.result.json")
 
-def _beside(stem: Path, suffix: str) -> Path:
-    return stem.with_name(f"{stem.name}.{suffix}")
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
 
 
 def _ending(status: int, log: Path) -> str:

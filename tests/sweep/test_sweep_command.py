@@ -189,6 +189,17 @@ def test_a_process_ends_with_its_sweep(folder, tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+def test_two_sweeps_measure_the_same_cell(folder, tmp_path, monkeypatch):
+    popen, script = subprocess.Popen, ["sh", "-c", "read line; exit 3"]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(script, **options))
+    spec, sweeps = spec_of(folder, tmp_path), [CellProcesses(tmp_path, 60) for _ in range(2)]
+    for processes in sweeps:
+        processes.load(spec)
+    for processes in sweeps:
+        assert processes.run("cell", spec)["reason"] == "the process ended with status 3: no message"
+        processes.stop_all()
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_network_that_8_bits_make_no_faster(folder, tmp_path, monkeypatch, jobs):
     """One process finds out for all batch sizes. The rows say why, and no cell failed."""
