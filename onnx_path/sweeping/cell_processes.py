@@ -67,12 +67,12 @@ class CellProcesses:
             try:
                 with contextlib.suppress(BrokenPipeError):  # it has ended
                     process.stdin.write(b"\n")
-                    process.stdin.close()
                 process.wait(self._limit)
                 reason = _ending(process.returncode, self._log(name))
             except subprocess.TimeoutExpired:
                 reason = f"took longer than --cell-seconds {self._limit}"
             finally:
+                process.stdin.close()
                 process.kill()
                 process.wait()
         content: dict[str, Any] = {"status": "failed", "reason": reason}
@@ -95,7 +95,8 @@ class CellProcesses:
         result.unlink(missing_ok=True)
         command = [sys.executable, "-m", "onnx_path.sweeping.measure_cell", what, str(source), str(result)]
         with self._log(name).open("w") as file:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
+            pipes = {"stdin": subprocess.PIPE, "stdout": file, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(command, bufsize=0, **pipes)
         return process, name
 
     def _result(self, name: str) -> Path:

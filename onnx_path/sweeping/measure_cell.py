@@ -3,15 +3,17 @@
 SPEC is a JSON file with the fields of `onnx_path.sweeping.cells.CellSpec`. OUT gets the cell's part of
 results.json. A failure is a result too: only a process that is killed leaves none.
 
-The process loads the network and waits for a line on stdin before it makes files and uses the GPU. Without
-one, it ends.
+The process loads the network and waits for a line on stdin before it makes files and uses the GPU. It ends
+when stdin is closed, as by a sweep that was killed, so that it does not disturb the next one.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -109,6 +111,12 @@ def build(spec: CellSpec) -> None:
 def _wait_for_line() -> None:
     if not sys.stdin.readline():
         sys.exit("the sweep has ended")
+    threading.Thread(target=_end_with_sweep, daemon=True).start()
+
+
+def _end_with_sweep() -> None:
+    os.read(sys.stdin.fileno(), 1)  # not sys.stdin.read: its lock would disturb the interpreter's exit
+    os._exit(1)
 
 
 def main(argv: Sequence[str]) -> int:

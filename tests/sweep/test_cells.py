@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,7 +117,7 @@ def result_of(spec: CellSpec, monkeypatch) -> dict:
     spec.files.mkdir(parents=True, exist_ok=True)
     source, result = (Path(spec.folder) / name for name in ("spec.json", "result.json"))
     source.write_text(json.dumps(spec.as_dict()))
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    monkeypatch.setattr(measure_cell, "_wait_for_line", lambda: None)
     assert measure_cell.main(["cell", str(source), str(result)]) == 0
     return json.loads(result.read_text())
 

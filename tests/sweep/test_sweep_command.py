@@ -189,6 +189,11 @@ def test_a_process_ends_with_its_sweep(folder, tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+def test_a_measurement_ends_with_its_sweep():
+    code = "import time; from onnx_path.sweeping import measure_cell as m; m._wait_for_line(); time.sleep(60)"
+    assert subprocess.run([sys.executable, "-c", code], input=b"\n", timeout=50).returncode == 1
+
+
 def test_two_sweeps_measure_the_same_cell(folder, tmp_path, monkeypatch):
     popen, script = subprocess.Popen, ["sh", "-c", "read line; exit 3"]
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(script, **options))
