@@ -126,6 +126,7 @@ def missing(
     network: Network, runtime: str, precision: str, batch: int, shapes: str, has_gpu: bool
 ) -> str | None:
     """Returns why a cell cannot exist, or None."""
+    wide = (network.source, network.precision) == ("onnx", None)
     reasons = {
         "TensorRT needs an NVIDIA GPU": runtime == "tensorrt" and not has_gpu,
         f"PyTorch has no module for {_NO_FILE.get(network.source)}": (
@@ -138,10 +139,9 @@ def missing(
             precision == "tf32" and runtime == "onnxruntime"
         ),
         "onnxruntime lacks most kernels in bfloat16": precision == "bf16" and runtime == "onnxruntime",
+        f"codetr quantize makes an {precision} file of this one": wide and precision in get_args(EightBits),
         "onnxruntime runs the file in its own fp32": (
-            (network.source, network.precision) == ("onnx", None)
-            and runtime == "onnxruntime"
-            and precision != "fp32"
+            wide and runtime == "onnxruntime" and precision != "fp32"
         ),
         f"the file has batch {network.batch}": network.batch is not None and batch != network.batch,
         "the file has a static batch size": network.batch is not None and shapes == "dynamic",

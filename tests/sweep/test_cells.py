@@ -40,6 +40,7 @@ def test_specs_survive_json(folder, tmp_path):
         ("onnx", "tensorrt", "fp16", 1, "dynamic", True, "the file has a static batch size"),
         ("onnx", "tensorrt", "fp32", 1, "static", True, "the file is in fp16"),
         ("float32", "tensorrt", "fp16", 1, "static", True, None),
+        ("float32", "tensorrt", "int8", 1, "static", True, "codetr quantize makes an int8 file of this one"),
         ("float32", "onnxruntime", "fp32", 1, "any", False, None),
         ("float32", "onnxruntime", "fp16", 1, "any", False, "onnxruntime runs the file in its own fp32"),
     ],
