@@ -58,8 +58,9 @@ def _colour(text: str) -> tuple[float, ...]:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
         numbers = ()
-    if len(numbers) != 3:
-        raise ValueError(f"expected three numbers for R, G and B, such as 0.485,0.456,0.406, got {text!r}")
+    if len(numbers) != 3 or not all(0 <= number <= 1 for number in numbers):
+        expected = "expected three numbers in 0..1 for R, G and B, such as 0.485,0.456,0.406"
+        raise ValueError(f"{expected}, got {text!r}")
     return numbers
 
 
@@ -169,9 +170,15 @@ def quantize(
     check_output("json", json, (model, out, model.with_suffix(".json"), out.with_suffix(".json")))
     patterns = compile_patterns("keep", keep)
 
+    import onnxruntime
+
     from onnx_path.quantization.quantizer import DEFAULT_METHODS, Quantizer
     from onnx_path.surgery.graph import model_files
 
+    providers = PROVIDERS[calibration.device]
+    if providers[0] not in onnxruntime.get_available_providers():
+        problem = "this onnxruntime has no CUDA provider (pip install onnxruntime-gpu)"
+        raise ArgumentError("device", f"expected cpu, {problem}, got {calibration.device}")
     original = model_files.load(model)
     model_files.check_valid(model, original)
     if time:
@@ -182,7 +189,6 @@ def quantize(
         raise UsageError(f"{model}: {error}") from error
     data = read_data(original, model, calibration)
     method = calibration.method or DEFAULT_METHODS[precision]
-    providers = PROVIDERS[calibration.device]
     with stage("calibrate") as seconds, progress(data.runs, "calibrating") as advance:
         read = quantizer.calibrate(data, method, cache_folder() / "ranges", providers, advance)
     print(f"ranges {'read from' if read else 'kept in'} {quantizer.ranges_file}")

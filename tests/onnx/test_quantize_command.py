@@ -295,7 +295,9 @@ def test_time(fast, words, files, tmp_path, monkeypatch, capsys):
     ("options", "words"),
     [
         ([], "--mean: expected three numbers"),
-        (["--mean", "0.5,0.5"], "expected three numbers for R, G and B"),
+        (["--mean", "0.5,0.5"], "expected three numbers in 0..1 for R, G and B"),
+        (["--mean", "124,116,104"], "expected three numbers in 0..1 for R, G and B"),
+        (["--device", "cuda"], "--device: expected cpu, this onnxruntime has no CUDA provider"),
         ([*COLOURS, "--size", "64x64"], "--size: expected 32x32, the file's own, got 64x64"),
         ([*COLOURS, "--keep", "("], "--keep: expected a regular expression"),
         ([*COLOURS, "--data", "."], "--data: expected pictures"),
@@ -313,6 +315,7 @@ def test_time(fast, words, files, tmp_path, monkeypatch, capsys):
 )
 def test_errors(options, words, files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     (tmp_path / "empty").mkdir()
     images = np.zeros((2, 3, SIZE, SIZE), np.float32)
     np.savez("names.npz", pictures=images)
