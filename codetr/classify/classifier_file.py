@@ -86,7 +86,7 @@ def read_tensors(path: str) -> Mapping[str, Tensor]:
     """Reads the tensors of a state dict: .safetensors, or .pth with or without "state_dict" around it.
 
     Raises:
-        ArgumentError: there is no such file, or it is damaged.
+        ArgumentError: there is no such file, or it is damaged or has no state dict.
     """
     if not Path(path).is_file():
         raise ArgumentError("weights", f"expected pretrained, none or a file, got {path!r}")
@@ -98,8 +98,12 @@ def read_tensors(path: str) -> Mapping[str, Tensor]:
         raise ArgumentError("weights", one_line(error)) from error
     if isinstance(content, dict):
         content = next((content[key] for key in ("state_dict", "model") if key in content), content)
-    tensors = content.items() if isinstance(content, dict) else ()
-    return {str(name).removeprefix("module."): value for name, value in tensors if isinstance(value, Tensor)}
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {str(name).removeprefix("module."): x for name, x in items if isinstance(x, Tensor)}
+    if not tensors:
+        expected = "expected a state dict, as torch.save(model.state_dict(), …) writes it"
+        raise ArgumentError("weights", f"{path}: {expected}, got no tensor")
+    return tensors
 
 
 def save_classifier(

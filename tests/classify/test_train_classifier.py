@@ -120,6 +120,7 @@ def test_corrupt_pictures_are_left_out(data, tmp_path, capsys):
         ({"weights": "wrong.safetensors"}, "--weights: expected weights of shufflenet_v2_x0_5, got 0 of "),
         ({"weights": "damaged.safetensors"}, "--weights: damaged.safetensors: damaged, or no safetensors"),
         ({"weights": "damaged.pth"}, "--weights: damaged.pth: cut off, or not a PyTorch checkpoint"),
+        ({"weights": "module.pth"}, "--weights: module.pth: expected a state dict, as torch.save("),
         (
             {"data": "missing"},
             "--data: expected a folder of class folders, got missing/train: no such folder",
@@ -140,6 +141,7 @@ def test_errors_in_one_line(data, tmp_path, capsys, monkeypatch, options, words)
     for name in ("damaged.pth", "damaged.safetensors"):
         Path(name).write_bytes(b"PK")
     save_file({"a": torch.zeros(3)}, "wrong.safetensors")
+    torch.save(torch.nn.Linear(2, 3), "module.pth")
     shutil.copytree(data, "other")
     Path("other/val/yellow").mkdir()
     assert main(arguments(data, tmp_path / "run", **options)) == 2
