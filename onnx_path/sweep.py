@@ -90,8 +90,8 @@ class ImageOptions:
     limit: PositiveInt | None = None
     """Evaluate this number of images: of class folders every n-th, else the first ones. Default: all."""
     calibration: Folder | None = None
-    """Images that the ranges of int8 and fp8 are measured on. Default: the dataset's part train, else random
-    numbers."""
+    """Images that the ranges of int8 and fp8 are measured on. Default: the dataset's part train, or the whole
+    dataset if it has none; random numbers without a dataset."""
     calibration_images: PositiveInt = 64
     """Number of images of --calibration."""
     compare: bool = False
@@ -151,7 +151,7 @@ def sweep(
 
     Args:
         networks: names of torchvision, timm or ultralytics (yolov8n-cls), detectors of this package, weights
-            (.pth, .pt, .safetensors), folders of training runs, ONNX files or engines.
+            (.pth, .pt, .tar, .safetensors), folders of training runs, ONNX files or engines.
         out: folder of the results, and of the files of all cells.
         network: name of the network of a file of weights, such as resnet18.
         weights: weights of the only network. Default: pretrained ones, which may be downloaded.

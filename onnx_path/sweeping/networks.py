@@ -18,7 +18,7 @@ from codetr.weights import choose_weights, model_config, weights_file
 from onnx_path.build import ENGINE_SUFFIXES
 from trt_plugin.metadata import ArtifactMetadata
 
-CHECKPOINTS = (".pth", ".pt", ".safetensors")
+CHECKPOINTS = (".pth", ".pt", ".tar", ".safetensors")  # PyTorch's examples write .pth.tar
 PRETRAINED, RANDOM = "pretrained", "random"
 
 
@@ -76,18 +76,20 @@ def find_network(
             raise UsageError(f"expected a file, there is no {text}")
         if weights not in (None, RANDOM):
             raise ArgumentError("weights", f"expected none with the file {text}, got {weights}")
-        if suffix in CHECKPOINTS:
-            name = architecture or _stated_architecture(path)
-            network = find_network(name, None, str(path), size)
-            return dataclasses.replace(network, name=path.stem)
-        return _file(path, suffix, size)
+    if suffix in CHECKPOINTS:
+        name = architecture or _stated_architecture(path)
+        network = find_network(name, None, str(path), size)
+        return dataclasses.replace(network, name=path.stem)
     run_config = path / RUN_CONFIG  # of a detector; a classifier's run has weights alone
     run_weights = run_config.with_suffix(".safetensors")
     if run_weights.is_file() and not run_config.is_file():
         network = find_network(str(run_weights), architecture, weights, size)
         return dataclasses.replace(network, name=path.resolve().name)
     if architecture is not None:
-        raise ArgumentError("network", f"expected none with the name {text}; it is for a file of weights")
+        expected = f"expected none with {text}; it is for a file of weights ({', '.join(CHECKPOINTS)})"
+        raise ArgumentError("network", expected)
+    if suffix in (*ENGINE_SUFFIXES, ".onnx"):
+        return _file(path, suffix, size)
     chosen = weights or PRETRAINED
     if text in _detectors():
         return _detector(text, chosen, size)

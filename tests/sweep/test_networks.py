@@ -56,6 +56,14 @@ def test_weights_of_another_network(folder):
         load_classifier(find_network(str(folder / "own.pth"), "resnet18", None, None))
 
 
+def test_files_of_weights_alone_take_a_network(folder, tmp_path):
+    shutil.copy(folder / "own.pth", tmp_path / "best.pth.tar")
+    assert find_network(str(tmp_path / "best.pth.tar"), SMALL, None, None).name == "best.pth"
+    (tmp_path / "own.onnx").touch()
+    with pytest.raises(ValueError, match=r"network: expected none with .*own\.onnx; it is for"):
+        find_network(str(tmp_path / "own.onnx"), SMALL, None, None)
+
+
 @pytest.mark.parametrize("network", ["test_convnext", "squeezenet1_0"])
 def test_the_number_of_classes_in_sorted_weights(tmp_path, network):
     """Safetensors sort names, so that the last layer need not be last; SqueezeNet's is a convolution."""
