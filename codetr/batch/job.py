@@ -47,6 +47,8 @@ class Summary:
 def ray_session(address: str | None) -> Iterator[None]:
     """Starts Ray on this machine, or connects to a cluster, for the length of the block.
 
+    In the block SIGTERM raises KeyboardInterrupt. With Ray's handler the process aborts and leaves actors.
+
     Args:
         address: "auto", HOST:PORT or ray://HOST:PORT. None starts Ray.
 
@@ -57,13 +59,14 @@ def ray_session(address: str | None) -> Iterator[None]:
     import ray.data
 
     _check_reachable(address)
-    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray installs its own
+    on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         try:
             ray.init(address or "local", logging_level="CRITICAL", log_to_driver=False)
         except (ConnectionError, ValueError) as error:
             raise _no_cluster(address, error) from error
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is raised, too
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         yield
     finally:
         ray.shutdown()

@@ -171,6 +171,8 @@ def test_tables_fill_runs_of_the_network(tmp_path):
     with job.ray_session(None):
         source = Source.find(places[0], PATH, BYTES)
         job.run_job(source, places[1], NetworkOptions(), {}, batch=80, part_rows=1000, step=Recorded)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
     assert [int(path.read_text()) for path in tmp_path.glob("rows_*")] == [80] * 5
 
 
