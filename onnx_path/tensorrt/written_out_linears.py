@@ -73,7 +73,7 @@ def write_out_linears(model: ir.Model, keep: Callable[[ir.Node], bool] = lambda 
 
 def product_name(node: ir.Node) -> str:
     """Returns the name of the matrix product's result, once a node with constant weights is written out."""
-    return f"{node.outputs[0].name}_0"
+    return f"{node.outputs[0].name}/0"  # exporters write "linear_0"
 
 
 def _is_fast(node: ir.Node, types: Types) -> bool:
@@ -115,12 +115,12 @@ def _write_out(node: ir.Node, opset: int) -> None:
     ) -> ir.Value:
         made = ir.node(op_type, inputs, attributes, name=posixpath.join(module, op_type) + place + suffix)
         value = made.outputs[0]
-        value.name, value.type = name or f"{output.name}_{next(names)}", output.type
+        value.name, value.type = name or f"{output.name}/{next(names)}", output.type
         graph.insert_before(node, made)
         return value
 
     def own(array: np.ndarray, name: str) -> ir.Value:
-        return add_constant(graph, f"{output.name}_{name}", array)
+        return add_constant(graph, f"{output.name}/{name}", array)
 
     array = constant(weight)
     if array is None:
@@ -128,7 +128,7 @@ def _write_out(node: ir.Node, opset: int) -> None:
     else:
         transposed = own(np.ascontiguousarray(array.T), "weight")
     if _is_largest(node) and x.dtype != ir.DataType.FLOAT:
-        x = add("Cast", x, name=f"{output.name}_x", to=ir.DataType.FLOAT)
+        x = add("Cast", x, name=f"{output.name}/x", to=ir.DataType.FLOAT)
     results = [add("MatMul", x, transposed)]
     results.append(add("Add", results[-1], bias))
     activation = ACTIVATIONS[attribute(node, "activation", 0)]

@@ -201,14 +201,17 @@ WEIGHTS |= {"g": (16,), "d": (16,)}
 BLOCK = """
     h = msda.Linear<activation = 1, add_residual = 0, multiply_mask = 0, normalise = 0, eps = 1e-5>
         (x, W, b, b, b, b, b)
-    s = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0, normalise = 0, eps = 1e-5>
+    h_1 = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0, normalise = 0, eps = 1e-5>
         (h, V, c, x, c, c, c)
     t = msda.Linear<activation = 0, add_residual = 1, multiply_mask = 0, normalise = 1, eps = 1e-3>
-        (s, U, c, x, c, g, d)
+        (h_1, U, c, x, c, g, d)
     y = msda.Linear<activation = 0, add_residual = 0, multiply_mask = 1, normalise = 0, eps = 1e-5>
         (t, U, c, c, m, c, c)
 """
-"""A feed-forward block of Swin, a layer with a normalisation, and one with a mask."""
+"""A feed-forward block of Swin, a layer with a normalisation, and one with a mask.
+
+Names are numbered, as PyTorch's exporter does.
+"""
 
 
 def block() -> tuple[onnx.ModelProto, np.ndarray]:
