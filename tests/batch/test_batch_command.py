@@ -100,7 +100,7 @@ def kill_after_parts(out: Path, count: int, *arguments: object) -> None:
     process.communicate()
 
 
-def test_rows_of_a_folder(network, cluster, tmp_path):
+def test_rows_of_a_folder(network, tmp_path):
     """A picture that is damaged, empty, or unfit for the network has a row with the reason."""
     photos, out = tmp_path / "photos", tmp_path / "out"
     write_pictures(photos / "deep", 3)
@@ -110,7 +110,7 @@ def test_rows_of_a_folder(network, cluster, tmp_path):
     (photos / "empty.webp").touch()
     (photos / "notes.txt").write_text("no picture")
     (photos / "table.parquet").touch()
-    process = start(photos, out, *network, "--batch", 4, *cluster)
+    process = start(photos, out, *network, "--batch", 4)
     printed, notes = process.communicate(timeout=300)
     assert process.returncode == 0 and "6 pictures, 2 of them with an error" in printed
     assert f"codetr: note: Parquet files beside pictures are left out: 1 in {photos}\n" in notes
