@@ -175,8 +175,7 @@ def _haproxy_variables(folder: str) -> dict[str, str]:
         return {}
     files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "log.sock"}
     files |= {"SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
-    own = {name: os.path.join(folder, file) for name, file in files.items()}
-    own = {f"RAY_SERVE_HAPROXY_{name}": value for name, value in own.items()}
+    own = {f"RAY_SERVE_HAPROXY_{name}": os.path.join(folder, file) for name, file in files.items()}
     # Servers that start at the same time draw different ports. HAProxy sends a request to the fallback while
     # there is no gateway; with Ray's own port, another server could answer it.
     for name in ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP"):

@@ -90,7 +90,7 @@ class Settings:
             if len(words) > 1:  # such as a comment, whose words must not become keys
                 problem = f"got {len(words)} words in line {number} of {self.api_key_file}"
                 raise ArgumentError("api_key_file", f"expected a key a line, {problem}")
-        keys = tuple(word for words in lines for word in words)
+        keys = tuple(words[0] for words in lines if words)
         if not keys:
             raise ArgumentError("api_key_file", f"expected a key a line, got none in {self.api_key_file}")
         return keys
