@@ -54,6 +54,8 @@ class FindObjects:
         decoder = make_decoder(detector.backend)
         ahead = decoder.batches_ahead(batch)
         self._pipeline = Pipeline(detector, options, decoder.start, batch=batch, ahead=ahead)
+        if self._pipeline.contexts > 1:  # an engine
+            self._pipeline.warm_up()
         self._id_column, self._bytes_column = id_column, bytes_column
         self._turn = threading.Lock()
 

@@ -19,6 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from codetr.detector.decoding import Decoded
 from codetr.detector.detector import Detector
 from codetr.detector.preprocess import ImageError
@@ -32,6 +34,8 @@ CONTEXTS = 2
 
 On a GPU their networks take turns, while copies and the choice of boxes go on.
 """
+BLACK = np.zeros((480, 640, 3), np.uint8)
+"""A picture to try a network with."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ class Contexts:
             if len(images) == 1:
                 return [error]
             return [one for image in images for one in self._detect(backend, [image], options)]
+
+    def warm_up(self, batch: int) -> None:
+        """Runs each context once: an engine's first run loads its kernels, and captures its CUDA graph."""
+        for _ in range(self.count):
+            self.detect([BLACK] * batch)
 
     def close(self) -> None:
         """Frees the forks."""
@@ -190,6 +199,10 @@ class Pipeline:
                     results[index] = Processed(done.item, done.image, one, times_ms=times)
         self.spans.append(Span(threading.current_thread().name, began, decoded, time.perf_counter()))
         return results
+
+    def warm_up(self) -> None:
+        """Runs the network once in each context, see `Contexts.warm_up`."""
+        self._network.warm_up(self._batch)
 
     def close(self) -> None:
         """Waits for what is running, and frees the contexts."""

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import numpy as np
 import ray
 from fastapi import FastAPI
 from ray import serve
@@ -23,7 +22,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from codetr.detector.decoding import make_decoder
 from codetr.detector.detector import Detector
-from codetr.detector.pipeline import CONTEXTS, Contexts
+from codetr.detector.pipeline import BLACK, CONTEXTS, Contexts
 from codetr.detector.preprocess import ImageError, ImageFile
 from codetr.detector.sizes import SizeRange
 from codetr.errors import one_line
@@ -37,7 +36,6 @@ _BATCH = 8
 _CALLS = 2 * CONTEXTS  # of a gateway to a replica, so that the network never waits for the next one
 _BOUNDARIES_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000]
 _BATCH_BOUNDARIES = [1, 2, 4, 8, 16, 32, 64]
-_BLACK = np.zeros((480, 640, 3), np.uint8)
 # Of the hundreds of metrics of a node, those that `docs/serving.md` explains.
 _METRICS = re.compile(
     r"(?:# (?:HELP|TYPE) )?ray_(?:codetr_|node_(?:gpus|gram)_|serve_(?:deployment_replica_(?:healthy|starts)"
@@ -90,8 +88,7 @@ class Network:
         self._times = _stage_times()
         self._images = Counter("codetr_images", "Images that the network ran on.")
         self._sizes = Histogram("codetr_batch_images", "Images of a batch.", boundaries=_BATCH_BOUNDARIES)
-        for _ in range(self._contexts.count):  # warm-up of each
-            self._contexts.detect([_BLACK] * self._batch)
+        self._contexts.warm_up(self._batch)
 
     async def detect(
         self, images: Sequence[ImageFile], thresholds: Sequence[float]
@@ -167,7 +164,7 @@ class Network:
     async def check_health(self) -> None:
         """Runs the network after a failure. If it fails again, Ray Serve restarts the process."""
         if self._failed:
-            await self._in_thread([_BLACK], 1.0)
+            await self._in_thread([BLACK], 1.0)
             self._failed = False
 
 
