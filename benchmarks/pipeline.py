@@ -46,7 +46,7 @@ def measure_pipeline(
     pictures: Folder | None = None,
     count: PositiveInt = 1000,
     batch: Annotated[tuple[PositiveInt, ...], OneOrMore] = (1, 8),
-    contexts: Annotated[tuple[PositiveInt, ...], OneOrMore] = (1, 2),
+    contexts: Annotated[tuple[PositiveInt, ...], OneOrMore] = (1, 3),
     decoder: Annotated[tuple[DecoderName, ...], OneOrMore] = ("best", "pillow"),
     threads: Annotated[PositiveInt | None, Parameter(metavar="N")] = None,
     threshold: float = 0.3,

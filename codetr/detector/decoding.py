@@ -124,8 +124,8 @@ class GpuDecoder(Decoder):
     def start(self, files: Sequence[Path | ImageFile]) -> list[Future[Decoded]]:
         """As `Decoder.start`. Files that wait for the GPU are decoded together."""
         futures: list[Future[Decoded]] = [Future() for _ in files]
-        for file, future in zip(files, futures, strict=True):
-            self._pool.submit(self._read, file, future)
+        # One job for all: threads that change at each file hold up the threads that run the network.
+        self._pool.submit(self._read, files, futures)
         return futures
 
     def batches_ahead(self, batch: int) -> int:
@@ -135,14 +135,15 @@ class GpuDecoder(Decoder):
         """
         return max(super().batches_ahead(batch), -(-2 * _DECODED_TOGETHER // batch))
 
-    def _read(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        data = read_plain_jpeg(file)
-        if data is None:
-            _finish(file, future)
-        else:
-            self._waiting.put(_Read(file, data, future))
+    def _read(self, files: Sequence[Path | ImageFile], futures: Sequence[Future[Decoded]]) -> None:
+        for file, future in zip(files, futures, strict=True):
+            if not future.set_running_or_notify_cancel():
+                continue
+            data = read_plain_jpeg(file)
+            if data is None:
+                self._decode_by_pillow(file, future)
+            else:
+                self._waiting.put(_Read(file, data, future))
 
     def _decode_waiting(self) -> None:
         while self._decode_next():  # which keeps no picture while it waits for others
@@ -168,7 +169,7 @@ class GpuDecoder(Decoder):
         share = 1000 * (time.perf_counter() - started) / len(files)
         for file, image in zip(files, images, strict=True):
             if image is None:
-                self._decode_by_pillow(file)
+                self._decode_by_pillow(file.file, file.future)
                 continue
             num_bytes = image.shape[0] * image.row_bytes
             self._count(num_bytes)
@@ -180,11 +181,11 @@ class GpuDecoder(Decoder):
         with self._count_alone:
             self._held_bytes += num_bytes
 
-    def _decode_by_pillow(self, file: _Read) -> None:
+    def _decode_by_pillow(self, file: Path | ImageFile, future: Future[Decoded]) -> None:
         try:
-            self._pool.submit(_finish, file.file, file.future)
+            self._pool.submit(_finish, file, future)
         except RuntimeError:  # the decoder is being closed
-            _finish(file.file, file.future)
+            _finish(file, future)
 
     def _decode_on_gpu(self, files: Sequence[bytes | memoryview]) -> list[DeviceImage | None]:
         """Decodes files; None for one that nvImageCodec refuses."""

@@ -29,10 +29,12 @@ from codetr.usable_cores import usable_cores
 from trt_plugin.engine_error import EngineError
 
 _log = logging.getLogger(__name__)
-CONTEXTS = 2
+CONTEXTS = 3
 """Batches in work at the same time, each in a context with a stream of its own.
 
-On a GPU their networks take turns, while copies and the choice of boxes go on.
+On a GPU their networks take turns, while copies and the choice of boxes go on. The third one keeps the GPU
+busy while the threads of the other two wait for Python's lock: on an H200, `codetr batch` with the demo's
+network took 1121 images/s with three and 1053 with two.
 """
 BLACK = np.zeros((480, 640, 3), np.uint8)
 """A picture to try a network with."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import re
 import time
 import urllib.request
@@ -22,7 +21,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from codetr.detector.decoding import make_decoder
 from codetr.detector.detector import Detector
-from codetr.detector.pipeline import BLACK, CONTEXTS, Contexts
+from codetr.detector.pipeline import BLACK, Contexts
 from codetr.detector.preprocess import ImageError, ImageFile
 from codetr.detector.sizes import SizeRange
 from codetr.errors import one_line
@@ -33,7 +32,9 @@ from codetr.serving.web import Admission, ReplicaLost, make_app
 GATEWAY_REQUESTS = 1024
 """Requests that a gateway works on, those that still arrive among them."""
 _BATCH = 8
-_CALLS = 2 * CONTEXTS  # of a gateway to a replica, so that the network never waits for the next one
+# One batch runs while the next one fills. A third would leave fewer images for each.
+_CONTEXTS = 2
+_CALLS = 12  # of a gateway to a replica. A call takes time, but an image waits for the others of its call
 _BOUNDARIES_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000]
 _BATCH_BOUNDARIES = [1, 2, 4, 8, 16, 32, 64]
 # Of the hundreds of metrics of a node, those that `docs/serving.md` explains.
@@ -66,8 +67,8 @@ def _stage_times() -> Histogram:
 class Network:
     """A process with a network: decodes images, and runs batches of them.
 
-    A batch is formed once the network is free. `ray.serve.batch` forms batches of what arrives within its
-    wait and queues them, so that they stay small where requests wait.
+    A batch begins once it is full. An incomplete one waits until the network is free. `ray.serve.batch` forms
+    batches of what arrives within its wait and queues them, so that they stay small where requests wait.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -77,12 +78,14 @@ class Network:
         backend.load()
         self._batch = settings.batch or _batch_of(backend.batch)
         self._wait_s = settings.wait_ms / 1000
-        self._contexts = Contexts(self._detector, CONTEXTS)
+        self._contexts = Contexts(self._detector, _CONTEXTS)
         self._threads = ThreadPoolExecutor(self._contexts.count, "detect")
         self._decoder = make_decoder(backend)
         self._slots = asyncio.Semaphore(2 * self._contexts.count * self._batch)  # bounds the decoded images
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._one_forms = asyncio.Lock()
+        self._running = 0  # batches
+        self._ended = asyncio.Event()  # a batch, since the last one began to form
         self._workers: list[asyncio.Task[None]] = []
         self._failed = False
         self._times = _stage_times()
@@ -115,26 +118,37 @@ class Network:
     async def _run_batches(self) -> None:
         """Runs one batch after the other, in one of the contexts."""
         while True:
-            jobs: list[_Job] = []
             async with self._one_forms:
-                # After the wait, the batch is what there is.
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await self._form(jobs)
-            if jobs := [job for job in jobs if not job.found.cancelled()]:
-                await self._run(jobs)
+                jobs = await self._form()
+                self._running += 1
+            try:
+                if jobs := [job for job in jobs if not job.found.cancelled()]:
+                    await self._run(jobs)
+            finally:
+                self._running -= 1
+                self._ended.set()
 
-    async def _form(self, jobs: list[_Job]) -> None:
-        """Takes a batch; raises asyncio.TimeoutError if it is not full after the wait."""
-        jobs.append(await self._jobs.get())
-        # `fill` does not begin if the wait is 0.
-        while len(jobs) < self._batch and not self._jobs.empty():
-            jobs.append(self._jobs.get_nowait())
+    async def _form(self) -> list[_Job]:
+        """Takes a batch: a full one, or what there is after the wait once the network is free."""
+        jobs = [await self._jobs.get()]
 
         async def fill() -> None:
             while len(jobs) < self._batch:
                 jobs.append(await self._jobs.get())
 
-        await asyncio.wait_for(fill(), self._wait_s)
+        while len(jobs) < self._batch and not self._jobs.empty():
+            jobs.append(self._jobs.get_nowait())
+        filling = asyncio.create_task(fill())
+        try:
+            await asyncio.wait([filling], timeout=self._wait_s)
+            while self._running and not filling.done():
+                self._ended.clear()
+                ended = asyncio.create_task(self._ended.wait())
+                await asyncio.wait([filling, ended], return_when=asyncio.FIRST_COMPLETED)
+                ended.cancel()
+        finally:
+            filling.cancel()
+        return jobs
 
     async def _run(self, jobs: Sequence[_Job]) -> None:
         began = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,14 +42,20 @@ def backend() -> SlowBackend:
     return SlowBackend()
 
 
-@pytest.fixture
-def replica(backend):
+@contextmanager
+def make_replica(backend):
     network = SimpleNamespace(make_backend=lambda: backend, labels=None)
     made = deployments.Network.func_or_class(SimpleNamespace(network=network, batch=4, wait_ms=WAIT_MS))
     backend.batches.clear()  # of the warm-up
     yield made
     made._threads.shutdown()
     made._decoder.close()
+
+
+@pytest.fixture
+def replica(backend):
+    with make_replica(backend) as made:
+        yield made
 
 
 async def detect(replica, image: ImageFile):
@@ -86,6 +93,22 @@ def test_an_incomplete_batch_waits(replica, backend):
 
     assert [one.height for one in asyncio.run(run())] == [20, 21, 22]
     assert backend.batches == [2, 1]
+
+
+def test_an_incomplete_batch_waits_for_the_network(backend):
+    """A second context begins no batch that fills further while the first one runs."""
+    backend.fork = lambda: backend
+    with make_replica(backend) as replica:
+
+        async def client(delay: float):
+            await asyncio.sleep(delay)
+            return await detect(replica, picture(0))
+
+        async def run():
+            await asyncio.gather(*map(client, (0, 0.05, 0.075, 0.1)))
+
+        asyncio.run(run())
+    assert backend.batches == [1, 3]
 
 
 def test_errors_and_cancelled_requests(replica, backend):
@@ -128,6 +151,7 @@ class Response:
 def calls(monkeypatch) -> list[Response]:
     """The calls of `replicas`."""
     monkeypatch.setattr(deployments.serve, "get_replica_context", lambda: SimpleNamespace(app_name=""))
+    monkeypatch.setattr(deployments, "_CALLS", 4)
     return []
 
 
