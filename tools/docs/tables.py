@@ -43,9 +43,10 @@ SURGERY = "surgery_fp16_h200.json"
 SURGERY_BY_KINDS = "surgery_*_fp16_h100.json"
 QUANTIZATION = "quantization*.json"
 REPEATS = "repeats_h100.json"
-BATCH, SERVING = "batch_*_h100.json", "serving_*_h200.json"
+BATCH, SERVING = "batch_co_dino_*_h200.json", "serving_*_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 LINEAR_NORMS = "linear_norm_h100.json"
+WINDOWS = "window_attention_h200.json"
 ENGINES_WITH_NORMS = (
     "engines_norms_co_dino_swin_l_768x1152_h100.json",
     "engines_norms_co_dino_r50_768x1152_h100.json",
@@ -68,6 +69,7 @@ METHODS = {
     "reference_backward": "`grid_sample`, backward, eager PyTorch",
     "reference_compiled_backward": "`grid_sample`, backward, `torch.compile`",
 }
+METHODS_OF_WINDOWS = ("window_attention", "sdpa", "sdpa_no_bias")
 ZOO = {
     "deformable_detr": "Deformable DETR R50",
     "deformable_detr_two_stage": "Deformable DETR R50, two-stage with box refinement",
@@ -412,6 +414,23 @@ def linear_norms() -> str:
         rows.append([*sizes, "yes" if problem["residual"] else "", *times])
     head = ["M", "K", "N", "residual", "one kernel, µs", "layer and norm, µs", "eager PyTorch, µs"]
     return table(head, rows) + source(LINEAR_NORMS)
+
+
+def windows() -> str:
+    """Microseconds of window attention, by the operator and by PyTorch's attention."""
+    results: dict[str, dict[str, dict]] = {}
+    for row in read(WINDOWS)["results"]:
+        results.setdefault(row["problem"]["name"], {})[row["method"]] = row
+    rows = []
+    for name, methods in results.items():
+        if not name.startswith("swin_l_768x1152") or name.endswith("shifted"):
+            continue
+        problem, shifted = methods["window_attention"]["problem"], results[f"{name}_shifted"]
+        size = f"{problem['height']}x{problem['width']}, {problem['num_heads']}"
+        columns = [methods["window_attention"], *(shifted[method] for method in METHODS_OF_WINDOWS)]
+        rows.append([size, *map(microseconds, columns)])
+    head = ["map, heads", *("operator", "operator, shifted"), *("PyTorch, shifted", "PyTorch, shifted, no bias")]
+    return table([f"{name}, µs" if index else name for index, name in enumerate(head)], rows) + source(WINDOWS)
 
 
 def engines_with_norms() -> str:
