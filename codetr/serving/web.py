@@ -27,6 +27,7 @@ from codetr.serving.uploads import receive_images
 
 RETRY_AFTER = {"Retry-After": "1"}
 _NOT_LOADED = "no network is loaded"
+_PARAMETERS = ("threshold", "classes", "format")
 _BEARER = HTTPBearer(auto_error=False, description="a key of the server's --api-key-file")
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 _FILE = {"type": "string", "format": "binary"}
@@ -60,6 +61,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body has too many bytes, or an image too many pixels."},
     422: {"description": "A file is no image or is damaged, or a parameter is wrong."},
     429: {"description": "The queue is full."},
+    500: {"description": "The network failed."},
     503: {
         "description": "The server stops, loads its network, or lost the process that worked on the request."
     },
@@ -167,15 +169,21 @@ def make_app(
         if keys and not any([hmac.compare_digest(word, key) for key in keys]):
             raise HTTPException(401, "the API key is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
+    @app.exception_handler(Exception)
+    async def failed(*_: object) -> JSONResponse:
+        return JSONResponse({"detail": "the server failed; its log has the error"}, 500)
+
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def index() -> str:
         return page
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_class=PlainTextResponse)
     async def alive() -> str:
         """Whether the server runs."""
         return "ok"
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
     async def ready() -> str:
         """Whether the server takes images: its network is loaded, and it does not stop."""
@@ -209,6 +217,8 @@ def make_app(
 
         The answer has the boxes as x, y, width and height in pixels of the upright image, as COCO has them.
         """
+        if unknown := [name for name in request.query_params if name not in _PARAMETERS]:
+            raise HTTPException(422, f"expected {', '.join(_PARAMETERS)}, got the parameter {unknown[0]!r}")
         with admission.request():
             labels = _parse_classes(classes, class_names)
             picture = (format or _accepted(request)) == "jpeg"
