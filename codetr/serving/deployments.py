@@ -85,7 +85,7 @@ class Network:
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._one_forms = asyncio.Lock()
         self._running = 0  # batches
-        self._ended = asyncio.Event()  # a batch, since the last one began to form
+        self._ended = asyncio.Event()  # set when a batch ends
         self._workers: list[asyncio.Task[None]] = []
         self._failed = False
         self._times = _stage_times()
