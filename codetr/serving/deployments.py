@@ -34,7 +34,7 @@ GATEWAY_REQUESTS = 1024
 _BATCH = 8
 # One batch runs while the next one fills. A third would leave fewer images for each.
 _CONTEXTS = 2
-_CALLS = 12  # of a gateway to a replica. A call takes time, but an image waits for the others of its call
+_CALLS = 2 * _CONTEXTS  # of a gateway to a replica, so that the network never waits for the next one
 _BOUNDARIES_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000]
 _BATCH_BOUNDARIES = [1, 2, 4, 8, 16, 32, 64]
 # Of the hundreds of metrics of a node, those that `docs/serving.md` explains.

@@ -151,7 +151,6 @@ class Response:
 def calls(monkeypatch) -> list[Response]:
     """The calls of `replicas`."""
     monkeypatch.setattr(deployments.serve, "get_replica_context", lambda: SimpleNamespace(app_name=""))
-    monkeypatch.setattr(deployments, "_CALLS", 4)
     return []
 
 
