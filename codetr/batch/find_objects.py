@@ -13,7 +13,7 @@ import pyarrow as pa
 from codetr.detector.decoding import make_decoder
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
-from codetr.detector.pipeline import Pipeline, Processed
+from codetr.detector.pipeline import Pipeline, Processed, keep_collections_short
 from codetr.detector.preprocess import ImageFile
 from codetr.errors import one_line
 
@@ -58,6 +58,7 @@ class FindObjects:
             self._pipeline.warm_up()
         self._id_column, self._bytes_column = id_column, bytes_column
         self._turn = threading.Lock()
+        keep_collections_short()
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Maps rows of ids and files to rows of ids and `COLUMNS`."""

@@ -21,7 +21,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from codetr.detector.decoding import make_decoder
 from codetr.detector.detector import Detector
-from codetr.detector.pipeline import BLACK, Contexts
+from codetr.detector.pipeline import BLACK, Contexts, keep_collections_short
 from codetr.detector.preprocess import ImageError, ImageFile
 from codetr.detector.sizes import SizeRange
 from codetr.errors import one_line
@@ -92,6 +92,7 @@ class Network:
         self._images = Counter("codetr_images", "Images that the network ran on.")
         self._sizes = Histogram("codetr_batch_images", "Images of a batch.", boundaries=_BATCH_BOUNDARIES)
         self._contexts.warm_up(self._batch)
+        keep_collections_short()
 
     async def detect(
         self, images: Sequence[ImageFile], thresholds: Sequence[float]
@@ -192,6 +193,7 @@ class Gateway:
         self._settings, self._replicas = settings, RayReplicas(network, settings.replicas)
         share = -(-settings.limits.queue * settings.replicas // _gateways(settings))
         self._admission = Admission(max(share, settings.limits.max_images), self._images.set)
+        keep_collections_short()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings, times = self._settings, _stage_times()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import time
 from contextlib import contextmanager
@@ -109,6 +110,12 @@ def test_an_incomplete_batch_waits_for_the_network(backend):
 
         asyncio.run(run())
     assert backend.batches == [1, 3]
+
+
+def test_collections_of_a_loaded_replica_are_short(backend):
+    gc.unfreeze()
+    with make_replica(backend):
+        assert gc.get_freeze_count() > 10_000  # the objects of the imports
 
 
 def test_errors_and_cancelled_requests(replica, backend):
