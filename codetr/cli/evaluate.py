@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,11 +15,12 @@ from cyclopts import Group, types
 
 from codetr.cli.argument_types import Folder, InputFile, Parameter
 from codetr.cli.console import progress
+from codetr.cli.pictures import output_folder
 from codetr.cli.program import complain
 from codetr.detector.detector import Detector
 from codetr.detector.network_options import NetworkOptions
 from codetr.errors import UsageError
-from trt_plugin.atomic_files import atomic_write, new_folder, write_json
+from trt_plugin.atomic_files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from codetr.evaluation import Metrics, Run
@@ -99,7 +101,7 @@ def evaluate(
     )
     bad.check()
     data = bad.usable()
-    with new_folder(results.out or "."), detector:
+    with nullcontext() if results.out is None else output_folder(results.out), detector:
         detector.backend.load()
         description = detector.backend.description
         print(f"{len(data)} pictures of {data.annotation_file}; {description}", flush=True)

@@ -55,6 +55,15 @@ def test_errors(make, arguments, message, tiny, tmp_path, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} <= {"data"}
 
 
+def test_out_that_is_no_folder(tiny, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "new"):
+        assert command("--data", tiny.data, *tiny.network(), "--device", "cpu", "--out", out) == 2
+        printed, error = capsys.readouterr()
+        assert printed == "" and f"error: --out: expected a folder to write, got {out} (" in error
+
+
 def test_bad_pictures(tiny, tmp_path, capsys):
     """They are reported once, counted and left out with their objects. With --strict they are an error."""
     data = shutil.copytree(tiny.data, tmp_path / "data")
