@@ -31,6 +31,9 @@ def dynamic() -> ArtifactMetadata:
 
 KINDS = {"fixed": fixed_metadata, "dynamic": dynamic}
 
+PLAN = b"ftrt".ljust(28, b"\0")
+"""The beginning of an engine."""
+
 INT32, INT64, FP32 = 8, 9, 11
 """Numbers of Triton's DataType."""
 
@@ -75,7 +78,7 @@ def plugin(tmp_path, monkeypatch) -> Path:
 def engine(tmp_path, plugin, request) -> Path:
     """A file in place of an engine, with the metadata of one."""
     path = tmp_path / "some.engine"
-    path.write_bytes(b"plan")
+    path.write_bytes(PLAN)
     KINDS[getattr(request, "param", "fixed")]().save(path.with_suffix(".json"))
     return path
 
@@ -141,7 +144,7 @@ def test_files(engine, plugin, tmp_path, capsys):
         "street_preprocess",
     ]
     assert (out / plugin.name).read_bytes() == b"plugins"
-    assert (models / "street_engine/1/model.plan").read_bytes() == b"plan"
+    assert (models / "street_engine/1/model.plan").read_bytes() == PLAN
     assert (models / "street/labels.txt").read_text() == "cat\ndog\n"
     assert (models / "street/1").is_dir() and (models / "street_preprocess/1/model.py").is_file()
     *_, command = capsys.readouterr().out.splitlines()
@@ -305,6 +308,13 @@ def test_unfit_engines(engine, tmp_path, capsys, changed, message):
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     assert main(["triton-repository", str(tmp_path / "out"), "--engine", str(engine)]) == 2
     assert message in error_line(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_that_is_no_engine(engine, tmp_path, capsys):
+    engine.write_bytes(b"ONNX".ljust(100))
+    assert main(["triton-repository", str(tmp_path / "out"), "--engine", str(engine)]) == 2
+    assert f"error: --engine: {engine} is not a TensorRT engine" in error_line(capsys)
     assert not (tmp_path / "out").exists()
 
 
