@@ -20,6 +20,7 @@ _USUAL_RATE = Fraction(25)  # frames a second of a source that does not tell
 _CLOCK = Fraction(1, 90000)  # time base of the output, seconds
 _AHEAD = 4  # decoded frames that wait for the network
 _TIMEOUT_S = 20.0  # of a network stream
+_CUT_S = 1.0  # that a file lacks of its stated duration if it is cut; durations are not exact
 
 
 class Frame(NamedTuple):
@@ -58,7 +59,7 @@ class VideoReader:
         frames: number of frames, if the file tells.
         dropped: frames of a stream that were dropped.
         damaged: packets that could not be decoded.
-        broken: why a stream ended early, or None.
+        broken: why the video ended early, or None.
 
     Raises:
         ImportError: PyAV is not installed.
@@ -105,9 +106,13 @@ class VideoReader:
         """Decodes until the end of the video, an error or `close`."""
         av = _import_av()
         last: Exception | None = None
-        index, first = -1, None
+        index, first, end = -1, None, 0.0
         try:
-            for packet in self._container.demux(self._stream):
+            for packet in self._container.demux():  # sound too, which may last longer than the pictures
+                if (time := packet.dts if packet.pts is None else packet.pts) is not None:
+                    end = max(end, float((time + (packet.duration or 0)) * packet.time_base))
+                if packet.stream != self._stream:
+                    continue
                 try:
                     frames = packet.decode()
                 except av.error.InvalidDataError:
@@ -123,6 +128,10 @@ class VideoReader:
                     return
             if index < 0:
                 last = UsageError(f"{self.source}: the video has no frame that can be decoded")
+            end -= (self._container.start_time or 0) / 1e6  # microseconds, as the duration
+            stated = (self._container.duration or 0) / 1e6
+            if not self.live and stated - end > _CUT_S:  # FFmpeg reports no error for a cut file
+                self.broken = f"{self.source}: the file states {stated:.1f} s, and ends after {end:.1f} s"
         except Exception as error:
             broken = f"{self.source}: the video breaks off ({_reason(error)})"
             if self.live and index >= 0:

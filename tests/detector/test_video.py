@@ -163,6 +163,27 @@ def test_stream_that_breaks_off_keeps_its_frames(fake, tmp_path, capsys, monkeyp
     assert not (tmp_path / "file").exists()
 
 
+def test_file_that_is_cut(fake, tmp_path, capsys):
+    """The command keeps the frames before the cut, and warns."""
+    copy = tmp_path / "clip.mkv"
+    rng = np.random.default_rng(0)
+    with av.open(str(copy), "w") as container:
+        stream = container.add_stream("mpeg4", rate=RATE, options={"g": "5"})
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for _ in range(60):
+            noise = rng.integers(0, 256, (64, 96, 3), dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")))
+        container.mux(stream.encode(None))
+    assert run(copy, "--out", tmp_path / "whole", "--no-pictures") == 0
+    assert capsys.readouterr().err == ""
+    content = copy.read_bytes()
+    copy.write_bytes(content[: len(content) // 2])
+    assert run(copy, "--out", tmp_path / "cut", "--no-pictures") == 0
+    frames = len(rows_of(tmp_path / "cut/clip.jsonl"))
+    warning = f"{copy}: the file states 6.0 s, and ends after {frames / RATE:.1f} s"
+    assert 0 < frames < 50 and capsys.readouterr().err == f"codetr: warning: {warning}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
