@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CoercionError, CycloptsError
 from cyclopts.config import Env
 
 from codetr.cli.argument_types import Parameter
@@ -88,7 +88,10 @@ def message_of(error: Exception, program: str = "") -> str:
     """Returns the message of an error as a program prints it, on one line."""
     if isinstance(error, CycloptsError):
         command = " ".join([program, *(error.command_chain or ())])
-        return f"{' '.join(str(error).split())} (see {command} --help)"
+        text = " ".join(str(error).split())
+        if isinstance(error, CoercionError) and error.msg and error.token and error.token.keyword is None:
+            text = f"Invalid value for {error.argument.name}: {text}"  # Cyclopts names options alone
+        return f"{text} (see {command} --help)"
     if isinstance(error, ArgumentError):
         return f"--{error.argument.replace('_', '-')}: {' '.join(error.problem.split())}"
     return one_line(error)

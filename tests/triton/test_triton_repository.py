@@ -311,6 +311,11 @@ def test_unfit_engines(engine, tmp_path, capsys, changed, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_empty_path(engine, capsys):
+    assert main(["triton-repository", "", "--engine", str(engine)]) == 2
+    assert "error: Invalid value for OUT: expected a path, got ''" in error_line(capsys)
+
+
 def test_file_that_is_no_engine(engine, tmp_path, capsys):
     engine.write_bytes(b"ONNX".ljust(100))
     assert main(["triton-repository", str(tmp_path / "out"), "--engine", str(engine)]) == 2
