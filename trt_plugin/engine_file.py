@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # An engine file begins with a tag and the version of its layout, as trtexec --getPlanVersionOnly reads them.
 # In layout 0, bytes 24 to 27 are the four numbers of TensorRT's version.
-_HEADER_BYTES = 28
+HEADER_BYTES = 28
 _TAG = 0x74727466
 
 # Parts of TensorRT's messages.
@@ -63,17 +63,21 @@ def load_engine(path: Path, device: int = 0) -> tuple[trt.Runtime, trt.ICudaEngi
     return runtime, engine
 
 
-def read_plan(path: Path) -> bytes:
+def read_plan(path: Path, num_bytes: int = -1) -> bytes:
     """Reads an engine file.
+
+    Args:
+        num_bytes: size of the part to read, from the beginning; at least `HEADER_BYTES`. Default: all.
 
     Raises:
         EngineError: the file cannot be read, or does not begin like an engine.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(num_bytes)
     except OSError as error:
         raise EngineError(f"the engine {path} cannot be read: {error.strerror}") from error
-    if len(content) < _HEADER_BYTES or struct.unpack_from("<I", content)[0] != _TAG:
+    if len(content) < HEADER_BYTES or struct.unpack_from("<I", content)[0] != _TAG:
         raise EngineError(f"{path} is not a TensorRT engine: it does not begin like one")
     return content
 

@@ -84,8 +84,7 @@ class Network:
         self._slots = asyncio.Semaphore(2 * self._contexts.count * self._batch)  # bounds the decoded images
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._one_forms = asyncio.Lock()
-        self._running = 0  # batches
-        self._ended = asyncio.Event()  # set when a batch ends
+        self._runs: set[asyncio.Task[None]] = set()  # of batches
         self._workers: list[asyncio.Task[None]] = []
         self._failed = False
         self._times = _stage_times()
@@ -120,14 +119,13 @@ class Network:
         """Runs one batch after the other, in one of the contexts."""
         while True:
             async with self._one_forms:
-                jobs = await self._form()
-                self._running += 1
-            try:
-                if jobs := [job for job in jobs if not job.found.cancelled()]:
-                    await self._run(jobs)
-            finally:
-                self._running -= 1
-                self._ended.set()
+                jobs = [job for job in await self._form() if not job.found.cancelled()]
+                if not jobs:
+                    continue
+                run = asyncio.create_task(self._run(jobs))
+                self._runs.add(run)
+                run.add_done_callback(self._runs.discard)
+            await run
 
     async def _form(self) -> list[_Job]:
         """Takes a batch: a full one, or what there is after the wait once the network is free."""
@@ -137,16 +135,11 @@ class Network:
             while len(jobs) < self._batch:
                 jobs.append(await self._jobs.get())
 
-        while len(jobs) < self._batch and not self._jobs.empty():
-            jobs.append(self._jobs.get_nowait())
         filling = asyncio.create_task(fill())
         try:
             await asyncio.wait([filling], timeout=self._wait_s)
-            while self._running and not filling.done():
-                self._ended.clear()
-                ended = asyncio.create_task(self._ended.wait())
-                await asyncio.wait([filling, ended], return_when=asyncio.FIRST_COMPLETED)
-                ended.cancel()
+            while self._runs and not filling.done():
+                await asyncio.wait([filling, *self._runs], return_when=asyncio.FIRST_COMPLETED)
         finally:
             filling.cancel()
         return jobs

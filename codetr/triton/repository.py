@@ -25,7 +25,7 @@ from codetr.errors import ArgumentError, UsageError
 from codetr.export.output_folder import staged_folder
 from codetr.triton.model_config import Enum, map_of, tensor, to_text
 from trt_plugin.engine_error import EngineError
-from trt_plugin.engine_file import read_plan
+from trt_plugin.engine_file import HEADER_BYTES, read_plan
 from trt_plugin.metadata import ArtifactMetadata
 
 _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32", "int64": "TYPE_INT64"}
@@ -70,7 +70,7 @@ class Repository:
                 raise ArgumentError(argument, f"expected at least 1, got {number}")
         self.metadata: ArtifactMetadata = TensorRTBackend(engine).metadata
         try:
-            read_plan(engine)
+            read_plan(engine, HEADER_BYTES)
         except EngineError as error:  # such as an ONNX file, which may have the same metadata
             raise ArgumentError("engine", str(error)) from error
         self._sizes = InputSizes.of_artifact(self.metadata)

@@ -43,7 +43,7 @@ SURGERY = "surgery_fp16_h200.json"
 SURGERY_BY_KINDS = "surgery_*_fp16_h100.json"
 QUANTIZATION = "quantization*.json"
 REPEATS = "repeats_h100.json"
-BATCH, SERVING = "batch_co_dino_*_h200.json", "serving_*_h200.json"
+BATCH, SERVING = "batch_*_h200.json", "serving_*_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 LINEAR_NORMS = "linear_norm_h100.json"
 WINDOWS = "window_attention_h200.json"
@@ -69,7 +69,6 @@ METHODS = {
     "reference_backward": "`grid_sample`, backward, eager PyTorch",
     "reference_compiled_backward": "`grid_sample`, backward, `torch.compile`",
 }
-METHODS_OF_WINDOWS = ("window_attention", "sdpa", "sdpa_no_bias")
 ZOO = {
     "deformable_detr": "Deformable DETR R50",
     "deformable_detr_two_stage": "Deformable DETR R50, two-stage with box refinement",
@@ -401,13 +400,18 @@ def surgery_by_kinds() -> str:
     return table(head, rows) + source(*files)
 
 
+def by_problem(name: str) -> dict[str, dict[str, dict]]:
+    """The rows of a result file by the problem's name and the method."""
+    results: dict[str, dict[str, dict]] = {}
+    for row in read(name)["results"]:
+        results.setdefault(row["problem"]["name"], {})[row["method"]] = row
+    return results
+
+
 def linear_norms() -> str:
     """Microseconds of layers with LayerNorm, by one kernel and by two."""
-    results: dict[str, dict[str, dict]] = {}
-    for row in read(LINEAR_NORMS)["results"]:
-        results.setdefault(row["problem"]["name"], {})[row["method"]] = row
     rows = []
-    for methods in results.values():
+    for methods in by_problem(LINEAR_NORMS).values():
         problem = methods["linear"]["problem"]
         sizes = [f"{problem[name]:,}" for name in ("rows", "inputs_of_row", "outputs_of_row")]
         times = [microseconds(methods[name]) for name in ("linear", "separate", "eager")]
@@ -418,17 +422,15 @@ def linear_norms() -> str:
 
 def windows() -> str:
     """Microseconds of window attention, by the operator and by PyTorch's attention."""
-    results: dict[str, dict[str, dict]] = {}
-    for row in read(WINDOWS)["results"]:
-        results.setdefault(row["problem"]["name"], {})[row["method"]] = row
+    results = by_problem(WINDOWS)
     rows = []
     for name, methods in results.items():
         if not name.startswith("swin_l_768x1152") or name.endswith("shifted"):
             continue
         problem, shifted = methods["window_attention"]["problem"], results[f"{name}_shifted"]
         size = f"{problem['height']}x{problem['width']}, {problem['num_heads']}"
-        columns = [methods["window_attention"], *(shifted[method] for method in METHODS_OF_WINDOWS)]
-        rows.append([size, *map(microseconds, columns)])
+        timed = (shifted[method] for method in ("window_attention", "sdpa", "sdpa_no_bias"))
+        rows.append([size, *map(microseconds, (methods["window_attention"], *timed))])
     head = ["operator", "operator, shifted", "PyTorch, shifted", "PyTorch, shifted, no bias"]
     return table(["map, heads", *(f"{name}, µs" for name in head)], rows) + source(WINDOWS)
 

@@ -13,7 +13,7 @@ import numpy as np
 from trt_plugin import library
 from trt_plugin.cuda_runtime import call, require_gpu
 from trt_plugin.engine_error import EngineError, import_tensorrt
-from trt_plugin.engine_file import built_with, load_engine, read_plan
+from trt_plugin.engine_file import HEADER_BYTES, built_with, load_engine, read_plan
 from trt_plugin.engine_tensors import DTYPE_NAMES, format_range, format_shape
 from trt_plugin.inspection import engine_layers
 from trt_plugin.inspection.engine_layers import LayerList
@@ -112,7 +112,7 @@ def read_engine(
     Raises:
         EngineError: a library or the engine cannot be loaded, see `trt_plugin.engine_file.load_engine`.
     """
-    version = built_with(read_plan(path))
+    version = built_with(read_plan(path, HEADER_BYTES))
     trt = import_tensorrt()
     require_gpu(device)
     call("cudaSetDevice", device)
