@@ -18,7 +18,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
         ("accuracy_co_dino_demo_640x640_h100", "| metrics.ap | 0.8778 | 0.8777 |", 1),
         ("training_h200", "| images_per_second | 15.03 | 4.687 |", 1),
         ("surgery_fp16_h200", "| rewritten.timing.median_ms | 3.486 |", 0),
-        ("engines_co_dino_r50_fp16_768x1152_h100", "| plugins.FusedMultiScaleDeformableAttention | ", 1),
+        ("engines_co_dino_r50_fp16_768x1152_h200", "| plugins.FusedMultiScaleDeformableAttention | ", 1),
         ("sizes_co_dino_swin_l_h200", "| detections_in_its_precision.matched | ", 1),
         ("repeats_h100", "| different | 0 | 0 | 0 |", 0),
         pytest.param("msda_h200", "| fused_plugin |", 9, marks=pytest.mark.slow),

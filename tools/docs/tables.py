@@ -254,22 +254,21 @@ def detector() -> str:
 
 def engines() -> str:
     names = {
-        "Swin-L, 608x608": "engines_co_dino_swin_l_fp16_608x608_h100.json",
-        "Swin-L, 768x1152": "engines_co_dino_swin_l_8_bits_768x1152_h100.json",
-        "Swin-L, 1280x1920": "engines_co_dino_swin_l_fp16_1280x1920_h100.json",
+        "Swin-L, 608x608": "engines_co_dino_swin_l_fp16_608x608_h200.json",
+        "Swin-L, 768x1152": "engines_co_dino_swin_l_fp16_768x1152_h200.json",
+        "Swin-L, 1280x1920": "engines_co_dino_swin_l_fp16_1280x1920_h200.json",
         "Swin-L, 512 to 1344, batch 1 to 8": "engines_co_dino_swin_l_fp16_dynamic_onnx_h100.json",
-        "R50, 768x1152": "engines_co_dino_r50_fp16_768x1152_h100.json",
+        "R50, 768x1152": "engines_co_dino_r50_fp16_768x1152_h200.json",
     }
     rows = []
     for label, name in names.items():
         for row in read(name)["results"]:
-            if row["precision"] != "fp16":
-                continue
             path = "ONNX" if "onnx" in row["variant"] else "dynamo"
             size = "x".join(map(str, row["inputs"]["images"][2:]))
             build = "" if row["build_seconds"] is None else f"{row['build_seconds']:.0f}"
-            rows.append([label, path, size, milliseconds(row), build, mebibytes(row["engine_bytes"])])
-    head = ["fp16 engine", "path", "timed at", "ms", "build, s", "MiB"]
+            what = [label, gpu_of(name), path, size]
+            rows.append([*what, milliseconds(row), build, mebibytes(row["engine_bytes"])])
+    head = ["fp16 engine", "GPU", "path", "timed at", "ms", "build, s", "MiB"]
     return table(head, rows) + source(*names.values())
 
 
@@ -499,10 +498,10 @@ def batch() -> str:
 
 
 def serving() -> str:
-    """`codetr serve` under load."""
+    """`codetr serve` under load: the latest run of each kind."""
     files = sorted(file.name for file in RESULTS.glob(SERVING))
-    rows = []
-    for content in map(read, files):
+    rows = {}
+    for content in sorted(map(read, files), key=lambda content: content["date_utc"]):
         for row in content["results"]:
             if row["measured"] == "pipeline":
                 continue
@@ -510,10 +509,10 @@ def serving() -> str:
             share = f"{row['of_pipeline']:.0%}" if "of_pipeline" in row else ""
             times = [digits(row[name]) for name in ("images_per_second", "p50_ms", "p99_ms")]
             growth = "" if row["growth_mib"] is None else f"{row['growth_mib']:+.0f}"
-            what = [f"{content['network'].split(',')[0]}, {row['measured']}", str(content["replicas"])]
-            rows.append([*what, *times, share, answers, growth])
-    head = ["fp16 engine, 32 clients", "replicas", "images/s", "p50, ms", "p99, ms", "of the pipeline's"]
-    return table([*head, "answers", "memory grows by, MiB"], rows) + source(*files)
+            what = f"{content['network'].split(',')[0]}, {row['measured']}", str(content.get("gateways", 1))
+            rows[what] = [*what, *times, share, answers, growth]
+    head = ["fp16 engine, 32 clients", "gateways", "images/s", "p50, ms", "p99, ms", "of the pipeline's"]
+    return table([*head, "answers", "memory grows by, MiB"], sorted(rows.values())) + source(*files)
 
 
 def speedup(row: dict) -> float:
