@@ -18,6 +18,7 @@ from benchmarks import image_input as images
 from benchmarks import linear as linears
 from benchmarks import linear_max as largest
 from benchmarks import operator_errors, timing
+from benchmarks import quantized_feed_forward as feed_forwards
 from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
@@ -31,6 +32,7 @@ MapProblem = (
     | norms.NormProblem
     | linears.LinearProblem
     | largest.LinearMaxProblem
+    | feed_forwards.FeedForwardProblem
     | searches.TopKProblem
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -47,12 +49,12 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
     8-bit inputs, with results in 8 and 16 bits. Layer normalisation in 8 bits runs with rows of whole vectors
-    and of odd sizes. The largest outputs of linear layers run with every compiled size and
-    others, the search for the largest numbers with rows of one part and of several. Image input runs with
-    images of one pixel to sizes that end within a block.
+    and of odd sizes. Feed-forward blocks in int8 run with the sizes of both kernels. The largest outputs of
+    linear layers run with every compiled size and others, the search for the largest numbers with rows of one
+    part and of several. Image input runs with images of one pixel to sizes that end within a block.
 
     MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-    MSDA_QUANTIZED_LAYER_NORM, MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel
+    MSDA_QUANTIZED_LAYER_NORM, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel
     (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
 
     ```
@@ -77,7 +79,8 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
             error = run()
         except RuntimeError as reason:
             operators = "FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "QUANTIZED_LINEAR"
-            variables = *operators, "QUANTIZED_LAYER_NORM", "LINEAR_MAX", "TOP_K"
+            others = "QUANTIZED_LAYER_NORM", "QUANTIZED_FEED_FORWARD", "LINEAR_MAX", "TOP_K"
+            variables = *operators, *others
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
@@ -150,6 +153,12 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"layer norm {'x'.join(map(str, size))} {dtype} to {eight_bits} unaligned={unaligned}"
         # A step between the numbers that float32 rounds to.
         yield what, 2e-2, partial(check_quantized_norm, problem, dtype, eight_bits, unaligned)
+    sizes = (1, 1, 1), (5, 20, 33), (3, 1024, 8192), (129, 256, 64), (300, 256, 2048), (17000, 256, 192)
+    for dtype, size, unaligned in itertools.product(DTYPES[1:3], sizes, (False, True)):
+        problem = feed_forwards.FeedForwardProblem("edge", *size)
+        what = f"feed-forward {'x'.join(map(str, size))} {dtype} unaligned={unaligned}"
+        run = partial(check_map, msda.quantized_feed_forward, feed_forwards.truth, problem, dtype, unaligned)
+        yield what, operator_errors.TOLERANCE[dtype], run
     sizes = itertools.product((5, 33, 3000), (20, 64, 192, 256), (1, 32, 80, 90))
     for dtype, size, unaligned in itertools.product(DTYPES, sizes, (False, True)):
         problem = largest.LinearMaxProblem("edge", *size)

@@ -4,11 +4,13 @@
 the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
 Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
 layer with its activation, residual and mask. `quantized_linear` is the same of int8 or FP8 numbers, and
-`quantized_layer_norm` a layer normalisation that makes such numbers.
+`quantized_layer_norm` a layer normalisation that makes such numbers. `quantized_feed_forward` is the block of
+two such layers and a normalisation in DETR's encoders.
 `linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
 `image_input` resizes and normalises an image into a network's input. `reference`, `window_reference`,
 `group_norm_reference`, `linear_reference`, `quantized_linear_reference`, `quantized_layer_norm_reference`,
-`linear_max_reference`, `top_k_reference` and `image_input_reference` have the operators in plain PyTorch.
+`quantized_feed_forward_reference`, `linear_max_reference`, `top_k_reference` and `image_input_reference` have
+the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +20,7 @@ from msda import (
     image_input_reference,
     linear_max_reference,
     linear_reference,
+    quantized_feed_forward_reference,
     quantized_layer_norm_reference,
     quantized_linear_reference,
     reference,
@@ -35,6 +38,7 @@ from msda.ops import (
     linear,
     linear_max,
     longest_top_k_row,
+    quantized_feed_forward,
     quantized_layer_norm,
     quantized_linear,
     top_k_indices,
@@ -63,6 +67,8 @@ __all__ = [
     "linear_max_reference",
     "linear_reference",
     "longest_top_k_row",
+    "quantized_feed_forward",
+    "quantized_feed_forward_reference",
     "quantized_layer_norm",
     "quantized_layer_norm_reference",
     "quantized_linear",

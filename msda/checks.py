@@ -22,6 +22,8 @@ VALUE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SIXTEEN_BIT_TYPES = (torch.float16, torch.bfloat16)
 EIGHT_BIT_TYPES = (torch.int8, torch.float8_e4m3fn)  # in the order of msda::EightBits
 MAX_QUANTIZED_INPUTS = 2**17 - 1  # as in kernels/include/msda/quantized_linear_params.h
+MAX_FEED_FORWARD_CHANNELS, MAX_FEED_FORWARD_HIDDEN = 1024, 8192
+"""C and H of `quantized_feed_forward`: a block of the plain kernel keeps a row in shared memory."""
 
 
 def check_attention(
@@ -209,6 +211,57 @@ def check_quantized_layer_norm(
         if tensor.dtype != x.dtype:
             raise TypeError(f"{name}: expected {x.dtype} as x, got {tensor.dtype}")
         _check_shape(name, tensor, "[C]", (x.shape[-1],))
+
+
+def check_quantized_feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    scale1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    scale2: Tensor,
+    bias2: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    x_scale: float,
+    hidden_scale: float,
+    eps: float,
+) -> None:
+    """Checks the arguments of :func:`msda.quantized_feed_forward`."""
+    _check_eps(eps)
+    _check_scale("x_scale", x_scale, "a float")
+    _check_scale("hidden_scale", hidden_scale, "a float")
+    _check_tensor("x", x, None)
+    if x.dtype not in SIXTEEN_BIT_TYPES:
+        raise TypeError(f"x: expected float16 or bfloat16, got {x.dtype}")
+    if not x.dim():
+        raise ValueError("x: expected [..., C], got a tensor without dimensions")
+    channels = x.shape[-1]
+    if not 1 <= channels <= MAX_FEED_FORWARD_CHANNELS:
+        most = MAX_FEED_FORWARD_CHANNELS
+        raise ValueError(f"x: expected [..., C] with C of 1 to {most}, got {list(x.shape)}")
+    _check_tensor("weight1", weight1, x, "x")
+    hidden = weight1.shape[0] if weight1.dim() else 0
+    if not 1 <= hidden <= MAX_FEED_FORWARD_HIDDEN:
+        most = MAX_FEED_FORWARD_HIDDEN
+        raise ValueError(f"weight1: expected [H, C] with H of 1 to {most}, got {list(weight1.shape)}")
+    of_hidden, of_channels = (torch.float32, "[H]", (hidden,)), (torch.float32, "[C]", (channels,))
+    of_norm = x.dtype, "[C]", (channels,)
+    for name, tensor, (dtype, letters, shape) in (
+        ("weight1", weight1, (torch.int8, "[H, C]", (hidden, channels))),
+        ("scale1", scale1, of_hidden),
+        ("bias1", bias1, of_hidden),
+        ("weight2", weight2, (torch.int8, "[C, H]", (channels, hidden))),
+        ("scale2", scale2, of_channels),
+        ("bias2", bias2, of_channels),
+        ("norm_weight", norm_weight, of_norm),
+        ("norm_bias", norm_bias, of_norm),
+    ):
+        _check_tensor(name, tensor, x, "x")
+        if tensor.dtype != dtype:
+            like = " as x" if dtype == x.dtype else ""
+            raise TypeError(f"{name}: expected {dtype}{like}, got {tensor.dtype}")
+        _check_shape(name, tensor, letters, shape)
 
 
 def _check_eps(eps: float) -> None:

@@ -19,6 +19,7 @@ from msda import (
     library,
     linear_max_reference,
     linear_reference,
+    quantized_feed_forward_reference,
     quantized_layer_norm_reference,
     quantized_linear_reference,
     top_k_reference,
@@ -115,6 +116,11 @@ def _quantized_layer_norm_fake(x, weight, bias, eps, scale, dtype):
     return x.new_empty(x.shape, dtype=dtype)
 
 
+@torch.library.register_fake("msda::quantized_feed_forward")
+def _quantized_feed_forward_fake(x, *tensors_and_numbers):
+    return x.new_empty(x.shape)
+
+
 @torch.library.register_fake("msda::image_input")
 def _image_input_fake(image, target, height, width, mean, std, bgr):
     return None
@@ -129,6 +135,9 @@ torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
 torch.library.impl("msda::linear_max", "CPU", linear_max_reference.linear_max)
 torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
 torch.library.impl("msda::quantized_layer_norm", "CPU", quantized_layer_norm_reference.quantized_layer_norm)
+torch.library.impl(
+    "msda::quantized_feed_forward", "CPU", quantized_feed_forward_reference.quantized_feed_forward
+)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
 

@@ -15,6 +15,7 @@
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
 #include "msda/linear_max_choice.h"
+#include "msda/quantized_feed_forward_choice.h"
 #include "msda/quantized_layer_norm_choice.h"
 #include "msda/quantized_linear_choice.h"
 #include "msda/top_k_choice.h"
@@ -50,6 +51,10 @@ cudaError_t run_quantized_layer_norm(QuantizedLayerNormKernel kernel,
                                      const QuantizedLayerNormProblem& problem,
                                      const QuantizedLayerNormArguments& arguments,
                                      cudaStream_t stream);
+cudaError_t run_quantized_feed_forward(QuantizedFeedForwardKernel kernel,
+                                       const QuantizedFeedForwardProblem& problem,
+                                       const QuantizedFeedForwardArguments& arguments,
+                                       cudaStream_t stream);
 template <typename T>
 cudaError_t run_image_input(const ImageInputProblem& problem, const ImageInputArguments& arguments,
                             cudaStream_t stream);
@@ -65,6 +70,7 @@ constexpr char kLinearMaxVariable[] = "MSDA_LINEAR_MAX";
 constexpr char kTopKVariable[] = "MSDA_TOP_K";
 constexpr char kQuantizedLinearVariable[] = "MSDA_QUANTIZED_LINEAR";
 constexpr char kQuantizedLayerNormVariable[] = "MSDA_QUANTIZED_LAYER_NORM";
+constexpr char kQuantizedFeedForwardVariable[] = "MSDA_QUANTIZED_FEED_FORWARD";
 
 // Returns whether an environment variable has a value. Reads it at every call.
 bool is_forced(const char* variable) {
@@ -111,7 +117,8 @@ cudaError_t with_type(DataType type, const Run& run) {
   return cudaErrorInvalidValue;
 }
 
-// Whether the current device has the compute capability of a kernel of linear layers.
+// Whether the current device has the compute capability of a kernel of linear layers or of
+// feed-forward blocks.
 template <typename Kernel>
 bool runs_here(Kernel kernel) {
   int major = 0, minor = 0;
@@ -145,6 +152,9 @@ std::string check_environment() {
   if (wrong.empty()) wrong = check_variable(kQuantizedLinearVariable, kQuantizedLinearKernels);
   if (wrong.empty()) {
     wrong = check_variable(kQuantizedLayerNormVariable, kQuantizedLayerNormKernels);
+  }
+  if (wrong.empty()) {
+    wrong = check_variable(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels);
   }
   if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
@@ -303,6 +313,23 @@ cudaError_t quantized_layer_norm(const QuantizedLayerNormProblem& problem,
   }
   if (!can_run(kernel, problem, arguments)) return cudaErrorNotSupported;
   return run_quantized_layer_norm(kernel, problem, arguments, stream);
+}
+
+cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
+                                   const QuantizedFeedForwardArguments& arguments,
+                                   cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  QuantizedFeedForwardKernel kernel = or_plain(choose_quantized_feed_forward(problem, arguments));
+  if (!force(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels, kernel)) {
+    return cudaErrorInvalidValue;
+  }
+  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
+  return run_quantized_feed_forward(kernel, problem, arguments, stream);
+}
+
+bool has_fast_quantized_feed_forward(const QuantizedFeedForwardProblem& problem) {
+  return is_forced(kQuantizedFeedForwardVariable) ||
+         (is_fast(problem) && runs_here(QuantizedFeedForwardKernel::kHopper));
 }
 
 }  // namespace msda

@@ -28,6 +28,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_feed_forward_params.h"
 #include "msda/quantized_layer_norm_params.h"
 #include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
@@ -462,6 +463,30 @@ Tensor quantized_layer_norm(Tensor x, Tensor weight, Tensor bias, double eps, do
                msda::name(problem.output_type));
   return output;
 }
+
+Tensor quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1, Tensor weight2,
+                              Tensor scale2, Tensor bias2, Tensor norm_weight, Tensor norm_bias,
+                              double x_scale, double hidden_scale, double eps) {
+  const msda::QuantizedFeedForwardProblem problem = binding::make_quantized_feed_forward_problem(
+      x, weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias, x_scale,
+      hidden_scale, eps);
+  for (Tensor* tensor :
+       {&x, &weight1, &scale1, &bias1, &weight2, &scale2, &bias2, &norm_weight, &norm_bias}) {
+    *tensor = torch::stable::contiguous(*tensor);
+  }
+  Tensor output = torch::stable::new_empty(x, x.sizes());
+  const msda::QuantizedFeedForwardArguments arguments{
+      x.const_data_ptr(),       weight1.const_data_ptr(),     scale1.const_data_ptr(),
+      bias1.const_data_ptr(),   weight2.const_data_ptr(),     scale2.const_data_ptr(),
+      bias2.const_data_ptr(),   norm_weight.const_data_ptr(), norm_bias.const_data_ptr(),
+      output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("quantized_feed_forward",
+               msda::quantized_feed_forward(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " weight1=", binding::shape_of(weight1), " ",
+               msda::name(problem.type));
+  return output;
+}
 #endif
 
 }  // namespace
@@ -519,6 +544,11 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "ScalarType dtype) -> Tensor");
   // msda/registrations.py implements it for the CPU.
   library.def(
+      "quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1, "
+      "Tensor weight2, Tensor scale2, Tensor bias2, Tensor norm_weight, Tensor norm_bias, "
+      "float x_scale, float hidden_scale, float eps) -> Tensor");
+  // msda/registrations.py implements it for the CPU.
+  library.def(
       "image_input(Tensor image, Tensor(a!) target, int height, int width, float[] mean, float[] "
       "std, bool bgr) -> ()");
 }
@@ -540,6 +570,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
   library.impl("quantized_linear", TORCH_BOX(&quantized_linear));
   library.impl("quantized_layer_norm", TORCH_BOX(&quantized_layer_norm));
+  library.impl("quantized_feed_forward", TORCH_BOX(&quantized_feed_forward));
   library.impl("image_input", TORCH_BOX(&image_input));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));

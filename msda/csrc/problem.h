@@ -17,6 +17,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_feed_forward_params.h"
 #include "msda/quantized_layer_norm_params.h"
 #include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
@@ -341,6 +342,37 @@ inline msda::QuantizedLayerNormProblem make_quantized_layer_norm_problem(const T
   check_like("bias", bias, "x", x);
   problem.output_type = eight_bits("dtype", dtype);
   problem.scale = static_cast<float>(scale);
+  return checked(problem);
+}
+
+// Checks the tensors of a feed-forward block in int8, and returns the problem.
+inline msda::QuantizedFeedForwardProblem make_quantized_feed_forward_problem(
+    const Tensor& x, const Tensor& weight1, const Tensor& scale1, const Tensor& bias1,
+    const Tensor& weight2, const Tensor& scale2, const Tensor& bias2, const Tensor& norm_weight,
+    const Tensor& norm_bias, double x_scale, double hidden_scale, double eps) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., C], got a tensor without dimensions");
+  STD_TORCH_CHECK(weight1.dim() == 2, "weight1: expected [H, C], got ", shape_of(weight1));
+  msda::QuantizedFeedForwardProblem problem{1, x.size(x.dim() - 1), weight1.size(0), eps,
+                                            data_type("x", x)};
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  const auto check_tensor = [&](const char* name, const Tensor& tensor, ScalarType type,
+                                const char* expected, const std::vector<int64_t>& shape) {
+    check_shape(name, tensor, shape);
+    check_device(name, tensor, x, "x");
+    STD_TORCH_CHECK(tensor.scalar_type() == type, name, ": expected ", expected);
+  };
+  const int64_t channels = problem.channels, hidden = problem.hidden;
+  const ScalarType wide = x.scalar_type();
+  check_tensor("weight1", weight1, ScalarType::Char, "int8", {hidden, channels});
+  check_tensor("scale1", scale1, ScalarType::Float, "float32", {hidden});
+  check_tensor("bias1", bias1, ScalarType::Float, "float32", {hidden});
+  check_tensor("weight2", weight2, ScalarType::Char, "int8", {channels, hidden});
+  check_tensor("scale2", scale2, ScalarType::Float, "float32", {channels});
+  check_tensor("bias2", bias2, ScalarType::Float, "float32", {channels});
+  check_tensor("norm_weight", norm_weight, wide, "the type of x", {channels});
+  check_tensor("norm_bias", norm_bias, wide, "the type of x", {channels});
+  problem.x_scale = static_cast<float>(x_scale);
+  problem.hidden_scale = static_cast<float>(hidden_scale);
   return checked(problem);
 }
 

@@ -15,6 +15,7 @@ from benchmarks import (
     image_input,
     linear,
     linear_max,
+    quantized_feed_forward,
     quantized_layer_norm,
     report,
     top_k_indices,
@@ -33,6 +34,7 @@ MOVED = {
     image_input: (image_input.PROBLEMS, total),
     linear: (LINEARS, lambda x: total(x) + 2 * len(x.x) * len(x.weight)),
     linear_max: (linear_max.PROBLEMS[::3], lambda x: total(x) + 4 * len(x.x)),
+    quantized_feed_forward: (quantized_feed_forward.PROBLEMS[4:6], lambda x: total(x) + x.x.nbytes),
     quantized_layer_norm: (quantized_layer_norm.PROBLEMS[2:4], lambda x: total(x[:3]) + x.x.numel()),
     top_k_indices: (top_k_indices.PROBLEMS, lambda x: total(x) + 4 * len(x.x) * x.count),
     window_attention: (window_attention.PROBLEMS[7::8], lambda x: x.qkv.nbytes * 4 // 3 + x.bias.nbytes),
@@ -62,6 +64,8 @@ def test_sizes_of_models() -> None:
     assert sizes["encoder_768x1152_fc2_norm"] == (73656, 2048)
     norms = [(problem.rows, problem.channels) for problem in quantized_layer_norm.PROBLEMS[:8]]
     assert norms == [*stages, (13824, 768), (3456, 1536), (864, 3072), (73656, 256)]
+    blocks = {(problem.channels, problem.hidden) for problem in quantized_feed_forward.PROBLEMS}
+    assert quantized_feed_forward.PROBLEMS[0].rows == 73656 and blocks == {(256, 2048)}
 
 
 FORMS = ("gelu", False), ("none", True), ("none", False, True), ("none", True, False, True)
@@ -112,6 +116,15 @@ def test_layer_norms_in_8_bits(method: str) -> None:
     if method == "fp8":
         inputs = inputs._replace(dtype=torch.float8_e4m3fn)
     assert relative_error(found, quantized_layer_norm.truth(inputs)) < 5e-3
+
+
+@pytest.mark.parametrize("method", quantized_feed_forward.METHODS)
+def test_feed_forward_blocks_in_8_bits(method: str) -> None:
+    """They compute the operator, but for sums that were rounded to 16 bits first."""
+    problem = quantized_feed_forward.FeedForwardProblem("small", 40, 64, 96)
+    inputs = problem.inputs(torch.float16, "cpu")
+    found = quantized_feed_forward.make_call(method, inputs)()
+    assert relative_error(found, quantized_feed_forward.truth(inputs)) < 2e-3
 
 
 @pytest.mark.parametrize("method", linear.EIGHT_BITS)

@@ -135,6 +135,18 @@ class _QuantizedLayerNormProblem(ctypes.Structure):
     )
 
 
+class _QuantizedFeedForwardProblem(ctypes.Structure):
+    """msda::QuantizedFeedForwardProblem of kernels/include/msda/quantized_feed_forward_params.h."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_int64 * 3),
+        ("eps", ctypes.c_double),
+        ("type", ctypes.c_int32),
+        ("x_scale", ctypes.c_float),
+        ("hidden_scale", ctypes.c_float),
+    )
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -143,7 +155,8 @@ class _Tensor(ctypes.Structure):
 def library(*sources: Path) -> ctypes.CDLL:
     """Sources compiled for the emulator, by default those of the operators."""
     if not sources:
-        kernels = sorted((compile_for_cpu.KERNELS / "src").glob("*.cu"))
+        source = compile_for_cpu.KERNELS / "src"
+        kernels = [*sorted(source.glob("*.cu")), source / "sm90" / "quantized_feed_forward.cu"]
         sources = (*kernels, compile_for_cpu.HERE / "operators.cpp")
     compiled = ctypes.CDLL(str(compile_for_cpu.build(sources, CACHE)))
     compiled.emulated_message.restype = ctypes.c_char_p
@@ -400,6 +413,39 @@ def quantized_layer_norm(
     problem = _QuantizedLayerNormProblem(sizes, eps, *types, scale)
     tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
     _launch("emulated_quantized_layer_norm", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def quantized_feed_forward(
+    x: torch.Tensor,
+    weight1: torch.Tensor,
+    scale1: torch.Tensor,
+    bias1: torch.Tensor,
+    weight2: torch.Tensor,
+    scale2: torch.Tensor,
+    bias2: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    x_scale: float,
+    hidden_scale: float,
+    eps: float,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.quantized_feed_forward` of valid contiguous tensors; MSDA_QUANTIZED_FEED_FORWARD forces a kernel.
+
+    Returns:
+        [..., C] in x's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = torch.full_like(x, torch.nan)
+    sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight1)
+    problem = _QuantizedFeedForwardProblem(sizes, eps, TYPES.index(x.dtype), x_scale, hidden_scale)
+    tensors = {"x": x, "weight1": weight1, "scale1": scale1, "bias1": bias1}
+    tensors |= {"weight2": weight2, "scale2": scale2, "bias2": bias2}
+    tensors |= {"norm_weight": norm_weight, "norm_bias": norm_bias, "output": output}
+    _launch("emulated_quantized_feed_forward", problem, tensors, ctypes.c_uint64(order))
     return output
 
 

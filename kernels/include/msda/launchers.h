@@ -13,6 +13,7 @@
 #include "msda/linear_max_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
+#include "msda/quantized_feed_forward_params.h"
 #include "msda/quantized_layer_norm_params.h"
 #include "msda/quantized_linear_params.h"
 #include "msda/top_k_params.h"
@@ -55,6 +56,15 @@ bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
 cudaError_t quantized_layer_norm(const QuantizedLayerNormProblem& problem,
                                  const QuantizedLayerNormArguments& arguments, cudaStream_t stream);
 
+// Feed-forward blocks in int8.
+cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
+                                   const QuantizedFeedForwardArguments& arguments,
+                                   cudaStream_t stream);
+
+// Whether quantized_feed_forward() is faster than two quantized_linear() and a normalisation on the
+// current device. It returns true where MSDA_QUANTIZED_FEED_FORWARD forces a kernel.
+bool has_fast_quantized_feed_forward(const QuantizedFeedForwardProblem& problem);
+
 // The largest outputs of linear layers. has_fast_linear_max() is as has_fast_linear(), for any
 // number of rows; MSDA_LINEAR_MAX forces a kernel.
 cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments& arguments,
@@ -69,9 +79,10 @@ cudaError_t image_input(const ImageInputProblem& problem, const ImageInputArgume
                         cudaStream_t stream);
 
 // MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-// MSDA_QUANTIZED_LAYER_NORM, MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel by its name. Where one
-// of them names no kernel, the launchers return cudaErrorInvalidValue, and this function returns a
-// message that lists the names; otherwise it returns an empty string.
+// MSDA_QUANTIZED_LAYER_NORM, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and MSDA_TOP_K force a
+// kernel by its name. Where one of them names no kernel, the launchers return
+// cudaErrorInvalidValue, and this function returns a message that lists the names; otherwise it
+// returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

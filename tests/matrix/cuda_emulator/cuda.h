@@ -17,7 +17,10 @@
 #include <tuple>
 #include <type_traits>
 
+#define MSDA_EMULATED
+
 #include "emulator.h"
+#include "hopper.h"
 #include "tensor_core.h"
 
 #undef __constant__
@@ -73,6 +76,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = 232448;

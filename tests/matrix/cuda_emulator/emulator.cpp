@@ -79,7 +79,8 @@ GuardedTensor* dynamic_memory = nullptr;
 Fiber outside;  // the caller of launch()
 std::vector<Thread> threads;
 std::vector<Warp> warps;
-std::deque<int> ready;  // the threads that can continue
+std::deque<int> ready;    // the threads that can continue
+std::deque<int> yielded;  // those that continue once no other thread can
 int current = 0;
 int alive = 0;       // threads of the block that have not returned
 int at_barrier = 0;  // of them, those at a barrier of the block
@@ -177,6 +178,7 @@ std::string describe(const Thread& thread) {
 
 // Continues with the next thread that can.
 void change_thread() {
+  if (ready.empty()) ready.swap(yielded);
   if (ready.empty()) report_deadlock();
   const int last = current;
   current = next_thread();
@@ -298,6 +300,7 @@ void run_block(const SharedMemory& shared, size_t dynamic_bytes) {
   if (dynamic_bytes > 0) std::memset(dynamic_memory->data(), garbage, dynamic_bytes);
   const int count = static_cast<int>(threads.size());
   ready.clear();
+  yielded.clear();
   alive = count;
   at_barrier = 0;
   for (int i = 0; i < count; ++i) {
@@ -341,6 +344,11 @@ void fail(const char* format, ...) {
   std::vsnprintf(text, sizeof(text), format, arguments);
   va_end(arguments);
   abandon(text, false);
+}
+
+void yield() {
+  yielded.push_back(current);
+  change_thread();
 }
 
 int lane() { return current % kWarp; }

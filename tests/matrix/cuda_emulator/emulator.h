@@ -84,6 +84,9 @@ char* dynamic_shared();
 void copy_async(char* shared, const void* global, int bytes, Site site = here());
 void wait_for_copies();
 
+// Lets all other threads run that can.
+void yield();
+
 // Number of the calling thread in its warp.
 int lane();
 

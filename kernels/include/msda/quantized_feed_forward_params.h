@@ -1,0 +1,78 @@
+// The contract of feed-forward blocks in int8 (quantized_feed_forward_choice.h lists their
+// kernels): sizes, types and pointers of one problem. Plain C++.
+//
+// Letters:
+//   M  rows of x: the product of all its sizes but the last
+//   C  channels: columns of x
+//   H  hidden numbers of a row
+#pragma once
+
+#include <cmath>
+
+#include "msda/group_norm_params.h"
+
+namespace msda {
+
+// A block of the plain kernel keeps a row in shared memory.
+inline constexpr int kFeedForwardMostChannels = 1024;
+inline constexpr int kFeedForwardMostHidden = 8192;
+
+struct QuantizedFeedForwardProblem {
+  int64_t rows = 0;                    // M
+  int64_t channels = 0;                // C
+  int64_t hidden = 0;                  // H
+  double eps = 1e-5;                   // added to the variance
+  DataType type = DataType::kFloat16;  // x, norm_weight, norm_bias, output: kFloat16 or kBFloat16
+  float x_scale = 1;                   // a step of the quantised x in x's numbers
+  float hidden_scale = 1;              // a step of the quantised hidden numbers in theirs
+
+  bool empty() const { return rows == 0; }
+};
+
+// Tensors are contiguous. Pointers need no more alignment than their elements.
+struct QuantizedFeedForwardArguments {
+  const void* x = nullptr;            // [M, C]
+  const void* weight1 = nullptr;      // [H, C] int8
+  const void* scale1 = nullptr;       // [H] float: x_scale times the scale of each row of weight1
+  const void* bias1 = nullptr;        // [H] float
+  const void* weight2 = nullptr;      // [C, H] int8
+  const void* scale2 = nullptr;       // [C] float: hidden_scale times that of each row of weight2
+  const void* bias2 = nullptr;        // [C] float
+  const void* norm_weight = nullptr;  // [C]
+  const void* norm_bias = nullptr;    // [C]
+  void* output = nullptr;             // [M, C]
+};
+
+// Returns one sentence about what is wrong with the problem, or an empty string.
+inline std::string check(const QuantizedFeedForwardProblem& problem) {
+  if (!(problem.eps > 0 && problem.eps <= kMaxEps)) {
+    return "eps: should be a finite number above 0, got " + std::to_string(problem.eps);
+  }
+  const auto is_wrong = [](float scale) {
+    return !(scale > 0 && std::isfinite(scale) && std::isfinite(1 / scale));
+  };
+  const char* const expected =
+      ": should be a number above 0 that is finite, as its reciprocal, got ";
+  if (is_wrong(problem.x_scale)) return "x_scale" + (expected + std::to_string(problem.x_scale));
+  if (is_wrong(problem.hidden_scale)) {
+    return "hidden_scale" + (expected + std::to_string(problem.hidden_scale));
+  }
+  if (problem.type != DataType::kFloat16 && problem.type != DataType::kBFloat16) {
+    return std::string("x: should be float16 or bfloat16, got ") + name(problem.type);
+  }
+  // The kernels count rows in 32 bits.
+  if (problem.rows > INT32_MAX / 8) {
+    return "x: M should be at most 2^28 - 1, got M=" + std::to_string(problem.rows);
+  }
+  if (problem.channels < 1 || problem.channels > kFeedForwardMostChannels) {
+    return "x: C should be 1 to " + std::to_string(kFeedForwardMostChannels) +
+           ", got C=" + std::to_string(problem.channels);
+  }
+  if (problem.hidden < 1 || problem.hidden > kFeedForwardMostHidden) {
+    return "weight1: H should be 1 to " + std::to_string(kFeedForwardMostHidden) +
+           ", got H=" + std::to_string(problem.hidden);
+  }
+  return {};
+}
+
+}  // namespace msda

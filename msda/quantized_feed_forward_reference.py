@@ -1,0 +1,47 @@
+"""Feed-forward blocks in int8, in plain PyTorch: the definition of correct results.
+
+It runs on any device, without derivatives. Tests compare every other implementation with it. This module
+imports `torch`, `msda.checks` and `msda.quantized_linear_reference` only.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from msda import checks
+from msda.quantized_linear_reference import quantize
+
+
+def quantized_feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    scale1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    scale2: Tensor,
+    bias2: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    x_scale: float,
+    hidden_scale: float,
+    eps: float,
+) -> Tensor:
+    """Computes :func:`msda.quantized_feed_forward` in float64.
+
+    Numbers are rounded to float32 before they are divided by a scale.
+    """
+    checks.check_quantized_feed_forward(
+        x, weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias, x_scale, hidden_scale, eps
+    )
+
+    def quantized(numbers: Tensor, scale: float) -> Tensor:
+        inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=x.device)
+        return quantize(numbers.float() * inverse, torch.int8).double()
+
+    product = quantized(x, x_scale) @ weight1.double().T
+    hidden = quantized((product * scale1.double() + bias1.double()).relu(), hidden_scale)
+    y = x.double() + hidden @ weight2.double().T * scale2.double() + bias2.double()
+    normalised = F.layer_norm(y, y.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
+    return normalised.to(x.dtype).contiguous()
