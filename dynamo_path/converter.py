@@ -1,5 +1,5 @@
-"""Converters for Torch-TensorRT: the operators of `torch.ops.msda` and packed_attention become plugin layers,
-quantize and dequantize Q/DQ layers.
+"""Converters for Torch-TensorRT: the operators of `torch.ops.msda`, packed_attention and
+quantized_feed_forward become plugin layers, quantize and dequantize Q/DQ layers.
 
 `add_plugin_layer` needs only TensorRT, `register` needs Torch-TensorRT.
 """
@@ -17,6 +17,7 @@ import torch
 
 import msda  # noqa: F401  (registers torch.ops.msda)
 import trt_plugin
+from dynamo_path.fused_quantized_feed_forwards import quantized_feed_forward
 from dynamo_path.fused_quantized_linears import quantized_linear
 from dynamo_path.packed_projections import packed_attention
 from dynamo_path.quantized_layers import dequantize, quantize
@@ -27,6 +28,7 @@ from trt_plugin.library import (
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
+    QUANTIZED_FEED_FORWARD,
     QUANTIZED_LAYER_NORM,
     QUANTIZED_LINEAR,
     TOP_K_INDICES,
@@ -43,10 +45,22 @@ TARGETS = {
     torch.ops.msda.linear_max.default: LINEAR_MAX,
     torch.ops.msda.top_k_indices.default: TOP_K_INDICES,
     torch.ops.msda.quantized_layer_norm.default: QUANTIZED_LAYER_NORM,
+    quantized_feed_forward: QUANTIZED_FEED_FORWARD,
 }
 ONE_TYPE = (WINDOW_ATTENTION, GROUP_NORM, LINEAR, QUANTIZED_LAYER_NORM)
 """Plugins whose inputs have one type."""
-FIELDS = ("points_per_level", "window_size", "shift", "num_groups", "eps", "activation", "count", "scale")
+FIELDS = (
+    "points_per_level",
+    "window_size",
+    "shift",
+    "num_groups",
+    "eps",
+    "activation",
+    "count",
+    "scale",
+    "x_scale",
+    "hidden_scale",
+)
 """Arguments that are fields of the plugins."""
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 """Floating types by their names in tensorrt.DataType."""
@@ -149,14 +163,13 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     """
     from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
 
-    packed = target is packed_attention
-    if packed:
+    if inspect.isfunction(target):
         names = list(inspect.signature(target).parameters)
     else:
         names = [argument.name for argument in target._schema.arguments]
     values = {key: value for key, value in (dict(zip(names, args)) | kwargs).items() if value is not None}
     fields = {key: values.pop(key) for key in FIELDS if key in values}
-    if packed:
+    if target is packed_attention:
         fields["packed"] = 1
     if TARGETS[target] == QUANTIZED_LAYER_NORM:
         fields["output_type"] = OUTPUT_TYPES[values.pop("dtype")]

@@ -18,6 +18,7 @@ from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
+from dynamo_path.fused_quantized_feed_forwards import fuse_quantized_feed_forwards
 from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.packed_projections import pack_projections
@@ -210,6 +211,7 @@ def patched_interpreter(
                 quantize_layers(module, ranges, request.precision)
                 fuse_quantized_linears(module, request.precision)
                 fuse_quantized_layer_norms(module)
+                fuse_quantized_feed_forwards(module)
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()
             if missing:

@@ -23,6 +23,7 @@ GROUP_NORM = "GroupNorm"
 LINEAR = "Linear"
 QUANTIZED_LINEAR = "QuantizedLinear"
 QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
+QUANTIZED_FEED_FORWARD = "QuantizedFeedForward"
 LINEAR_MAX = "LinearMax"
 TOP_K_INDICES = "TopKIndices"
 OPERATORS = (
@@ -33,6 +34,7 @@ OPERATORS = (
     LINEAR,
     QUANTIZED_LINEAR,
     QUANTIZED_LAYER_NORM,
+    QUANTIZED_FEED_FORWARD,
     LINEAR_MAX,
     TOP_K_INDICES,
 )
@@ -151,8 +153,21 @@ def has_fast_quantized_linear(
     return _answer(function, sizes, residual, masked, quantized_output, EIGHT_BIT_TYPES.index(eight_bits))
 
 
-def _answer(function: Any, sizes: tuple[int, int], *options: bool | int) -> bool:
-    """Calls a function of C that takes K and N in 64 bits, then switches and numbers, and tells yes or no."""
+def has_fast_quantized_feed_forward(rows: int, channels: int, hidden: int) -> bool:
+    """Returns whether the plugin `QuantizedFeedForward` is faster than two layers on the current GPU.
+
+    Args:
+        rows, channels, hidden: M, C and H of the block.
+
+    Raises:
+        EngineError: as `load`.
+    """
+    function = ctypes.CDLL(str(load())).msda_has_fast_quantized_feed_forward
+    return _answer(function, (rows, channels, hidden))
+
+
+def _answer(function: Any, sizes: tuple[int, ...], *options: bool | int) -> bool:
+    """Calls a function of C that takes sizes in 64 bits, then switches and numbers, and tells yes or no."""
     function.restype = ctypes.c_bool
     options = (ctypes.c_bool(x) if isinstance(x, bool) else x for x in options)
     return function(*map(ctypes.c_int64, sizes), *options)

@@ -23,13 +23,20 @@ from onnx_path.nodes import (
     group_norm,
     linear,
     linear_max,
+    quantized_feed_forward,
     quantized_layer_norm,
     quantized_linear,
     top_k_indices,
     window_attention,
 )
 from onnx_path.nodes.domain import DOMAIN, FLOAT_TYPES, PLUGIN_ATTRIBUTES, msda_op, plugin_node
-from trt_plugin.library import ATTENTION, FUSED_ATTENTION, QUANTIZED_LAYER_NORM, QUANTIZED_LINEAR
+from trt_plugin.library import (
+    ATTENTION,
+    FUSED_ATTENTION,
+    QUANTIZED_FEED_FORWARD,
+    QUANTIZED_LAYER_NORM,
+    QUANTIZED_LINEAR,
+)
 
 NVIDIA_DOMAIN = "trt.plugins"  # nodes for TensorRT's own plugin, which `onnx_path.surgeon` can write
 OPSET_VERSION = 20  # standard operators in the bodies and in the exported file
@@ -41,6 +48,7 @@ MAP_OPERATORS = {
     linear_max.LINEAR_MAX: linear_max.LinearMax,
     QUANTIZED_LINEAR: quantized_linear.QuantizedLinear,
     QUANTIZED_LAYER_NORM: quantized_layer_norm.QuantizedLayerNorm,
+    QUANTIZED_FEED_FORWARD: quantized_feed_forward.QuantizedFeedForward,
     top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
 """Bodies of the operators beside MSDA, which a file has if it has such nodes."""

@@ -26,6 +26,7 @@ from onnx_path.nodes.linear import ACTIVATIONS
 from onnx_path.nodes.quantized_linear import pack_weights
 from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
+from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_feed_forwards
 from onnx_path.tensorrt.fused_quantized_layer_norms import fuse_layer_norms
 from trt_plugin.library import QUANTIZED_LINEAR
 
@@ -67,14 +68,15 @@ class QuantizedLayer:
 def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     """Replaces the layers of a model that a kernel runs fast on the current GPU, in place.
 
-    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`.
+    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`, and blocks of
+    two layers, see `onnx_path.tensorrt.fused_quantized_feed_forwards`.
 
     Args:
         model: in the types that TensorRT gets.
         folder: location of weights outside of the model.
 
     Returns:
-        The number of nodes `QuantizedLinear`.
+        The number of layers.
     """
     if not any(node.op_type == "DequantizeLinear" for node in model.graph.node):
         return 0
@@ -82,6 +84,7 @@ def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     ir.external_data.set_base_dir(changed.graph, folder)
     count = fuse_layers(changed, _is_fast)
     if count:
+        fuse_feed_forwards(changed.graph, _is_fast_block)
         model.CopyFrom(ir.to_proto(changed))
     return count
 
@@ -118,6 +121,12 @@ def _is_fast(layer: QuantizedLayer) -> bool:
         return library.has_fast_quantized_linear(inputs, outputs, *switches, EIGHT_BITS[layer.eight_bits])
     except EngineError:
         return False  # no TensorRT, so no build follows
+
+
+def _is_fast_block(rows: int, channels: int, hidden: int) -> bool:
+    from trt_plugin import library
+
+    return library.has_fast_quantized_feed_forward(rows, channels, hidden)
 
 
 def find_forms(node: ir.Node) -> Iterator[QuantizedLayer]:

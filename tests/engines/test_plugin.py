@@ -25,11 +25,13 @@ from trt_plugin.library import (
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
+    QUANTIZED_FEED_FORWARD,
     QUANTIZED_LAYER_NORM,
     QUANTIZED_LINEAR,
     TOP_K_INDICES,
     WINDOW_ATTENTION,
     has_fast_linear,
+    has_fast_quantized_feed_forward,
     has_fast_quantized_linear,
 )
 
@@ -109,6 +111,22 @@ WRONG_FIELDS = [
     (QUANTIZED_LAYER_NORM, "eps", [1e-5], "FLOAT32", "output_type: expected a number, got none"),
     (QUANTIZED_LAYER_NORM, "scale", [1], "INT32", "scale: expected one number of type FLOAT32 or FLOAT64"),
     (QUANTIZED_LAYER_NORM, "axis", [1], "INT32", 'unknown field "axis", expected eps, output_type and scale'),
+    (QUANTIZED_FEED_FORWARD, "eps", [1e-5], "FLOAT32", "x_scale: expected a number, got none"),
+    (QUANTIZED_FEED_FORWARD, "x_scale", [1.0], "FLOAT64", "hidden_scale: expected a number, got none"),
+    (
+        QUANTIZED_FEED_FORWARD,
+        "hidden_scale",
+        [1],
+        "INT32",
+        "hidden_scale: expected one number of type FLOAT32",
+    ),
+    (
+        QUANTIZED_FEED_FORWARD,
+        "scale",
+        [1],
+        "INT32",
+        'unknown field "scale", expected x_scale, hidden_scale and eps',
+    ),
 ]
 
 
@@ -141,6 +159,7 @@ def test_creators_list_the_fields_of_a_network():
         TOP_K_INDICES: ["count INT32 1"],
         QUANTIZED_LINEAR: ["activation INT32 1", *flags, "output_type INT32 1", "output_scale FLOAT32 1"],
         QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
+        QUANTIZED_FEED_FORWARD: ["x_scale FLOAT32 1", "hidden_scale FLOAT32 1", "eps FLOAT32 1"],
     }
     output = output_of(
         """
@@ -199,6 +218,15 @@ def test_quantized_linear_layers_that_a_kernel_runs_fast():
             (192, 576, False, True, True),
         )
         assert not any(has_fast_quantized_linear(*layer, eight_bits) for layer in slow)
+
+
+def test_quantized_feed_forward_blocks_that_a_kernel_runs_fast():
+    """On GPUs of compute capability 9.0: many rows of 256, with a multiple of 64 hidden numbers."""
+    expected = no_sm90(torch.float16) is None
+    fast = (73656, 256, 2048), (73656, 256, 64), (16384, 256, 1024)
+    assert [has_fast_quantized_feed_forward(*block) for block in fast] == [expected] * 3
+    slow = (900, 256, 2048), (73656, 192, 2048), (73656, 256, 2112), (73656, 256, 2000)
+    assert not any(has_fast_quantized_feed_forward(*block) for block in slow)
 
 
 def compile_probe(name: str, folder: Path) -> Path:
@@ -271,6 +299,7 @@ TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scal
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
 NORM_TO_INT8 = "eps=0.00001;output_type=3;scale=0.25"
 NORM_TO_FP8 = "eps=0.5;output_type=17;scale=0.5"
+BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001"
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
     (ATTENTION, RAGGED): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
@@ -297,6 +326,10 @@ GOOD = {
     (QUANTIZED_LINEAR, TO_FP8): "float8:5,64 int32:32,16 float32:32 float32:32 bfloat16:5,32 float32:32",
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8): "float16:2,63,192 float16:192 float16:192",
     (QUANTIZED_LAYER_NORM, NORM_TO_FP8): "bfloat16:0,96 bfloat16:96 bfloat16:96",
+    (QUANTIZED_FEED_FORWARD, BLOCK): (
+        "float16:2,63,64 int32:96,16 float32:96 float32:96 int32:64,24 float32:64 float32:64"
+        + 2 * " float16:64"
+    ),
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -316,6 +349,7 @@ SAID = {
     TO_FP8: "activation=2 add_residual=1 multiply_mask=0 output_type=17 output_scale=0.500000",
     NORM_TO_INT8: "eps=1e-05 output_type=3 scale=0.25",
     NORM_TO_FP8: "eps=0.5 output_type=17 scale=0.5",
+    BLOCK: "x_scale=0.25 hidden_scale=0.5 eps=1e-05",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
@@ -397,6 +431,17 @@ BAD = [
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 1, "float32:192", "expected float16 (as x), got float32"),
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 1, "float16:1,192", "expected [C], got [1, 192]"),
     (QUANTIZED_LAYER_NORM, NORM_TO_FP8, 2, "bfloat16:95", "expected [C] with C=96 (from x), got [95]"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 0, "float32:2,63,64", "expected float16 or bfloat16, got float32"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int8:96,64", "expected int32, four numbers of 8 bits each, got int8"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int32:96,64", "expected [H, C/4] with C=64 (from x), got [96, 64]"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int32:96", "expected [H, C/4], got [96]"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 2, "float16:96", "expected float32, got float16"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 3, "float32:64", "expected [H] with H=96 (from weight1), got [64]"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 4, "int32:64,16", "expected [C, H/4] with H=96 (from weight1), got"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 4, "int32:60,24", "expected [C, H/4] with C=64 (from x), got [60, 24]"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 6, "float32:1,64", "expected [C] with C=64 (from x), got [1, 64]"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 7, "float32:64", "expected float16 (as x), got float32"),
+    (QUANTIZED_FEED_FORWARD, BLOCK, 8, "float16:63", "expected [C] with C=64 (from x), got [63]"),
 ]
 
 
@@ -436,6 +481,17 @@ NAMES = INPUT_NAMES | {
     LINEAR: ("x", "weight", "bias", "residual", "mask", "norm_weight", "norm_bias"),
     QUANTIZED_LINEAR: ("x", "weight", "scale", "bias", "residual", "mask"),
     QUANTIZED_LAYER_NORM: ("x", "weight", "bias"),
+    QUANTIZED_FEED_FORWARD: (
+        "x",
+        "weight1",
+        "scale1",
+        "bias1",
+        "weight2",
+        "scale2",
+        "bias2",
+        "norm_weight",
+        "norm_bias",
+    ),
 }
 
 
@@ -449,6 +505,7 @@ NAMES = INPUT_NAMES | {
         (LINEAR, SUM, (6, 8), "7 inputs"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs"),
         (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs"),
+        (QUANTIZED_FEED_FORWARD, BLOCK, (8, 10), "9 inputs"),
     ],
 )
 def test_number_of_inputs(probe, library, operator, fields, counts, expected):

@@ -41,6 +41,11 @@ def network(plugin) -> Mock:
             {"eps": 1e-5, "output_type": 17, "scale": 0.25},
             "eps=1e-05 output_type=17 scale=0.25",
         ),
+        (
+            converter.QUANTIZED_FEED_FORWARD,
+            {"x_scale": 0.25, "hidden_scale": 0.5, "eps": 1e-5},
+            "x_scale=0.25 hidden_scale=0.5 eps=1e-05",
+        ),
     ],
     ids=str,
 )
@@ -76,11 +81,11 @@ def stand_in(dtype: str, label: str) -> SimpleNamespace:
 def converted(network: Mock, monkeypatch: pytest.MonkeyPatch, target, types, *numbers, **given) -> list:
     """Converts a call of tensors of some types, and `numbers`; returns the types of the layer's inputs."""
     standing_in(monkeypatch)
-    args = [dtype and stand_in(dtype, label) for dtype, label in zip(types, "abcdefgh")]
+    args = [dtype and stand_in(dtype, label) for dtype, label in zip(types, "abcdefghi")]
     named = {name: args.pop() for name in given}
     converter.convert(SimpleNamespace(net=network), target, (*args, *numbers), named, "node")
     tensors = network.add_plugin_v3.call_args.args[0]
-    assert [x.label for x in tensors] == [label for dtype, label in zip(types, "abcdefgh") if dtype]
+    assert [x.label for x in tensors] == [label for dtype, label in zip(types, "abcdefghi") if dtype]
     return [x.dtype.name for x in tensors]
 
 
@@ -125,6 +130,18 @@ def test_fields_of_quantized_layer_norm(network, monkeypatch, dtype, number):
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
     assert made.metadata_string == f"eps=1e-05 output_type={number} scale=0.25"
+
+
+def test_fields_of_quantized_feed_forward(network, monkeypatch):
+    import tensorrt
+
+    float32, packed = ("FLOAT", "FLOAT"), "INT32"
+    types = "HALF", packed, *float32, packed, *float32, "HALF", "HALF"
+    target = converter.quantized_feed_forward
+    assert converted(network, monkeypatch, target, types, 0.25, 0.5, 1e-5) == list(types)
+    instance = network.add_plugin_v3.call_args.args[2]
+    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+    assert made.metadata_string == "x_scale=0.25 hidden_scale=0.5 eps=1e-05"
 
 
 def test_inputs_of_linear_have_one_type(network, monkeypatch):

@@ -19,7 +19,7 @@
 namespace msda::trt {
 namespace {
 
-constexpr int32_t kNumCreators = 9;
+constexpr int32_t kNumCreators = 10;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
@@ -30,6 +30,7 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
       &linear_creator(),
       &quantized_linear_creator(),
       &quantized_layer_norm_creator(),
+      &quantized_feed_forward_creator(),
       &linear_max_creator(),
       &top_k_creator()};
   return all;
@@ -94,6 +95,13 @@ MSDA_EXPORT bool msda_has_fast_quantized_linear(int64_t inputs, int64_t outputs,
   problem.quantized_output = quantized_output;
   problem.input_type = static_cast<msda::EightBits>(input_type);
   return msda::has_fast_quantized_linear(problem, {});
+}
+
+// Whether a feed-forward block in int8 is faster by the plugin's kernel than by two linear layers
+// and a normalisation on the current device.
+MSDA_EXPORT bool msda_has_fast_quantized_feed_forward(int64_t rows, int64_t channels,
+                                                      int64_t hidden) {
+  return msda::has_fast_quantized_feed_forward({rows, channels, hidden});
 }
 
 // Writes an image into its place in a network's input, see msda/image_input_params.h. Returns null,
