@@ -30,6 +30,8 @@ COMPILED = "msda_compiled_h200.json"
 ACCURACY = "accuracy_co_dino_demo_640x640_h100.json"
 ACCURACY_IN_8_BITS = "accuracy_co_dino_demo_8_bits_640x640_h100.json"
 ENGINES_IN_8_BITS = (
+    "engines_co_dino_swin_l_8_bits_768x1152_h200.json",
+    "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h200.json",
     "engines_co_dino_swin_l_8_bits_768x1152_h100.json",
     "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h100.json",
     "engines_co_dino_r50_8_bits_768x1152_h100.json",
@@ -47,6 +49,7 @@ BATCH, SERVING = "batch_*_h200.json", "serving_*_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 LINEAR_NORMS = "linear_norm_h100.json"
 WINDOWS = "window_attention_h200.json"
+FEED_FORWARDS = "quantized_feed_forward_h200.json"
 ENGINES_WITH_NORMS = (
     "engines_norms_co_dino_swin_l_768x1152_h100.json",
     "engines_norms_co_dino_r50_768x1152_h100.json",
@@ -432,6 +435,19 @@ def windows() -> str:
         rows.append([size, *map(microseconds, (methods["window_attention"], *timed))])
     head = ["operator", "operator, shifted", "PyTorch, shifted", "PyTorch, shifted, no bias"]
     return table(["map, heads", *(f"{name}, µs" for name in head)], rows) + source(WINDOWS)
+
+
+def feed_forwards() -> str:
+    """Microseconds of feed-forward blocks in int8, in one kernel and in several."""
+    results: dict[int, dict[str, dict]] = {}
+    for row in read(FEED_FORWARDS)["results"]:
+        results.setdefault(row["problem"]["rows"], {})[row["method"]] = row
+    rows = [
+        [f"{count:,}", microseconds(row["feed_forward"]), microseconds(row["two_layers"])]
+        for count, row in sorted(results.items(), reverse=True)
+    ]
+    head = ["rows", "one kernel, µs", "two layers, and PyTorch's quantisation and norm, µs"]
+    return table(head, rows) + source(FEED_FORWARDS)
 
 
 def engines_with_norms() -> str:
