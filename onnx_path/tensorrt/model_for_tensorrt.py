@@ -100,8 +100,8 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
             parser up to 10.6 prefers to plugins. `write_out_slow_linears` and `fuse_quantized_linears`
-            replace linear layers, the latter also normalisations before them. `pack_projections` merges those
-            before MSDA.
+            replace linear layers, the latter also normalisations before them and feed-forward blocks.
+            `pack_projections` merges those before MSDA.
         folder: location of weights outside of the model.
 
     Returns:

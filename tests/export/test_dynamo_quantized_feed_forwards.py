@@ -33,6 +33,28 @@ class Block(nn.Module):
         return self.ffn(self.norm(x), x) if self.norm_first else self.norm(self.ffn(x, x))
 
 
+class OtherResidual(Block):
+    """The second layer adds another tensor than x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.ffn(x, -x))
+
+
+class TwoReaders(Block):
+    """The sum has a reader beside the normalisation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.ffn(x, x)
+        return self.norm(y) + y
+
+
+class Masked(Block):
+    """The second layer has a mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.ffn(x, x) * x[..., :1])
+
+
 @pytest.fixture
 def asked(monkeypatch) -> list:
     """The sizes of the blocks for which a build would look for a kernel. There is one for each."""
@@ -75,8 +97,19 @@ def test_block(asked):
         (Block(norm_first=True), "int8"),
         (Block(axes=(5, CHANNELS)), "int8"),
         (Block(), "fp8"),
+        (OtherResidual(), "int8"),
+        (TwoReaders(), "int8"),
+        (Masked(), "int8"),
     ],
-    ids=["a GELU", "a norm before the block", "two axes", "FP8"],
+    ids=[
+        "a GELU",
+        "a norm before the block",
+        "two axes",
+        "FP8",
+        "another residual",
+        "a sum with a reader",
+        "a mask",
+    ],
 )
 def test_blocks_that_stay(block, precision, asked):
     module = quantized(block, precision)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,11 +21,13 @@ from onnx_path.nodes.quantized_linear import pack_weights
 from onnx_path.opset import opset_of
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
+from onnx_path.tensorrt import model_for_tensorrt
 from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_feed_forwards
 from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
 from tests.onnx import eight_bit_layers
 from tests.onnx.map_nodes import CODES, add_bodies_of_opset, open_session
 from tests.onnx.text_models import text_model
+from trt_plugin import library
 from trt_plugin.library import QUANTIZED_FEED_FORWARD, QUANTIZED_LINEAR
 
 # The body.
@@ -191,6 +196,19 @@ def test_blocks_that_stay(name):
 
 def test_blocks_without_a_fast_kernel_stay():
     assert types_of(fused(make_model(), fast=False)).count(QUANTIZED_LINEAR) == 2
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_rule_of_the_library_decides(fast, monkeypatch):
+    """A build asks for the block with its sizes."""
+    has_fast = Mock(return_value=fast)
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: sum(layer[2:5]) <= 1)
+    monkeypatch.setattr(library, "has_fast_quantized_feed_forward", has_fast)
+    model = make_model()
+    assert model_for_tensorrt.fit_to_tensorrt(model, Path())
+    has_fast.assert_called_once_with(2 * ROWS, CHANNELS, HIDDEN)
+    assert types_of(model).count(QUANTIZED_FEED_FORWARD) == fast
+    assert types_of(model).count(QUANTIZED_LINEAR) == (0 if fast else 2)
 
 
 def test_blocks_with_dynamic_rows_stay():
