@@ -50,7 +50,7 @@ def fuse_feed_forwards(graph: ir.Graph, is_fast: Callable[[int, int, int], bool]
         block = _block(node)
         if block is None:
             continue
-        shape, hidden = block.second.outputs[0].shape, block.first.outputs[0].shape[-1]
+        shape, hidden = block.second.outputs[0].shape, block.first.inputs[1].shape[0]
         if shape.is_static() and is_fast(math.prod(shape[:-1]), shape[-1], hidden):
             _replace(block)
             count += 1
