@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from codetr.export.traced_model import ExportSubject
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(export, argv, "python -m dynamo_path.export")
 
 
 def export(request: ExportRequest, *, allow_fallback: bool = False) -> int:
@@ -144,6 +140,8 @@ def import_requirements() -> None:
     import_cudart()
     trt_plugin.load()
 
+
+main = partial(run_program, export, program="python -m dynamo_path.export")
 
 if __name__ == "__main__":
     sys.exit(main())

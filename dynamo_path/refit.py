@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +27,6 @@ from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
 
 _DEFAULTS = CheckpointOptions()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(refit, argv, "python -m dynamo_path.refit")
 
 
 def refit(
@@ -190,6 +186,8 @@ def _some(names: Sequence[str]) -> str:
         return f"weight {listed}"
     return f"{len(names)} weights ({listed}{', …' * (len(names) > 3)})"
 
+
+main = partial(run_program, refit, program="python -m dynamo_path.refit")
 
 if __name__ == "__main__":
     sys.exit(main())

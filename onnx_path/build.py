@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -161,11 +162,6 @@ def build(
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(build, argv, "python -m onnx_path.build")
-
-
 def check_machine(libraries: Sequence[Path], model: onnx.ModelProto | None) -> list[Path]:
     """Checks packages, plugins and the GPU before TensorRT ends the process for want of a GPU.
 
@@ -234,6 +230,8 @@ def _note_surgery(model: onnx.ModelProto, source: Path) -> None:
             f"replaces them by plugins, which build and run faster: {command}",
         )
 
+
+main = partial(run_program, build, program="python -m onnx_path.build")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,11 +152,6 @@ def compare(
     return 1 if result.differing else 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(compare, argv, "python -m onnx_path.compare")
-
-
 def _find_precision(
     model: onnx.ModelProto, engine: Path, given: AnyPrecision | None, of_layers: str | None
 ) -> tuple[str, str]:
@@ -238,6 +234,8 @@ def _search(
 
         return dataclasses.replace(result, parsed=parsed, layers=first_difference(tensors, targets, measure))
 
+
+main = partial(run_program, compare, program="python -m onnx_path.compare")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
     from onnx_path.quantization.quantizer import Quantizer
 
 LARGEST_CONSTANT = 2**27  # elements of a folded tensor
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(export, argv, "python -m onnx_path.export")
 
 
 def export(request: ExportRequest, *, onnx_only: bool = False, no_function_body: bool = False) -> int:
@@ -257,6 +253,8 @@ def _name_sizes(graph) -> None:
             [size if isinstance(size, int) else name for size, name in zip(value.shape, said)]
         )
 
+
+main = partial(run_program, export, program="python -m onnx_path.export")
 
 if __name__ == "__main__":
     sys.exit(main())

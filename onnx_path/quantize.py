@@ -10,6 +10,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -298,10 +299,7 @@ def _drop(original: onnx.ModelProto, file: Path, data: CalibrationData, options:
     return OutputDrop(original, file.parent, data, PROVIDERS[options.device])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(quantize, argv, "python -m onnx_path.quantize")
-
+main = partial(run_program, quantize, program="python -m onnx_path.quantize")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +18,6 @@ from codetr.export.output_folder import check_output, stage
 from codetr.export.refit_options import refittable_metadata
 from trt_plugin import ArtifactMetadata
 from trt_plugin.atomic_files import atomic_write
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(refit, argv, "python -m onnx_path.refit")
 
 
 def refit(
@@ -92,6 +87,8 @@ def refit_plan(engine_path: Path, onnx_path: Path) -> bytes:
     with parsed_file(onnx_path) as parsed:
         return refit_engine(engine_path, give)
 
+
+main = partial(run_program, refit, program="python -m onnx_path.refit")
 
 if __name__ == "__main__":
     sys.exit(main())

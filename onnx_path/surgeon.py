@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,11 +35,6 @@ def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("onnx_path.surgery.pipeline"), name)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(surgeon, argv, "python -m onnx_path.surgeon")
 
 
 def surgeon(
@@ -137,6 +132,8 @@ def _already(report: SurgeryReport) -> str:
     nodes = ", ".join(f"{count} {op_type}" for op_type, count in report.already.items())
     return f" (already in the file read: {nodes})" if nodes else ""
 
+
+main = partial(run_program, surgeon, program="python -m onnx_path.surgeon")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -397,10 +398,7 @@ def _line(row: dict) -> str:
     return f"{row['id']}: {', '.join(parts)}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(sweep, argv, "python -m onnx_path.sweep")
-
+main = partial(run_program, sweep, program="python -m onnx_path.sweep")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,11 +181,6 @@ def inspect(
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `python -m trt_plugin.inspect` and returns its exit status."""
-    return run_program(inspect, argv, "python -m trt_plugin.inspect")
-
-
 def _metadata(engine: Path) -> ArtifactMetadata | None:
     """Reads the metadata beside an engine. A file with other content is a warning."""
     path = engine.with_suffix(".json")
@@ -215,6 +211,8 @@ def _layers_content(layers: Sequence[Layer]) -> dict[str, Any]:
         rows.append(dataclasses.asdict(layer) | told | {"time_ms": layer.time_ms if timed else None})
     return {"kinds": kinds, "layers": rows}
 
+
+main = partial(run_program, inspect, program="python -m trt_plugin.inspect")
 
 if __name__ == "__main__":
     sys.exit(main())

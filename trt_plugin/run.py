@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -58,11 +58,6 @@ def run(
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `python -m trt_plugin.run` and returns its exit status."""
-    return run_program(run, argv, "python -m trt_plugin.run")
-
-
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file.
 
@@ -75,6 +70,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # NumPy raises many types: BadZipFile, EOFError, its own advice
         raise ValueError(f"--inputs {path}: cut off, or not an .npz file with arrays ({error})") from error
 
+
+main = partial(run_program, run, program="python -m trt_plugin.run")
 
 if __name__ == "__main__":
     sys.exit(main())

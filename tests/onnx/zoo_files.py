@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,11 +21,6 @@ MODELS = (
     *("grounding_dino", "mask2former", "omdet_turbo", "rf_detr", "co_dino_r50", "co_dino_swin"),
 )
 """Each published DETR once."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with `argv` (default: sys.argv[1:]) and returns its exit status."""
-    return run_program(zoo_files, argv, "python -m tests.onnx.zoo_files")
 
 
 def zoo_files(
@@ -78,6 +73,8 @@ def write(name: str, folder: Path, full: bool = True, batch: int = 1) -> Path:
     partial.replace(path)
     return path
 
+
+main = partial(run_program, zoo_files, program="python -m tests.onnx.zoo_files")
 
 if __name__ == "__main__":
     sys.exit(main())
