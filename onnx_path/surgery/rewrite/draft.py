@@ -141,6 +141,12 @@ class DraftBuilder:
         value.dtype = dtype
         return value
 
+    def finish(self, result: ir.Value, end: ir.Value) -> Draft:
+        """Returns the draft of the collected nodes, whose `result` replaces `end` in its type."""
+        result = self.cast(result, end.dtype or result.dtype)
+        constants = tuple(self.constants.values())
+        return Draft(tuple(self.nodes), self.stand_ins, constants, self.kinds, result, end)
+
     # Inputs of the operator
 
     def role(self, candidates: Sequence[Sequence[Candidate]], kind: str) -> ir.Value:

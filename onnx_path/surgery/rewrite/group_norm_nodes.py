@@ -33,6 +33,4 @@ def draft_group_norm(norm: GroupNorm, probes: Sequence[Probe]) -> Draft:
     sizes = [probe.shape(norm.map) for probe in probes]
     maps = [(images, *sides, channels) for images, channels, *sides in sizes]
     result = draft.reshape(result, maps, [probe.shape(norm.end) for probe in probes])
-    result = draft.cast(result, norm.end.dtype or x.dtype)
-    constants = tuple(draft.constants.values())
-    return Draft(tuple(draft.nodes), draft.stand_ins, constants, draft.kinds, result, norm.end)
+    return draft.finish(result, norm.end)

@@ -35,9 +35,7 @@ def draft_linear(linear: FusedLinear, probes: Sequence[Probe]) -> Draft:
         residual = draft.reshape(draft.tensor(linear.residual), added, made)
     result = add_linear(draft, x, linear.layer, linear.activation, residual=residual)
     result = draft.reshape(result, made, ends)
-    result = draft.cast(result, end.dtype or x.dtype)
-    constants = tuple(draft.constants.values())
-    return Draft(tuple(draft.nodes), draft.stand_ins, constants, draft.kinds, result, end)
+    return draft.finish(result, end)
 
 
 def add_linear(

@@ -28,6 +28,4 @@ def draft_mask(masked: MaskedLinear, probes: Sequence[Probe]) -> Draft:
     result = add_linear(draft, x, masked.layer, mask=mask)
     made = [(*sizes, len(masked.layer.bias)) for sizes in rows]
     result = draft.reshape(result, made, [probe.shape(end) for probe in probes])
-    result = draft.cast(result, end.dtype or x.dtype)
-    constants = tuple(draft.constants.values())
-    return Draft(tuple(draft.nodes), draft.stand_ins, constants, draft.kinds, result, end)
+    return draft.finish(result, end)

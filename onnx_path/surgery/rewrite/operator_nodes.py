@@ -59,9 +59,7 @@ def draft_attention(
         four = [(s.images, s.queries, s.heads, s.head_dim) for s in (r.sizes for r in roles)]
         result = draft.reshape(result, four, [(*n[:2], n[2] * n[3]) for n in four])
     end, views = _best_end(roles)
-    result = draft.cast(draft.reshaped(result, views), end.dtype or value.dtype)
-    constants = tuple(draft.constants.values())
-    return Draft(tuple(draft.nodes), draft.stand_ins, constants, draft.kinds, result, end)
+    return draft.finish(draft.reshaped(result, views), end)
 
 
 def _best_end(roles: Sequence[Roles]) -> tuple[ir.Value, list[View]]:

@@ -54,9 +54,7 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
         result = linear(result, first.projection, "projection")
     ends = [probe.shape(x.end) for x, probe in zip(windows, probes)]
     result = draft.reshape(result, [(*x.size, end[-1]) for x, end in zip(windows, ends)], ends)
-    result = draft.cast(result, first.end.dtype or start.dtype)
-    constants = tuple(draft.constants.values())
-    return Draft(tuple(draft.nodes), draft.stand_ins, constants, draft.kinds, result, first.end)
+    return draft.finish(result, first.end)
 
 
 def _alike(one: Windows, other: Windows) -> bool:
