@@ -126,6 +126,8 @@ def export(
 ) -> Path:
     """Exports a model of the zoo with its weights inside, unless the folder holds that file already.
 
+    Skips the test if a package is missing.
+
     Args:
         name: a key of `ZOO`.
         folder: of the files; one for a whole test session makes it a cache.
@@ -137,6 +139,7 @@ def export(
         double_grids: keep the older exporter's float64 `linspace`; onnxruntime does not run such a file.
     """
     entry = ZOO[name]
+    entry.require()
     opset = opset or USUAL_OPSET[exporter]
     options = [exporter, str(opset), sampling]
     options += ["dynamic"] * dynamic + ["double"] * double_grids + [simplified or "plain"]

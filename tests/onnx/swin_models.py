@@ -161,12 +161,15 @@ def export_swin(
 ) -> onnx.ModelProto:
     """Exports a small model of `SWINS`, unless the folder holds that file already.
 
+    Skips the test if a package is missing.
+
     Args:
         folder: of the files; one for a whole test session makes it a cache.
         dynamic: leave the batch size, height and width open.
         half: the model is float16.
         simplified: run this tool over the file.
     """
+    SWINS[name].require()
     options = ["dynamic"] * dynamic + ["half"] * half + [simplified or "plain"]
     path = folder / f"{'-'.join([name, exporter, *options])}.onnx"
     if not path.exists():

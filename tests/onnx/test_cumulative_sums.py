@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt.model_for_tensorrt import fit_to_tensorrt
 from tests.onnx import model_zoo
-from tests.onnx.model_zoo import ZOO
 
 MASKED = "deformable_detr", "grounding_dino"
 """Models of the zoo that number the cells of their masks."""
@@ -72,7 +71,6 @@ def test_what_stays(model):
 @pytest.mark.parametrize("name", MASKED)
 def test_positions_of_the_zoo(name, zoo_folder):
     """No loop of TensorRT is left: each level has two sums."""
-    ZOO[name].require()
     model = model_zoo.operated(name, zoo_folder)
     assert ops(model).count("CumSum") >= 8
     fit_to_tensorrt(model, zoo_folder)

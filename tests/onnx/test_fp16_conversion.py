@@ -140,7 +140,6 @@ def fix_picks(model: onnx.ModelProto, picks: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in ZOO])
 def test_zoo_in_16_bits(name: str, zoo_folder: Path) -> None:
-    ZOO[name].require()
     model = model_zoo.operated(name, zoo_folder)
     typed, report = converted(model)
     attentions = [node for node in typed.nodes if node.domain == attention.DOMAIN]

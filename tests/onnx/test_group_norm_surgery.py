@@ -18,7 +18,6 @@ from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_group_norms
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import model_zoo
-from tests.onnx.model_zoo import ZOO
 from tests.onnx.surgery_checks import export, operators, run
 from tests.onnx.zoo_exporters import simplify
 
@@ -75,7 +74,6 @@ def test_forms(result: Callable, exporter: str, opset: int, tmp_path: Path):
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
 def test_simplified_files(tool: str, tmp_path: Path):
-    pytest.importorskip(tool, reason=f"{tool} is not installed")
     export(Projection(), IMAGES, tmp_path)
     simplify(tmp_path / "model.onnx", tmp_path / "simple.onnx", tool)
     check_one(onnx.load(tmp_path / "simple.onnx"))
@@ -119,9 +117,6 @@ FORMS = ({"exporter": "dynamo"}, {"simplified": "onnxslim"}, {"simplified": "onn
 )
 def test_zoo(name: str, form: dict, zoo_folder: Path, monkeypatch: pytest.MonkeyPatch):
     """The zoo's small models have groups of one channel."""
-    ZOO[name].require()
-    if tool := form.get("simplified"):
-        pytest.importorskip(tool, reason=f"{tool} is not installed")
     model = onnx.load(model_zoo.export(name, zoo_folder, **form))
     _, kept = operate(model, check=False)
     assert len(kept.near_misses) == sum(COUNTS[name]) and not kept.of("group-norm")

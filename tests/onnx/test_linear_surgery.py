@@ -165,9 +165,8 @@ def few_rows(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("swin", SWINS)
 def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path, few_rows):
     """Projection, fc1 and fc2 of a block become nodes; in SwinV2 norms are between them and the residuals."""
-    SWINS[swin].require()
-    _, images = SWINS[swin].build()
     model = export_swin(swin, zoo_folder, exporter)
+    _, images = SWINS[swin].build()
     result, report = with_windows(model)
     forms = ("none", "gelu", "none") if not SWINS[swin].cosine else ("gelu",)
     assert [x.activation for x in report.of("linear")] == [*forms] * SMALL_BLOCKS
@@ -186,7 +185,6 @@ def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path, few_rows)
 
 def test_few_rows_of_a_model(zoo_folder: Path):
     """The first stage has 660 rows, the second one 176."""
-    SWINS["swin_backbone"].require()
     _, report = with_windows(export_swin("swin_backbone", zoo_folder))
     assert len(report.of("linear")) == 6
     few = "it has 176 rows, fewer than 512"
@@ -195,15 +193,12 @@ def test_few_rows_of_a_model(zoo_folder: Path):
 
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
 def test_simplified_files(tool: str, zoo_folder: Path, few_rows):
-    pytest.importorskip(tool, reason=f"{tool} is not installed")
-    SWINS["swin_backbone"].require()
     result, report = with_windows(export_swin("swin_backbone", zoo_folder, simplified=tool))
     assert len(report.of("linear")) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
 
 
 @pytest.mark.parametrize("swin", ["swin_backbone", "swin_torchvision"])
 def test_dynamic_sizes(swin: str, zoo_folder: Path):
-    SWINS[swin].require()
     model = export_swin(swin, zoo_folder, dynamic=True)
     result, report = with_windows(model)
     assert len(report.of("linear")) == 3 * SMALL_BLOCKS
@@ -213,7 +208,6 @@ def test_dynamic_sizes(swin: str, zoo_folder: Path):
 
 
 def test_16_bit_models_stay_16_bit(zoo_folder: Path, few_rows):
-    SWINS["swin_torchvision"].require()
     result, report = with_windows(export_swin("swin_torchvision", zoo_folder, "dynamo", half=True))
     assert len(report.of("linear")) == operators(result)[LINEAR] == 3 * SMALL_BLOCKS
     assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
@@ -226,7 +220,6 @@ COUNTS = {"deformable_detr": 13, "grounding_dino": 39, "mask2former": 27, "omdet
     "name", [pytest.param(name, marks=[slow] * (name != "mask2former")) for name in COUNTS]
 )
 def test_zoo(name: str, zoo_folder: Path, few_rows, monkeypatch: pytest.MonkeyPatch):
-    ZOO[name].require()
     monkeypatch.setattr(kinds, "FAST_WINDOW_SIZES", (4,))
     monkeypatch.setattr(kinds, "FAST_HEAD_DIMS", (8, 16))
     result, report = with_windows(onnx.load(model_zoo.export(name, zoo_folder)))
@@ -326,7 +319,6 @@ def test_other_numbers_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_default_has_linear_layers_beside_window_attention(zoo_folder: Path, few_rows):
-    SWINS["swin_torchvision"].require()
     _, report = pipeline.operate(export_swin("swin_torchvision", zoo_folder))
     kinds = Counter(x.kind for x in report.replacements)
     assert kinds == {"window-attention": SMALL_BLOCKS, "linear": 3 * SMALL_BLOCKS}
@@ -334,7 +326,6 @@ def test_the_default_has_linear_layers_beside_window_attention(zoo_folder: Path,
 
 def test_the_default_has_no_linear_layers_without_window_attention(zoo_folder: Path, few_rows):
     """`test_zoo` replaces 13 linear layers of this model."""
-    ZOO["deformable_detr"].require()
     _, report = pipeline.operate(onnx.load(model_zoo.export("deformable_detr", zoo_folder)))
     assert [x.kind for x in report.replacements] == ["msda"] * ZOO["deformable_detr"].layers
     assert not report.near_misses

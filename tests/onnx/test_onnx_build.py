@@ -255,7 +255,6 @@ def test_a_failing_build_leaves_the_files_that_were_there(tmp_path, capsys, mach
 @pytest.fixture(scope="module")
 def detr(tmp_path_factory, zoo_folder) -> tuple[Path, Path]:
     """Deformable DETR with dynamic sizes, exported and rewritten. It selects no queries by scores."""
-    model_zoo.ZOO["deformable_detr"].require()
     original = model_zoo.export("deformable_detr", zoo_folder, dynamic=True)
     rewritten = tmp_path_factory.mktemp("rewritten") / "model.onnx"
     assert surgeon.main([str(original), str(rewritten)]) == 0

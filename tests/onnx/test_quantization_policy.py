@@ -83,7 +83,6 @@ def test_every_model_is_quantized(name, precision, zoo_folder, tmp_path, capsys)
 
     In three files, each a single layer with MSDA, no product gains.
     """
-    ZOO[name].require()
     path = model_zoo.export(name, zoo_folder)
     original = onnx.load(path)
     model = ir.from_proto(original)
@@ -120,7 +119,6 @@ def test_engine_of_every_quantized_model(
     tensorrt, name, precision, quick_build, zoo_folder, tmp_path, capsys
 ):
     """Quantised after surgery; the engine agrees with onnxruntime, which selects the same."""
-    ZOO[name].require()
     operated = model_zoo.operated(name, zoo_folder)
     onnx.save(operated, tmp_path / "operated.onnx")
     model = ir.from_proto(operated)

@@ -59,9 +59,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=slow)])
 @pytest.mark.parametrize("swin", SWINS)
 def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path):
-    SWINS[swin].require()
-    module, images = SWINS[swin].build()
     model = export_swin(swin, zoo_folder, exporter)
+    module, images = SWINS[swin].build()
     if SWINS[swin].cosine:
         result, report = operate(model)
         assert result is model and len(report.near_misses) == SMALL_BLOCKS
@@ -84,8 +83,6 @@ def test_swin_transformers(swin: str, exporter: str, zoo_folder: Path):
     ],
 )
 def test_simplified_files(swin: str, exporter: str, tool: str, zoo_folder: Path):
-    pytest.importorskip(tool, reason=f"{tool} is not installed")
-    SWINS[swin].require()
     check_all(export_swin(swin, zoo_folder, exporter, simplified=tool), SMALL_BLOCKS, *SWINS[swin].build())
 
 
@@ -98,7 +95,6 @@ def test_simplified_files(swin: str, exporter: str, tool: str, zoo_folder: Path)
     ],
 )
 def test_dynamic_sizes(swin: str, exporter: str, zoo_folder: Path):
-    SWINS[swin].require()
     model = export_swin(swin, zoo_folder, exporter, dynamic=True)
     result, _ = check_all(model, SMALL_BLOCKS, *SWINS[swin].build())
     for shape in ((1, 3, 84, 120), (3, 3, 112, 68)):
@@ -107,7 +103,6 @@ def test_dynamic_sizes(swin: str, exporter: str, zoo_folder: Path):
 
 
 def test_16_bit_models_stay_16_bit(zoo_folder: Path):
-    SWINS["swin_torchvision"].require()
     result, report = operate(export_swin("swin_torchvision", zoo_folder, "dynamo", half=True))
     assert len(report.of("window-attention")) == operators(result)[WINDOW_ATTENTION] == 4
     assert {x.data_type for x in result.graph.initializer if "/msda/" in x.name} == {onnx.TensorProto.FLOAT16}
@@ -116,7 +111,6 @@ def test_16_bit_models_stay_16_bit(zoo_folder: Path):
 @pytest.mark.parametrize("name", ["mask2former", pytest.param("grounding_dino", marks=slow)])
 def test_window_attention_beside_msda(name: str, zoo_folder: Path, monkeypatch: pytest.MonkeyPatch):
     """The zoo's small models have windows and heads of other sizes than the fast kernel."""
-    ZOO[name].require()
     model = onnx.load(model_zoo.export(name, zoo_folder))
     _, kept = operate(model, check=False)
     assert len(kept.near_misses) == 4 and not kept.of("window-attention")

@@ -82,7 +82,6 @@ def check_surgery(
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=slow if x in VARIANTS else ()) for x in ZOO])
 def test_model(name: str, zoo_folder: Path):
-    ZOO[name].require()
     path = model_zoo.export(name, zoo_folder)
     samplers = sum(len(points) for points in ZOO[name].attentions)
     assert operators(onnx.load(path))["GridSample"] == samplers
@@ -101,25 +100,22 @@ def test_model(name: str, zoo_folder: Path):
 )
 def test_model_in_every_form(name: str, options: dict, zoo_folder: Path):
     entry = ZOO[name]
-    entry.require()
     if options.get("exporter", "torchscript") not in entry.exporters:
         pytest.skip(f"{name} is not exported by {options['exporter']}")
     if options.get("dynamic") and entry.dynamic is None:
         pytest.skip(f"{name} has no dynamic dimensions")
-    if tool := options.get("simplified"):
-        pytest.importorskip(tool, reason=f"{tool} is not installed")
     path = model_zoo.export(name, zoo_folder, **options)
     check_file(name, path)
     if options.get("dynamic"):
         check_file(name, path, entry.other_inputs())
     if options != {"sampling": "GridSample"}:  # `test_model` operates on this form
-        check_surgery(name, path, options.get("sampling", "GridSample"), tool, options.get("exporter", ""))
+        sampling, tool = options.get("sampling", "GridSample"), options.get("simplified")
+        check_surgery(name, path, sampling, tool, options.get("exporter", ""))
 
 
 @slow
 @pytest.mark.parametrize("opset", (16, 18, 19, 20))
 def test_opsets_of_the_older_exporter(opset: int, zoo_folder: Path):
-    ZOO["rt_detr_v2"].require()
     path = model_zoo.export("rt_detr_v2", zoo_folder, opset=opset)
     assert {x.domain: x.version for x in onnx.load(path).opset_import}[""] == opset
     check_file("rt_detr_v2", path)
@@ -128,7 +124,6 @@ def test_opsets_of_the_older_exporter(opset: int, zoo_folder: Path):
 
 @slow
 def test_grids_in_float64(zoo_folder: Path):
-    ZOO["deformable_detr"].require()
     path = model_zoo.export("deformable_detr", zoo_folder, exporter="torchscript", double_grids=True)
     _, report = operate(onnx.load(path))
     assert len(report.of("msda")) == ZOO["deformable_detr"].layers
@@ -168,14 +163,12 @@ def test_random_weights_are_not_degenerate(name: str):
 def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
     tensorrt, name, quick_build, zoo_folder, tmp_path, capsys
 ):
-    entry = ZOO[name]
-    entry.require()
     original, rewritten = model_zoo.export(name, zoo_folder), tmp_path / "rewritten.onnx"
     assert surgeon.main([str(original), str(rewritten)]) == 0, capsys.readouterr().err
     report = tmp_path / "report.json"
     options = ["--out", str(tmp_path), "--json", str(report)]
     assert build.main([str(rewritten), *options, *quick_build]) == 0, capsys.readouterr().err
-    assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == entry.layers
+    assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == ZOO[name].layers
     capsys.readouterr()
     status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
     output = capsys.readouterr()
@@ -186,7 +179,6 @@ def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
 @pytest.mark.parametrize("name", ZOO)
 def test_engine_in_bfloat16(tensorrt, name, quick_build, zoo_folder, tmp_path, capsys):
     """Files of opset 17 are raised to 22, whose convolutions are bfloat16 too."""
-    ZOO[name].require()
     operated = tmp_path / "operated.onnx"
     onnx.save(model_zoo.operated(name, zoo_folder), operated)
     options = ["--out", str(tmp_path), "--precision", "bf16", "--tell-selections"]
