@@ -28,7 +28,7 @@ from onnx_path.sweeping.machine import describe_machine, gpu_name
 from onnx_path.sweeping.networks import RANDOM, Network, find_network, hash_of
 from onnx_path.sweeping.results_file import ResultsFile
 from trt_plugin.atomic_files import new_folder, write_json
-from trt_plugin.metadata import AnyPrecision
+from trt_plugin.metadata import AnyPrecision, EightBits
 
 _CELLS = Group("Cells", sort_key=1)
 _DATA = Group("Images", sort_key=2)
@@ -162,8 +162,9 @@ def sweep(
     from onnx_path.sweeping.report import write_report
 
     if report is not None:
-        if networks or out is not None:
-            raise ArgumentError("report", f"expected no networks and no --out with it, got {report}")
+        given = (*networks, *filter(None, (out, network, weights, random)))
+        if given or (cells, images, measurement) != (CellOptions(), ImageOptions(), MeasureOptions()):
+            raise ArgumentError("report", f"expected no networks and no other options with it, got {report}")
         for path in write_report(report):
             print(f"wrote {path}")
         return 0
@@ -173,8 +174,11 @@ def sweep(
         raise ArgumentError("weights", "expected one network with it, and no --random")
     if measurement.ahead and gpu_name() is None:
         raise ArgumentError("ahead", f"expected 0 where the CPU is measured, got {measurement.ahead}")
+    _check_effects(cells, images, measurement)
     chosen = RANDOM if random else None if weights is None else str(weights)
     found = [find_network(text, network, chosen, cells.size) for text in networks]
+    if random and all(x.weights != RANDOM for x in found):
+        raise ArgumentError("random", f"expected the name of a network with it, got {', '.join(networks)}")
     names = [x.name for x in found]
     if len(set(names)) < len(names):
         raise UsageError(f"expected networks of different names, got {', '.join(names)}")
@@ -191,6 +195,28 @@ def sweep(
         for path in write_report(out):
             print(f"wrote {path}")
     return run.status
+
+
+def _check_effects(cells: CellOptions, images: ImageOptions, measurement: MeasureOptions) -> None:
+    """Raises ArgumentError for an option that has no effect with the others."""
+    largest, engines = max(cells.batch), "tensorrt" in cells.runtime
+    in_8_bits = not set(get_args(EightBits)).isdisjoint(cells.precision)
+    needs = (
+        (cells, "shapes", engines, "--runtime tensorrt"),
+        (cells, "opt_batch", "dynamic" in cells.shapes, "--shapes dynamic"),
+        (images, "limit", images.dataset is not None, "--dataset"),
+        (images, "calibration", in_8_bits, "--precision int8 or fp8"),
+        (images, "inputs", images.compare, "--compare"),
+        (images, "rtol", images.compare, "--compare"),
+        (images, "atol", images.compare, "--compare"),
+        (measurement, "jobs", engines, "--runtime tensorrt"),
+    )
+    for options, name, has_effect, other in needs:
+        if not has_effect and getattr(options, name) != getattr(type(options), name):
+            raise ArgumentError(name, f"expected {other} with it, got none")
+    if cells.opt_batch is not None and cells.opt_batch > largest:
+        problem = f"expected at most {largest}, the largest of --batch, got {cells.opt_batch}"
+        raise ArgumentError("opt_batch", problem)
 
 
 class Sweep:
@@ -344,7 +370,7 @@ class Sweep:
             iterations=self._measurement.iterations,
             seconds=self._measurement.seconds,
             largest=largest,
-            best=min(cells.opt_batch or largest, largest),
+            best=cells.opt_batch or largest,
             limit=images.limit,
             dataset_key=self._fingerprints.get(images.dataset),
             calibration_key=self._fingerprints.get(self._calibration),

@@ -107,7 +107,7 @@ def run_job(
         step: a subclass of `FindObjects` to run instead of it.
 
     Raises:
-        ArgumentError: the network needs a GPU, and Ray has none.
+        ArgumentError: the network needs a GPU, and Ray has none; or `out` has ids of another column.
         RuntimeError: the network cannot be loaded or fails.
     """
     started = time.perf_counter()
@@ -170,12 +170,22 @@ def checkpoint_of(out: Place) -> Place:
 
 
 def _done(checkpoint: Place, id_column: str) -> set[Any]:
-    """Returns the ids of written pictures. Ids without a commit are of parts that Ray Data will delete."""
+    """Returns the ids of written pictures. Ids without a commit are of parts that Ray Data will delete.
+
+    Raises:
+        ArgumentError: the ids are those of another column.
+    """
     from pyarrow import parquet
 
     committed = (file.path for file in checkpoint.files() if not file.path.endswith(".pending.parquet"))
-    tables = (parquet.read_table(path, filesystem=checkpoint.filesystem) for path in committed)
-    return {name for table in tables for name in table[id_column].to_pylist()}
+    done = set()
+    for path in committed:
+        table = parquet.read_table(path, filesystem=checkpoint.filesystem)
+        if id_column not in table.column_names:
+            known = ", ".join(table.column_names)
+            raise ArgumentError("id_column", f"expected {known}, as in {checkpoint.given}, got {id_column}")
+        done.update(table[id_column].to_pylist())
+    return done
 
 
 def _count(out: Place) -> tuple[int, int]:

@@ -15,7 +15,9 @@ import numpy as np
 
 from codetr.errors import UsageError, one_line
 
-VIDEO_SUFFIXES = frozenset({".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".ts", ".mpg", ".mpeg"})
+VIDEO_SUFFIXES = frozenset(
+    {".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".ts", ".mpg", ".mpeg", ".mts", ".wmv", ".flv", ".3gp"}
+)
 _USUAL_RATE = Fraction(25)  # frames a second of a source that does not tell
 _CLOCK = Fraction(1, 90000)  # time base of the output, seconds
 _AHEAD = 4  # decoded frames that wait for the network

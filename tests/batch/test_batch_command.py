@@ -231,6 +231,11 @@ def test_rows_of_parquet(network, cluster, tmp_path):
         (8, 21, None),
         (9, None, "9: the file is empty"),
     ]
+    columns[1] = "more"
+    process = start(tmp_path / "photos.parquet", out, *network, *columns, *cluster, "--resume")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert f"codetr: error: --id-column: expected key, as in {out}.checkpoint, got more\n" in err
 
 
 def test_parquet_without_rows(network, cluster, tmp_path):

@@ -249,6 +249,10 @@ def test_rotation():
     [
         ("clip.MP4", True, "clip"),
         ("a/b.c/street view.mov", True, "street_view"),
+        ("clip.wmv", True, "clip"),
+        ("clip.flv", True, "clip"),
+        ("clip.3gp", True, "clip"),
+        ("00001.MTS", True, "00001"),
         ("rtsp://user:secret@host:554/live/main.sdp?x=1", True, "main"),
         ("rtsp://host", True, "stream"),
         ("0", True, "camera_0"),

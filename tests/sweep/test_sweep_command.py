@@ -262,6 +262,23 @@ def test_a_lost_process_is_a_row(folder, tmp_path, monkeypatch, capsys, process,
         (["resnet18", "--precision", "fp32,fp4", "--out", "o"], "expected some of fp32,"),
         (["resnet18", "--batch", "0", "--out", "o"], "expected batch sizes"),
         (["resnet18", "--random", "--ahead", "1", "--out", "o"], "--ahead: expected 0 where the CPU"),
+        (
+            ["own.pth", "--network", SMALL, "--random", "--out", "o"],
+            "--random: expected the name of a network with it, got own.pth",
+        ),
+        (["resnet18", "--limit", "9", "--out", "o"], "--limit: expected --dataset with it, got none"),
+        (["resnet18", "--inputs", "9", "--out", "o"], "--inputs: expected --compare with it, got none"),
+        (["resnet18", "--calibration", ".", "--out", "o"], "--calibration: expected --precision int8 or fp8"),
+        (
+            ["resnet18", "--runtime", "torch", "--shapes", "dynamic", "--out", "o"],
+            "--shapes: expected --runtime tensorrt with it, got none",
+        ),
+        (["resnet18", "--opt-batch", "1", "--out", "o"], "--opt-batch: expected --shapes dynamic with it"),
+        (
+            ["resnet18", "--shapes", "dynamic", "--opt-batch", "9", "--out", "o"],
+            "--opt-batch: expected at most 1, the largest of --batch, got 9",
+        ),
+        (["--report", "none", "--batch", "8"], "--report: expected no networks and no other options with it"),
         (["--report", "none"], "results.json"),
     ],
 )
