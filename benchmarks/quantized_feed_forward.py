@@ -92,28 +92,19 @@ PROBLEMS = (
 
 def make_call(method: str, inputs: Inputs) -> Callable[[], Tensor]:
     """Returns a call of a method. Its result is [M, C]."""
-    return lambda: (two_layers if method == "two_layers" else msda.quantized_feed_forward)(*inputs)
+    if method == "two_layers":
+        return lambda: two_layers(inputs)
+    return lambda: msda.quantized_feed_forward(*inputs)
 
 
-def two_layers(
-    x: Tensor,
-    weight1: Tensor,
-    scale1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    scale2: Tensor,
-    bias2: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    x_scale: float,
-    hidden_scale: float,
-    eps: float,
-) -> Tensor:
+def two_layers(block: Inputs) -> Tensor:
     """Computes the operator by others, with a sum that is rounded to 16 bits before it is normalised."""
-    narrow = _quantize(x.float() / x_scale)
-    hidden = msda.quantized_linear(narrow, weight1, scale1, bias1, None, "relu", output_scale=hidden_scale)
-    y = msda.quantized_linear(hidden, weight2, scale2, bias2, residual=x, dtype=x.dtype)
-    return F.layer_norm(y, norm_weight.shape, norm_weight, norm_bias, eps)
+    x, scale = block.x, block.hidden_scale
+    narrow = _quantize(x.float() / block.x_scale)
+    first, second = (block.weight1, block.scale1, block.bias1), (block.weight2, block.scale2, block.bias2)
+    hidden = msda.quantized_linear(narrow, *first, None, "relu", output_scale=scale)
+    y = msda.quantized_linear(hidden, *second, residual=x, dtype=x.dtype)
+    return F.layer_norm(y, block.norm_weight.shape, block.norm_weight, block.norm_bias, block.eps)
 
 
 def truth(inputs: Inputs) -> Tensor:

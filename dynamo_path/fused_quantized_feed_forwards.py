@@ -7,15 +7,14 @@ same in the ONNX path.
 from __future__ import annotations
 
 import math
-import operator
 
 import torch
 from torch import Tensor
 
 import msda
+from dynamo_path.fused_quantized_layer_norms import result_of_norm
 from dynamo_path.fused_quantized_linears import quantized_linear, value_of
 from dynamo_path.quantized_layers import quantize
-from msda.checks import SIXTEEN_BIT_TYPES
 from trt_plugin import library
 
 
@@ -67,18 +66,9 @@ def fuse_quantized_feed_forwards(module: torch.fx.GraphModule) -> int:
 
 def _layers(norm: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node] | None:
     """Returns the two layers of the block that ends with a normalisation."""
-    if norm.target is not torch.ops.aten.native_layer_norm.default or len(norm.args[1]) != 1:
+    if result_of_norm(norm) is None:
         return None
-    x, _, *parameters, _ = norm.args
-    if any(tensor is None or tensor.op != "get_attr" for tensor in parameters):
-        return None
-    types = {tensor.meta["val"].dtype for tensor in (x, *parameters)}
-    if len(types) != 1 or not types.issubset(SIXTEEN_BIT_TYPES):
-        return None
-    results = list(norm.users)  # mean and variance would be others
-    if len(results) != 1 or results[0].target is not operator.getitem or results[0].args[1] != 0:
-        return None
-    second = _layer(x, "none")
+    second = _layer(norm.args[0], "none")
     first = second and _layer(second.args[0], "relu")
     quantiser = first and first.args[0]
     if quantiser is None or quantiser.target is not quantize or quantiser.args[2] != torch.int8:

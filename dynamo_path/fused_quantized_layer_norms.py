@@ -38,20 +38,29 @@ def fuse_quantized_layer_norms(module: torch.fx.GraphModule) -> int:
     return count
 
 
-def _quantisers(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Returns the quantize calls behind a normalisation, if these are all of its readers."""
+def result_of_norm(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Returns the result of a normalisation of rows in 16 bits with a constant weight and bias.
+
+    None for other nodes, and where mean or variance have a reader.
+    """
     if node.target is not torch.ops.aten.native_layer_norm.default or len(node.args[1]) != 1:
-        return []
+        return None
     x, _, *parameters, _ = node.args
     if any(tensor is None or tensor.op != "get_attr" for tensor in parameters):
-        return []
+        return None
     types = {tensor.meta["val"].dtype for tensor in (x, *parameters)}
     if len(types) != 1 or not types.issubset(SIXTEEN_BIT_TYPES):
-        return []
+        return None
     results = list(node.users)  # mean and variance would be others
     if len(results) != 1 or results[0].target is not operator.getitem or results[0].args[1] != 0:
-        return []
-    readers = list(results[0].users)
+        return None
+    return results[0]
+
+
+def _quantisers(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Returns the quantize calls behind a normalisation, if these are all of its readers."""
+    result = result_of_norm(node)
+    readers = [] if result is None else list(result.users)
     return readers if all(map(_is_quantiser, readers)) else []
 
 

@@ -20,8 +20,9 @@ import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.linear import ACTIVATIONS
-from onnx_path.quantization.qdq_nodes import SIXTEEN_BITS, scale_of, zero_type
-from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+from onnx_path.quantization.qdq_nodes import scale_of, zero_type
+from onnx_path.surgery.graph.traversal import attribute, is_op
+from onnx_path.tensorrt.fused_quantized_layer_norms import type_of_norm
 from trt_plugin.library import QUANTIZED_FEED_FORWARD, QUANTIZED_LINEAR
 
 
@@ -59,20 +60,16 @@ def fuse_feed_forwards(graph: ir.Graph, is_fast: Callable[[int, int, int], bool]
 
 def _block(norm: ir.Node) -> _Block | None:
     """Returns the block that ends with a LayerNormalization."""
-    if not is_op(norm, "LayerNormalization") or attribute(norm, "axis", -1) != -1:
-        return None
-    if any(value.uses() or value.is_graph_output() for value in norm.outputs[1:]):
-        return None
-    parameters = [constant(value) for value in norm.inputs[1:]]
-    if len(parameters) != 2 or any(array is None or array.ndim != 1 for array in parameters):
+    dtype = type_of_norm(norm)
+    if dtype is None:
         return None
     second = _layer(norm.inputs[0], "none", add_residual=1)
     first = second and _layer(second.inputs[0], "relu", add_residual=0)
     quantiser = first and first.inputs[0].producer()
     if not is_op(quantiser, "QuantizeLinear") or zero_type(quantiser) != ir.DataType.INT8:
         return None
-    scale, dtype = scale_of(quantiser), ir.DataType.from_numpy(parameters[0].dtype)
-    if scale is None or scale.ndim or dtype not in SIXTEEN_BITS or dtype != second.outputs[0].dtype:
+    scale = scale_of(quantiser)
+    if scale is None or scale.ndim or dtype != second.outputs[0].dtype:
         return None
     return _Block(quantiser, first, second, norm) if second.inputs[4] is quantiser.inputs[0] else None
 

@@ -29,20 +29,29 @@ def fuse_layer_norms(graph: ir.Graph) -> None:
             _replace(node, quantisers)
 
 
-def _quantisers(node: ir.Node) -> list[ir.Node]:
-    """Returns the QuantizeLinear nodes behind a normalisation that a node can replace."""
+def type_of_norm(node: ir.Node) -> ir.DataType | None:
+    """Returns the 16-bit type of a normalisation of rows with a constant weight and bias.
+
+    None for other nodes, and where mean or variance have a reader.
+    """
     if not is_op(node, "LayerNormalization") or attribute(node, "axis", -1) != -1:
-        return []
+        return None
+    if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        return None
     parameters = [constant(value) for value in node.inputs[1:]]
     if len(parameters) != 2 or any(array is None or array.ndim != 1 for array in parameters):
+        return None
+    dtype = ir.DataType.from_numpy(parameters[0].dtype)
+    return dtype if dtype in SIXTEEN_BITS else None
+
+
+def _quantisers(node: ir.Node) -> list[ir.Node]:
+    """Returns the QuantizeLinear nodes behind a normalisation that a node can replace."""
+    if type_of_norm(node) is None:
         return []
-    if ir.DataType.from_numpy(parameters[0].dtype) not in SIXTEEN_BITS:
-        return []
-    result, *statistics = node.outputs
+    result = node.outputs[0]
     readers = [use.node for use in result.uses()]
     if not all(map(_is_quantiser, readers)) or result.is_graph_output():
-        return []
-    if any(value.uses() or value.is_graph_output() for value in statistics):
         return []
     numbers = {(float(scale_of(reader)), zero_type(reader)) for reader in readers}
     return readers if len(numbers) == 1 else []
