@@ -240,8 +240,10 @@ struct FeedForward : FeedForwardSizes {
       for (int j = 0; j < kAtOnce; ++j) {
         const int place = i + j * kAll, row = first + place / kInRow;
         const int64_t index = static_cast<int64_t>(row) * kChannels + place % kInRow * kVector;
-        vectors[j] =
-            load_if<T, kVector>(row < numbers.rows, static_cast<const T*>(numbers.x) + index);
+        // The read-only path could run ahead of wait_for_last_kernel().
+        const auto* const words =
+            reinterpret_cast<const uint4*>(static_cast<const T*>(numbers.x) + index);
+        vectors[j] = bits<Vector<T, kVector>>(row < numbers.rows ? *words : uint4{});
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
