@@ -28,7 +28,12 @@ class BoxBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., 4] fp32."""
-        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+        x = F.relu(self.fc2(F.relu(self.fc1(x))))
+        if torch.compiler.is_exporting():
+            # TensorRT 10.6 fuses this form of `fc3` with the cast before it and the sigmoid behind it. Its
+            # matrix product of four columns takes 22 us more (900 queries, H200).
+            return (x.float()[..., None, :] * self.fc3.weight).sum(dim=-1) + self.fc3.bias
+        return self.fc3(x)
 
 
 class QuerySelection(nn.Module):

@@ -14,6 +14,7 @@ from onnx_path.nodes import attention
 from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_group_norms import group_norms, recognise_group_norm
 from onnx_path.surgery.find.recognise_linears import matrix_products, recognise_linear
+from onnx_path.surgery.find.recognise_long_attention import long_softmaxes, recognise_long_attention
 from onnx_path.surgery.find.recognise_masks import masking_nodes, recognise_mask
 from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.recognise_windows import (
@@ -34,6 +35,7 @@ from onnx_path.surgery.rewrite import function_bodies
 from onnx_path.surgery.rewrite.draft import Draft
 from onnx_path.surgery.rewrite.group_norm_nodes import draft_group_norm
 from onnx_path.surgery.rewrite.linear_nodes import draft_linear
+from onnx_path.surgery.rewrite.long_attention_nodes import draft_long_attention
 from onnx_path.surgery.rewrite.mask_nodes import draft_mask
 from onnx_path.surgery.rewrite.operator_nodes import draft_attention
 from onnx_path.surgery.rewrite.window_nodes import draft_windows
@@ -44,6 +46,7 @@ from onnx_path.surgery.verify.report import (
     GroupNormReplacement,
     Kind,
     LinearReplacement,
+    LongAttentionReplacement,
     MaskReplacement,
     NearMiss,
     Replacement,
@@ -204,6 +207,21 @@ def _verified_windows(subject: Subject, windows: Sequence[Windows]) -> tuple[Dra
     return draft, replacement
 
 
+# Attention of few queries over many keys
+
+
+def _find_long_attentions(subject: Subject, found: Found, options: Options) -> None:
+    def drafted(softmax: ir.Node, _: Set[ir.Value]) -> _Drafted:
+        _check_opset(subject)
+        recognised = recognise_long_attention(softmax, subject.probes)
+        queries, keys = subject.probes[0].shape(recognised.scores)[-2:]
+        replacement = partial(LongAttentionReplacement, queries=queries, keys=keys, parts=recognised.parts)
+        return draft_long_attention(recognised, subject.probes, subject.model.opset_imports[""]), replacement
+
+    softmaxes = long_softmaxes(subject.model.graph, subject.probes[0])
+    _verify_each("long-attention", subject, found, softmaxes, drafted)
+
+
 # Group normalisation
 
 
@@ -250,6 +268,7 @@ FINDERS: dict[Kind, Finder] = {
     "msda": _find_attentions,
     "padding-mask": _find_masks,
     "window-attention": _find_windows,
+    "long-attention": _find_long_attentions,
     "group-norm": _find_group_norms,
 }
 """The finders of the file's graph, in order."""
@@ -261,10 +280,11 @@ NODES: dict[Kind, Sequence[str]] = {
     "msda": (*attention.OPERATORS, function_bodies.NVIDIA),
     "padding-mask": (LINEAR,),
     "window-attention": (WINDOW_ATTENTION,),
+    "long-attention": (),
     "group-norm": (GROUP_NORM,),
     "linear": (LINEAR,),
 }
-"""Operators of the nodes that the surgeon writes."""
+"""Our operators, or NVIDIA's, that the surgeon writes."""
 
 
 # Proof

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-Kind = Literal["msda", "padding-mask", "window-attention", "group-norm", "linear"]
+Kind = Literal["msda", "padding-mask", "window-attention", "long-attention", "group-norm", "linear"]
 """What the surgeon replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """Nodes that became fewer nodes.
+    """Nodes that became others, which TensorRT runs faster.
 
     Attributes:
         noun: the kind in words.
         kind: what they computed.
         output: the tensor that they make.
-        nodes_removed: by how many nodes the graph became smaller. Replacements may share nodes; the first of
-            these counts them. 0 until the graph is rewritten.
+        nodes_removed: by how many nodes the graph became smaller, negative if it grew. Replacements may share
+            nodes; the first of these counts them. 0 until the graph is rewritten.
         error: largest relative difference between the nodes before and after, on random tensors.
     """
 
@@ -88,6 +88,26 @@ class WindowReplacement(Replacement):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LongAttentionReplacement(Replacement):
+    """The softmax and the product of one attention over many keys, written as other standard operators.
+
+    Attributes:
+        queries, keys: of each head.
+        parts: of the keys, whose products are summed.
+    """
+
+    noun = "long attention"
+    kind: Kind = field(default="long-attention", init=False)
+    queries: int
+    keys: int
+    parts: int
+
+    def __str__(self) -> str:
+        parts = f", product in {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.output}: {self.queries} queries, {self.keys} keys, softmax written out{parts}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class MaskReplacement(Replacement):
     """One padding mask in front of MSDA that became part of a linear layer. `output` is the masked values.
 
@@ -149,7 +169,7 @@ class NearMiss:
 
     Attributes:
         kind: what they look like.
-        node: the first node that samples, the Where of a mask, the Softmax of the windows, the node that
+        node: the first node that samples, the Where of a mask, the Softmax of an attention, the node that
             normalises, or the product of a linear layer.
         reason: why they stay.
     """

@@ -1,0 +1,53 @@
+"""Drafting attention over many keys in standard operators that TensorRT runs by kernels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_path.surgery.find.recognise_long_attention import LongAttention
+from onnx_path.surgery.graph.probe import Probe
+from onnx_path.surgery.rewrite.draft import Draft, DraftBuilder
+
+
+def draft_long_attention(attention: LongAttention, probes: Sequence[Probe], opset: int) -> Draft:
+    """Drafts softmax and product of an attention.
+
+    The softmax is exp(scores - max - log(sum)). TensorRT recognises it in no other form than Softmax, or
+    exp(scores - max) / sum.
+    """
+    end = attention.end
+    draft = DraftBuilder(f"{end.name}/msda")
+    scores, values = draft.tensor(attention.scores), draft.tensor(attention.values)
+    draft.kinds |= {attention.scores: "normal", attention.values: "normal"}
+    last = draft.constant([-1])
+    wide = scores if scores.dtype == ir.DataType.DOUBLE else draft.cast(scores, ir.DataType.FLOAT)
+    if opset >= 18:  # the axes are an attribute before, and an input since
+        largest = draft.add("ReduceMax", [wide, last])
+    else:
+        largest = draft.add("ReduceMax", [wide], axes=[-1])
+    below = draft.add("Sub", [wide, largest])
+    total = draft.add("ReduceSum", [draft.add("Exp", [below]), last])
+    weights = draft.add("Exp", [draft.add("Sub", [below, draft.add("Log", [total])])])
+    weights = draft.cast(weights, scores.dtype)
+    if attention.parts > 1:
+        result = _product_in_parts(draft, weights, values, attention, probes[0])
+    else:
+        result = draft.add("MatMul", [weights, values])
+    return draft.finish(result, end)
+
+
+def _product_in_parts(
+    draft: DraftBuilder, weights: ir.Value, values: ir.Value, attention: LongAttention, probe: Probe
+) -> ir.Value:
+    """Adds the sum of products over parts of the keys, which TensorRT computes at the same time."""
+    *batch, queries, keys = probe.shape(attention.scores)
+    channels = probe.shape(attention.values)[-1]
+    part = keys // attention.parts
+    weights = draft.add("Reshape", [weights, draft.constant([*batch, queries, attention.parts, part])])
+    axes = range(len(batch))
+    weights = draft.add("Transpose", [weights], perm=[*axes, len(batch) + 1, len(batch), len(batch) + 2])
+    values = draft.add("Reshape", [values, draft.constant([*batch, attention.parts, part, channels])])
+    products = draft.add("MatMul", [weights, values])
+    return draft.add("ReduceSum", [products, draft.constant([-3])], keepdims=0)
