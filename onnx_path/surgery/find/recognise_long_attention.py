@@ -64,17 +64,19 @@ def recognise_long_attention(softmax: ir.Node, probes: Sequence[Probe]) -> LongA
     """Finds the product behind a softmax.
 
     Raises:
-        NotAttention: other nodes read the probabilities too, or sizes depend on the model's inputs.
+        NotAttention: other nodes read the probabilities too, or the keys' number depends on the inputs.
     """
     scores, probabilities = softmax.inputs[0], softmax.outputs[0]
     if len(probabilities.uses()) > 1 or probabilities.is_graph_output():
         raise NotAttention("other nodes than a matrix product read its probabilities")
     (product,) = _products(softmax)
     values = product.inputs[1]
-    (*batch, queries, keys), of_values = probes[0].shape(scores), probes[0].shape(values)
-    if any(probe.shape(x) != probes[0].shape(x) for probe in probes for x in (scores, values)):
-        raise NotAttention("its sizes depend on the model's inputs")
-    parts = _parts(keys) if queries <= FEW_QUERIES and of_values[:-2] == tuple(batch) else 1
+    shapes = [(probe.shape(scores), probe.shape(values)) for probe in probes]
+    *_, queries, keys = shapes[0][0]
+    if any(of_scores[-1] != keys for of_scores, _ in shapes):
+        raise NotAttention("the number of its keys depends on the model's inputs")
+    batched = all(of_scores[:-2] == of_values[:-2] for of_scores, of_values in shapes)
+    parts = _parts(keys) if queries <= FEW_QUERIES and batched else 1
     return LongAttention(scores, values, product.outputs[0], parts)
 
 

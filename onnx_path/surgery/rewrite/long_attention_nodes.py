@@ -16,6 +16,9 @@ def draft_long_attention(attention: LongAttention, probes: Sequence[Probe], opse
 
     The softmax is exp(scores - max - log(sum)). TensorRT recognises it in no other form than Softmax, or
     exp(scores - max) / sum.
+
+    Raises:
+        LayoutError: sizes that change with the model's inputs cannot be computed.
     """
     end = attention.end
     draft = DraftBuilder(f"{end.name}/msda")
@@ -32,22 +35,27 @@ def draft_long_attention(attention: LongAttention, probes: Sequence[Probe], opse
     weights = draft.add("Exp", [draft.add("Sub", [below, draft.add("Log", [total])])])
     weights = draft.cast(weights, scores.dtype)
     if attention.parts > 1:
-        result = _product_in_parts(draft, weights, values, attention, probes[0])
+        result = _product_in_parts(draft, weights, values, attention, probes)
     else:
         result = draft.add("MatMul", [weights, values])
     return draft.finish(result, end)
 
 
 def _product_in_parts(
-    draft: DraftBuilder, weights: ir.Value, values: ir.Value, attention: LongAttention, probe: Probe
+    draft: DraftBuilder,
+    weights: ir.Value,
+    values: ir.Value,
+    attention: LongAttention,
+    probes: Sequence[Probe],
 ) -> ir.Value:
     """Adds the sum of products over parts of the keys, which TensorRT computes at the same time."""
-    *batch, queries, keys = probe.shape(attention.scores)
-    channels = probe.shape(attention.values)[-1]
-    part = keys // attention.parts
-    weights = draft.add("Reshape", [weights, draft.constant([*batch, queries, attention.parts, part])])
-    axes = range(len(batch))
-    weights = draft.add("Transpose", [weights], perm=[*axes, len(batch) + 1, len(batch), len(batch) + 2])
-    values = draft.add("Reshape", [values, draft.constant([*batch, attention.parts, part, channels])])
-    products = draft.add("MatMul", [weights, values])
+    parts = attention.parts
+    before = [probe.shape(attention.scores) for probe in probes]
+    after = [(*batch, queries, parts, keys // parts) for *batch, queries, keys in before]
+    weights = draft.reshape(weights, before, after)
+    *batch, queries, part, key = range(len(after[0]))
+    weights = draft.add("Transpose", [weights], perm=[*batch, part, queries, key])
+    before = [probe.shape(attention.values) for probe in probes]
+    after = [(*batch, parts, keys // parts, channels) for *batch, keys, channels in before]
+    products = draft.add("MatMul", [weights, draft.reshape(values, before, after)])
     return draft.add("ReduceSum", [products, draft.constant([-3])], keepdims=0)
