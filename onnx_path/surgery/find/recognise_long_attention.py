@@ -1,7 +1,7 @@
 """Finding attention of few queries over many keys, as in the decoders that attend to all cells of a map.
 
 TensorRT 10.6 computes an attention by one kernel, whose blocks take 64 queries of a head each and go through
-all keys. The 100 queries of Mask2Former are 16 blocks: they keep 16 of an H100's 132 multiprocessors busy,
+all keys. The 100 queries of Mask2Former are 16 blocks: they keep 16 of an H200's 132 multiprocessors busy,
 for 0.51 ms with 16,800 keys. Three kernels for scores, softmax and product fill the GPU.
 """
 
