@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from torch import Tensor, nn
 
+from onnx_path import compare
 from onnx_path.nodes import attention
 from onnx_path.surgeon import SurgeryReport
 from tests.onnx.zoo_exporters import export_module, run_onnx
@@ -68,3 +70,11 @@ def check_one(
     assert report.nodes_after == len(result.graph.node) < len(model.graph.node) == report.nodes_before
     assert sum(x.nodes_removed for x in report.of("msda")) == report.nodes_before - report.nodes_after
     onnx.checker.check_model(result, full_check=True)
+
+
+def check_engine(original: Path, engine: Path, capsys: pytest.CaptureFixture, *options: str) -> None:
+    """Asserts that `onnx_path.compare` finds an engine's outputs equal to those of onnxruntime."""
+    capsys.readouterr()
+    status = compare.main([str(original), str(engine), *options])
+    output = capsys.readouterr()
+    assert status == 0, output.out + output.err

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnx_path import build, compare, surgeon
+from onnx_path import build, surgeon
 from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.surgery import kinds, pipeline
 from onnx_path.surgery.find import recognise_group_norms
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import model_zoo
-from tests.onnx.surgery_checks import export, operators, run
+from tests.onnx.surgery_checks import check_engine, export, operators, run
 from tests.onnx.zoo_exporters import simplify
 
 operate = functools.partial(pipeline.operate, only=("group-norm",))
@@ -184,7 +184,4 @@ def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
     options = ["--out", str(tmp_path), "--json", str(report), "--precision", precision]
     assert build.main([str(rewritten), *options, *quick_build]) == 0, capsys.readouterr().err
     assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == 1
-    capsys.readouterr()
-    status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
-    output = capsys.readouterr()
-    assert status == 0, output.out + output.err
+    check_engine(original, tmp_path / "rewritten.engine", capsys)

@@ -33,6 +33,7 @@ from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.verify.random_inputs import input_shapes, random_inputs
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
+from tests.onnx.surgery_checks import check_engine
 from tests.onnx.text_models import text_model
 
 # Layers in 8 bits, and layers kept: sampling, heads, decoder, around attention, convolutions,
@@ -128,12 +129,9 @@ def test_engine_of_every_quantized_model(
     assert main([*map(str, command), "--data", str(tmp_path / "data.npz")]) == 0, capsys.readouterr().err
     command = ["build", str(out), "--out", str(tmp_path), "--precision", "fp16", "--tell-selections"]
     assert main([*command, *quick_build]) == 0, capsys.readouterr().err
-    capsys.readouterr()
     tolerance = TOLERANCES.get((name, precision))
     options = [] if tolerance is None else ["--tolerance", str(tolerance)]
-    status = main(["compare", str(out), str(tmp_path / "quantized.engine"), *options])
-    output = capsys.readouterr()
-    assert status == 0, output.out + output.err
+    check_engine(out, tmp_path / "quantized.engine", capsys, *options)
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ import onnx
 import pytest
 import torch
 
-from onnx_path import build, compare, surgeon
+from onnx_path import build, surgeon
 from onnx_path.nodes import attention
 from onnx_path.nodes.linear import LINEAR
 from onnx_path.surgeon import operate
 from onnx_path.surgery.graph.onnx_session import STAND_IN
 from tests.onnx import model_zoo
 from tests.onnx.model_zoo import ZOO
-from tests.onnx.surgery_checks import operators
+from tests.onnx.surgery_checks import check_engine, operators
 from tests.onnx.zoo_exporters import msda_modules, run, run_onnx
 
 TOLERANCE = 2e-5  # of the largest number of an output: two runtimes, a dozen layers in float32
@@ -169,10 +169,7 @@ def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
     options = ["--out", str(tmp_path), "--json", str(report)]
     assert build.main([str(rewritten), *options, *quick_build]) == 0, capsys.readouterr().err
     assert len(json.loads(report.read_text())["report"]["plugin_layers"]) == ZOO[name].layers
-    capsys.readouterr()
-    status = compare.main([str(original), str(tmp_path / "rewritten.engine")])
-    output = capsys.readouterr()
-    assert status == 0, output.out + output.err
+    check_engine(original, tmp_path / "rewritten.engine", capsys)
 
 
 @pytest.mark.gpu
@@ -183,7 +180,4 @@ def test_engine_in_bfloat16(tensorrt, name, quick_build, zoo_folder, tmp_path, c
     onnx.save(model_zoo.operated(name, zoo_folder), operated)
     options = ["--out", str(tmp_path), "--precision", "bf16", "--tell-selections"]
     assert build.main([str(operated), *options, *quick_build]) == 0, capsys.readouterr().err
-    capsys.readouterr()
-    status = compare.main([str(operated), str(tmp_path / "operated.engine")])
-    output = capsys.readouterr()
-    assert status == 0, output.out + output.err
+    check_engine(operated, tmp_path / "operated.engine", capsys)
