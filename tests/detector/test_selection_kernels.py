@@ -10,13 +10,12 @@ from codetr.detector.preprocess import load_image
 from codetr.model.head import best_indices
 from tests.golden_models import GOLDEN, MODELS, load_golden
 from tests.matrix import emulated_kernels
-from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import emulator_or_skip
 
 
 def check_selection(model: codetr.CoDino, images: torch.Tensor, image_shapes: torch.Tensor) -> None:
     """Compares scores and selection of the emulated kernels with PyTorch's in float32, and with float64."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     cells = []
     selection = model.query_selection
     handle = selection.norm.register_forward_hook(lambda module, given, result: cells.append(result))

@@ -10,6 +10,7 @@ import torch
 
 from tests.matrix import emulated_kernels
 from tests.matrix.cuda_emulator import compile_for_cpu
+from tests.matrix.map_operators import emulator_or_skip
 
 LAUNCH_FAILURE = 719
 SITE = r"misuses\.cu:\d+"
@@ -34,8 +35,7 @@ MISTAKES = {
 
 def run(name: str, count: int = 67, order: int = 0) -> tuple[int, str, torch.Tensor]:
     """Runs a kernel of misuses.cu on x = 0, 1, ... count - 1. Returns status, message and x."""
-    if reason := compile_for_cpu.missing():
-        pytest.skip(reason)
+    emulator_or_skip()
     library = emulated_kernels.library(compile_for_cpu.HERE / "misuses.cu")
     launch = {"index_outside_of_shared_memory": (1, 33), "correct": (2, 100)}.get(name, (2, 64))
     x = torch.arange(count, dtype=torch.float32)
