@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from codetr.export.quantization_scales import LARGEST, scales_of
 from onnx_path.quantization.products import Product
-from onnx_path.surgery.graph.traversal import add_constant, is_op
+from onnx_path.surgery.graph.traversal import add_constant, free_name, is_op
 
 Edge = tuple[ir.Node, int]
 """A node and the place of one of its inputs."""
@@ -150,13 +150,7 @@ class _Writer:
         return self._stored[key]
 
     def _constant(self, name: str, array: np.ndarray) -> ir.Value:
-        return add_constant(self._graph, self._name(name), array)
+        return add_constant(self._graph, free_name(name, self._names), array)
 
     def _value(self, name: str, kind: ir.DataType, shape: ir.Shape | None) -> ir.Value:
-        return ir.Value(name=self._name(name), type=ir.TensorType(kind), shape=shape)
-
-    def _name(self, name: str) -> str:
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
-        return name
+        return ir.Value(name=free_name(name, self._names), type=ir.TensorType(kind), shape=shape)

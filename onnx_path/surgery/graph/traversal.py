@@ -38,6 +38,14 @@ def add_constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
+def free_name(name: str, taken: set[str]) -> str:
+    """Appends underscores to a name until it is not taken, and adds it to the taken ones."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
 def attribute(node: ir.Node, name: str, default):
     """Returns an attribute's Python value."""
     found = node.attributes.get(name)

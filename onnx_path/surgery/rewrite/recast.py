@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnx_path.surgery.graph.traversal import constant, is_op
+from onnx_path.surgery.graph.traversal import constant, free_name, is_op
 
 _FLOAT = ir.DataType.FLOAT
 
@@ -94,7 +94,7 @@ class Recast:
         **attributes: int,
     ) -> ir.Value:
         """Inserts a node right behind the producer of its input."""
-        name = self._name(f"{value.name}/{suffix}")
+        name = free_name(f"{value.name}/{suffix}", self._names)
         made = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
         node = ir.node(op_type, inputs, attributes=attributes, outputs=[made], name=name)
         clipped = is_op(inputs[0].producer(), "Clip") and inputs[0] not in self.types  # made here
@@ -110,14 +110,14 @@ class Recast:
         if kind == self.narrow:
             large = np.isfinite(array) & (np.abs(array) > self.largest)
             array = np.where(large, np.sign(array) * np.float32(self.largest / 2), array).astype(kind.numpy())
-        name = self._name(f"{value.name}/{suffix or kind.name.lower()}")
+        name = free_name(f"{value.name}/{suffix or kind.name.lower()}", self._names)
         made = ir.val(name, const_value=ir.tensor(np.asarray(array), dtype=kind, name=name))
         self.graph.register_initializer(made)
         return made
 
     def _keep_output(self, value: ir.Value) -> None:
         """Keeps the name and type of a graph output."""
-        name, value.name = value.name, self._name(f"{value.name}/{self.narrow.name.lower()}")
+        name, value.name = value.name, free_name(f"{value.name}/{self.narrow.name.lower()}", self._names)
         wide = self._copy(value, True)
         wide.name = name
         for i, output in enumerate(self.graph.outputs):
@@ -132,12 +132,6 @@ class Recast:
             del self.graph.initializers[value.name]
         elif is_op(value.producer(), "Constant", "Cast"):
             self.graph.remove(value.producer(), safe=True)
-
-    def _name(self, name: str) -> str:
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
-        return name
 
 
 def drop_idle_casts(graph: ir.Graph, types: dict[ir.Value, ir.DataType | None]) -> None:
