@@ -13,10 +13,10 @@ from codetr.dataset.coco_files import DatasetError, load_coco, read_picture, spl
 from tests.evaluation.coco_folders import document, write_dataset
 
 
-def refusal(folder: Path, split: str = "val", **places: Path) -> str:
+def refusal(folder: Path, **places: Path) -> str:
     """Returns the message of the error that a dataset raises: one line."""
     with pytest.raises(DatasetError) as caught:
-        load_coco(folder, split, **places)
+        load_coco(folder, "val", **places)
     message = str(caught.value)
     assert "\n" not in message
     return message

@@ -62,8 +62,8 @@ class ServerProcess:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def wait_until_ready(self, seconds: float = 90) -> None:
-        ends = time.monotonic() + seconds
+    def wait_until_ready(self) -> None:
+        ends = time.monotonic() + 90
         while time.monotonic() < ends and self.process.poll() is None:
             with contextlib.suppress(OSError):
                 if self.get("/readyz")[0] == 200:

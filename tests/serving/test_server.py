@@ -40,8 +40,8 @@ def server(tmp_path_factory):
         yield server
 
 
-async def _post(session, url: str, body: bytes, headers: dict | None = None) -> tuple[int, str]:
-    async with session.post(f"{url}/v1/detect", data=body, headers=headers) as answer:
+async def _post(session, url: str, body: bytes) -> tuple[int, str]:
+    async with session.post(f"{url}/v1/detect", data=body) as answer:
         return answer.status, await answer.text()
 
 

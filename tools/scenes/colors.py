@@ -30,9 +30,9 @@ def hue_color(rng: np.random.Generator, hue: float, spread: float = 0.0) -> np.n
     return 255 * np.array(colorsys.hsv_to_rgb(hue, rng.uniform(0.45, 1.0), rng.uniform(0.25, 1.0)))
 
 
-def jittered(rng: np.random.Generator, color: tuple[float, float, float], amount: float = 18) -> np.ndarray:
+def jittered(rng: np.random.Generator, color: tuple[float, float, float]) -> np.ndarray:
     """A colour near another one."""
-    return np.clip(np.asarray(color) + rng.uniform(-amount, amount) + rng.normal(0, amount / 3, 3), 0, 255)
+    return np.clip(np.asarray(color) + rng.uniform(-18, 18) + rng.normal(0, 6, 3), 0, 255)
 
 
 def away_from(

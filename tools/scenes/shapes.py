@@ -183,15 +183,14 @@ def regular(corners: int, radius: float, turn_deg: float = 0.0) -> np.ndarray:
     return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def rounded(contour: np.ndarray, radius: float, points: int = 6) -> np.ndarray:
-    """Rounds a convex or concave contour's corners.
+def rounded(contour: np.ndarray, radius: float) -> np.ndarray:
+    """Rounds a convex or concave contour's corners. The curve of a corner is a parabola of six points.
 
     Args:
         contour: [n, 2].
         radius: distance from a corner at which the rounding starts; at most half of the shorter side.
-        points: of each corner's curve, a parabola.
     """
-    t = np.linspace(0, 1, points)[:, None]
+    t = np.linspace(0, 1, 6)[:, None]
     corners = []
     for before, corner, after in zip(np.roll(contour, 1, 0), contour, np.roll(contour, -1, 0)):
         ends = []
