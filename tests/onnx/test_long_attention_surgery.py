@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnx_path import surgeon
+from onnx_path import build, surgeon
 from onnx_path.surgery import pipeline
 from onnx_path.surgery.find import recognise_long_attention
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import model_zoo
-from tests.onnx.surgery_checks import export, operators, run
+from tests.onnx.surgery_checks import check_engine, export, operators, run
 from tests.onnx.zoo_exporters import simplify
 
 operate = functools.partial(pipeline.operate, only=("long-attention",))
@@ -192,3 +192,18 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):
     error = capsys.readouterr().err
     assert "8 queries, 2100 keys, softmax written out, product in 5 parts" in error
     assert "1 long attention replaced" in error
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries", [8, 100])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
+    precision, queries, tensorrt, quick_build, tmp_path, capsys
+):
+    original, rewritten = tmp_path / "original.onnx", tmp_path / "rewritten.onnx"
+    export(CrossAttention(), tensors(queries), original)
+    words = [str(original), str(rewritten), "--only", "long-attention"]
+    assert surgeon.main(words) == 0, capsys.readouterr().err
+    options = ["--out", str(tmp_path), "--precision", precision]
+    assert build.main([str(rewritten), *options, *quick_build]) == 0, capsys.readouterr().err
+    check_engine(original, tmp_path / "rewritten.engine", capsys)
