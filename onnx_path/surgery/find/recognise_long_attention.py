@@ -87,7 +87,7 @@ def _products(softmax: ir.Node) -> Iterator[ir.Node]:
 
 
 def _parts(keys: int) -> int:
-    """Returns the smallest number of equal parts that are short enough, 1 if all are much shorter.
+    """Returns the smallest number of equal parts of 64 to 512 keys, 1 if there is none.
 
     Unequal parts would need a copy of all values.
     """
