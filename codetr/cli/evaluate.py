@@ -82,8 +82,8 @@ def evaluate(
     ```
 
     The folder --data has one of the layouts that `codetr train --help` lists. The classes of the model are
-    those of the dataset with the same names. Pictures that are missing, damaged, or of another size than the
-    annotation file states are named and left out, with their objects.
+    those of the dataset with the same names. Pictures that are missing, damaged, of another size than the
+    annotation file states, or that the network cannot take are named and left out, with their objects.
 
     Exit status: 0, done; 1, a failure; 2, wrong options or dataset.
     """
@@ -117,7 +117,7 @@ def evaluate(
                 bad_pictures=bad,
             )
         if not run.pictures:
-            raise UsageError(f"{data.annotation_file}: none of the pictures could be read")
+            raise UsageError(f"{data.annotation_file}: none of the pictures could be used")
         metrics = coco_metrics(data, run.rows, run.pictures)
         _print(metrics, run, results.per_class)
         if detector.shrunk_note is not None:

@@ -61,6 +61,24 @@ class Processed:
     times_ms: Mapping[str, float] = field(default_factory=dict)
 
 
+def detect_each(detector: Detector, images: Sequence[Any], **options: Any) -> list[Detections | ValueError]:
+    """Runs a network once, and again for each picture if it refuses one of them.
+
+    Args:
+        images, options: of `Detector.detect_batch`, the options checked.
+
+    Returns:
+        For each picture the detections, or the error of a picture that the network cannot take, such as a
+        strip. It does not fail the others.
+    """
+    try:
+        return detector.detect_batch(images, **options)
+    except ValueError as error:
+        if len(images) == 1:
+            return [error]
+        return [one for image in images for one in detect_each(detector, [image], **options)]
+
+
 class Contexts:
     """A network that several threads run at the same time.
 
@@ -88,24 +106,13 @@ class Contexts:
             options: arguments of `Detector.detect_batch`, checked.
 
         Returns:
-            For each picture the detections, or the error of a picture that the network cannot take, such as
-            a strip. It does not fail the others.
+            As `detect_each`.
         """
         backend = self._free.get()
         try:
-            return self._detect(backend, images, options)
+            return detect_each(self._detector, images, backend=backend, **options)
         finally:
             self._free.put(backend)
-
-    def _detect(
-        self, backend: Any, images: Sequence[Any], options: Mapping[str, Any]
-    ) -> list[Detections | ValueError]:
-        try:
-            return self._detector.detect_batch(images, backend=backend, **options)
-        except ValueError as error:
-            if len(images) == 1:
-                return [error]
-            return [one for image in images for one in self._detect(backend, [image], options)]
 
     def warm_up(self, batch: int) -> None:
         """Runs each context once: an engine's first run loads its kernels, and captures its CUDA graph."""

@@ -17,6 +17,7 @@ import numpy as np
 from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import CocoDataset, CocoPicture, DatasetError, read_picture
 from codetr.detector.detector import Detector
+from codetr.detector.pipeline import detect_each
 from codetr.evaluation.coco_metrics import MAX_DETECTIONS, Metrics, coco_metrics
 from codetr.results import Detections
 
@@ -47,7 +48,8 @@ def evaluate(detector: Detector, dataset: CocoDataset, **options: Any) -> Metric
         options: of `detect_all`.
 
     Raises:
-        DatasetError: the detector lacks classes of the dataset, or a picture cannot be read.
+        DatasetError: the detector lacks classes of the dataset, or a picture cannot be read, or is one that
+            the network cannot take, such as a strip of 5000x3 pixels.
     """
     run = detect_all(detector, dataset, **options)
     return coco_metrics(dataset, run.rows, run.pictures)
@@ -73,7 +75,8 @@ def detect_all(
         top: number of detections of a picture that count, the best.
         nms, nms_iou: see `codetr.Detector.detect`. Default: the model's.
         advance: called with the number of pictures after each batch.
-        bad_pictures: records pictures that cannot be read and leaves them out. Default: they are errors.
+        bad_pictures: records pictures that cannot be read, or that the network cannot take, and leaves them
+            out. Default: they are errors.
     """
     category_of = categories_of_labels(detector.class_names, dataset)
     looked_at: list[CocoPicture] = []
@@ -81,16 +84,19 @@ def detect_all(
     batches: list[tuple[int, float, dict[str, float]]] = []
     started = time.perf_counter()
     for chunk, images in read_ahead(dataset.pictures[:limit], batch, bad_pictures):
-        try:
-            results = detector.detect_batch(images, threshold=0.0, nms=nms, nms_iou=nms_iou)
-        except ValueError as error:  # the network cannot take a picture, such as a strip of 5000x3
-            names = f"{chunk[0].path}{f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''}"
-            raise ValueError(f"{names}: {error}") from error
+        results = detect_each(detector, images, threshold=0.0, nms=nms, nms_iou=nms_iou)
         for picture, found in zip(chunk, results, strict=True):
-            rows += result_rows(picture, found, category_of, top)
-        looked_at += chunk
+            if isinstance(found, Detections):
+                rows += result_rows(picture, found, category_of, top)
+                looked_at.append(picture)
+                continue
+            error = DatasetError(f"{picture.path}: {found}")
+            if bad_pictures is None:
+                raise error from found
+            bad_pictures.add(picture, error)
         now = time.perf_counter()
-        batches.append((len(chunk), now - started, results[0].times_ms))
+        if times := [found.times_ms for found in results if isinstance(found, Detections)]:
+            batches.append((len(times), now - started, times[0]))
         started = now
         advance(len(chunk))
     counts, seconds, times = zip(*(batches[1:] or batches or [(0, 0.0, {})]))

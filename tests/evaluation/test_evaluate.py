@@ -14,6 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from codetr.coco_classes import COCO_CLASSES
+from codetr.dataset.bad_pictures import BadPictures
 from codetr.dataset.coco_files import DatasetError, load_coco
 from codetr.evaluation import coco_metrics, detect_all, detect_dataset, evaluate
 from codetr.evaluation.detect_dataset import categories_of_labels, read_ahead
@@ -179,10 +180,18 @@ def test_read_ahead(small, monkeypatch):
     assert taken == list(pictures) and len(started) == 30
 
 
-def test_pictures_that_the_network_refuses_are_named(small):
+def test_pictures_that_the_network_refuses_are_left_out(small, capsys):
+    refused = small.pictures[1]
+
     class Refusing(FakeDetector):
         def detect_batch(self, images, **options):
-            raise ValueError("images: too small")
+            if any(image.shape[:2] == (refused.height, refused.width) for image in images):
+                raise ValueError("images: too small")
+            return super().detect_batch(images, **options)
 
-    with pytest.raises(ValueError, match=r"a\.jpg and 1 more: images: too small$"):
-        detect_all(Refusing(NAMES), small, batch=2)
+    detector = Refusing(NAMES, *[NOTHING] * 2)
+    run = detect_all(detector, small, batch=3, bad_pictures=(bad := BadPictures(small)))
+    assert run.pictures == (small.pictures[0], small.pictures[2]) and list(bad.errors) == [refused.id]
+    assert f"{refused.path}: images: too small; left out" in capsys.readouterr().err
+    with pytest.raises(DatasetError, match=rf"{refused.path.name}: images: too small$"):
+        detect_all(Refusing(NAMES, NOTHING), small, batch=2)
