@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import cyclopts
 from cyclopts import Token
-from cyclopts.types import ExistingFile
+from cyclopts.types import ExistingDirectory, ExistingFile
 
 from codetr.errors import ArgumentError
 
@@ -52,6 +52,7 @@ def _path(text: str) -> Path:
 InputFile = Annotated[ExistingFile, Parameter(metavar="FILE")]
 OutputFile = Annotated[Path, parsed_by(_path, "FILE")]
 """A file to write."""
+InputFolder = Annotated[ExistingDirectory, Parameter(metavar="DIR")]
 Folder = Annotated[Path, parsed_by(_path, "DIR")]
 """A folder, read or written."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, types
 
-from codetr.cli.argument_types import Folder, InputFile, Parameter
+from codetr.cli.argument_types import Folder, InputFile, InputFolder, Parameter
 from codetr.cli.console import progress
 from codetr.cli.pictures import output_folder
 from codetr.cli.program import complain
@@ -35,13 +35,13 @@ _PACKAGES = ("codetr-tensorrt", "torch", "tensorrt", "onnxruntime", "onnxruntime
 class DatasetOptions:
     """The dataset to evaluate on."""
 
-    data: Folder
+    data: InputFolder
     """Folder of the dataset, see above."""
     split: str = "val"
     """Split: train, val, val2017, …"""
     annotations: Annotated[InputFile | None, Parameter(metavar="FILE")] = None
     """Annotation file. Default: the split's."""
-    images: Annotated[Folder | None, Parameter(metavar="DIR")] = None
+    images: InputFolder | None = None
     """Folder of the pictures. Default: the split's."""
     limit: types.PositiveInt | None = None
     """Use only this number of pictures, the first ones."""
