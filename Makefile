@@ -16,7 +16,7 @@ CUDA_ARCHITECTURES ?=
 WITH_CUDA := $(or $(CUDA_ARCHITECTURES),$(shell nvidia-smi -L 2>/dev/null))
 IN_VENV := VIRTUAL_ENV=$(VENV) PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL := $(IN_VENV) $(UV) pip install -q -c constraints.txt
-PYTEST_FLAGS ?= -n 3 --dist worksteal
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 # Workers on few cores: a thread of one must not wait, or spin, where another worker could run.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_FLAGS)
 CPP_FILES = $(shell git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
