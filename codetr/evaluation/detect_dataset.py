@@ -85,18 +85,20 @@ def detect_all(
     started = time.perf_counter()
     for chunk, images in read_ahead(dataset.pictures[:limit], batch, bad_pictures):
         results = detect_each(detector, images, threshold=0.0, nms=nms, nms_iou=nms_iou)
+        times_of_pictures = []
         for picture, found in zip(chunk, results, strict=True):
             if isinstance(found, Detections):
                 rows += result_rows(picture, found, category_of, top)
                 looked_at.append(picture)
+                times_of_pictures.append(found.times_ms)
                 continue
             error = DatasetError(f"{picture.path}: {found}")
             if bad_pictures is None:
                 raise error from found
             bad_pictures.add(picture, error)
         now = time.perf_counter()
-        if times := [found.times_ms for found in results if isinstance(found, Detections)]:
-            batches.append((len(times), now - started, times[0]))
+        if times_of_pictures:
+            batches.append((len(times_of_pictures), now - started, times_of_pictures[0]))
         started = now
         advance(len(chunk))
     counts, seconds, times = zip(*(batches[1:] or batches or [(0, 0.0, {})]))

@@ -213,10 +213,11 @@ def _verified_windows(subject: Subject, windows: Sequence[Windows]) -> tuple[Dra
 def _find_long_attentions(subject: Subject, found: Found, options: Options) -> None:
     def drafted(softmax: ir.Node, _: Set[ir.Value]) -> _Drafted:
         _check_opset(subject)
-        recognised = recognise_long_attention(softmax, subject.probes)
-        queries, keys = subject.probes[0].shape(recognised.scores)[-2:]
-        replacement = partial(LongAttentionReplacement, queries=queries, keys=keys, parts=recognised.parts)
-        return draft_long_attention(recognised, subject.probes, subject.model.opset_imports[""]), replacement
+        long = recognise_long_attention(softmax, subject.probes)
+        replacement = partial(
+            LongAttentionReplacement, queries=long.queries, keys=long.keys, parts=long.parts
+        )
+        return draft_long_attention(long, subject.probes, subject.model.opset_imports[""]), replacement
 
     softmaxes = long_softmaxes(subject.model.graph, subject.probes[0])
     _verify_each("long-attention", subject, found, softmaxes, drafted)

@@ -39,12 +39,15 @@ class LongAttention:
         scores: [..., queries, keys], what the softmax reads.
         values: [..., keys, channels].
         end: the result, [..., queries, channels].
+        queries, keys: of each head.
         parts: the product is the sum of so many products over equal parts of the keys.
     """
 
     scores: ir.Value
     values: ir.Value
     end: ir.Value
+    queries: int
+    keys: int
     parts: int
 
 
@@ -77,7 +80,7 @@ def recognise_long_attention(softmax: ir.Node, probes: Sequence[Probe]) -> LongA
         raise NotAttention("the number of its keys depends on the model's inputs")
     batched = all(of_scores[:-2] == of_values[:-2] for of_scores, of_values in shapes)
     parts = _parts(keys) if queries <= FEW_QUERIES and batched else 1
-    return LongAttention(scores, values, product.outputs[0], parts)
+    return LongAttention(scores, values, product.outputs[0], queries, keys, parts)
 
 
 def _products(softmax: ir.Node) -> Iterator[ir.Node]:

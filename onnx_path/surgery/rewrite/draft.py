@@ -120,6 +120,15 @@ class DraftBuilder:
             self.stand_ins[value] = ir.Value(name=value.name, type=ir.TensorType(value.dtype))
         return self.stand_ins[value]
 
+    def source(self, value: ir.Value, kind: str) -> ir.Value:
+        """Returns the stand-in of a tensor that an input of the operator is made from.
+
+        Args:
+            kind: of its numbers, see `proof.random_tensor`.
+        """
+        self.kinds.setdefault(value, kind)
+        return self.tensor(value)
+
     def constant(self, array: np.ndarray | Sequence[int]) -> ir.Value:
         """Adds a Constant node."""
         array = np.asarray(array)
@@ -161,8 +170,7 @@ class DraftBuilder:
         """
         alternatives = _best(candidates)
         first = alternatives[0]
-        self.kinds.setdefault(first.value, kind)
-        made = self.reshaped(self.tensor(first.value), views_of(alternatives))
+        made = self.reshaped(self.source(first.value, kind), views_of(alternatives))
         dtype = first.value.dtype
         if first.scale != 1:
             made = self.add("Mul", [made, self.constant(np.array(first.scale, dtype.numpy()))])

@@ -21,8 +21,7 @@ def draft_group_norm(norm: GroupNorm, probes: Sequence[Probe]) -> Draft:
     """
     prefix = f"{norm.end.name}/msda"
     draft = DraftBuilder(prefix)
-    x = draft.tensor(norm.map)
-    draft.kinds[norm.map] = "normal"
+    x = draft.source(norm.map, "normal")
     weights = [
         draft.initializer(f"{prefix}/{name}", np.ascontiguousarray(array, x.dtype.numpy()))
         for name, array in (("weight", norm.weight), ("bias", norm.bias))

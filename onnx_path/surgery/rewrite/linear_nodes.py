@@ -23,16 +23,14 @@ def draft_linear(linear: FusedLinear, probes: Sequence[Probe]) -> Draft:
     """
     end, residual = linear.end, None
     draft = DraftBuilder(f"{end.name}/msda")
-    draft.kinds[linear.x] = "normal"
     outputs, inputs = len(linear.layer.bias), linear.layer.weight.shape[0]
     given, ends = ([probe.shape(value) for probe in probes] for value in (linear.x, end))
     rows = [sizes[:-1] for sizes in (ends if ends[0][-1] == outputs else given)]
-    x = draft.reshape(draft.tensor(linear.x), given, [(*sizes, inputs) for sizes in rows])
+    x = draft.reshape(draft.source(linear.x, "normal"), given, [(*sizes, inputs) for sizes in rows])
     made = [(*sizes, outputs) for sizes in rows]
     if linear.residual is not None:
-        draft.kinds[linear.residual] = "normal"
         added = [probe.shape(linear.residual) for probe in probes]
-        residual = draft.reshape(draft.tensor(linear.residual), added, made)
+        residual = draft.reshape(draft.source(linear.residual, "normal"), added, made)
     result = add_linear(draft, x, linear.layer, linear.activation, residual=residual)
     result = draft.reshape(result, made, ends)
     return draft.finish(result, end)

@@ -20,10 +20,8 @@ def draft_long_attention(attention: LongAttention, probes: Sequence[Probe], opse
     Raises:
         LayoutError: sizes that change with the model's inputs cannot be computed.
     """
-    end = attention.end
-    draft = DraftBuilder(f"{end.name}/msda")
-    scores, values = draft.tensor(attention.scores), draft.tensor(attention.values)
-    draft.kinds |= {attention.scores: "normal", attention.values: "normal"}
+    draft = DraftBuilder(f"{attention.end.name}/msda")
+    scores, values = (draft.source(x, "normal") for x in (attention.scores, attention.values))
     last = draft.constant([-1])
     wide = scores if scores.dtype == ir.DataType.DOUBLE else draft.cast(scores, ir.DataType.FLOAT)
     if opset >= 18:  # the axes are an attribute before, and an input since
@@ -38,7 +36,7 @@ def draft_long_attention(attention: LongAttention, probes: Sequence[Probe], opse
         result = _product_in_parts(draft, weights, values, attention, probes)
     else:
         result = draft.add("MatMul", [weights, values])
-    return draft.finish(result, end)
+    return draft.finish(result, attention.end)
 
 
 def _product_in_parts(

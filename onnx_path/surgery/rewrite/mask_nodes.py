@@ -18,8 +18,7 @@ def draft_mask(masked: MaskedLinear, probes: Sequence[Probe]) -> Draft:
     """
     end = masked.end
     draft = DraftBuilder(f"{end.name}/msda")
-    x, mask = draft.tensor(masked.x), draft.tensor(masked.mask)
-    draft.kinds |= {masked.x: "normal", masked.mask: "mask"}
+    x, mask = draft.source(masked.x, "normal"), draft.source(masked.mask, "mask")
     if not masked.keeps:
         mask = draft.add("Not", [mask])
     rows = [probe.shape(masked.x)[:-1] for probe in probes]

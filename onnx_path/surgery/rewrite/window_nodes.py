@@ -31,8 +31,7 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
         raise NotAttention("it depends on the sizes of the model's inputs")
     prefix = f"{first.end.name}/msda"
     draft = DraftBuilder(prefix)
-    start = draft.tensor(first.map)
-    draft.kinds[first.map] = "normal"
+    start = draft.source(first.map, "normal")
     dtype = start.dtype.numpy()
 
     def weight(name: str, array: np.ndarray) -> ir.Value:
