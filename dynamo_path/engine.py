@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.fx.node import _get_qualified_name
+from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
@@ -191,9 +192,10 @@ def patched_interpreter(
 ) -> Iterator[list[Exception]]:
     """Replaces Torch-TensorRT's interpreter by a subclass while the block runs, where it lacks settings.
 
-    The subclass names the outputs, keeps detailed layer information, simplifies reshapes, packs the
-    projections of offsets and logits, and quantises layers. It calls `use` with the network before the build,
-    and raises if an operator has no converter. The yielded list collects the interpreter's errors.
+    The subclass names the outputs, keeps detailed layer information, merges equal nodes, simplifies reshapes,
+    packs the projections of offsets and logits, and quantises layers. Equal nodes are those of each attention
+    that make the mask of padded cells. The subclass calls `use` with the network before the build, and raises
+    if an operator has no converter. The yielded list collects the interpreter's errors.
     """
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
@@ -205,6 +207,7 @@ def patched_interpreter(
 
     class Interpreter(NamedLayers, original):
         def __init__(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
+            module = CSEPass()(module).graph_module
             pack_projections(module)
             simplify_reshapes(module)
             if ranges is not None:
