@@ -63,8 +63,8 @@ def surgeon(
         out: file to write, another than MODEL.
         target: nodes of our plugin, or of NVIDIA's MultiscaleDeformableAttnPlugin_TRT.
         only: replace only these; padding-mask needs msda, or a file that has its nodes already. Default:
-            msda, window-attention and long-attention, and linear if a window attention was replaced.
-            NVIDIA's target: msda.
+            msda, window-attention, long-attention and masked-attention, and linear if a window attention was
+            replaced. NVIDIA's target: msda.
         no_check: write without comparing the outputs of both files.
         no_function_body: leave out the standard operators that let any runtime run the nodes.
         no_fuse: leave softmax and locations outside the MSDA nodes.

@@ -15,6 +15,7 @@ from onnx_path.surgery.find.recognise_fused_inputs import recognise_fused
 from onnx_path.surgery.find.recognise_group_norms import group_norms, recognise_group_norm
 from onnx_path.surgery.find.recognise_linears import matrix_products, recognise_linear
 from onnx_path.surgery.find.recognise_long_attention import long_softmaxes, recognise_long_attention
+from onnx_path.surgery.find.recognise_masked_attention import masked_softmaxes, recognise_masked_attention
 from onnx_path.surgery.find.recognise_masks import masking_nodes, recognise_mask
 from onnx_path.surgery.find.recognise_msda import recognise
 from onnx_path.surgery.find.recognise_windows import (
@@ -37,6 +38,7 @@ from onnx_path.surgery.rewrite.group_norm_nodes import draft_group_norm
 from onnx_path.surgery.rewrite.linear_nodes import draft_linear
 from onnx_path.surgery.rewrite.long_attention_nodes import draft_long_attention
 from onnx_path.surgery.rewrite.mask_nodes import draft_mask
+from onnx_path.surgery.rewrite.masked_attention_nodes import draft_masked_attention
 from onnx_path.surgery.rewrite.operator_nodes import draft_attention
 from onnx_path.surgery.rewrite.window_nodes import draft_windows
 from onnx_path.surgery.subject import Subject
@@ -47,6 +49,7 @@ from onnx_path.surgery.verify.report import (
     Kind,
     LinearReplacement,
     LongAttentionReplacement,
+    MaskedAttentionReplacement,
     MaskReplacement,
     NearMiss,
     Replacement,
@@ -223,6 +226,25 @@ def _find_long_attentions(subject: Subject, found: Found, options: Options) -> N
     _verify_each("long-attention", subject, found, softmaxes, drafted)
 
 
+# Attention with a mask and an odd number of keys
+
+
+def _find_masked_attentions(subject: Subject, found: Found, options: Options) -> None:
+    already = {draft.end for draft in found.drafts}  # those of few queries over many keys
+
+    def drafted(softmax: ir.Node, _: Set[ir.Value]) -> _Drafted | None:
+        _check_opset(subject)
+        masked = recognise_masked_attention(softmax, subject.probes)
+        if masked.end in already:
+            return None
+        queries, keys = masked.sizes
+        replacement = partial(MaskedAttentionReplacement, queries=queries, keys=keys)
+        return draft_masked_attention(masked, subject.probes), replacement
+
+    softmaxes = masked_softmaxes(subject.model.graph, subject.probes[0])
+    _verify_each("masked-attention", subject, found, softmaxes, drafted)
+
+
 # Group normalisation
 
 
@@ -270,6 +292,7 @@ FINDERS: dict[Kind, Finder] = {
     "padding-mask": _find_masks,
     "window-attention": _find_windows,
     "long-attention": _find_long_attentions,
+    "masked-attention": _find_masked_attentions,
     "group-norm": _find_group_norms,
 }
 """The finders of the file's graph, in order."""
@@ -282,6 +305,7 @@ NODES: dict[Kind, Sequence[str]] = {
     "padding-mask": (LINEAR,),
     "window-attention": (WINDOW_ATTENTION,),
     "long-attention": (),
+    "masked-attention": (),
     "group-norm": (GROUP_NORM,),
     "linear": (LINEAR,),
 }

@@ -43,15 +43,17 @@ def operate(
 ) -> tuple[onnx.ModelProto, SurgeryReport]:
     """Replaces decomposed MSDA, window attention and what is near them in a model by one node each.
 
-    Attention of few queries over many keys gets other standard operators.
+    Attention of few queries over many keys gets other standard operators. Attention with a mask and an odd
+    number of keys gets more keys.
 
     Args:
         model: the model, which is not changed. Its weights may lie in other files
             (`onnx.load(..., load_external_data=False)`), as they must beyond 2 GB.
         target: "msda" writes nodes of our plugin, "nvidia" nodes of MultiscaleDeformableAttnPlugin_TRT.
             NVIDIA has plugins of MSDA only.
-        only: the kinds to replace. Default: "msda", "window-attention" and "long-attention", and "linear"
-            if a window attention was replaced. The target "nvidia" has the default "msda".
+        only: the kinds to replace. Default: "msda", "window-attention", "long-attention" and
+            "masked-attention", and "linear" if a window attention was replaced. The target "nvidia" has the
+            default "msda".
         fuse: write FusedMultiScaleDeformableAttention where softmax and locations in front of the attention
             are as that operator computes them. The target "nvidia" has no such node.
         function_body: give the nodes bodies of standard operators, for runtimes without a plugin.
@@ -138,7 +140,7 @@ def _default_kinds(target: str, replacements: Sequence[Replacement]) -> Sequence
     if target != "msda":
         return ("msda",)
     windows = any(one.kind == "window-attention" for one in replacements)
-    default = ("msda", "window-attention", "long-attention")
+    default = ("msda", "window-attention", "long-attention", "masked-attention")
     return (*default, "linear") if windows else default
 
 

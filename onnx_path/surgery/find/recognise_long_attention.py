@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_path.surgery.find.samplers import NotAttention
+from onnx_path.surgery.find.softmax_products import attention_softmaxes, product_with_values
 from onnx_path.surgery.graph.probe import Probe
-from onnx_path.surgery.graph.traversal import attribute, is_op
 
 FEWEST_KEYS = 2048
 MOST_BLOCKS = 32
@@ -53,13 +52,9 @@ class LongAttention:
 
 def long_softmaxes(graph: ir.Graph, probe: Probe) -> Iterator[ir.Node]:
     """Yields the Softmax nodes over many keys of few queries, whose result a matrix product reads."""
-    for node in graph:
-        shape = (probe.shape(node.inputs[0]) or ()) if is_op(node, "Softmax") else ()
-        if len(shape) < 2 or attribute(node, "axis", -1) % len(shape) != len(shape) - 1:
-            continue
-        *batch, queries, keys = shape
+    for node, (*batch, queries, keys) in attention_softmaxes(graph, probe):
         blocks = math.prod(batch) * math.ceil(queries / _BLOCK_QUERIES)
-        if keys >= FEWEST_KEYS and blocks <= MOST_BLOCKS and any(_products(node)):
+        if keys >= FEWEST_KEYS and blocks <= MOST_BLOCKS:
             yield node
 
 
@@ -67,26 +62,15 @@ def recognise_long_attention(softmax: ir.Node, probes: Sequence[Probe]) -> LongA
     """Finds the product behind a softmax.
 
     Raises:
-        NotAttention: other nodes read the probabilities too, or the keys' number depends on the inputs.
+        NotAttention: see `product_with_values`.
     """
-    scores, probabilities = softmax.inputs[0], softmax.outputs[0]
-    if len(probabilities.uses()) > 1 or probabilities.is_graph_output():
-        raise NotAttention("other nodes than a matrix product read its probabilities")
-    (product,) = _products(softmax)
-    values = product.inputs[1]
+    product = product_with_values(softmax, probes)
+    scores, values = softmax.inputs[0], product.inputs[1]
     shapes = [(probe.shape(scores), probe.shape(values)) for probe in probes]
     *_, queries, keys = shapes[0][0]
-    if any(of_scores[-1] != keys for of_scores, _ in shapes):
-        raise NotAttention("the number of its keys depends on the model's inputs")
     batched = all(of_scores[:-2] == of_values[:-2] for of_scores, of_values in shapes)
     parts = _parts(keys) if queries <= FEW_QUERIES and batched else 1
     return LongAttention(scores, values, product.outputs[0], queries, keys, parts)
-
-
-def _products(softmax: ir.Node) -> Iterator[ir.Node]:
-    for use in softmax.outputs[0].uses():
-        if is_op(use.node, "MatMul") and use.idx == 0:
-            yield use.node
 
 
 def _parts(keys: int) -> int:

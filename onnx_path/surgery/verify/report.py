@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-Kind = Literal["msda", "padding-mask", "window-attention", "long-attention", "group-norm", "linear"]
+Kind = Literal[
+    "msda",
+    "padding-mask",
+    "window-attention",
+    "long-attention",
+    "masked-attention",
+    "group-norm",
+    "linear",
+]
 """What the surgeon replaces."""
 
 
@@ -105,6 +113,23 @@ class LongAttentionReplacement(Replacement):
     def __str__(self) -> str:
         parts = f", product in {self.parts} parts" if self.parts > 1 else ""
         return f"{self.output}: {self.queries} queries, {self.keys} keys, softmax written out{parts}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedAttentionReplacement(Replacement):
+    """One attention with a mask and an odd number of keys, which were padded to a multiple of 8.
+
+    Attributes:
+        queries, keys: of each head, without the padding.
+    """
+
+    noun = "masked attention"
+    kind: Kind = field(default="masked-attention", init=False)
+    queries: int
+    keys: int
+
+    def __str__(self) -> str:
+        return f"{self.output}: {self.queries} queries, {self.keys} keys, padded to a multiple of 8"
 
 
 @dataclass(frozen=True, kw_only=True)
