@@ -43,6 +43,9 @@ GELU = "convolutions before a GELU"
 FEWEST_CHANNELS = 16
 """Input channels from which a convolution becomes 8 bits."""
 
+WIDE = 256
+"""Input channels from which a convolution before a SiLU is wide; twice as many for kernels of 1 x 1 cells."""
+
 _CELL_NORMALISATIONS = ("InstanceNormalization", "GroupNormalization")
 _NORMALISATIONS = (*_CELL_NORMALISATIONS, "LayerNormalization", "RMSNormalization", "BatchNormalization")
 _ACTIVATIONS = ("Relu", "Gelu", "Erf", "Sigmoid", "HardSwish", "Swish", "Tanh", "Clip", "LeakyRelu", "Elu")
@@ -66,6 +69,8 @@ class Policy:
         self._heads = HeadFinder(graph, types, self._products, self._static, selected)
         self._rows = find_rows(graph, self._products, self._static, selected)
         self._attention = AttentionFinder(self._products, self._static)
+        before_silu = [x for x in self._products.values() if x.is_convolution and _precedes_silu(x.output)]
+        self._narrow = set() if any(map(_is_wide, before_silu)) else set(before_silu)
         self.products = list(self._products.values())
         reasons = {product: self._reason(product) for product in self.products}
         self.kept = {
@@ -98,10 +103,15 @@ class Policy:
         Its FP8 convolutions fall back to slow kernels: R50 took 16.0 ms, 6.2 ms in fp16 (H200, 768x1152). A
         normalisation that reads the result needs 16 bits in another layout. Grouped convolutions gain: with
         them, INT8 takes MobileNetV2 0.34 of the time at batch 256, ResNeXt50 0.64 at 32 (H200).
+
+        In 8 bits a SiLU is a kernel of its own, between two that change the layout, where a Split, Concat or
+        sum reads its result. This costs a network without wide convolutions more than its products gain:
+        YOLOv8n-cls takes 2.38 ms in INT8 and 1.39 in fp16 (batch 256, H200;
+        benchmarks/results/yolov8n_cls_layers_h200.txt).
         """
         few = convolution.channels[0] < FEWEST_CHANNELS or convolution.weight.ndim != 4
         normalised = _is_normalised(convolution.output, *_NORMALISATIONS)
-        return self._precision == "fp8" or few or normalised
+        return self._precision == "fp8" or few or normalised or convolution in self._narrow
 
     def _precedes_gelu(self, value: ir.Value) -> bool:
         """Returns whether a GELU, as one node or by Erf, reads a value.
@@ -194,6 +204,18 @@ class AttentionFinder:
         """Returns whether a node is attention or a product of two tensors."""
         of_two = is_op(node, *rules.PRODUCTS) and not self._static & set(node.inputs)
         return is_op(node, "Attention") or (of_two and node not in self._products)
+
+
+def _precedes_silu(value: ir.Value) -> bool:
+    """Returns whether a SiLU, as one node or as x * Sigmoid(x), reads a value."""
+    uses = {use.node for use in value.uses()}
+    gates = {use.node for node in uses if is_op(node, "Sigmoid") for use in node.outputs[0].uses()}
+    return any(is_op(node, "Swish") or (is_op(node, "Mul") and node in gates) for node in uses)
+
+
+def _is_wide(convolution: Product) -> bool:
+    one_cell = convolution.weight.size == convolution.weight.shape[0] * convolution.weight.shape[1]
+    return convolution.channels[0] >= (2 * WIDE if one_cell else WIDE)
 
 
 def _samples(node: ir.Node) -> bool:

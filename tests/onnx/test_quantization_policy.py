@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from codetr.cli import main
 from onnx_path.nodes.attention import add_function_bodies
 from onnx_path.opset import opset_of
+from onnx_path.quantization import policy
 from onnx_path.quantization.placement import FORMATS, find_sources, insert_nodes
 from onnx_path.quantization.policy import (
     ATTENTION,
@@ -139,6 +140,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of ranges."""
     monkeypatch.setenv("CODETR_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "ranges"
+
+
+@pytest.fixture(autouse=True)
+def everything_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes all convolutions wide: the zoo's models have few channels."""
+    monkeypatch.setattr(policy, "WIDE", 1)
 
 
 CHANNELS, SIDE, HEADS_OF_MSDA, QUERIES = 16, 8, 2, 10
@@ -357,3 +364,26 @@ def test_channels_of_a_convolution(channels, groups, layers):
     model = text_model(body, f"float[1, {channels}, 8, 8] images", "float[1, 5] y", 20, **weights)
     found, kept = Policy(ir.from_proto(model).graph, 20, "int8").counts()
     assert found == layers and kept.get(CONVOLUTIONS, 0) == 1 - layers
+
+
+@pytest.mark.parametrize(("wide", "layers"), [(16, 3), (64, 3), (65, 1)])
+@pytest.mark.parametrize(
+    ("silu", "opset"), [("{g} = Sigmoid({x}) {y} = Mul({x}, {g})", 20), ("{y} = Swish({x})", 24)]
+)
+def test_convolutions_before_a_silu(wide, layers, silu, opset, monkeypatch):
+    """They become 8 bits if one of them is wide; that before a ReLU becomes 8 bits in any case."""
+    monkeypatch.setattr(policy, "WIDE", wide)
+    one, other = (silu.format(x=f"x{i}", g=f"g{i}", y=f"y{i}") for i in range(2))
+    body = f"""x0 = Conv(images, first) {one} x1 = Conv(y0, second) {other} x2 = Conv(y1, third)
+        positive = Relu(x2) mean = GlobalAveragePool(positive)
+        flat = Flatten(mean) y = MatMul(flat, weights)"""
+    shapes = {
+        "first": (128, 16, 3, 3),
+        "second": (16, 128, 1, 1),
+        "third": (16, 16, 3, 3),
+        "weights": (16, 5),
+    }
+    weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    model = text_model(body, "float[1, 16, 8, 8] images", "float[1, 5] y", opset, **weights)
+    found, _ = Policy(ir.from_proto(model).graph, opset, "int8").counts()
+    assert found == layers
