@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, types
 from cyclopts.validators import Number
 
-from codetr.cli.argument_types import Folder, Parameter, parsed_by
+from codetr.cli.argument_types import Folder, InputFolder, Parameter, parsed_by
 from codetr.errors import ArgumentError
 
 _DATA = Parameter(group=Group("Dataset and results", sort_key=1))
@@ -89,7 +89,7 @@ class TrainOptions:
 
     task: Annotated[Literal["detect", "classify"], _DATA] = "detect"
     """classify trains a classifier of torchvision on class folders."""
-    data: Annotated[Folder, _DATA]
+    data: Annotated[InputFolder, _DATA]
     """Folder of the dataset, see above."""
     train_split: Annotated[str, _DATA] = "train"
     """Split to train on."""

@@ -121,9 +121,10 @@ def test_corrupt_pictures_are_left_out(data, tmp_path, capsys):
         ({"weights": "damaged.safetensors"}, "--weights: damaged.safetensors: damaged, or no safetensors"),
         ({"weights": "damaged.pth"}, "--weights: damaged.pth: cut off, or not a PyTorch checkpoint"),
         ({"weights": "module.pth"}, "--weights: module.pth: expected a state dict, as torch.save("),
+        ({"data": "missing"}, '"missing" for --data. "missing" does not exist'),
         (
-            {"data": "missing"},
-            "--data: expected a folder of class folders, got missing/train: no such folder",
+            {"data": "empty"},
+            "--data: expected a folder of class folders, got empty/train: no such folder",
         ),
         (
             {"data": "other"},
@@ -144,6 +145,7 @@ def test_errors_in_one_line(data, tmp_path, capsys, monkeypatch, options, words)
     torch.save(torch.nn.Linear(2, 3), "module.pth")
     shutil.copytree(data, "other")
     Path("other/val/yellow").mkdir()
+    Path("empty").mkdir()
     assert main(arguments(data, tmp_path / "run", **options)) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert words in line

@@ -58,7 +58,7 @@ def test_broken_data(folder, tmp_path, capsys, damage, words):
         ({"init": None}, "--init: expected weights: none lie beside "),
         ({"init": "nowhere.pth"}, "--init: expected a file, a URL, "),
         ({"model": "co_dino"}, "--model: "),
-        ({"data": "missing"}, "missing: no such folder"),
+        ({"data": "missing"}, '"missing" for --data. "missing" does not exist'),
         ({"resume": ""}, "--resume: expected a state in "),
         ({"size": "640"}, "--size"),
         ({"minutes": 5}, "--minutes: expected no --steps with it"),
