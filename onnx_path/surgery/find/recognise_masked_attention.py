@@ -28,8 +28,7 @@ class MaskedAttention:
     Attributes:
         query: [..., queries, channels].
         keys: [..., channels, keys].
-        scaling: the Mul or Div behind the product by one number, if there is one.
-        scale: this number.
+        scaling: the type of the Mul or Div behind the product and its number, if there is one.
         mask: [..., keys], added to the scores.
         values: [..., keys, channels].
         end: the result, [..., queries, channels].
@@ -38,8 +37,7 @@ class MaskedAttention:
 
     query: ir.Value
     keys: ir.Value
-    scaling: str | None
-    scale: ir.Value | None
+    scaling: tuple[str, ir.Value] | None
     mask: ir.Value
     values: ir.Value
     end: ir.Value
@@ -62,18 +60,21 @@ def recognise_masked_attention(softmax: ir.Node, probes: Sequence[Probe]) -> Mas
     behind = product_with_values(softmax, probes)
     *_, queries, keys = probes[0].shape(softmax.inputs[0])
     for scores, mask in _either_way(softmax.inputs[0].producer()):
-        product, scaling, scale = scores.producer(), None, None
-        if is_op(product, "Mul", "Div"):
-            for value, number in _either_way(product):
-                if (array := constant(number)) is not None and array.size == 1:
-                    scaling, scale, scores = product.op_type, number, value
-            product = scores.producer()
+        product, scaling = _unscaled(scores)
         if is_op(product, "MatMul") and (probes[0].shape(mask) or (1,))[-1] == keys:
-            query, keys_of_product = product.inputs
             values, end = behind.inputs[1], behind.outputs[0]
-            sizes = (queries, keys)
-            return MaskedAttention(query, keys_of_product, scaling, scale, mask, values, end, sizes)
+            return MaskedAttention(*product.inputs, scaling, mask, values, end, (queries, keys))
     raise NotAttention("its scores are no product of two tensors with a mask for each key")
+
+
+def _unscaled(scores: ir.Value) -> tuple[ir.Node | None, tuple[str, ir.Value] | None]:
+    """Returns the node in front of a Mul or Div by one number, and this scaling; else the node itself."""
+    node = scores.producer()
+    if is_op(node, "Mul", "Div"):
+        for value, number in _either_way(node):
+            if (array := constant(number)) is not None and array.size == 1:
+                return value.producer(), (node.op_type, number)
+    return node, None
 
 
 def _either_way(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]:

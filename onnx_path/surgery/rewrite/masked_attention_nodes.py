@@ -33,7 +33,8 @@ def draft_masked_attention(attention: MaskedAttention, probes: Sequence[Probe]) 
 
     scores = draft.add("MatMul", [draft.source(attention.query, "normal"), padded(attention.keys, -1, 0.0)])
     if attention.scaling is not None:
-        scores = draft.add(attention.scaling, [scores, draft.tensor(attention.scale)])
+        op_type, number = attention.scaling
+        scores = draft.add(op_type, [scores, draft.tensor(number)])
     scores = draft.add("Add", [scores, padded(attention.mask, -1, -np.inf)])
     weights = draft.add("Softmax", [scores], axis=-1)
     return draft.finish(draft.add("MatMul", [weights, padded(attention.values, -2, 0.0)]), attention.end)
