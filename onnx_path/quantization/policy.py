@@ -214,7 +214,7 @@ def _precedes_silu(value: ir.Value) -> bool:
 
 
 def _is_wide(convolution: Product) -> bool:
-    one_cell = convolution.weight.size == convolution.weight.shape[0] * convolution.weight.shape[1]
+    one_cell = set(convolution.weight.shape[2:]) == {1}
     return convolution.channels[0] >= (2 * WIDE if one_cell else WIDE)
 
 
