@@ -11,7 +11,7 @@ import onnx
 import pytest
 from torch import Tensor, nn
 
-from onnx_path import compare
+from onnx_path import build, compare, surgeon
 from onnx_path.nodes import attention
 from onnx_path.surgeon import SurgeryReport
 from tests.onnx.zoo_exporters import export_module, run_onnx
@@ -78,3 +78,28 @@ def check_engine(original: Path, engine: Path, capsys: pytest.CaptureFixture, *o
     status = compare.main([str(original), str(engine), *options])
     output = capsys.readouterr()
     assert status == 0, output.out + output.err
+
+
+def check_rewritten_engine(
+    module: nn.Module,
+    inputs: dict[str, Tensor],
+    kind: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture,
+    *options: str,
+) -> None:
+    """Asserts that the engine of a module's rewritten file equals onnxruntime on the original file.
+
+    Args:
+        inputs: to export the module and to compare on. Random numbers, as `compare` draws, are no mask.
+        kind: of what the surgeon replaces.
+        options: of `onnx_path.build`.
+    """
+    original, rewritten, numbers = (
+        folder / name for name in ("original.onnx", "rewritten.onnx", "inputs.npz")
+    )
+    export(module, inputs, original)
+    np.savez(numbers, **inputs)
+    assert surgeon.main([str(original), str(rewritten), "--only", kind]) == 0, capsys.readouterr().err
+    assert build.main([str(rewritten), "--out", str(folder), *options]) == 0, capsys.readouterr().err
+    check_engine(original, folder / "rewritten.engine", capsys, "--inputs", str(numbers))

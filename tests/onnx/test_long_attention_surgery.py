@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnx_path import build, surgeon
+from onnx_path import surgeon
 from onnx_path.surgery import pipeline
 from onnx_path.surgery.find import recognise_long_attention
 from onnx_path.surgery.verify.proof import relative_error
 from tests.onnx import model_zoo
-from tests.onnx.surgery_checks import check_engine, export, operators, run
+from tests.onnx.surgery_checks import check_rewritten_engine, export, operators, run
 from tests.onnx.zoo_exporters import simplify
 
 operate = functools.partial(pipeline.operate, only=("long-attention",))
@@ -200,11 +200,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):
 def test_engine_of_the_rewritten_file_equals_onnxruntime_on_the_original(
     precision, queries, tensorrt, quick_build, tmp_path, capsys
 ):
-    original, rewritten = tmp_path / "original.onnx", tmp_path / "rewritten.onnx"
-    export(CrossAttention(), inputs := tensors(queries), original)
-    np.savez(tmp_path / "inputs.npz", **inputs)  # random numbers would hide keys by parts of -1e4
-    words = [str(original), str(rewritten), "--only", "long-attention"]
-    assert surgeon.main(words) == 0, capsys.readouterr().err
-    options = ["--out", str(tmp_path), "--precision", precision]
-    assert build.main([str(rewritten), *options, *quick_build]) == 0, capsys.readouterr().err
-    check_engine(original, tmp_path / "rewritten.engine", capsys, "--inputs", str(tmp_path / "inputs.npz"))
+    options = ["--precision", precision, *quick_build]
+    check_rewritten_engine(CrossAttention(), tensors(queries), "long-attention", tmp_path, capsys, *options)
