@@ -60,9 +60,10 @@ inline const char* name(QuantizedLinearKernel kernel) {
 
 // What follows the product in a CUTLASS kernel. The activation is an argument of the kernel.
 enum class Ending : int32_t {
-  kMasked,     // activation and mask, with a 16-bit result; without a mask, ones
-  kResidual,   // activation and residual, with a 16-bit result
-  kQuantized,  // activation, with an 8-bit result
+  kMasked,           // activation and mask, with a 16-bit result; without a mask, ones
+  kResidual,         // activation and residual, with a 16-bit result
+  kQuantized,        // activation, with an 8-bit result
+  kMaskedQuantized,  // activation and mask, with an 8-bit result
 };
 
 struct QuantizedLinearForm {
@@ -74,7 +75,8 @@ struct QuantizedLinearForm {
 };
 
 // The forms of int8 won a measurement on an H100 among 28, at the sizes of Swin-L and of Co-DETR
-// (kernels/lab/time_quantized_linear.py). A thread has twice as many registers of sums for E4M3,
+// (kernels/lab/time_quantized_linear.py), but the one of kMaskedQuantized, which follows
+// kQuantized. A thread has twice as many registers of sums for E4M3,
 // see quantized_linear_sm90.cuh, so its tiles are smaller; they follow those of int8, by analogy.
 inline constexpr QuantizedLinearForm kQuantizedLinearForms[] = {
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 2, 1, EightBits::kInt8, Ending::kMasked},
@@ -86,6 +88,8 @@ inline constexpr QuantizedLinearForm kQuantizedLinearForms[] = {
     {QuantizedLinearKernel::kPingpong128x128, 128, 128, 1, 2, EightBits::kInt8, Ending::kQuantized},
     {QuantizedLinearKernel::kCooperative256x128, 256, 128, 1, 2, EightBits::kInt8,
      Ending::kQuantized},
+    {QuantizedLinearKernel::kPingpong128x128, 128, 128, 1, 2, EightBits::kInt8,
+     Ending::kMaskedQuantized},
     {QuantizedLinearKernel::kPingpong64x128, 64, 128, 2, 1, EightBits::kFloat8, Ending::kMasked},
     {QuantizedLinearKernel::kCooperative128x128, 128, 128, 2, 1, EightBits::kFloat8,
      Ending::kMasked},
@@ -105,10 +109,11 @@ inline constexpr bool is_cooperative(QuantizedLinearKernel kernel) {
 
 inline bool fits(const QuantizedLinearForm& form, const QuantizedLinearProblem& problem) {
   if (form.input_type != problem.input_type) return false;
-  if (form.ending == Ending::kQuantized) {
-    return problem.quantized_output && !problem.residual && !problem.masked;
+  if (problem.quantized_output) {
+    const Ending ending = problem.masked ? Ending::kMaskedQuantized : Ending::kQuantized;
+    return form.ending == ending && !problem.residual;
   }
-  return !problem.quantized_output && problem.residual == (form.ending == Ending::kResidual) &&
+  return form.ending == (problem.residual ? Ending::kResidual : Ending::kMasked) &&
          !(problem.residual && problem.masked);
 }
 
